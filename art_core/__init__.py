@@ -1,0 +1,1 @@
+"""Train the agent you already have."""

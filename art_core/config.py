@@ -1,0 +1,90 @@
+"""The settings of a run, and where its start weights are. Knows nothing about what the settings do."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from art_core.errors import ConfigError
+
+TINY = Path(__file__).parent / "models" / "tiny"
+"""The model that ships with art_core: about one million parameters, made by ``tiny/make.py`` in the repository."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that shapes a run's weights or its serving. Stored in the run folder."""
+
+    model: str = "tiny"
+    """``"tiny"``, a folder with a Hugging Face causal LM, or the name of one that is in the local cache or on the hub."""
+    steps: int = 20
+    tasks_per_step: int = 8
+    group_size: int = 8
+    seed: int = 0
+    temperature: float = 1.0
+    """Of every training rollout, whatever the agent asks for: at temperature 0 a group has nothing to compare."""
+    max_concurrent: int = 64
+    """Rollouts running at the same time."""
+    rollout_timeout: float | None = 600.0
+    """Seconds until a run of the agent counts as failed; None waits for ever."""
+    learning_rate: float | None = None
+    """Peak of AdamW's; None: 1e-4 for LoRA, 5e-4 for full fine-tuning of models under 10M parameters, else 1e-5."""
+    warmup_steps: int = 3
+    max_grad_norm: float = 1.0
+    lora_rank: int | None = None
+    """0 trains all weights; None: all weights below 100M parameters, else LoRA of rank 16."""
+    kl: float = 0.0
+    """Coefficient of the KL term towards the start weights; 0 leaves the reference model out altogether."""
+    advantage: str = "mean_std"
+    """``mean_std``: (reward - mean) / std of the group; ``mean``: reward - mean."""
+    max_context: int | None = None
+    """Prompt plus answer, in tokens; None: what the model's config says."""
+    max_tokens: int = 512
+    """Of one answer, where the agent asks for none."""
+    checkpoint_every: int = 1
+    keep_checkpoints: int | None = 3
+    """The newest are kept; None keeps all, which lets every stored call be recomputed with its own weights."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Where agents reach the policy; 0 takes a free port."""
+    threads: int | None = None
+    """Of torch in the serving process; None: 1 for models under 10M parameters, else torch's default."""
+    passthrough: tuple[str, ...] = ()
+    """Model names that the policy does not answer."""
+
+
+def model_folder(model: str) -> str:
+    """Return the folder of ``model``, or its hub name where it is not a folder.
+
+    Raises ConfigError for a path that is not a model folder.
+    """
+    if model == "tiny":
+        return str(TINY)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"{path} is a folder without config.json, so it is not a Hugging Face model; "
+                "give a folder that save_pretrained wrote, or model='tiny'"
+            )
+        return str(path)
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise ConfigError(
+            f"there is no model folder {model}; give an existing folder, a Hugging Face name such as "
+            "'Qwen/Qwen2.5-0.5B-Instruct', or 'tiny', the model that ships with art_core"
+        )
+    return model
+
+
+def weights_hash(folder: str | Path) -> str:
+    """Return the SHA-256 of the safetensors files in ``folder``, in the order of their names; of the name if no folder."""
+    digest = hashlib.sha256()
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        digest.update(str(folder).encode())
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,57 @@
+"""Every error that art raises on purpose. Knows nothing about where they are raised.
+
+    ArtError
+    |-- ConfigError          an argument, a task list or a folder cannot be used as given
+    |-- AgentError           nobody can adapt this agent
+    |-- PluginError          a plugin failed, or two plugins disagree
+    |-- CaptureError         a model call cannot be attributed or recorded
+    |   `-- UpstreamError    what serves the policy refused or failed
+    |-- RewardError          a reward function returned something that is not a reward
+    `-- StoreError           the run folder cannot be written or read
+"""
+
+
+class ArtError(Exception):
+    """Base of all; its message says what happened, where, and what to do."""
+
+
+class ConfigError(ArtError, ValueError):
+    """An argument, a task list or a folder cannot be used as given."""
+
+
+class AgentError(ArtError, TypeError):
+    """Nobody can adapt this agent."""
+
+
+class PluginError(ArtError):
+    """A plugin failed, or two plugins disagree."""
+
+
+class CaptureError(ArtError):
+    """A model call cannot be attributed or recorded."""
+
+
+class UpstreamError(CaptureError):
+    """What serves the policy refused a request or failed."""
+
+    def __init__(self, message: str, *, status: int = 500, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status that the agent's client is answered with."""
+        self.code = code
+        """OpenAI's error code, such as ``context_length_exceeded``."""
+
+    def __reduce__(self):
+        return _rebuild_upstream_error, (str(self), self.status, self.code)
+
+
+def _rebuild_upstream_error(message: str, status: int, code: str | None) -> UpstreamError:
+    return UpstreamError(message, status=status, code=code)
+
+
+class RewardError(ArtError, ValueError):
+    """A reward function returned something that is not a reward."""
+
+
+class StoreError(ArtError, OSError):
+    """The run folder cannot be written or read."""

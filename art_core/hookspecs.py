@@ -1,0 +1,117 @@
+"""Everything that can be extended, in one file. Knows nothing about who extends it.
+
+A plugin is a module (or object) with functions of these names marked ``@hookimpl``, found by the entry-point group ``art``.
+Hooks hand over objects when a run starts; none is called while calls are being answered. An argument beats a plugin: what
+is passed to ``train`` itself needs no hook. Installing a plugin never changes a run that did not ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    import typer
+
+    from art_core.types import RunAgent
+
+hookspec = pluggy.HookspecMarker("art")
+hookimpl = pluggy.HookimplMarker("art")
+
+Register = Callable[[str, Any], None]
+"""``register(name, thing)``; the same name twice is a PluginError that names both plugins."""
+
+
+@hookspec(firstresult=True)
+def adapt_agent(agent: object) -> RunAgent | None:
+    """Turn ``agent`` into a function that runs it once, or return None if it is not yours.
+
+    Called once, when a run starts, with the object the user passed; the first answer that is not None wins. The function is
+    ``async def run(input, address) -> output``; ``address`` is the ``RolloutAddress`` of this run. An exception that it
+    raises is the agent's failure and becomes ``Trajectory.error``. An adapter for a more specific type than another's says
+    so with ``@hookimpl(tryfirst=True)``.
+    """
+
+
+@hookspec
+def redirect_clients() -> None:
+    """Wrap your client library so that calls inside a rollout go to the rollout's address.
+
+    Called once per process, before the first rollout, for every installed plugin, whichever of them adapted the agent.
+    Import the library only if it is installed. The wrapper asks ``art_core.destination(model)`` at every call: None means
+    that the call is not ours and must go through untouched. Must be idempotent; the return value is ignored.
+    """
+
+
+@hookspec
+def register_rewards(register: Register) -> None:
+    """Offer rewards by name: ``register("ruler", factory)``, for ``train(reward="ruler")``.
+
+    Called once, when a run starts. The factory is called without arguments if a run asks for the name, and returns a
+    function of a trajectory or an object with ``async score(group)``. The return value is ignored.
+    """
+
+
+@hookspec
+def register_losses(register: Register) -> None:
+    """Offer losses by name: ``register("mine", loss)``, for ``train(loss="mine")``.
+
+    Called once, when a run starts. A loss is a function ``LossInputs -> LossOutputs``. The return value is ignored.
+    """
+
+
+@hookspec
+def register_learners(register: Register) -> None:
+    """Offer learners by name: ``register("mine", factory)``, for ``train(learner="mine")``.
+
+    Called once, when a run starts. The factory is called as ``factory(model_folder, config, loss)`` with the start weights'
+    folder, the run's ``TrainConfig`` and the loss function, and returns a ``Learner``. The return value is ignored.
+    """
+
+
+@hookspec
+def register_engines(register: Register) -> None:
+    """Offer engines by name: ``register("mine", factory)``, for ``train(engine="mine")``.
+
+    Called once, when a run starts. The factory is a module-level callable (it travels to the child process that serves) and
+    is called there as ``factory(model_folder, config)``; it returns an ``Engine``. The return value is ignored.
+    """
+
+
+@hookspec
+def register_executors(register: Register) -> None:
+    """Offer ways to run rollouts by name: ``register("mine", factory)``, for ``train(executor="mine")``.
+
+    Called once, when a run starts. The factory is called without arguments and returns an object with
+    ``async def run(jobs)``: ``jobs`` are functions that start one rollout each, and it returns their trajectories in the
+    same order. The return value is ignored.
+    """
+
+
+@hookspec
+def register_trackers(register: Register) -> None:
+    """Offer trackers by name: ``register("mine", factory)``, for ``train(trackers=["mine"])``.
+
+    Called once, when a run starts. The factory is called as ``factory(run_dir, config)`` and returns a ``Tracker``. The
+    return value is ignored.
+    """
+
+
+@hookspec
+def register_commands(app: typer.Typer) -> None:
+    """Add commands to the ``art`` command: ``app.command("judge")(judge)``.
+
+    Called when the ``art`` command starts. Import what is heavy inside the command. The return value is ignored.
+    """
+
+
+@hookspec
+def register_dialects(register: Register) -> None:
+    """Offer to answer another path at every rollout's address: ``register("/v1/responses", dialect)``.
+
+    Called once, when a run starts, in the process that runs the agents; the dialect travels to the process that captures. A
+    dialect has ``to_chat(body) -> chat request``, ``from_chat(body, completion) -> response body`` and
+    ``stream_from_chat(body, chunks) -> async iterator of SSE events``. The return value is ignored.
+    """

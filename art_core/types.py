@@ -1,0 +1,299 @@
+"""The nouns, in the order in which data flows, and the protocols of what can be supplied from outside.
+
+No I/O. Knows nothing about HTTP, SQLite, models or plugins; torch is named for type checkers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from torch import Tensor
+
+FinishReason = Literal["stop", "length", "tool_calls", "aborted"]
+"""Why sampling ended. ``aborted``: the client went away; such a call is kept and never trained."""
+
+JsonDict = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One choice of one model call: the tokens the policy was shown and the tokens it sampled."""
+
+    prompt_ids: tuple[int, ...]
+    """Exactly what the policy was shown, as the engine reported it. Never empty."""
+    sampled_ids: tuple[int, ...]
+    """Exactly what the policy sampled, the end-of-turn token included when it was sampled."""
+    logprobs: tuple[float, ...]
+    """One per sampled token, natural logarithm, of the distribution at ``temperature`` before any truncation (top-p,
+    top-k). At temperature 0 (greedy) they are of the distribution at temperature 1."""
+    policy_version: int = 0
+    """The number of optimizer steps behind the weights that sampled this call; 0 for the start weights."""
+    agent: str | None = None
+    """The node or agent that made the call, where the framework tells."""
+    request_id: str = ""
+    """The same for the n choices of one request."""
+    choice: int = 0
+    """The index among the n choices of one request."""
+    reward: float | None = None
+    """Where single calls are rewarded; None: the trajectory's reward counts."""
+    temperature: float = 1.0
+    finish_reason: FinishReason = "stop"
+    forced: tuple[int, ...] = ()
+    """Positions in ``sampled_ids`` where a grammar left one legal token: these are not trained."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """The chat-completions request as the engine was given it (messages, tools, sampling settings)."""
+    response: Mapping[str, Any] = field(default_factory=dict)
+    """The assistant message that was answered (role, content, tool_calls)."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ValueError("a Call needs at least one prompt token: the first sampled token has no context without it")
+        if len(self.logprobs) != len(self.sampled_ids):
+            raise ValueError(
+                f"a Call with {len(self.sampled_ids)} sampled tokens has {len(self.logprobs)} logprobs; "
+                "give one logprob per sampled token, in order"
+            )
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Every model call of one agent run, in the order in which they were answered, and how the run ended."""
+
+    task: Any
+    calls: tuple[Call, ...]
+    output: Any = None
+    """What the agent returned; None where it failed."""
+    reward: float | None = None
+    """None until scored, and where the reward function could not score the run."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers that a reward function adds: ``trajectory.metrics["success"] = 1.0``. ``success`` is what reports show."""
+    error: str | None = None
+    """Why the agent's run failed, with the exception's type; None where it did not."""
+    rollout_id: str = ""
+    seconds: float = 0.0
+
+    def messages(self) -> list[JsonDict]:
+        """Return the last call's conversation with its answer, as chat messages; empty where nothing was called."""
+        if not self.calls:
+            return []
+        last = self.calls[-1]
+        return [*last.request.get("messages", ()), dict(last.response)]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Several runs of one agent on one task. Rewards are compared within a group only."""
+
+    task: Any
+    trajectories: tuple[Trajectory, ...]
+    advantages: tuple[float, ...] = ()
+    """One per trajectory once scored; empty before. A trajectory without a reward has advantage 0."""
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """The calls of some trajectories with every shared prefix stored once.
+
+    A node is a run of tokens; its parent's tokens come before it. Nodes stand in depth-first order, so a node's tokens are
+    contiguous and every ancestor stands before its descendants. Invariant: concatenating the nodes on the path from a root
+    to a call's end gives exactly ``call.prompt_ids + call.sampled_ids``.
+
+    A target is one (trajectory, call, sampled position). A token that several calls sampled is stored once and is a target
+    of each, because each has its own old logprob and advantage.
+    """
+
+    tokens: np.ndarray
+    """(num_tokens,) int64: token ids, node after node."""
+    depths: np.ndarray
+    """(num_tokens,) int64: the number of tokens before this one on its path; the position for rotary embeddings."""
+    node_starts: np.ndarray
+    """(num_nodes + 1,) int64: node i holds ``tokens[node_starts[i]:node_starts[i + 1]]``."""
+    node_parents: np.ndarray
+    """(num_nodes,) int64: -1 for a root."""
+    target_tokens: np.ndarray
+    """(num_targets,) int64: index into ``tokens`` of the sampled token."""
+    target_contexts: np.ndarray
+    """(num_targets,) int64: index into ``tokens`` of the token before it, whose hidden state predicts it."""
+    old_logprobs: np.ndarray
+    """(num_targets,) float32: as recorded when the token was sampled."""
+    temperatures: np.ndarray
+    """(num_targets,) float32: of the distribution that ``old_logprobs`` are of; greedy calls have 1."""
+    weights: np.ndarray
+    """(num_targets,) float32: 0 where a target is not trained (aborted call, forced token), else 1."""
+    advantages: np.ndarray
+    """(num_targets,) float32: zero until scored."""
+    trajectory: np.ndarray
+    """(num_targets,) int64: which trajectory the target belongs to, counted from 0."""
+    call: np.ndarray
+    """(num_targets,) int64: which call the target belongs to, counted from 0 over all the trajectories' calls."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Unique tokens, each computed once."""
+        return len(self.tokens)
+
+    @property
+    def num_targets(self) -> int:
+        """The sum of ``len(sampled_ids)`` over all calls, trained or not."""
+        return len(self.target_tokens)
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """One row per target, all of shape (targets,)."""
+
+    logprobs: Tensor
+    """Under the weights being trained; differentiable."""
+    old_logprobs: Tensor
+    """Under the weights that sampled the token, as recorded."""
+    ref_logprobs: Tensor | None
+    """Under the reference weights; None where no KL term is asked for."""
+    advantages: Tensor
+    weights: Tensor
+    """0 where a target is not trained."""
+    trajectory: Tensor
+    """int64; rows with the same number belong to one trajectory. All rows of a trajectory are in one LossInputs."""
+    call: Tensor
+    """int64; rows with the same number belong to one call."""
+    step_trajectories: int | None = None
+    """Trajectories with trained targets in the whole optimizer step, where these rows are only a part of it. None: these
+    rows are all. The losses of the parts then add up to the loss of the step."""
+
+
+@dataclass(frozen=True)
+class LossOutputs:
+    """A scalar to call ``backward`` on, and numbers to log."""
+
+    loss: Tensor
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights to serve: a folder, and where engine and learner share memory the tensors themselves."""
+
+    version: int
+    path: Path | None
+    """A Hugging Face model folder, or an adapter folder; None where only ``live`` exists."""
+    live: Mapping[str, Tensor] | None = None
+    """Parameter name -> tensor in shared memory, adapters merged in. The learner changes them in place between swaps."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a rollout imposes on every request of the agent; None leaves the agent's own setting."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+class Recorder(Protocol):
+    """Keeps calls for good. Used by capture from its own thread of execution."""
+
+    def record(self, rollout_id: str, call: Call) -> None:
+        """Take a call. Never waits for the disk; raises StoreError if an earlier call could not be written."""
+        ...
+
+    def flush(self) -> None:
+        """Return when everything taken is on disk; raises StoreError if it cannot be."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Upstream(Protocol):
+    """Answers chat-completions requests with token ids. Both methods take OpenAI's request body and answer OpenAI's
+    response bodies with these additions:
+
+    - the completion, or the first chunk of a stream: ``prompt_token_ids`` (list of int), ``policy_version`` (int)
+    - every choice, of a completion or of a chunk: ``token_ids`` (list of int), ``token_logprobs`` (list of float, same
+      length, as described in ``Call.logprobs``) and, where a grammar forced tokens, ``forced`` (positions in this choice's
+      whole sampled text)
+
+    Errors are ``UpstreamError`` with the HTTP status and OpenAI's error code.
+    """
+
+    async def chat(self, request: JsonDict) -> JsonDict: ...
+
+    def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
+        """Closing the iterator, or cancelling the task that runs ``chat``, stops the sampling."""
+        ...
+
+
+class Engine(Upstream, Protocol):
+    """Serves the policy. Lives where capture lives: by default in a child process."""
+
+    async def start(self) -> None:
+        """Load what is needed to answer the first request."""
+        ...
+
+    async def load(self, weights: Weights) -> None:
+        """Serve these weights from the next request on. Called while no request is in flight."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class Learner(Protocol):
+    """Token trees in, better weights out."""
+
+    version: int
+    """Optimizer steps done; the ``policy_version`` of calls sampled from ``weights()``."""
+
+    def step(self, trees: Sequence[TokenTree]) -> dict[str, float]:
+        """Take one optimizer step on all the trees together, and return metrics."""
+        ...
+
+    def weights(self) -> Weights: ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer and random state; nothing in the folder needs unpickling."""
+        ...
+
+    def restore(self, folder: Path) -> None: ...
+
+
+@dataclass(frozen=True)
+class RolloutAddress:
+    """Where the agent's model calls of one run go."""
+
+    rollout_id: str
+    base_url: str
+    """``http://HOST:PORT/rollouts/{rollout_id}/v1``, for any OpenAI-compatible client."""
+    api_key: str
+    model: str
+    """A model name to send; what is sent does not matter, the policy answers."""
+    passthrough: frozenset[str] = frozenset()
+    """Model names that are not answered by the policy: calls to them go where the agent sends them."""
+
+
+RunAgent = Callable[[Any, RolloutAddress], Awaitable[Any]]
+"""What an adapter makes of an agent: run it once on one task's input and return its output."""
+
+Reward = Callable[[Trajectory], "float | Awaitable[float]"]
+
+
+class GroupReward(Protocol):
+    """Scores a whole group at once, because judges such as RULER compare the runs."""
+
+    async def score(self, group: Group) -> list[float | None]:
+        """One number per trajectory, in order; None for a trajectory that could not be scored."""
+        ...
+
+
+Loss = Callable[[LossInputs], LossOutputs]
+
+
+class Tracker(Protocol):
+    """Is told how a run goes."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
