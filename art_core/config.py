@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from art_core.errors import ConfigError
 
@@ -52,6 +56,25 @@ class TrainConfig:
     """Of torch in the serving process; None: 1 for models under 10M parameters, else torch's default."""
     passthrough: tuple[str, ...] = ()
     """Model names that the policy does not answer."""
+
+
+def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
+    """Return the config; ConfigError for a keyword that is none of its fields, with the nearest that is."""
+    names = [field.name for field in dataclasses.fields(TrainConfig)]
+    for name in settings:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}"
+            raise ConfigError(f"{name!r} is not a setting of a run{hint}")
+    config = TrainConfig(**known, **settings)
+    for name in ("steps", "tasks_per_step", "group_size", "max_concurrent", "max_tokens", "checkpoint_every"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} leaves nothing to do; give at least 1")
+    if config.group_size == 1 and "group_size" in known:
+        raise ConfigError("group_size=1 has nothing to compare a run with; give at least 2 (8 is usual)")
+    if config.temperature <= 0:
+        raise ConfigError(f"temperature={config.temperature}: training samples, so it must be above 0 (1.0 is usual)")
+    return config
 
 
 def model_folder(model: str) -> str:

@@ -1,13 +1,13 @@
 """Every error that art raises on purpose. Knows nothing about where they are raised.
 
-    ArtError
-    |-- ConfigError          an argument, a task list or a folder cannot be used as given
-    |-- AgentError           nobody can adapt this agent
-    |-- PluginError          a plugin failed, or two plugins disagree
-    |-- CaptureError         a model call cannot be attributed or recorded
-    |   `-- UpstreamError    what serves the policy refused or failed
-    |-- RewardError          a reward function returned something that is not a reward
-    `-- StoreError           the run folder cannot be written or read
+ArtError
+|-- ConfigError          an argument, a task list or a folder cannot be used as given
+|-- AgentError           nobody can adapt this agent
+|-- PluginError          a plugin failed, or two plugins disagree
+|-- CaptureError         a model call cannot be attributed or recorded
+|   `-- UpstreamError    what serves the policy refused or failed
+|-- RewardError          a reward function returned something that is not a reward
+`-- StoreError           the run folder cannot be written or read
 """
 
 

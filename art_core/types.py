@@ -53,7 +53,9 @@ class Call:
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
-            raise ValueError("a Call needs at least one prompt token: the first sampled token has no context without it")
+            raise ValueError(
+                "a Call needs at least one prompt token: the first sampled token has no context without it"
+            )
         if len(self.logprobs) != len(self.sampled_ids):
             raise ValueError(
                 f"a Call with {len(self.sampled_ids)} sampled tokens has {len(self.logprobs)} logprobs; "
@@ -249,6 +251,10 @@ class Learner(Protocol):
 
     def step(self, trees: Sequence[TokenTree]) -> dict[str, float]:
         """Take one optimizer step on all the trees together, and return metrics."""
+        ...
+
+    def measure(self, trees: Sequence[TokenTree]) -> float:
+        """Do the work of a step without changing the weights, and return its seconds; for a dry run."""
         ...
 
     def weights(self) -> Weights: ...

@@ -1,0 +1,258 @@
+"""The ``art`` command. Knows the public functions only; plugins add commands of their own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from art_core.errors import ArtError, ConfigError
+from art_core.plugins import Plugins
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Train the agent you already have: capture its model calls, score its runs, improve the model with GRPO.",
+)
+RunDir = Annotated[Path | None, typer.Option(help="Folder of the run; an interrupted run there goes on.")]
+Agent = Annotated[
+    str,
+    typer.Argument(help="MODULE:NAME or FILE.py:NAME of the agent, or of a function without arguments that makes it."),
+]
+Tasks = Annotated[
+    str, typer.Argument(help="A .jsonl file, one task a line, or MODULE:NAME of a list or of a function that makes it.")
+]
+Reward = Annotated[str, typer.Option(help="MODULE:NAME of a reward function, or a registered name such as ruler.")]
+Model = Annotated[str, typer.Option(help="tiny, a model folder, a Hugging Face name; for eval also a run folder.")]
+
+
+@app.command(epilog="Example: `art demo --steps 25 --seed 1`")
+def demo(
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; default: the example's own.")] = None,
+    seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
+    judge: Annotated[
+        str | None, typer.Option(help="A LiteLLM model string: train on RULER's scores by this judge.")
+    ] = None,
+    run_dir: RunDir = None,
+    eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 300,
+) -> None:
+    """Train the email-search agent, a LangGraph agent, on this machine and show what changed."""
+    from art_core.chart import draw
+    from art_core.summary import print_result
+
+    example = load_file(example_folder() / "train.py")
+    settings: dict[str, Any] = {"steps": steps} if steps else {}
+    result = example.run(seed=seed, judge=judge, run_dir=run_dir, eval_tasks=eval_tasks, **settings)
+    print_result(result, Console())
+    Console().print(f"chart: {draw(result.run_dir)}", highlight=False, soft_wrap=True)
+
+
+@app.command(
+    epilog="Example: `art train agent.py:build_agent tasks.jsonl --reward agent.py:reward --model tiny --steps 20`"
+)
+def train(
+    agent: Agent,
+    tasks: Tasks,
+    reward: Reward = "ruler",
+    model: Model = "tiny",
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 20,
+    run_dir: RunDir = None,
+    eval_tasks: Annotated[str | None, typer.Option(help="Held-out tasks, given like TASKS.")] = None,
+    seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of any TrainConfig field; repeatable.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="Roll out and score one group, say what would be trained, and stop.")
+    ] = False,
+) -> None:
+    """Train the model inside an agent by GRPO."""
+    import art_core as art
+    from art_core.chart import draw
+    from art_core.summary import print_result
+
+    result = art.train_sync(
+        load_agent(agent), load_tasks(tasks), model=model, reward=load_reward(reward), steps=steps, run_dir=run_dir, seed=seed,
+        eval_tasks=load_tasks(eval_tasks) if eval_tasks else None, dry_run=dry_run, **parse_settings(set_ or []),
+    )  # fmt: skip
+    if not dry_run:
+        print_result(result, Console())
+        if importlib.util.find_spec("matplotlib"):
+            Console().print(f"chart: {draw(result.run_dir)}", highlight=False, soft_wrap=True)
+
+
+@app.command(
+    "eval",
+    epilog="Example: `art eval agent.py:build_agent held_out.jsonl --reward agent.py:reward --model runs/my-run`",
+)
+def evaluate(
+    agent: Agent,
+    tasks: Tasks,
+    reward: Reward = "ruler",
+    model: Model = "tiny",
+    temperature: Annotated[float | None, typer.Option(help="Imposed on the agent; default: the agent's own.")] = None,
+    run_dir: RunDir = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of any TrainConfig field; repeatable.")
+    ] = None,
+) -> None:
+    """Run an agent once on every task and report success and mean reward."""
+    import asyncio
+
+    import art_core as art
+
+    report = asyncio.run(
+        art.evaluate(
+            load_agent(agent), load_tasks(tasks), model=model, reward=load_reward(reward), temperature=temperature,
+            run_dir=run_dir, **parse_settings(set_ or []),
+        )
+    )  # fmt: skip
+    print(json.dumps(report.as_json()))  # noqa: T201 - the command's result
+
+
+@app.command(epilog="Example: `art plugins`")
+def plugins() -> None:
+    """List the installed plugins with their hooks, and those that importable frameworks still lack."""
+    from art_core.doctor import missing_plugins
+
+    table = Table("plugin", "distribution", "version", "hooks")
+    found = Plugins().installed()
+    for it in found:
+        table.add_row(it.name, it.distribution, it.version, ", ".join(it.hooks))
+    console = Console()
+    console.print(table)
+    for framework, distribution in missing_plugins(found):
+        console.print(f"{framework} is installed without its plugin: pip install {distribution}", highlight=False)
+
+
+@app.command(epilog="Example: `art doctor`")
+def doctor() -> None:
+    """Tell what is installed, what is missing for which plugin, and whether a GPU is usable."""
+    from art_core.doctor import examine
+
+    table = Table("part", "state", "what to do")
+    findings = examine()
+    for it in findings:
+        table.add_row(it.part, it.state, it.advice)
+    Console().print(table)
+    if any(it.broken for it in findings):
+        raise typer.Exit(1)
+
+
+def example_folder() -> Path:
+    """Return the email example's folder: shipped in the wheel, or beside the package in a checkout."""
+    package = Path(__file__).parent
+    for folder in (package / "examples" / "email_search", package.parent / "examples" / "email_search"):
+        if (folder / "train.py").is_file():
+            return folder
+    raise ConfigError("the demo's example is not in this installation; clone the repository and run 'make demo'")
+
+
+def load_file(path: Path) -> Any:
+    """Import a .py file by its path, with its folder importable."""
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_object(where: str) -> Any:
+    """Return the object that ``MODULE:NAME`` or ``FILE.py:NAME`` names."""
+    module_name, colon, name = where.rpartition(":")
+    if not colon:
+        raise ConfigError(f"{where!r} names no object; write MODULE:NAME or FILE.py:NAME")
+    if module_name.endswith(".py"):
+        module = load_file(Path(module_name))
+    else:
+        sys.path.insert(0, "")
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"{where!r}: {error}; run art where the module can be imported, or write FILE.py:NAME"
+            ) from error
+    if not hasattr(module, name):
+        raise ConfigError(f"{module_name} has no {name!r}")
+    return getattr(module, name)
+
+
+def load_agent(where: str) -> Any:
+    """Return the agent, made by the function ``where`` if it takes no arguments."""
+    return made(load_object(where))
+
+
+def made(thing: Any) -> Any:
+    """Call a function that takes no arguments, and return anything else as it is."""
+    from inspect import isfunction, signature
+
+    takes_nothing = isfunction(thing) and not signature(thing).parameters
+    return thing() if takes_nothing else thing
+
+
+def load_tasks(where: str) -> list[Any]:
+    """Return the tasks of a .jsonl file or of an object."""
+    if where.endswith((".jsonl", ".json")):
+        path = Path(where)
+        if not path.is_file():
+            raise ConfigError(f"there is no task file {path}")
+        text = path.read_text()
+        return (
+            json.loads(text)
+            if where.endswith(".json")
+            else [json.loads(line) for line in text.splitlines() if line.strip()]
+        )
+    return list(made(load_object(where)))
+
+
+def load_reward(where: str) -> str | Callable[..., Any]:
+    """Return the function that ``MODULE:NAME`` names; a plain word is a registered name."""
+    return load_object(where) if ":" in where else where
+
+
+def parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """Return the settings of ``NAME=VALUE`` pairs; values are JSON where they can be."""
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair!r}: write NAME=VALUE")
+        try:
+            settings[name] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name] = value
+    return settings
+
+
+def main() -> None:
+    """Run the command; errors of ours are one message without a traceback."""
+    try:
+        Plugins().call("register_commands", app=app)
+        app()
+    except ArtError as error:
+        Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] ", end="")
+        Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(str(error))
+        raise SystemExit(1) from error
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped; what was done is kept: give the same --run-dir to go on")
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What works with no plugin installed, as a plugin like any other: functions as agents, the embedded engine, the torch
+learner, GRPO, the metrics file. Loads what is heavy only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from art_core import losses
+from art_core.hookspecs import Register, hookimpl
+from art_core.types import RolloutAddress, RunAgent
+
+if TYPE_CHECKING:
+    from art_core.config import TrainConfig
+    from art_core.types import Engine, Learner, Loss
+
+
+@hookimpl
+def adapt_agent(agent: object) -> RunAgent | None:
+    """A function of a task's input, or of the input and the ``RolloutAddress``, is an agent, sync or async."""
+    if not callable(agent) or inspect.isclass(agent):
+        return None
+    takes_address = _positional(agent) >= 2
+    call = agent if inspect.isfunction(agent) or inspect.ismethod(agent) else agent.__call__
+    if inspect.iscoroutinefunction(call):
+
+        async def run_async(task_input: Any, address: RolloutAddress) -> Any:
+            return await (agent(task_input, address) if takes_address else agent(task_input))
+
+        return run_async
+    # The loop's default executor has a handful of threads; a blocking agent holds one for its whole run.
+    threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="art-agent")
+
+    async def run_in_thread(task_input: Any, address: RolloutAddress) -> Any:
+        arguments = (task_input, address) if takes_address else (task_input,)
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        output = await loop.run_in_executor(threads, functools.partial(context.run, agent, *arguments))
+        return await output if inspect.isawaitable(output) else output
+
+    return run_in_thread
+
+
+def _positional(agent: Any) -> int:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(agent).parameters.values()
+    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+
+
+@hookimpl
+def register_losses(register: Register) -> None:
+    register("grpo", losses.grpo)
+
+
+@hookimpl
+def register_learners(register: Register) -> None:
+    register("torch", torch_learner)
+    register("auto", torch_learner)
+
+
+@hookimpl
+def register_engines(register: Register) -> None:
+    register("embedded", embedded_engine)
+
+
+@hookimpl
+def register_trackers(register: Register) -> None:
+    register("jsonl", MetricsFile)
+
+
+def torch_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
+    """Load the torch learner."""
+    from art_core.learner import TorchLearner
+
+    return TorchLearner(model_folder, config, loss)
+
+
+def embedded_engine(model_folder: str, config: TrainConfig) -> Engine:
+    """Load the embedded engine."""
+    from art_core.engine import EmbeddedEngine
+
+    return EmbeddedEngine(model_folder, config)
+
+
+class MetricsFile:
+    """``metrics.jsonl`` in the run folder: one line a step."""
+
+    def __init__(self, run_dir: Path, config: TrainConfig | None = None) -> None:
+        self.path = Path(run_dir) / "metrics.jsonl"
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+
+    def close(self) -> None:
+        """Nothing is held open."""

@@ -1,0 +1,97 @@
+"""What is installed, what is missing for what, and whether a GPU is usable. Imports nothing heavy but to ask for the GPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import sqlite3
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from art_core.plugins import ADAPTERS, Installed, Plugins
+
+NEEDED_BY = {
+    "torch": "training and the embedded engine: pip install 'art-core[train]'",
+    "transformers": "training and the embedded engine: pip install 'art-core[train]'",
+    "safetensors": "training and the embedded engine: pip install 'art-core[train]'",
+    "peft": "LoRA: pip install 'art-core[train]'",
+    "matplotlib": "the chart: pip install 'art-core[chart]'",
+    "openai": "agents that use the OpenAI client: pip install art-openai",
+    "langchain_core": "LangChain agents: pip install art-langchain",
+    "langgraph": "LangGraph agents: pip install art-langgraph",
+    "litellm": "RULER, the LLM judge: pip install art-ruler",
+}
+"""Importable package -> what it is for and how to get it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    part: str
+    state: str
+    advice: str = ""
+    broken: bool = False
+    """True where art_core cannot work at all as it is."""
+
+
+def examine() -> list[Finding]:
+    """Return every finding, in the order of importance."""
+    found = [_python(), _sqlite()]
+    for package, purpose in NEEDED_BY.items():
+        found.append(_package(package, purpose))
+    found.append(_gpu())
+    plugins = Plugins().installed()
+    found += [Finding(f"plugin {it.name}", f"{it.distribution} {it.version}") for it in plugins]
+    found += [
+        Finding(f"plugin for {framework}", "missing", f"pip install {distribution}")
+        for framework, distribution in missing_plugins(plugins)
+    ]
+    return found
+
+
+def missing_plugins(installed: Iterable[Installed]) -> list[tuple[str, str]]:
+    """Return (framework, distribution) for importable frameworks whose plugin is not installed."""
+    have = {it.distribution for it in installed}
+    wanted: dict[str, str] = {}
+    for package, distribution in ADAPTERS.items():
+        if distribution not in have and importlib.util.find_spec(package) is not None:
+            wanted.setdefault(distribution, package)
+    return [(package, distribution) for distribution, package in wanted.items()]
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    fine = sys.version_info >= (3, 11)
+    return Finding("python", version, "" if fine else "art_core needs Python 3.11 or newer", broken=not fine)
+
+
+def _sqlite() -> Finding:
+    with sqlite3.connect(":memory:") as connection:
+        try:
+            connection.execute("create virtual table t using fts5(x)")
+        except sqlite3.OperationalError:
+            return Finding("sqlite", f"{sqlite3.sqlite_version}, without FTS5", "the email example's search needs FTS5")
+    return Finding("sqlite", f"{sqlite3.sqlite_version}, with FTS5")
+
+
+def _package(package: str, purpose: str) -> Finding:
+    if importlib.util.find_spec(package) is None:
+        return Finding(package, "missing", f"needed for {purpose}")
+    names = importlib.metadata.packages_distributions().get(package, [package])
+    return Finding(package, importlib.metadata.version(names[0]))
+
+
+def _gpu() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("GPU", "unknown", "torch is missing")
+    import torch
+
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return Finding("GPU", f"{torch.cuda.get_device_name()}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
+    if torch.version.cuda is None:
+        return Finding(
+            "GPU", "not usable", "this torch is a CPU build; models of up to some million parameters train on it"
+        )
+    return Finding("GPU", "not usable", "torch finds no CUDA device: check the driver with nvidia-smi")

@@ -1,0 +1,184 @@
+"""Held-out tasks -> success with its standard error, and the ``report.json`` of a run.
+
+Knows nothing about learning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from art_core.config import make_config
+from art_core.display import Display, display
+from art_core.plugins import Plugins
+from art_core.rollout import task_input
+from art_core.run import Run, check_tasks, last_checkpoint
+from art_core.store import Store
+from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an evaluation found."""
+
+    trajectories: tuple[Trajectory, ...]
+    """One per task, in order."""
+    temperature: float | None
+    """That was imposed; None: the agent's own."""
+
+    @property
+    def mean_reward(self) -> float:
+        """Over the scored runs; NaN where none was scored."""
+        rewards = [t.reward for t in self.trajectories if t.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else math.nan
+
+    @property
+    def successes(self) -> list[float]:
+        """One number per run: ``metrics["success"]``, 0 where a run has none; the rewards where no run has any."""
+        if any("success" in t.metrics for t in self.trajectories):
+            return [t.metrics.get("success", 0.0) for t in self.trajectories]
+        return [t.reward if t.reward is not None else 0.0 for t in self.trajectories]
+
+    @property
+    def success(self) -> float:
+        return sum(self.successes) / len(self.successes)
+
+    @property
+    def stderr(self) -> float:
+        """Standard error of ``success`` over the tasks."""
+        n = len(self.successes)
+        if n < 2:
+            return math.nan
+        variance = sum((x - self.success) ** 2 for x in self.successes) / (n - 1)
+        return math.sqrt(variance / n)
+
+    def as_json(self) -> dict[str, float | int | None]:
+        return {
+            "success": self.success,
+            "n": len(self.trajectories),
+            "stderr": self.stderr,
+            "mean_reward": self.mean_reward,
+            "temperature": self.temperature,
+        }
+
+
+@dataclass
+class Evaluator:
+    """Runs the held-out tasks with the weights of the moment and keeps what it found in the run's store."""
+
+    run: Run
+    agent: object
+    tasks: Sequence[Any] | None
+    reward: Any
+    temperatures: tuple[float | None, ...]
+    screen: Display
+    shape: Mapping[str, Any]
+
+    async def once(self, name: str) -> Report | None:
+        """Evaluate at every temperature and return the first's report; what was found before an interruption is kept."""
+        if self.tasks is None:
+            return None
+        first = None
+        for temperature in self.temperatures:
+            key = f"evaluation/{name}/{temperature}"
+            found = self.run.store.meta(key)
+            if found is None or (found["step"] != self.run.step and name != "before"):
+                found = await self._measure(name, temperature)
+                self.run.store.set_meta(key, found)
+            kept = self.run.store.trajectories(rollout_ids=found["rollout_ids"])
+            first = first or Report(tuple(kept), temperature)
+        return first
+
+    async def _measure(self, name: str, temperature: float | None) -> dict[str, Any]:
+        at = "the agent's own temperature" if temperature is None else f"temperature {temperature:g}"
+        assert self.tasks is not None
+        self.screen.phase(f"evaluation {name} at {at}", len(self.tasks))
+        sampling = Sampling() if temperature is None else Sampling(temperature, top_p=1.0, top_k=0)
+        groups = await self.run.collect(
+            self.agent, self.tasks, group_size=1, split="eval", sampling=sampling, **self.shape
+        )
+        groups = await self.run.score(groups, self.reward)
+        report = Report(tuple(g.trajectories[0] for g in groups), temperature)
+        self.screen.say(f"{name}, {at}: success {report.success:.1%} ± {report.stderr:.1%} on {len(groups)} tasks")
+        ids = [t.rollout_id for t in report.trajectories]
+        return {**report.as_json(), "name": name, "step": self.run.step, "rollout_ids": ids}
+
+
+def write_report(run: Run) -> dict[str, Any]:
+    """Write ``report.json`` from what the store holds, and return it."""
+    found = [v for k, v in run.store.all_meta().items() if k.startswith("evaluation/")]
+    shown = [{k: v for k, v in it.items() if k != "rollout_ids"} for it in found]
+
+    def named(name: str) -> dict[str, Any] | None:
+        return next((it for it in shown if it["name"] == name), None)
+
+    steps = run.store.steps()[: run.step]
+    report = {
+        "before": named("before"),
+        "after": named("after"),
+        "evaluations": shown,
+        "seconds": sum(metrics.get("seconds", 0.0) for _, metrics in steps),
+        "steps": run.step,
+        "seed": run.config.seed,
+        "model": run.config.model,
+        "start_weights": run.store.meta("start_weights"),
+        "config": dataclasses.asdict(run.config),
+    }
+    path = run.run_dir / "report.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(report, indent=2) + "\n")
+    os.replace(temporary, path)
+    return report
+
+
+async def evaluate(
+    agent: object,
+    tasks: Sequence[Any],
+    *,
+    model: str | Path,
+    reward: str | Reward | GroupReward,
+    temperature: float | None = None,
+    run_dir: str | Path | None = None,
+    engine: str | Engine = "embedded",
+    to_input: Callable[[Any], Any] = task_input,
+    to_output: Callable[[Any], Any] | None = None,
+    progress: bool | Display = True,
+    plugins: Plugins | None = None,
+    **settings: Any,
+) -> Report:
+    """Run ``agent`` once on every task and return the rewards.
+
+    ``model`` is a name, a model folder, or the folder of a run, whose newest checkpoint is taken. ``temperature=None``
+    keeps the agent's own sampling. What was recorded is kept in ``run_dir`` (default: a new one under ``runs/``).
+    """
+    check_tasks(tasks)
+    config = make_config(settings, model=served_model(model))
+    screen = display(progress)
+    with screen:
+        async with Run(run_dir, config, engine=engine, plugins=plugins) as run:
+            run.on_rollout = screen.advance
+            shape = {"to_input": to_input, "to_output": to_output}
+            report = await Evaluator(run, agent, tasks, reward, (temperature,), screen, shape).once("evaluation")
+            assert report is not None
+            return report
+
+
+def served_model(model: str | Path) -> str:
+    """Return the model folder or name to serve: the newest checkpoint where ``model`` is a run folder."""
+    path = Path(model).expanduser()
+    if not (path / "run.sqlite").is_file():
+        return str(model)
+    newest = last_checkpoint(path)
+    if newest is not None:
+        return str(newest)
+    store = Store(path / "run.sqlite")
+    try:
+        return store.meta("model")
+    finally:
+        store.close()

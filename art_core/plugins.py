@@ -1,0 +1,170 @@
+"""Find the installed plugins, check them, and call their hooks by name. Knows nothing about what they do.
+
+Environment: ``ART_DISABLE_PLUGINS=name,name`` leaves plugins out; ``ART_TRACE_PLUGINS=1`` logs every hook call.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pluggy
+
+from art_core import builtin, hookspecs
+from art_core.errors import AgentError, ArtError, ConfigError, PluginError
+from art_core.types import RunAgent
+
+GROUP = "art"
+ADAPTERS = {
+    "langgraph": "art-langgraph",
+    "langchain": "art-langchain",
+    "langchain_core": "art-langchain",
+    "openai": "art-openai",
+    "agents": "art-openai",
+    "pydantic_ai": "art-pydantic-ai",
+}
+"""The top-level package of an agent's class -> the distribution that adapts it."""
+
+log = logging.getLogger("art_core.plugins")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A plugin as ``art plugins`` shows it."""
+
+    name: str
+    distribution: str
+    version: str
+    hooks: tuple[str, ...]
+
+
+class Plugins:
+    """The installed plugins and the built-in one."""
+
+    def __init__(self, *extra: object, installed: bool = True) -> None:
+        """``extra`` are plugin modules or objects beside the installed ones; ``installed=False`` looks for none."""
+        self.manager = pluggy.PluginManager(GROUP)
+        self.manager.add_hookspecs(hookspecs)
+        # Calls go last-registered-first, so an installed plugin's answer beats the built-in one's.
+        self.manager.register(builtin, "builtin")
+        for name in filter(None, os.environ.get("ART_DISABLE_PLUGINS", "").split(",")):
+            self.manager.set_blocked(name.strip())
+        if installed:
+            self._load_entry_points()
+        for plugin in extra:
+            self.manager.register(plugin)
+        if os.environ.get("ART_TRACE_PLUGINS"):
+            self.manager.add_hookcall_monitoring(
+                lambda name, impls, kwargs: log.warning("%s%s -> %s", name, kwargs, [i.plugin_name for i in impls]),
+                lambda outcome, name, impls, kwargs: None,
+            )
+        try:
+            self.manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise PluginError(f"{error}; the hooks are listed in art_core/hookspecs.py") from error
+
+    def _load_entry_points(self) -> None:
+        for distribution in importlib.metadata.distributions():
+            for entry in distribution.entry_points:
+                if entry.group == GROUP and not self.manager.is_blocked(entry.name):
+                    self._load(entry, distribution)
+
+    def _load(self, entry: importlib.metadata.EntryPoint, distribution: importlib.metadata.Distribution) -> None:
+        if self.manager.get_plugin(entry.name) is not None:
+            return  # an editable install can be listed twice
+        where = f"plugin {entry.name!r} ({distribution.metadata['Name']} {distribution.version})"
+        try:
+            self.manager.register(entry.load(), entry.name)
+        except Exception as error:
+            raise PluginError(
+                f"{where} could not be loaded: {type(error).__name__}: {error}; "
+                f"repair or uninstall it, or leave it out with ART_DISABLE_PLUGINS={entry.name}"
+            ) from error
+
+    def describe(self, name: str) -> Installed:
+        """Return what is known of the plugin ``name``."""
+        plugin = self.manager.get_plugin(name)
+        hooks = tuple(sorted(caller.name for caller in self.manager.get_hookcallers(plugin) or ()))
+        for distribution in importlib.metadata.distributions():
+            if any(entry.group == GROUP and entry.name == name for entry in distribution.entry_points):
+                return Installed(name, distribution.metadata["Name"], distribution.version, hooks)
+        return Installed(name, "art-core", importlib.metadata.version("art-core"), hooks)
+
+    def installed(self) -> list[Installed]:
+        """Return every plugin, the built-in one first."""
+        return [self.describe(name) for name, _ in self.manager.list_name_plugin()]
+
+    def _callers(self, hook: str) -> Iterator[tuple[str, pluggy.HookCaller]]:
+        """Yield each plugin that has ``hook`` with a caller of that plugin alone, in pluggy's order of calls."""
+        plugins = self.manager.get_plugins()
+        for impl in reversed(getattr(self.manager.hook, hook).get_hookimpls()):
+            yield impl.plugin_name, self.manager.subset_hook_caller(hook, plugins - {impl.plugin})
+
+    def _call(self, name: str, caller: pluggy.HookCaller, **arguments: Any) -> Any:
+        try:
+            return caller(**arguments)
+        except ArtError:
+            raise
+        except Exception as error:
+            it = self.describe(name)
+            raise PluginError(
+                f"plugin {name!r} ({it.distribution} {it.version}) failed in {caller.name}: {type(error).__name__}: {error}"
+            ) from error
+
+    def call(self, hook: str, **arguments: Any) -> None:
+        """Call ``hook`` in every plugin that has it."""
+        for name, caller in self._callers(hook):
+            self._call(name, caller, **arguments)
+
+    def registered(self, hook: str) -> dict[str, Any]:
+        """Return what the plugins offer through a ``register_*`` hook, by name."""
+        found: dict[str, Any] = {}
+        owners: dict[str, str] = {}
+        for plugin, caller in self._callers(hook):
+
+            def register(name: str, thing: Any, plugin: str = plugin) -> None:
+                if name in found:
+                    raise PluginError(
+                        f"{name!r} is offered through {hook} by the plugins {owners[name]!r} and {plugin!r}; "
+                        f"leave one out with ART_DISABLE_PLUGINS"
+                    )
+                found[name], owners[name] = thing, plugin
+
+            self._call(plugin, caller, register=register)
+        return found
+
+    def choose(self, hook: str, name: str) -> Any:
+        """Return what is registered as ``name`` through ``hook``; ConfigError lists the choices where nothing is."""
+        found = self.registered(hook)
+        if name not in found:
+            kind = hook.removeprefix("register_").rstrip("s")
+            hint = {"ruler": " (pip install art-ruler)", "vllm": " (pip install art-vllm)"}.get(name, "")
+            choices = ", ".join(map(repr, sorted(found))) or "none is registered"
+            raise ConfigError(
+                f"there is no {kind} named {name!r}{hint}; installed: {choices}. You can also pass an object."
+            )
+        return found[name]
+
+    def adapt(self, agent: object) -> RunAgent:
+        """Return the function that runs ``agent`` once; AgentError where no plugin adapts it."""
+        for name, caller in self._callers("adapt_agent"):
+            run = self._call(name, caller, agent=agent)
+            if run is not None:
+                return run
+        module = type(agent).__module__.partition(".")[0]
+        names = [it.distribution for it in self.installed() if "adapt_agent" in it.hooks]
+        advice = (
+            f"install {ADAPTERS[module]}"
+            if module in ADAPTERS
+            else "wrap it in a function of one task, def agent(task)"
+        )
+        if ADAPTERS.get(module) in names:
+            advice = "wrap it in a function of one task, def agent(task)"
+        raise AgentError(
+            f"no installed plugin adapts an agent of type {type(agent).__module__}.{type(agent).__qualname__}; "
+            f"{advice}. Installed adapters: {', '.join(sorted(set(names)))}."
+        )

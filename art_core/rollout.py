@@ -1,0 +1,177 @@
+"""One task, n runs of the agent -> Group. A failed run is data; a fault of ours is raised.
+
+Knows nothing about rewards, token trees or learning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from art_core.attribution import running
+from art_core.capture import Door
+from art_core.errors import CaptureError, ConfigError
+from art_core.store import Store
+from art_core.types import Group, RolloutAddress, RunAgent, Sampling, Trajectory
+
+API_KEY = "art-rollout"
+"""Sent by clients that insist on a key; the address itself is what names the rollout."""
+
+
+@dataclass
+class Rollout:
+    """One run of an agent: an address for its model calls while it is open, a trajectory afterwards.
+
+    ``async with`` opens and closes it. An exception inside the block is kept in ``trajectory.error`` and goes on.
+    """
+
+    task: Any
+    door: Door
+    store: Store
+    model: str = "policy"
+    sampling: Sampling = field(default_factory=Sampling)
+    split: str = "train"
+    """``train`` or ``eval``."""
+    step: int = 0
+    group_id: str = ""
+    """The same for all runs that are compared with each other."""
+    passthrough: frozenset[str] = frozenset()
+    rollout_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    output: Any = None
+    """Set it inside the block, where the run has a result."""
+    error: str | None = None
+    address: RolloutAddress | None = None
+    _trajectory: Trajectory | None = None
+
+    @property
+    def base_url(self) -> str:
+        """For any OpenAI-compatible client, while the rollout is open."""
+        return self._open().base_url
+
+    @property
+    def api_key(self) -> str:
+        return self._open().api_key
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """What was recorded; CaptureError while the rollout is open."""
+        if self._trajectory is None:
+            raise CaptureError(
+                f"rollout {self.rollout_id} is still open: its trajectory exists after the 'async with' block"
+            )
+        return self._trajectory
+
+    def _open(self) -> RolloutAddress:
+        if self.address is None:
+            raise CaptureError("a rollout has an address inside its 'async with' block only")
+        return self.address
+
+    async def __aenter__(self) -> Rollout:
+        self.store.add_rollout(
+            self.rollout_id,
+            step=self.step,
+            split=self.split,
+            task_id=task_id(self.task),
+            task=self.task,
+            group_id=self.group_id,
+        )
+        base_url = await self.door.open(self.rollout_id, self.sampling)
+        self.address = RolloutAddress(self.rollout_id, base_url, API_KEY, self.model, self.passthrough)
+        self._started = time.monotonic()
+        self._stack = ExitStack()
+        self._stack.enter_context(running(self.address))
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self._stack.close()
+        if error is not None and self.error is None:
+            self.error = describe(error)
+        await self.door.close(self.rollout_id)
+        seconds = time.monotonic() - self._started
+        self.store.finish_rollout(self.rollout_id, output=self.output, error=self.error, seconds=seconds)
+        self._trajectory = Trajectory(
+            task=self.task,
+            calls=self.store.calls(self.rollout_id),
+            output=self.output,
+            error=self.error,
+            rollout_id=self.rollout_id,
+            seconds=seconds,
+        )
+        self.address = None
+
+
+def describe(error: BaseException) -> str:
+    """Return the exception as one line with its type."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def task_id(task: Any) -> str:
+    """Return a short hash of a JSON-able task; ConfigError where it is not."""
+    try:
+        text = json.dumps(task, sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a task must be JSON-able, this one is not ({error}): {task!r:.200}") from error
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def task_input(task: Any) -> Any:
+    """Return what the agent is given: the value of ``"input"`` where the task is a dict with that key, else the task."""
+    return task["input"] if isinstance(task, dict) and "input" in task else task
+
+
+async def run_once(rollout: Rollout, run: RunAgent, given: Any, *, timeout: float | None) -> Trajectory:
+    """Run the agent once on ``given`` and return its trajectory, failed or not."""
+    async with rollout:
+        try:
+            rollout.output = await asyncio.wait_for(run(given, rollout._open()), timeout)
+        except CaptureError:
+            raise  # the agent cannot be recorded: that is about the set-up, and the same in every run
+        except TimeoutError as error:
+            spent = time.monotonic() - rollout._started
+            late = timeout is not None and spent >= timeout
+            rollout.error = f"TimeoutError: not done after {timeout:g} seconds" if late else describe(error)
+        except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
+            rollout.error = describe(error)
+    return rollout.trajectory
+
+
+async def gather_limited(jobs: Sequence[Callable[[], Awaitable[Any]]], limit: int) -> list[Any]:
+    """Run the jobs, at most ``limit`` at a time; the first exception cancels the rest and is raised as it is."""
+    gate = asyncio.Semaphore(limit)
+
+    async def one(job: Callable[[], Awaitable[Any]]) -> Any:
+        async with gate:
+            return await job()
+
+    tasks = [asyncio.ensure_future(one(job)) for job in jobs]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def check_captured(groups: Sequence[Group]) -> None:
+    """Raise CaptureError where not one run made a recorded call: then nothing can be learnt, and the set-up is why."""
+    trajectories = [t for g in groups for t in g.trajectories]
+    if not trajectories or any(t.calls for t in trajectories):
+        return
+    failed = [t for t in trajectories if t.error]
+    if failed:
+        raise CaptureError(
+            f"all {len(failed)} runs of the agent failed before a model call was recorded; the first said: {failed[0].error}"
+        )
+    raise CaptureError(
+        f"the agent ran {len(trajectories)} times and no model call was recorded: its calls did not go through a rollout's "
+        "address. Install the plugin of its client library ('art plugins' lists what is installed and what is missing), "
+        "take the models it calls out of passthrough=, or let the agent take a second argument and use address.base_url"
+    )

@@ -1,0 +1,79 @@
+"""What is printed after a run: before and after with their intervals, and trajectories as a person reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from art_core.evaluation import Report
+from art_core.training import TrainResult
+from art_core.types import JsonDict, Trajectory
+
+SHORTENED = 600
+"""Characters shown of one message."""
+
+
+def print_result(result: TrainResult, console: Console) -> None:
+    """Print before and after, and one trajectory of each."""
+    report = result.report
+    if report.get("evaluations"):
+        console.print(evaluation_table(report))
+    if result.before and result.after:
+        print_change(result.before, result.after, console)
+    console.print(
+        f"{report['steps']} steps in {report['seconds']:.0f} s of training, seed {report['seed']}, "
+        f"start weights {report['start_weights'][:16]}; everything is in {result.run_dir}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def evaluation_table(report: Mapping[str, Any]) -> Table:
+    """Return a table of the evaluations: success with its 95 % interval."""
+    table = Table("evaluation", "temperature", "success", "95 % interval", "tasks", "mean reward")
+    for it in report["evaluations"]:
+        half = 1.96 * it["stderr"]
+        interval = f"{max(0.0, it['success'] - half):.1%} to {min(1.0, it['success'] + half):.1%}"
+        temperature = "the agent's own" if it["temperature"] is None else f"{it['temperature']:g}"
+        table.add_row(
+            it["name"], temperature, f"{it['success']:.1%}", interval, str(it["n"]), f"{it['mean_reward']:.3f}"
+        )
+    return table
+
+
+def print_change(before: Report, after: Report, console: Console) -> None:
+    """Print the same task before and after: one that failed and then succeeded, where there is one."""
+    pairs = list(enumerate(zip(before.successes, after.successes, strict=True)))
+    index = next((i for i, (was, now) in pairs if was < now), 0)
+    print_trajectory(before.trajectories[index], "before", console)
+    print_trajectory(after.trajectories[index], "after, the same task", console)
+
+
+def print_trajectory(trajectory: Trajectory, title: str, console: Console) -> None:
+    """Print the conversation of a run, its reward and what went wrong."""
+    lines = [f"[bold]{escape(message['role'])}[/bold] {escape(text)}" for message, text in shown(trajectory)]
+    if trajectory.error:
+        lines.append(f"[red]the agent failed: {escape(trajectory.error)}[/red]")
+    metrics = "  ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
+    reward = "not scored" if trajectory.reward is None else f"reward {trajectory.reward:.2f}"
+    console.print(Panel("\n".join(lines), title=title, subtitle=f"{reward}  {metrics}"))
+
+
+def shown(trajectory: Trajectory) -> list[tuple[JsonDict, str]]:
+    """Return each message with its text: content, then tool calls as ``name(arguments)``."""
+    found = []
+    for message in trajectory.messages():
+        content = message.get("content") or ""
+        text = content if isinstance(content, str) else json.dumps(content)
+        if len(text) > SHORTENED:
+            text = f"{text[:SHORTENED]} ... ({len(text)} characters)"
+        for call in message.get("tool_calls") or ():
+            text += f" {call['function']['name']}({call['function']['arguments']})"
+        found.append((message, text.strip()))
+    return found

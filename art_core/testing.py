@@ -1,0 +1,198 @@
+"""Stand-ins for the heavy parts, for our tests and for those of plugin authors: an engine that answers from a script, a
+learner that only counts. They go through the same door as the real ones; nothing is patched.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from art_core.errors import StoreError, UpstreamError
+from art_core.types import JsonDict, TokenTree, Weights
+
+Reply = str | JsonDict
+"""The answer's text, or an assistant message with ``content`` and ``tool_calls``."""
+
+
+class FakeEngine:
+    """An engine without a model: token ids are bytes, every logprob is ``logprob``.
+
+    ``reply`` is a text, a list of replies (taken in turn, over and over), or a function of the request; a function may raise
+    ``UpstreamError``. As with a real chat template, the prompt of a later turn extends the earlier prompt and answer.
+    """
+
+    def __init__(
+        self, reply: Reply | Sequence[Reply] | Callable[[JsonDict], Reply] = "ok", *, logprob: float = -0.5
+    ) -> None:
+        self.reply = reply
+        self.logprob = logprob
+        self.requests: list[JsonDict] = []
+        """Every request, as the engine was given it."""
+        self.loaded: list[Weights] = []
+        self.started = self.stopped = 0
+        self._turn = 0
+
+    async def start(self) -> None:
+        self.started += 1
+
+    async def stop(self) -> None:
+        self.stopped += 1
+
+    async def load(self, weights: Weights) -> None:
+        self.loaded.append(weights)
+
+    def _reply(self, request: JsonDict) -> JsonDict:
+        reply = self.reply
+        if callable(reply):
+            reply = reply(request)
+        elif isinstance(reply, Sequence) and not isinstance(reply, str):
+            reply = reply[self._turn % len(reply)]
+            self._turn += 1
+        message = {"content": reply} if isinstance(reply, str) else dict(reply)
+        return {"role": "assistant", **message}
+
+    def _choice(self, request: JsonDict, index: int) -> JsonDict:
+        message = self._reply(request)
+        ids = list(render(message)[len(OPEN) :])
+        return {
+            "index": index,
+            "message": message,
+            "finish_reason": "tool_calls" if message.get("tool_calls") else "stop",
+            "token_ids": ids,
+            "token_logprobs": [self.logprob] * len(ids),
+        }
+
+    async def chat(self, request: JsonDict) -> JsonDict:
+        self.requests.append(request)
+        if not request.get("messages"):
+            raise UpstreamError("messages is empty", status=400)
+        prompt = prompt_ids(request)
+        choices = [self._choice(request, index) for index in range(request.get("n") or 1)]
+        sampled = sum(len(choice["token_ids"]) for choice in choices)
+        return {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": request.get("model", "policy"),
+            "choices": choices,
+            "usage": {
+                "prompt_tokens": len(prompt),
+                "completion_tokens": sampled,
+                "total_tokens": len(prompt) + sampled,
+            },
+            "prompt_token_ids": prompt,
+            "policy_version": self.loaded[-1].version if self.loaded else 0,
+        }
+
+    async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
+        whole = await self.chat(request)
+        head = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+        first = {"prompt_token_ids": whole["prompt_token_ids"], "policy_version": whole["policy_version"]}
+        for choice in whole["choices"]:
+            message = choice["message"]
+            calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or ())]
+            ids = choice["token_ids"]
+            content = message.get("content") or ""
+            middle = len(content) // 2
+            deltas: list[JsonDict] = [{"role": "assistant", "content": content[:middle]}, {"content": content[middle:]}]
+            if calls:
+                deltas.append({"tool_calls": calls})
+            for i, delta in enumerate(deltas):
+                last = i == len(deltas) - 1
+                took = ids[i : i + 1] if not last else ids[i:]
+                yield {
+                    **head,
+                    **first,
+                    "choices": [
+                        {
+                            "index": choice["index"],
+                            "delta": delta,
+                            "finish_reason": choice["finish_reason"] if last else None,
+                            "token_ids": took,
+                            "token_logprobs": [self.logprob] * len(took),
+                        }
+                    ],
+                }
+                first = {}
+        if (request.get("stream_options") or {}).get("include_usage"):
+            yield {**head, "choices": [], "usage": whole["usage"]}
+
+
+OPEN, CLOSE = b"<assistant>", b"</>"
+
+
+def render(message: JsonDict) -> bytes:
+    """Return a message as FakeEngine's prompt shows it."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    shown = json.dumps([[call["name"], call["arguments"]] for call in calls]) if calls else ""
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else json.dumps(content)
+    return f"<{message['role']}>{text}{shown}".encode() + CLOSE
+
+
+def prompt_ids(request: JsonDict) -> list[int]:
+    """Return the token ids of FakeEngine's prompt: the bytes of the rendered tools and messages."""
+    tools = json.dumps(request["tools"]).encode() if request.get("tools") else b""
+    return list(tools + b"".join(map(render, request["messages"])) + OPEN)
+
+
+class CountingLearner:
+    """A learner without a model: a step only counts."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.trees: list[Sequence[TokenTree]] = []
+        """What every step was given."""
+
+    def step(self, trees: Sequence[TokenTree]) -> dict[str, float]:
+        self.trees.append(trees)
+        self.version += 1
+        return {"tokens": float(sum(tree.num_tokens for tree in trees))}
+
+    def measure(self, trees: Sequence[TokenTree]) -> float:
+        return 0.0
+
+    def weights(self) -> Weights:
+        return Weights(self.version, path=None, live={})
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "version.json").write_text(json.dumps(self.version))
+
+    def restore(self, folder: Path) -> None:
+        try:
+            self.version = json.loads((folder / "version.json").read_text())
+        except OSError as error:
+            raise StoreError(f"{folder} is not a checkpoint of a CountingLearner: {error}") from error
+
+
+class ScriptedAgent:
+    """An agent that makes ``turns`` chat calls at its rollout's address and returns the last answer.
+
+    Called as ``agent(input, address)``; needs httpx only.
+    """
+
+    def __init__(self, turns: int = 1, **request: Any) -> None:
+        self.turns = turns
+        self.request = request
+
+    async def __call__(self, task_input: Any, address: Any) -> str:
+        import httpx
+
+        messages: list[JsonDict] = [{"role": "user", "content": str(task_input)}]
+        answer = ""
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            for turn in range(self.turns):
+                response = await client.post(
+                    f"{address.base_url}/chat/completions",
+                    json={"model": address.model, "messages": messages, **self.request},
+                )
+                response.raise_for_status()
+                message = response.json()["choices"][0]["message"]
+                answer = message.get("content") or ""
+                messages += [message, {"role": "user", "content": f"turn {turn + 1}"}]
+        return answer

@@ -1,0 +1,214 @@
+"""The loop. Read this file first: every other file is one of its verbs.
+
+agent run -> trajectory -> group -> scored -> token tree -> loss -> weights -> served
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from art_core.config import TrainConfig, make_config
+from art_core.display import Display, display
+from art_core.errors import ConfigError
+from art_core.evaluation import Evaluator, Report, write_report
+from art_core.plugins import Plugins
+from art_core.rollout import task_input
+from art_core.run import Run, check_tasks, in_thread
+from art_core.scoring import has_contrast
+from art_core.token_tree import build_tree
+from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tracker
+
+FLAT_STEPS = 3
+"""Steps in a row without any contrast, after which advice is given."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What ``train`` did; everything in it can be read again from ``run_dir``."""
+
+    run_dir: Path
+    report: Mapping[str, Any]
+    """The content of ``report.json``."""
+    before: Report | None
+    after: Report | None
+
+
+async def train(
+    agent: object,
+    tasks: Sequence[Any],
+    *,
+    model: str,
+    steps: int,
+    reward: str | Reward | GroupReward = "ruler",
+    tasks_per_step: int = 8,
+    group_size: int = 8,
+    loss: str | Loss = "grpo",
+    engine: str | Engine = "embedded",
+    learner: str | Learner = "auto",
+    executor: str | object | None = None,
+    temperature: float = 1.0,
+    trackers: Sequence[str | Tracker] = (),
+    run_dir: str | Path | None = None,
+    eval_tasks: Sequence[Any] | None = None,
+    eval_every: int = 0,
+    eval_reward: str | Reward | GroupReward | None = None,
+    eval_temperatures: Sequence[float | None] = (None,),
+    seed: int = 0,
+    passthrough: Sequence[str] = (),
+    to_input: Callable[[Any], Any] = task_input,
+    to_output: Callable[[Any], Any] | None = None,
+    dry_run: bool = False,
+    progress: bool | Display = True,
+    plugins: Plugins | None = None,
+    **settings: Any,
+) -> TrainResult:
+    """Train the model inside ``agent`` on ``tasks`` by GRPO, and return what changed.
+
+    ``agent`` is a compiled LangGraph graph, a LangChain runnable, a function of a task, or whatever an installed plugin adapts.
+    ``reward`` is a function of one trajectory, an object with ``async score(group)``, or a registered name.
+    ``eval_tasks`` are run before the first step, every ``eval_every`` steps and at the end, scored by ``eval_reward``
+    (default: ``reward``), once at each of ``eval_temperatures`` (None: the agent's own); the first is what
+    ``report["before"]`` and ``report["after"]`` show. ``dry_run`` rolls out, scores and prints one group, without a step.
+    Further keywords are fields of ``TrainConfig``. With the ``run_dir`` of an interrupted run, it goes on where it stopped.
+    """
+    config = make_config(
+        settings, model=model, steps=steps, tasks_per_step=tasks_per_step, group_size=group_size, seed=seed,
+        temperature=temperature, passthrough=tuple(passthrough),
+    )  # fmt: skip
+    check_tasks(tasks)
+    if eval_tasks is not None:
+        check_tasks(eval_tasks)
+    screen = display(progress)
+    run = Run(run_dir, config, engine=engine, learner=learner, loss=loss, executor=executor, plugins=plugins)
+    shape = {"to_input": to_input, "to_output": to_output}
+    with screen:
+        async with run:
+            run.on_rollout = screen.advance
+            if dry_run:
+                return await _dry_run(run, agent, tasks[0], reward, screen, shape)
+            told = _open_trackers(run, trackers)
+            evaluate_now = Evaluator(
+                run, agent, eval_tasks, eval_reward or reward, tuple(eval_temperatures), screen, shape
+            )
+            try:
+                before = await evaluate_now.once("before")
+                await _loop(run, agent, tasks, reward, told, evaluate_now, eval_every, screen, shape)
+                after = await evaluate_now.once("after") if run.step else before
+            finally:
+                report = write_report(run)
+                for tracker in told:
+                    tracker.close()
+    return TrainResult(run.run_dir, report, before, after)
+
+
+async def _loop(
+    run: Run, agent: object, tasks: Sequence[Any], reward: Any, trackers: Sequence[Tracker], evaluate_now: Evaluator,
+    eval_every: int, screen: Display, shape: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
+    flat = 0
+    await run.learner()
+    screen.total(run.config.steps, run.step)
+    while run.step < run.config.steps:
+        batch = batch_of_step(tasks, run.step, run.config)
+        screen.phase(f"step {run.step + 1}/{run.config.steps}: rollouts", len(batch) * run.config.group_size)
+        groups = await run.collect(agent, batch, **shape)
+        screen.phase(f"step {run.step + 1}/{run.config.steps}: scoring and learning", None)
+        groups = await run.score(groups, reward)
+        metrics = await run.learn(groups)
+        for tracker in (*trackers, screen):
+            tracker.log(run.step, metrics)
+        flat = 0 if metrics["groups_with_contrast"] else flat + 1
+        if flat and flat % FLAT_STEPS == 0:
+            screen.say(flat_advice(flat, groups))
+        if eval_every and run.step % eval_every == 0 and run.step < run.config.steps:
+            await evaluate_now.once(f"step {run.step}")
+
+
+def flat_advice(steps: int, groups: Sequence[Group]) -> str:
+    """Say what to do about rewards that are all equal within their groups."""
+    rewards = sorted({t.reward for g in groups for t in g.trajectories if t.reward is not None})
+    seen = "no run could be scored" if not rewards else f"rewards seen: {', '.join(f'{r:g}' for r in rewards[:5])}"
+    return (
+        f"{steps} steps in a row taught nothing: within every group all rewards were equal ({seen}). "
+        "If all are low, take easier tasks, reward partial progress, or start from a model that sometimes succeeds; "
+        "if all are high, take harder tasks; a larger group_size or a higher temperature gives more contrast"
+    )
+
+
+def batch_of_step(tasks: Sequence[Any], step: int, config: TrainConfig) -> list[Any]:
+    """Return the tasks of a step: every epoch is a fresh order of all tasks, and the same for the same seed."""
+    first = step * config.tasks_per_step
+    picked = []
+    for index in range(first, first + config.tasks_per_step):
+        epoch, place = divmod(index, len(tasks))
+        order = list(range(len(tasks)))
+        random.Random(f"{config.seed}/{epoch}").shuffle(order)
+        picked.append(tasks[order[place]])
+    return picked
+
+
+def _open_trackers(run: Run, trackers: Sequence[str | Tracker]) -> list[Tracker]:
+    """Return the trackers with the metrics file first; the file is written anew from the store, so it has no gap."""
+    metrics_file = run.plugins.choose("register_trackers", "jsonl")(run.run_dir, run.config)
+    metrics_file.path.unlink(missing_ok=True)
+    for step, metrics in run.store.steps()[: run.step]:
+        metrics_file.log(step, metrics)
+    others = [
+        run.plugins.choose("register_trackers", it)(run.run_dir, run.config) if isinstance(it, str) else it
+        for it in trackers
+        if it != "jsonl"
+    ]
+    return [metrics_file, *others]
+
+
+async def _dry_run(
+    run: Run, agent: object, task: Any, reward: Any, screen: Display, shape: Mapping[str, Any]
+) -> TrainResult:
+    """Roll out, score and build one group; say what a step would train on."""
+    screen.phase("dry run: one group", run.config.group_size)
+    groups = await run.score(await run.collect(agent, [task], **shape), reward)
+    tree = build_tree(groups[0].trajectories, groups[0].advantages)
+    learner = await run.learner()
+    seconds = await in_thread(learner.measure, [tree])
+    calls = [call for t in groups[0].trajectories for call in t.calls]
+    report = {
+        "calls": len(calls),
+        "tokens_call_by_call": sum(len(c.prompt_ids) + len(c.sampled_ids) for c in calls),
+        "tokens": tree.num_tokens,
+        "targets": tree.num_targets,
+        "rewards": [t.reward for t in groups[0].trajectories],
+        "errors": [t.error for t in groups[0].trajectories if t.error],
+        "has_contrast": has_contrast(groups[0]),
+        "rollout_seconds": max(t.seconds for t in groups[0].trajectories),
+        "learn_seconds": seconds,
+        "learn_seconds_per_step": seconds * run.config.tasks_per_step,
+    }
+    for name, value in report.items():
+        screen.say(f"{name}: {value:.3g}" if isinstance(value, float) else f"{name}: {value}")
+    return TrainResult(run.run_dir, {"dry_run": report}, None, None)
+
+
+def open_run(run_dir: str | Path | None = None, *, model: str = "tiny", **settings: Any) -> Run:
+    """Return a run to open with ``async with``: the loop in pieces (``collect``, ``score``, ``learn``, ``rollout``).
+
+    Keywords are fields of ``TrainConfig`` and ``engine``, ``learner``, ``loss``, ``executor``, ``plugins`` as in ``train``.
+    """
+    parts = {
+        name: settings.pop(name) for name in ("engine", "learner", "loss", "executor", "plugins") if name in settings
+    }
+    return Run(run_dir, make_config(settings, model=model), **parts)
+
+
+def train_sync(*args: Any, **kwargs: Any) -> TrainResult:
+    """``train`` for scripts: the same arguments, where no event loop runs."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(train(*args, **kwargs))
+    raise ConfigError("an event loop is running here (a notebook, for example): use 'await art.train(...)'")
