@@ -1,0 +1,183 @@
+"""Sends the OpenAI client's chat completions to the current rollout. Knows nothing about who asks or who answers.
+
+Every call of every client, old or new, plain, streamed, raw or parsed, passes ``client.request(cast_to, options)``, looked up
+on the instance. That one method is wrapped. A call inside a rollout is handed to a client of ours, because the agent's own
+may carry a base URL, a token refresh, proxies or an Azure deployment that have nothing to do with the rollout's address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import copy
+import functools
+import importlib.util
+import os
+import ssl
+import threading
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from weakref import WeakKeyDictionary
+
+from art_core import hookimpl
+from art_core.attribution import agent_name, destination
+from art_core.errors import CaptureError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
+    from art_core.types import RolloutAddress
+
+TEXT_PATHS = ("/chat/completions", "/responses", "/responses/compact", "/completions", "/decisions", "/runs")
+"""How the paths end that make a model write text (``/threads/.../runs`` belongs to Assistants)."""
+
+
+@hookimpl
+def redirect_clients() -> None:
+    """Wrap the clients of the OpenAI library."""
+    _wrap()
+
+
+@functools.cache
+def _wrap() -> None:
+    import openai
+
+    openai.OpenAI.request = _redirected(openai.OpenAI.request)
+    openai.AsyncOpenAI.request = _redirected_async(openai.AsyncOpenAI.request)
+    for module in ("openai.resources.responses", "openai.resources.beta.responses"):
+        if importlib.util.find_spec(module):  # these, and their connect(), came during 2.x
+            resources = importlib.import_module(module)
+            for resource in (resources.Responses, resources.AsyncResponses):
+                if "connect" in vars(resource):
+                    resource.connect = _refused(resource.connect)
+
+
+def _redirected(request: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(request)
+    def redirected(self: OpenAI, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+        address = _address(options)
+        if address is None:
+            return request(self, cast_to, options, *args, **kwargs)
+        return request(_client(), cast_to, _readdressed(self, options, address), *args, **kwargs)
+
+    return redirected
+
+
+def _redirected_async(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(request)
+    async def redirected(self: AsyncOpenAI, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+        address = _address(options)
+        if address is None:
+            return await request(self, cast_to, options, *args, **kwargs)
+        client = await _async_client()
+        return await request(client, cast_to, _readdressed(self, options, address), *args, **kwargs)
+
+    return redirected
+
+
+def _refused(connect: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(connect)
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        if destination(None) is not None:
+            raise CaptureError(
+                "responses.connect() was called inside a rollout: a Responses WebSocket cannot be recorded; "
+                "use chat.completions in the agent"
+            )
+        return connect(*args, **kwargs)
+
+    return refused
+
+
+def _address(options: Any) -> RolloutAddress | None:
+    """Return where this request goes instead, or None if it is not ours."""
+    path = options.url.partition("?")[0].rstrip("/")
+    if options.method.lower() != "post" or not path.endswith(TEXT_PATHS):
+        return None
+    model = options.json_data.get("model") if isinstance(options.json_data, dict) else None
+    address = destination(model)
+    if address is not None and not path.endswith("/chat/completions"):
+        advice = (
+            "pip install 'art-openai[responses]'"
+            if path.endswith("/responses")
+            else "use chat.completions in the agent"
+        )
+        raise CaptureError(
+            f"the agent called POST {path} inside a rollout, which art-openai cannot record: {advice}, or let calls to this "
+            f"model through with passthrough=[{model!r}]"
+        )
+    return address
+
+
+def _readdressed(client: OpenAI | AsyncOpenAI, options: Any, address: RolloutAddress) -> Any:
+    """Return a copy of ``options`` that any client sends to ``address``, with the settings of the agent's ``client``."""
+    from openai import NotGiven
+
+    ours = {"Authorization": f"Bearer {address.api_key}", "x-art-request-id": uuid.uuid4().hex}
+    name = agent_name()
+    if name:
+        ours["x-art-agent"] = quote(name, safe=" /|:")
+    options = copy.copy(options)
+    options.url = f"{address.base_url}/chat/completions"
+    options.headers = {k: v for k, v in (options.headers or {}).items() if k.lower() != "authorization"} | ours
+    if isinstance(options.timeout, NotGiven):
+        options.timeout = client.timeout
+    if isinstance(options.max_retries, NotGiven):
+        options.max_retries = client.max_retries
+    return options
+
+
+_async_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[AsyncOpenAI, AsyncIterator[AsyncOpenAI]]] = (
+    WeakKeyDictionary()
+)
+_lock = threading.Lock()
+
+
+async def _async_client() -> AsyncOpenAI:
+    """Return the client of the running event loop: connections cannot be shared between loops."""
+    loop = asyncio.get_running_loop()
+    held = _async_clients.get(loop)
+    if held is None:
+        lifetime = _async_client_of_loop()
+        held = (await anext(lifetime), lifetime)  # does not suspend, so no other task of this loop comes between
+        with _lock:
+            for closed in [old for old in _async_clients if old.is_closed()]:
+                del _async_clients[closed]
+            _async_clients[loop] = held
+    return held[0]
+
+
+async def _async_client_of_loop() -> AsyncIterator[AsyncOpenAI]:
+    # An async generator, because a loop closes those that are open when it shuts down: the connections end with it.
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    async with AsyncOpenAI(**_settings(), http_client=DefaultAsyncHttpxClient(**_pool())) as client:
+        yield client
+
+
+@functools.cache
+def _client() -> OpenAI:
+    from openai import DefaultHttpxClient, OpenAI
+
+    client = OpenAI(**_settings(), http_client=DefaultHttpxClient(**_pool()))
+    atexit.register(client.close)
+    return client
+
+
+# A forked child must not send on its parent's connections.
+os.register_at_fork(after_in_child=lambda: (_client.cache_clear(), _async_clients.clear()))
+
+
+def _settings() -> dict[str, Any]:
+    return {"api_key": "set-per-call", "base_url": "http://set-per-call"}
+
+
+def _pool() -> dict[str, Any]:
+    # Reading the certificates takes tens of milliseconds, so all pools share them; the address is not behind a proxy.
+    return {"trust_env": False, "verify": _certificates()}
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    return ssl.create_default_context()

@@ -1,0 +1,202 @@
+"""Every way to ask the OpenAI client for a chat completion lands at the rollout's address; nothing else is touched."""
+
+import asyncio
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+
+import art_openai
+import openai
+import pydantic
+import pytest
+
+from art_core.attribution import exempt, name_agents
+from art_core.errors import CaptureError
+
+HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+EARLY = openai.OpenAI(api_key="agent", base_url="http://127.0.0.1:9/v1")
+EARLY_RAW = EARLY.chat.completions.with_raw_response
+"""Bound before anything is wrapped: such objects keep the methods that they were made with."""
+
+art_openai.redirect_clients()
+
+
+class City(pydantic.BaseModel):
+    city: str
+
+
+@pytest.fixture
+def client(stub):
+    with openai.OpenAI(api_key="agent", base_url=f"{stub.url}/own/v1", default_headers={"x-own": "secret"}) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_client(stub):
+    async with openai.AsyncOpenAI(api_key="agent", base_url=f"{stub.url}/own/v1") as client:
+        yield client
+
+
+def test_a_call_outside_a_rollout_is_untouched(stub, client):
+    assert client.chat.completions.create(model="m", messages=HELLO).choices[0].message.content == "answer of outside"
+    (asked,) = stub.asked
+    assert asked.path == "/own/v1/chat/completions"
+    assert asked.headers["authorization"] == "Bearer agent"
+    assert not [header for header in asked.headers if header.startswith("x-art")]
+
+
+def test_a_call_inside_a_rollout_goes_to_its_address(stub, client):
+    with stub.rollout("one"):
+        answer = client.chat.completions.create(
+            model="m", messages=HELLO, temperature=0, extra_headers={"x-mine": "1"}, extra_body={"seed": 3}
+        )
+    assert answer.choices[0].message.content == "answer of one"
+    (asked,) = stub.of("one")
+    assert asked.body == {"model": "m", "messages": HELLO, "temperature": 0, "seed": 3}
+    assert asked.headers["authorization"] == "Bearer key-one"
+    assert asked.headers["x-mine"] == "1"
+    assert "x-own" not in asked.headers
+    assert stub.of(None) == []
+
+
+def test_clients_and_methods_made_before_the_wrap_are_covered(stub):
+    with stub.rollout():
+        assert EARLY.chat.completions.create(model="m", messages=HELLO).choices
+        assert EARLY_RAW.create(model="m", messages=HELLO).parse().choices
+    assert len(stub.of("r")) == 2
+
+
+def test_every_sync_way_of_asking_is_covered(stub, client):
+    chat = client.chat.completions
+    with stub.rollout():
+        words = [chunk.choices[0].delta.content for chunk in chat.create(model="m", messages=HELLO, stream=True)]
+        assert "".join(filter(None, words)) == "answerofr"
+        with chat.stream(model="m", messages=HELLO) as stream:
+            assert stream.get_final_completion().choices[0].message.content == "answerofr"
+        assert chat.parse(model="m", messages=HELLO, response_format=City).choices[0].message.parsed == City(city="r")
+        assert client.beta.chat.completions.parse(model="m", messages=HELLO, response_format=City).choices
+        assert chat.with_raw_response.create(model="m", messages=HELLO).parse().choices
+        with chat.with_streaming_response.create(model="m", messages=HELLO, stream=True) as response:
+            assert "[DONE]" in list(response.iter_lines())[-2]
+        assert client.with_options(timeout=5).chat.completions.create(model="m", messages=HELLO, tools=[TOOL]).choices
+        assert client.post("/chat/completions", cast_to=object, body={"model": "m", "messages": HELLO})
+    assert len(stub.of("r")) == 8
+    assert stub.of(None) == []
+
+
+async def test_every_async_way_of_asking_is_covered(stub, async_client):
+    chat = async_client.chat.completions
+    with stub.rollout():
+        assert (await chat.create(model="m", messages=HELLO)).choices
+        stream = await chat.create(model="m", messages=HELLO, stream=True)
+        assert [chunk async for chunk in stream][-1].choices[0].finish_reason == "stop"
+        async with chat.stream(model="m", messages=HELLO) as stream:
+            assert (await stream.get_final_completion()).choices[0].message.content == "answerofr"
+        parsed = await chat.parse(model="m", messages=HELLO, response_format=City)
+        assert parsed.choices[0].message.parsed == City(city="r")
+        assert (await chat.with_raw_response.create(model="m", messages=HELLO)).parse().choices
+        async with chat.with_streaming_response.create(model="m", messages=HELLO) as response:
+            assert (await response.parse()).choices
+    assert len(stub.of("r")) == 6
+    assert stub.of(None) == []
+
+
+async def test_azure_clients_need_no_token_and_no_deployment_inside_a_rollout(stub):
+    def no_token() -> str:
+        raise AssertionError("the agent's token was asked for")
+
+    settings = {"azure_endpoint": stub.url, "api_version": "2025-01-01", "azure_ad_token_provider": no_token}
+    with stub.rollout(), openai.AzureOpenAI(**settings) as client:
+        assert client.chat.completions.create(model="deployed", messages=HELLO).choices
+    async with openai.AsyncAzureOpenAI(**settings, azure_deployment="deployed") as client:
+        with stub.rollout():
+            assert (await client.chat.completions.create(model="deployed", messages=HELLO)).choices
+    assert [asked.path for asked in stub.asked] == ["/rollouts/r/v1/chat/completions"] * 2
+
+
+def test_named_models_embeddings_and_exempt_calls_go_where_the_agent_sends_them(stub, client):
+    with stub.rollout(passthrough=("judge",)):
+        client.chat.completions.create(model="judge", messages=HELLO)
+        client.embeddings.create(model="m", input="x", encoding_format="float")
+        client.models.list()
+        with exempt():
+            client.chat.completions.create(model="m", messages=HELLO)
+    assert stub.of("r") == []
+    assert len(stub.of(None)) == 4
+
+
+def test_what_cannot_be_recorded_is_an_error_that_says_what_to_do(stub, client):
+    with stub.rollout(passthrough=("free",)):
+        with pytest.raises(CaptureError, match=r"pip install 'art-openai\[responses\]'"):
+            client.responses.create(model="m", input="hello")
+        with pytest.raises(
+            CaptureError, match=r"/completions inside a rollout.*chat\.completions.*passthrough=\['m'\]"
+        ):
+            client.completions.create(model="m", prompt="hello")
+        with pytest.raises(CaptureError, match="WebSocket"):
+            client.responses.connect()
+        client.completions.create(model="free", prompt="hello")
+    assert [asked.path for asked in stub.asked] == ["/own/v1/completions"]
+
+
+def test_a_retry_is_the_same_request_and_a_new_call_is_another(stub, client):
+    with stub.rollout():
+        stub.failures = 1
+        client.chat.completions.create(model="m", messages=HELLO)
+        client.chat.completions.create(model="m", messages=HELLO)
+    first, again, other = (asked.headers["x-art-request-id"] for asked in stub.of("r"))
+    assert first == again != other
+
+
+def test_the_agents_own_limit_on_retries_counts(stub, client):
+    stub.failures = 2
+    with stub.rollout(), pytest.raises(openai.InternalServerError):
+        client.with_options(max_retries=0).chat.completions.create(model="m", messages=HELLO)
+    assert len(stub.of("r")) == 1
+
+
+def test_the_caller_is_named_where_the_framework_knows(stub, client):
+    caller = ContextVar("caller", default=None)
+    name_agents(caller.get)
+    with stub.rollout():
+        for name in ("planner", "Prüfer", None):
+            token = caller.set(name)
+            client.chat.completions.create(model="m", messages=HELLO)
+            caller.reset(token)
+    assert [asked.headers.get("x-art-agent") for asked in stub.of("r")] == ["planner", "Pr%C3%BCfer", None]
+
+
+async def test_concurrent_runs_in_tasks_and_threads_stay_apart(stub, client, async_client):
+    async def run(rollout_id: str) -> list[str]:
+        with stub.rollout(rollout_id):
+            first = await async_client.chat.completions.create(model="m", messages=HELLO)
+            second = await asyncio.to_thread(client.chat.completions.create, model="m", messages=HELLO)
+        return [answer.choices[0].message.content for answer in (first, second)]
+
+    answers = await asyncio.gather(*(run(f"r{i}") for i in range(32)))
+    assert answers == [[f"answer of r{i}"] * 2 for i in range(32)]
+
+
+def test_every_event_loop_has_its_own_connections(stub):
+    async def ask(rollout_id: str) -> str:
+        async with openai.AsyncOpenAI(api_key="agent", base_url=stub.url) as client:
+            with stub.rollout(rollout_id):
+                answer = await client.chat.completions.create(model="m", messages=HELLO)
+        return answer.choices[0].message.content
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda i: asyncio.run(ask(f"r{i}")), range(8)))
+    assert answers == [f"answer of r{i}" for i in range(8)]
+
+
+def test_wrapping_twice_wraps_once():
+    request, async_request = openai.OpenAI.request, openai.AsyncOpenAI.request
+    art_openai.redirect_clients()
+    assert (openai.OpenAI.request, openai.AsyncOpenAI.request) == (request, async_request)
+
+
+def test_importing_the_plugin_does_not_import_openai():
+    code = "import art_openai, sys; assert 'openai' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
