@@ -50,7 +50,7 @@ def demo(
     from art_core.chart import draw
     from art_core.summary import print_result
 
-    example = load_file(example_folder() / "train.py")
+    example = load_example()
     settings: dict[str, Any] = {"steps": steps} if steps else {}
     result = example.run(seed=seed, judge=judge, run_dir=run_dir, eval_tasks=eval_tasks, **settings)
     print_result(result, Console())
@@ -149,12 +149,18 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
-def example_folder() -> Path:
-    """Return the email example's folder: shipped in the wheel, or beside the package in a checkout."""
-    package = Path(__file__).parent
-    for folder in (package / "examples" / "email_search", package.parent / "examples" / "email_search"):
-        if (folder / "train.py").is_file():
-            return folder
+def load_example() -> Any:
+    """Return the email example's train module: shipped in the wheel, or beside the package in a checkout."""
+    for base, name in ((Path(__file__).parent, "art_core.examples"), (Path(__file__).parent.parent, "examples")):
+        if (base / "examples" / "email_search" / "train.py").is_file():
+            sys.path.insert(0, str(base))
+            try:
+                return importlib.import_module(f"{name}.email_search.train")
+            except ModuleNotFoundError as error:
+                raise ConfigError(
+                    f"the demo trains a LangGraph agent and lacks {error.name}: "
+                    "pip install 'art-core[train,chart]' art-langgraph langchain-openai"
+                ) from error
     raise ConfigError("the demo's example is not in this installation; clone the repository and run 'make demo'")
 
 

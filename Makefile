@@ -1,0 +1,42 @@
+# make demo         set up everything and train the email agent
+# make test         set up everything and run the tests
+# make test-engines the heavy real parts; make test-long: soaks
+# make setup        .venv alone
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROJECTS := . $(wildcard plugins/*/) $(wildcard integrations/*/)
+MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
+SEED ?= 0
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: setup demo test test-engines test-long lint tiny
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: $(MANIFESTS) constraints.txt requirements-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "art_core needs Python 3.11 or newer; give one with: make setup PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
+	touch $@
+
+demo: setup
+	$(BIN)/art demo --seed $(SEED) $(if $(STEPS),--steps $(STEPS)) $(if $(JUDGE),--judge "$(JUDGE)") $(if $(RUN_DIR),--run-dir "$(RUN_DIR)")
+
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -m "not engines and not long"
+
+test-engines: setup
+	$(BIN)/python -m pytest -m engines
+
+test-long: setup
+	$(BIN)/python -m pytest -m long
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+tiny: setup
+	$(BIN)/python tiny/make.py

@@ -1,0 +1,26 @@
+"""Measure a model or a run on held-out tasks: python -m examples.email_search.evaluate runs/my-run --temperature 1"""
+
+import argparse
+import asyncio
+import os
+
+import art_core as art
+
+from .agent import build_agent
+from .reward import reward
+from .tasks import held_out_tasks
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("model", nargs="?", default="tiny", help="tiny, a model folder or the folder of a run")
+parser.add_argument("--tasks", type=int, default=300)
+parser.add_argument("--temperature", type=float, help="default: the agent's own, 0")
+
+
+if __name__ == "__main__":
+    options = parser.parse_args()
+    os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
+    tasks = held_out_tasks(options.tasks)
+    report = asyncio.run(
+        art.evaluate(build_agent(), tasks, model=options.model, reward=reward, temperature=options.temperature)
+    )
+    print(f"success {report.success:.1%} ± {1.96 * report.stderr:.1%} (95 %) on {len(tasks)} held-out tasks")

@@ -1,0 +1,28 @@
+"""Train the agent of ``agent.py``: python -m examples.email_search.train"""
+
+import os
+from pathlib import Path
+
+import art_core as art
+
+from .agent import build_agent
+from .reward import reward
+from .tasks import held_out_tasks, training_tasks
+
+
+def run(
+    steps: int = 25, seed: int = 0, judge: str | None = None, run_dir: Path | None = None, eval_tasks: int = 300
+) -> art.TrainResult:
+    """Train on the reward from the known answer, or on RULER's scores by ``judge``; measure by the known answer."""
+    os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
+    if judge:
+        os.environ["ART_JUDGE"] = judge
+    return art.train_sync(
+        build_agent(), training_tasks(500, seed), model="tiny", reward="ruler" if judge else reward, steps=steps,
+        learning_rate=5e-4, seed=seed, run_dir=run_dir, eval_tasks=held_out_tasks(eval_tasks), eval_reward=reward,
+        eval_temperatures=(1.0, None),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,129 @@
+"""The direction of imports is the architecture, so it is tested."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CORE = ROOT / "art_core"
+MODULES = sorted(path for path in CORE.rglob("*.py"))
+
+# A module may import from the rows above its own, never from its own row or below.
+ROWS = [
+    {"types"},
+    {"errors"},
+    {"config", "hookspecs", "attribution"},
+    {"capture", "scoring", "token_tree", "losses", "store"},  # the stages know the nouns, not each other
+    {"engine", "learner"},
+    {"builtin"},
+    {"plugins"},
+    {"rollout", "display"},
+    {"run"},
+    {"evaluation"},
+    {"training"},
+    {"__init__"},
+    {"summary", "chart", "doctor", "testing"},
+    {"__main__"},
+]
+ROW = {module: number for number, modules in enumerate(ROWS) for module in modules}
+EDGES = {path.name.replace("-", "_") for side in ("plugins", "integrations") for path in (ROOT / side).glob("art-*")}
+HEAVY = {
+    "torch",
+    "transformers",
+    "unsloth",
+    "litellm",
+    "langchain",
+    "langchain_core",
+    "langgraph",
+    "openai",
+    "matplotlib",
+}
+
+
+def imports_of(path):
+    """Yield every imported dotted name, with whether the import is at the top of the module."""
+    tree = ast.parse(path.read_text())
+    guarded = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in guarded:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def module_of(path):
+    return path.relative_to(CORE).parts[0].removesuffix(".py")
+
+
+def core_modules(path):
+    """The modules of art_core that a file imports, its own package left out."""
+    for name in imports_of(path):
+        package, *rest = name.split(".")
+        if package == "art_core":
+            found = rest[0] if rest and rest[0] in ROW else "__init__"
+            if found != module_of(path):
+                yield found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(CORE)))
+def test_imports_point_up_the_rows(path):
+    assert module_of(path) in ROW, f"{path.name} has no row: say where it belongs"
+    for target in core_modules(path):
+        assert ROW[target] < ROW[module_of(path)], f"{path.relative_to(CORE)} may not import {target}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(CORE)))
+def test_the_core_imports_no_plugin(path):
+    assert not {name.split(".")[0] for name in imports_of(path)} & EDGES
+
+
+@pytest.mark.parametrize("side", ["plugins", "integrations", "examples"])
+def test_the_edges_import_public_modules_of_the_core_only(side):
+    public = {"__init__", "types", "errors", "testing", "losses", "token_tree", "learner"}
+    for path in (ROOT / side).rglob("*.py"):
+        if ".venv" in path.parts or "tests" in path.parts:
+            continue
+        for name in imports_of(path):
+            package, *rest = name.split(".")
+            if package == "art_core" and rest and rest[0] in ROW:
+                assert rest[0] in public, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_agent_of_the_example_knows_nothing_of_art():
+    for name in ("agent.py", "mailbox.py"):
+        text = (ROOT / "examples" / "email_search" / name).read_text()
+        assert "import art" not in text and "from art" not in text and "art_core" not in text
+
+
+def test_importing_the_core_and_its_plugins_is_light():
+    names = ["art_core", "art_core.plugins", "art_core.testing", *sorted(EDGES)]
+    code = f"import sys, {', '.join(names)}; print(sorted({HEAVY} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_losses_and_types_name_torch_for_type_checkers_only():
+    for name in ("losses.py", "types.py"):
+        assert not any(imported.split(".")[0] == "torch" for imported in imports_of(CORE / name))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(CORE)))
+def test_files_and_functions_stay_short_and_say_their_job(path):
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert len(text.splitlines()) <= 400
+    if text.strip():
+        assert ast.get_docstring(tree), f"{path.name} does not say its job"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.end_lineno - node.body[0].lineno + 1
+            assert body <= 50, f"{path.name}: {node.name} has {body} lines"

@@ -1,0 +1,200 @@
+"""Bad input gets an error that says what happened and what to do, and loses nothing."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from art_core.store import Store
+
+import art_core as art
+from art_core.errors import CaptureError, ConfigError, RewardError, StoreError, UpstreamError
+from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
+
+
+def run_of(tmp_path, **settings):
+    return art.open_run(tmp_path / "run", **{"engine": FakeEngine(), "learner": CountingLearner(), **settings})
+
+
+@pytest.mark.parametrize("model", ["./nowhere", "/no/such/folder", "nowhere"])
+def test_no_such_model_folder(tmp_path, model):
+    with pytest.raises(ConfigError, match=r"no model folder .*tiny"):
+        run_of(tmp_path, model=model)
+
+
+def test_a_folder_that_is_not_a_model(tmp_path):
+    with pytest.raises(ConfigError, match=r"without config\.json"):
+        run_of(tmp_path, model=str(tmp_path))
+
+
+async def test_a_task_list_that_is_empty(tmp_path):
+    with pytest.raises(ConfigError, match="task list is empty"):
+        await art.train(ScriptedAgent(), [], model="tiny", steps=1, run_dir=tmp_path / "run", engine=FakeEngine())
+    assert not (tmp_path / "run").exists()
+
+
+async def test_a_task_that_is_not_json(tmp_path):
+    async with run_of(tmp_path) as run:
+        with pytest.raises(ConfigError, match="JSON-able"):
+            await run.collect(ScriptedAgent(), [object()], group_size=2)
+
+
+def test_a_setting_that_does_not_exist_names_the_nearest(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'learning_rate'"):
+        run_of(tmp_path, learning_rat=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"), [(float("nan"), "nan"), ("good", "good"), (None, "None"), ([1.0, 2.0], r"\[1.0, 2.0\]")]
+)
+async def test_a_reward_that_is_not_a_number(tmp_path, returned, said):
+    def mine(trajectory):
+        return returned
+
+    async with run_of(tmp_path) as run:
+        groups = await run.collect(ScriptedAgent(), ["a"], group_size=2)
+        with pytest.raises(RewardError, match=f"mine.*{said}"):
+            await run.score(groups, mine)
+        assert len(run.store.trajectories()) == 2, "what was recorded is kept"
+
+
+async def test_a_group_reward_that_returns_the_wrong_number(tmp_path):
+    class Judge:
+        async def score(self, group):
+            return [1.0]
+
+    async with run_of(tmp_path) as run:
+        groups = await run.collect(ScriptedAgent(), ["a"], group_size=3)
+        with pytest.raises(RewardError, match=r"Judge.*1.*3"):
+            await run.score(groups, Judge())
+
+
+async def test_an_upstream_that_gives_no_token_ids(tmp_path):
+    class NoIds(FakeEngine):
+        async def chat(self, request):
+            answer = await super().chat(request)
+            del answer["prompt_token_ids"]
+            return answer
+
+    async with run_of(tmp_path, engine=NoIds()) as run:
+        with pytest.raises(CaptureError, match=r"all 2 runs .* failed before a model call was recorded.*502"):
+            await run.collect(ScriptedAgent(), ["a"], group_size=2)
+
+
+async def test_a_context_that_is_too_long_is_the_400_that_frameworks_know(tmp_path):
+    def refuse(request):
+        if len(request["messages"]) > 1:
+            raise UpstreamError(
+                "This model's maximum context length is 8 tokens.", status=400, code="context_length_exceeded"
+            )
+        return "ok"
+
+    async with run_of(tmp_path, engine=FakeEngine(refuse)) as run:
+        (group,) = await run.collect(ScriptedAgent(2), ["a"], group_size=2)
+    for trajectory in group.trajectories:
+        assert len(trajectory.calls) == 1 and "400" in trajectory.error
+
+
+async def test_rewards_all_equal_for_many_steps_get_advice(tmp_path):
+    import io
+
+    from rich.console import Console
+
+    from art_core.display import Display
+
+    told = io.StringIO()
+    await art.train(
+        ScriptedAgent(), ["a"], model="tiny", steps=4, group_size=2, engine=FakeEngine(), learner=CountingLearner(),
+        reward=lambda trajectory: 0.25, run_dir=tmp_path / "run", progress=Display(console=Console(file=told, width=500)),
+    )  # fmt: skip
+    assert "3 steps in a row taught nothing" in told.getvalue() and "rewards seen: 0.25" in told.getvalue()
+
+
+async def test_a_port_in_use(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"{port}.*in use"):
+            async with run_of(tmp_path, port=port):
+                pass
+
+
+async def test_a_run_folder_that_belongs_to_another_model(tmp_path):
+    async with run_of(tmp_path):
+        pass
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"belongs to another model: it was begun with 'tiny'"):
+        async with run_of(tmp_path, model=str(other)):
+            pass
+
+
+async def test_a_run_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(StoreError, match="cannot be made"):
+        async with run_of(tmp_path):
+            pass
+
+
+async def test_an_agent_whose_calls_do_not_reach_the_rollout(tmp_path):
+    async with run_of(tmp_path) as run:
+        with pytest.raises(CaptureError, match="no model call was recorded.*plugin"):
+            await run.collect(lambda task_input: "no call", ["a"], group_size=2)
+
+
+async def test_an_unknown_name_lists_what_is_installed(tmp_path):
+    with pytest.raises(ConfigError, match="no engine named 'warp'.*'embedded'"):
+        async with run_of(tmp_path, engine="warp"):
+            pass
+
+
+FULL_DISK = """
+    import asyncio, resource, signal, sys
+    from pathlib import Path
+    import art_core as art
+    from art_core.errors import StoreError
+    from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    async def main():
+        async with art.open_run(Path(sys.argv[1]), engine=FakeEngine("x" * 2000), learner=CountingLearner()) as run:
+            groups = await run.collect(ScriptedAgent(), ["first"], group_size=2)
+            size = max(p.stat().st_size for p in Path(sys.argv[1]).glob("run.sqlite*"))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20_000, resource.RLIM_INFINITY))
+            try:
+                for i in range(200):
+                    await run.collect(ScriptedAgent(), [f"more {i} " + "y" * 500], group_size=2)
+            except StoreError as error:
+                print("STOPPED:", error)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    asyncio.run(main())
+"""
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing_recorded_before(tmp_path):
+    """A limit on the size of files stands in for a full disk: writes fail in the same place."""
+    script = tmp_path / "full.py"
+    script.write_text(textwrap.dedent(FULL_DISK))
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "run"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "STOPPED:" in done.stdout, done.stderr
+    assert "run.sqlite" in done.stdout
+    store = Store(tmp_path / "run" / "run.sqlite")
+    kept = [t for t in store.trajectories() if t.task == "first"]
+    store.close()
+    assert len(kept) == 2 and all(len(t.calls) == 1 for t in kept)
+
+
+def test_two_loops_are_not_nested_by_accident(tmp_path):
+    async def inside():
+        return art.train_sync(ScriptedAgent(), ["a"], model="tiny", steps=1, run_dir=tmp_path / "run")
+
+    with pytest.raises(ConfigError, match="event loop is running"):
+        asyncio.run(inside())

@@ -1,0 +1,37 @@
+"""Every hook is documented and tested, and so are the extension points that take an argument instead."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from art_core import hookspecs
+
+ROOT = Path(__file__).parent.parent
+HOOKS = sorted(
+    name for name, thing in vars(hookspecs).items() if inspect.isfunction(thing) and hasattr(thing, "art_spec")
+)
+
+
+def test_there_are_hooks():
+    assert "adapt_agent" in HOOKS and len(HOOKS) == 10
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_says_when_it_is_called_and_what_its_answer_means(hook):
+    text = inspect.getdoc(getattr(hookspecs, hook))
+    assert re.search(r"[Cc]alled", text), "when, by whom, with what"
+    assert "None" in text or "return value is ignored" in text
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_has_a_heading_with_its_signature_in_the_docs(hook):
+    names = ", ".join(inspect.signature(getattr(hookspecs, hook)).parameters)
+    assert f"## `{hook}({names})`" in (ROOT / "docs" / "extending.md").read_text()
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_has_a_test(hook):
+    tests = [*(ROOT / "tests").glob("test_*.py"), *ROOT.glob("*/*/tests/test_*.py")]
+    assert any(hook in path.read_text() for path in tests if path.name != "test_hooks.py")

@@ -1,0 +1,267 @@
+"""The loop through its public door, with a fake engine and a learner that only counts: capture, store and HTTP are real."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+import art_core as art
+from art_core.errors import CaptureError, ConfigError
+from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
+
+
+def numbers(request):
+    """Answer with the number of this request, so that the runs of a group differ."""
+    numbers.count = getattr(numbers, "count", 0) + 1
+    return str(numbers.count)
+
+
+def odd(trajectory):
+    trajectory.metrics["success"] = float(int(trajectory.output) % 2)
+    return trajectory.metrics["success"]
+
+
+def settings(tmp_path, **more):
+    return {
+        "model": "tiny",
+        "steps": 2,
+        "tasks_per_step": 2,
+        "group_size": 4,
+        "engine": FakeEngine(numbers),
+        "learner": CountingLearner(),
+        "run_dir": tmp_path / "run",
+        "reward": odd,
+        "progress": False,
+        **more,
+    }
+
+
+async def test_new_weights_are_served_after_every_step(tmp_path):
+    engine = FakeEngine(numbers)
+    await art.train(ScriptedAgent(), ["a", "b", "c"], **settings(tmp_path, engine=engine))
+    assert [weights.version for weights in engine.loaded] == [1, 2]
+    assert engine.stopped == 1
+
+
+async def test_calls_carry_the_version_of_the_weights_that_sampled_them(tmp_path):
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(numbers), learner=CountingLearner()) as run:
+        versions = []
+        for _ in range(3):
+            groups = await run.score(await run.collect(ScriptedAgent(2), ["a"], group_size=4), odd)
+            await run.learn(groups)
+            versions.append({call.policy_version for t in groups[0].trajectories for call in t.calls})
+    assert versions == [{0}, {1}, {2}]
+
+
+async def test_the_run_folder_holds_what_anybody_needs_to_check_the_claim(tmp_path):
+    result = await art.train(ScriptedAgent(), ["a", "b"], **settings(tmp_path, eval_tasks=["x", "y", "z"]))
+    folder = tmp_path / "run"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert {"reward", "success", "seconds", "groups_with_contrast"} <= set(lines[0])
+    report = json.loads((folder / "report.json").read_text())
+    for name in ("before", "after"):
+        assert report[name]["n"] == 3 and 0 <= report[name]["success"] <= 1 and report[name]["stderr"] >= 0
+    assert report["steps"] == 2 and report["seed"] == 0 and len(report["start_weights"]) == 64 and report["seconds"] > 0
+    assert (folder / "run.sqlite").is_file() and len(list((folder / "checkpoints").iterdir())) == 2
+    assert result.before.success == report["before"]["success"]
+
+
+async def test_a_run_that_fails_is_data(tmp_path):
+    async def agent(task_input, address):
+        answer = await ScriptedAgent()(task_input, address)
+        if int(answer) % 2:
+            raise RuntimeError("no luck")
+        return answer
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(numbers), learner=CountingLearner()) as run:
+        (group,) = await run.collect(agent, ["a"], group_size=8)
+    failed = [t for t in group.trajectories if t.error]
+    assert len(failed) == 4 and failed[0].error == "RuntimeError: no luck"
+    assert all(len(t.calls) == 1 for t in group.trajectories)
+
+
+async def test_a_run_that_takes_too_long_is_data(tmp_path):
+    async def agent(task_input, address):
+        await ScriptedAgent()(task_input, address)
+        await asyncio.sleep(60)
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), rollout_timeout=0.2) as run:
+        (group,) = await run.collect(agent, ["a"], group_size=2)
+    assert [t.error for t in group.trajectories] == ["TimeoutError: not done after 0.2 seconds"] * 2
+    assert all(len(t.calls) == 1 for t in group.trajectories)
+
+
+async def test_capture_by_hand_gives_a_trajectory_that_can_be_grouped_and_learnt_from(tmp_path):
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(numbers), learner=CountingLearner()) as run:
+        trajectories = []
+        for _ in range(4):
+            async with run.rollout("task") as rollout:
+                assert rollout.api_key and rollout.model
+                rollout.output = await ScriptedAgent()("hello", rollout)
+            trajectories.append(rollout.trajectory)
+        groups = await run.score([art.Group(task="task", trajectories=tuple(trajectories))], odd)
+        metrics = await run.learn(groups)
+    assert metrics["groups_with_contrast"] == 1 and metrics["tokens"] > 0
+
+
+async def test_64_concurrent_rollouts_do_not_mix_threads_included(tmp_path):
+    """Each agent says its own task in every call, from threads of its own; every call must be in its own trajectory."""
+    import httpx
+
+    def agent(task_input, address):
+        def call(turn):
+            body = {"messages": [{"role": "user", "content": f"{task_input}/{turn}"}]}
+            httpx.post(
+                f"{address.base_url}/chat/completions", json=body, timeout=60, trust_env=False
+            ).raise_for_status()
+
+        threads = [threading.Thread(target=call, args=(turn,)) for turn in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine()) as run:
+        groups = await run.collect(agent, [f"task-{i}" for i in range(64)], group_size=1)
+    for i, group in enumerate(groups):
+        said = sorted(call.request["messages"][0]["content"] for call in group.trajectories[0].calls)
+        assert said == [f"task-{i}/{turn}" for turn in range(3)]
+
+
+async def test_an_async_agent_that_blocks_on_a_sync_client_does_not_hang(tmp_path):
+    import httpx
+
+    async def agent(task_input, address):
+        body = {"messages": [{"role": "user", "content": task_input}]}
+        return httpx.post(f"{address.base_url}/chat/completions", json=body, timeout=30, trust_env=False).json()
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine()) as run:
+        (group,) = await run.collect(agent, ["a"], group_size=4)
+    assert all(t.error is None and len(t.calls) == 1 for t in group.trajectories)
+
+
+async def test_training_rollouts_override_the_agents_temperature_and_evaluation_keeps_it(tmp_path):
+    engine = FakeEngine(numbers)
+    agent = ScriptedAgent(temperature=0, top_p=0.5)
+    await art.train(agent, ["a"], **settings(tmp_path, engine=engine, steps=1, eval_tasks=["held out"]))
+    asked = {(r["messages"][0]["content"], r["temperature"], r["top_p"]) for r in engine.requests}
+    assert asked == {("a", 1.0, 1.0), ("held out", 0, 0.5)}
+
+
+async def test_a_dict_task_gives_its_input_to_the_agent_and_the_rest_to_the_reward(tmp_path):
+    def reward(trajectory):
+        assert trajectory.task["answer"] == 7
+        return float(int(trajectory.output) % 2)
+
+    engine = FakeEngine(numbers)
+    await art.train(
+        ScriptedAgent(), [{"input": "question", "answer": 7}], **settings(tmp_path, engine=engine, reward=reward)
+    )
+    assert {r["messages"][0]["content"] for r in engine.requests} == {"question"}
+
+
+async def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
+    stop_at = 3
+    learner = CountingLearner()
+
+    class Stop:
+        def log(self, step, metrics):
+            if step == stop_at:
+                task.cancel()
+
+        def close(self):
+            pass
+
+    task = asyncio.ensure_future(
+        art.train(ScriptedAgent(), ["a", "b"], **settings(tmp_path, steps=5, learner=learner, trackers=[Stop()]))
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["steps"] == 3 and report["after"] is None
+
+    again = CountingLearner()
+    result = await art.train(ScriptedAgent(), ["a", "b"], **settings(tmp_path, steps=5, learner=again))
+    assert again.version == 5 and len(again.trees) == 2
+    assert result.report["steps"] == 5
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5]
+
+
+async def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, steps=5, keep_checkpoints=2))
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-000004", "step-000005"]
+
+
+async def test_every_epoch_takes_every_task_once_and_the_same_seed_the_same_order(tmp_path):
+    from art_core.training import batch_of_step
+
+    config = art.TrainConfig(tasks_per_step=2, seed=3)
+    tasks = list(range(6))
+    seen = [batch_of_step(tasks, step, config) for step in range(6)]
+    assert sorted(sum(seen[:3], [])) == tasks and sorted(sum(seen[3:], [])) == tasks and seen[:3] != seen[3:]
+    assert seen == [batch_of_step(tasks, step, config) for step in range(6)]
+
+
+async def test_a_dry_run_shows_what_would_be_trained_and_takes_no_step(tmp_path):
+    learner, engine = CountingLearner(), FakeEngine(numbers)
+    result = await art.train(
+        ScriptedAgent(3), ["a"], **settings(tmp_path, learner=learner, engine=engine, dry_run=True, progress=False)
+    )
+    found = result.report["dry_run"]
+    assert found["calls"] == 12 and found["tokens"] < found["tokens_call_by_call"] and found["targets"] > 0
+    assert learner.version == 0 and not engine.loaded
+
+
+async def test_passthrough_calls_and_calls_outside_rollouts_are_left_alone(tmp_path):
+    async def agent(task_input, address):
+        assert art.destination("gpt-other") is None
+        assert art.destination("any").rollout_id == address.rollout_id
+        return await ScriptedAgent()(task_input, address)
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), passthrough=("gpt-other",)) as run:
+        (group,) = await run.collect(agent, ["a"], group_size=2)
+        assert art.destination("any") is None
+    assert not [t.error for t in group.trajectories if t.error]
+
+
+async def test_a_group_reward_and_its_unscored_runs(tmp_path):
+    class Judge:
+        async def score(self, group):
+            return [None, 1.0, 0.0, 0.5]
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(numbers), learner=CountingLearner()) as run:
+        groups = await run.score(await run.collect(ScriptedAgent(), ["a"], group_size=4), Judge())
+        metrics = await run.learn(groups)
+    assert groups[0].advantages[0] == 0 and metrics["unscored"] == 1 and metrics["reward"] == 0.5
+
+
+async def test_an_executor_can_be_given(tmp_path):
+    class Backwards:
+        async def run(self, jobs):
+            return [await job() for job in reversed(jobs)][::-1]
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), executor=Backwards()) as run:
+        groups = await run.collect(ScriptedAgent(), ["a", "b"], group_size=2)
+    assert [g.task for g in groups] == ["a", "b"] and all(t.task == g.task for g in groups for t in g.trajectories)
+
+
+async def test_unattributed_set_up_faults_are_raised_and_not_kept_as_data(tmp_path):
+    async def agent(task_input, address):
+        raise CaptureError("cannot be recorded")
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine()) as run:
+        with pytest.raises(CaptureError, match="cannot be recorded"):
+            await run.collect(agent, ["a"], group_size=4)
+
+
+def test_train_sync_runs_where_no_loop_runs_and_says_so_where_one_does(tmp_path):
+    assert art.train_sync(ScriptedAgent(), ["a"], **settings(tmp_path)).report["steps"] == 2
+
+    async def inside():
+        art.train_sync(ScriptedAgent(), ["a"], **settings(tmp_path))
+
+    with pytest.raises(ConfigError, match="await art.train"):
+        asyncio.run(inside())
