@@ -1,0 +1,101 @@
+"""The door as the agents' process holds it: starts what serves and gives it orders.
+
+Knows nothing about HTTP or pipes. torch is imported only to send weights that live in shared memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import importlib
+from collections.abc import Callable, Mapping
+from urllib.parse import quote
+
+from art_core.capture.process import ServingProcess
+from art_core.capture.server import Dialect
+from art_core.capture.serving import Serving, ServingPlan
+from art_core.errors import CaptureError
+from art_core.types import Engine, Recorder, Sampling, Weights
+
+
+class Door:
+    """Every rollout's address. ``async with await Door.start(...) as door``, or call ``stop`` yourself."""
+
+    def __init__(self, serving: Serving | ServingProcess, address: str) -> None:
+        self._serving = serving
+        self._stopped: concurrent.futures.Future[None] | None = None
+        self.address = address
+        """``http://HOST:PORT``."""
+
+    @classmethod
+    async def start(
+        cls,
+        engine: Callable[[], Engine],
+        recorder: Callable[[], Recorder],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        process: bool = True,
+        dialects: Mapping[str, Dialect] | None = None,
+        max_body: int = 64 * 2**20,
+    ) -> Door:
+        """Start the engine, and answer on ``host`` and ``port`` (0 takes a free one).
+
+        With ``process`` a child process serves; the two factories and the dialects then travel to it and must be picklable
+        by module name. Without, a thread of this process does, for tests. ``host`` must be an address of this machine that
+        the agents can reach; whoever knows a rollout's address can call the policy. ``max_body`` is a request's, in bytes.
+
+        Raises what the factories or the engine's start raise, and ConfigError where the port is taken.
+        """
+        plan = ServingPlan(engine, recorder, host, port, dict(dialects or {}), max_body)
+        serving = ServingProcess(plan) if process else Serving(plan)
+        try:
+            address = await asyncio.wrap_future(serving.start())
+        except BaseException:
+            await asyncio.shield(asyncio.wrap_future(serving.stop()))
+            raise
+        return cls(serving, address)
+
+    async def open(self, rollout_id: str, sampling: Sampling | None = None) -> str:
+        """Answer a rollout's calls from now on and return its base URL, for any OpenAI-compatible client."""
+        await self._ask("open", rollout_id, sampling or Sampling())
+        return f"{self.address}/rollouts/{quote(rollout_id, safe='')}/v1"
+
+    async def close(self, rollout_id: str, grace: float = 1.0) -> None:
+        """Refuse further calls of a rollout and return when all it made are on disk.
+
+        Calls in flight get ``grace`` seconds to end, then they are aborted. Raises StoreError where they cannot be written.
+        """
+        await self._ask("close", rollout_id, grace)
+
+    async def pause(self) -> None:
+        """Hold new calls; return when none is in flight."""
+        await self._ask("pause")
+
+    async def resume(self) -> None:
+        """Let the calls go on that ``pause`` holds."""
+        await self._ask("resume")
+
+    async def load(self, weights: Weights) -> None:
+        """Serve these weights from the next call on. Calls in flight end with the old ones."""
+        if weights.live is not None:
+            # Teaches multiprocessing's pickler to send shared-memory tensors as handles.
+            importlib.import_module("torch.multiprocessing")
+        await self._ask("load", weights)
+
+    async def stop(self) -> None:
+        """Abort what is in flight, stop the engine, close the recorder and leave nothing running. Again is harmless."""
+        if self._stopped is None:
+            self._stopped = self._serving.stop()
+        await asyncio.shield(asyncio.wrap_future(self._stopped))
+
+    async def __aenter__(self) -> Door:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    async def _ask(self, order: str, *args: object) -> None:
+        if self._stopped is not None:
+            raise CaptureError(f"cannot {order}: this door was stopped; start a new one")
+        await asyncio.wrap_future(self._serving.ask(order, *args))

@@ -1,0 +1,101 @@
+"""One HTTP request and its answer in OpenAI's shapes, over raw ASGI. Knows nothing about rollouts or models."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+
+from art_core.errors import UpstreamError
+from art_core.types import JsonDict
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
+"""What OpenAI's clients retry by themselves unless the answer says otherwise."""
+
+
+class Refused(UpstreamError):
+    """The door itself refuses; sending the same again changes nothing, so clients are told not to."""
+
+
+def no_retry(error: UpstreamError) -> bool:
+    """Whether sending the same request again would be refused again."""
+    return isinstance(error, Refused) or error.code == "no_token_ids" or error.status not in RETRIED
+
+
+def error_body(message: str, status: int, code: str | None) -> JsonDict:
+    """Return OpenAI's error shape."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+class Exchange:
+    """A request's headers and body, and the one answer to it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self._receive = receive
+        self._send = send
+        self.started = False
+
+    async def body(self, limit: int) -> bytes | None:
+        """Return the whole body; None where the client left before sending all of it. Refused (413) beyond ``limit``."""
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return None
+            size += len(message.get("body", b""))
+            # Read on without keeping: a client that is still sending would miss the answer.
+            if size <= limit:
+                parts.append(message.get("body", b""))
+            else:
+                parts.clear()
+            if not message.get("more_body"):
+                break
+        if size > limit:
+            raise Refused(f"the request body has {size} bytes; at most {limit} are taken here", status=413)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def disconnected(self) -> None:
+        """Return when the client has gone."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(self, status: int, body: JsonDict, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        """Send a whole JSON answer."""
+        content = orjson.dumps(body)
+        head = ((b"content-type", b"application/json"), (b"content-length", str(len(content)).encode()), *headers)
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
+        await self._send({"type": "http.response.body", "body": content})
+
+    async def event(self, event: bytes) -> None:
+        """Send the next server-sent event; the first one starts the answer."""
+        if not self.started:
+            self.started = True
+            head = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+            await self._send({"type": "http.response.start", "status": 200, "headers": head})
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+
+    async def end(self) -> None:
+        """End a stream."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def fail(self, error: UpstreamError) -> None:
+        """Answer with an error; inside a stream that has begun it becomes the last event."""
+        body = error_body(str(error), error.status, error.code)
+        if self.started:
+            await self.event(b"data: " + orjson.dumps(body) + b"\n\n")
+            await self.end()
+        else:
+            await self.answer(error.status, body, ((b"x-should-retry", b"false"),) if no_retry(error) else ())

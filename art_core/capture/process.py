@@ -1,0 +1,153 @@
+"""The parent's end of the serving process: starts it, gives it orders over a pipe, and says so when it dies.
+
+Knows nothing about what is served.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import itertools
+import logging
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from multiprocessing import Pipe as connection_pair
+from multiprocessing import current_process
+
+from art_core.capture.child import COMMAND, Pipe
+from art_core.capture.serving import ServingPlan
+from art_core.errors import CaptureError, ConfigError
+
+STOP_SECONDS = 30.0
+"""How long the serving process may take to stop before it is killed."""
+
+
+class ServingProcess:
+    """``Serving`` in a child process: the same orders, the same futures."""
+
+    def __init__(self, plan: ServingPlan) -> None:
+        self._plan = plan
+        self._numbers = itertools.count()
+        self._pending: dict[int, concurrent.futures.Future] = {}
+        self._lock = threading.Lock()
+        self._died: CaptureError | None = None
+        self._reader = threading.Thread(target=self._read, name="art-door", daemon=True)
+
+    def start(self) -> concurrent.futures.Future[str]:
+        """Start the process; the future gives the address, or what kept it from starting."""
+        ours, theirs = connection_pair()
+        with theirs:
+            arguments = [str(theirs.fileno()), chr(0x1F).join(sys.path)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", COMMAND, *arguments],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                # The agents' process may print results that others read; an engine's chatter is not one.
+                stdout=2,
+            )
+        self._pipe = Pipe(ours)
+        ours.send_bytes(bytes(current_process().authkey))
+        self._reader.start()
+        return self.ask("start", self._plan)
+
+    def ask(self, order: str, *args: object) -> concurrent.futures.Future:
+        """Send an order; the future gives its result. Raises CaptureError where the process has died."""
+        future: concurrent.futures.Future = concurrent.futures.Future()
+        # Whoever asks may be cancelled before the reply comes; the future must still take it.
+        future.set_running_or_notify_cancel()
+        number = next(self._numbers)
+        with self._lock:
+            if self._died is not None:
+                raise self._died
+            self._pending[number] = future
+        try:
+            self._pipe.send(number, order, args)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self._pending.pop(number).set_exception(_not_picklable(order, error))
+        except OSError:
+            pass  # The process has died: the reader tells everybody who waits.
+        return future
+
+    def stop(self) -> concurrent.futures.Future[None]:
+        """Stop the process, or kill it where it takes too long. The future gives what was raised while ending."""
+        stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
+        threading.Thread(target=self._stop, args=(stopped,), name="art-door-stop", daemon=True).start()
+        return stopped
+
+    def _stop(self, stopped: concurrent.futures.Future[None]) -> None:
+        error = None
+        # One that has died before has told so to all who waited.
+        with contextlib.suppress(CaptureError):
+            reply = self.ask("stop")
+            done, _ = concurrent.futures.wait([reply], STOP_SECONDS)
+            error = reply.exception() if done else None
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        self._pipe.connection.close()
+        if error is None:
+            stopped.set_result(None)
+        else:
+            stopped.set_exception(error)
+
+    def _read(self) -> None:
+        connection = self._pipe.connection
+        with contextlib.suppress(EOFError, OSError):
+            # Where something that the child started holds the pipe open, only its exit code tells that it has died.
+            while connection.poll(1.0) or self._process.poll() is None:
+                if connection.poll(0):
+                    self._take(*connection.recv())
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        with self._lock:
+            self._died = _died(code)
+            pending, self._pending = self._pending, {}
+        for future in pending.values():
+            future.set_exception(self._died)
+
+    def _take(self, number: int | None, well: bool, payload: bytes) -> None:
+        try:
+            content = pickle.loads(payload)
+        except Exception as error:  # noqa: BLE001  what an engine raises may not be importable here
+            well, content = False, (CaptureError(f"the serving process sent what cannot be read here: {error}"), "")
+        if number is None:
+            log = logging.getLogger(content.name)
+            if log.isEnabledFor(content.levelno):
+                log.handle(content)
+            return
+        future = self._pending.pop(number)
+        if well:
+            future.set_result(content)
+        else:
+            error, text = content
+            error.add_note(f"In the serving process:\n{text}")
+            future.set_exception(error)
+
+
+def _died(code: int) -> CaptureError:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended"
+    hint = (
+        "; running out of memory is the usual cause: serve a smaller model or run fewer rollouts at a time"
+        if code == -signal.SIGKILL
+        else ""
+    )
+    return CaptureError(
+        f"the serving process died: it {how} (exit code {code}){hint}. What it wrote last is on stderr; the calls that it "
+        "recorded are in the store, so start again with the same run folder to go on"
+    )
+
+
+def _not_picklable(order: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"what the serving process needs cannot be sent to it ({order}: {error}); give engines, recorders and dialects as "
+        "functions of a module that can be imported (functools.partial adds arguments), not as closures or open objects"
+    )

@@ -1,0 +1,132 @@
+"""What an upstream answers -> Calls, and what the client may see of it. Pure; knows nothing about HTTP or rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+from art_core.errors import UpstreamError
+from art_core.types import Call, FinishReason, JsonDict
+
+INNER = frozenset({"prompt_token_ids", "policy_version"})
+INNER_CHOICE = frozenset({"token_ids", "token_logprobs", "forced"})
+_FINISH = {reason: reason for reason in get_args(FinishReason)} | {"abort": "aborted", "function_call": "tool_calls"}
+
+
+def no_token_ids(what: str) -> UpstreamError:
+    """Return the error for an answer that cannot be trained on, because a guess at its tokens would be a lie."""
+    return UpstreamError(
+        f"the upstream gives no token ids ({what}), so this call cannot be recorded; serve the policy with an engine that "
+        "returns them: vLLM does with return_token_ids=true and logprobs=true in the request (0.10.2 or newer)",
+        status=502,
+        code="no_token_ids",
+    )
+
+
+def visible(answer: JsonDict) -> JsonDict:
+    """Return a completion or chunk as OpenAI would send it, without the fields that only capture reads."""
+    shown = {key: value for key, value in answer.items() if key not in INNER}
+    shown["choices"] = [
+        {key: value for key, value in choice.items() if key not in INNER_CHOICE} for choice in answer.get("choices", ())
+    ]
+    return shown
+
+
+@dataclass
+class _Choice:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    forced: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    message: JsonDict = field(default_factory=lambda: {"role": "assistant", "content": None})
+
+
+@dataclass
+class Recording:
+    """One request and what has been sampled for it so far. Feed it a completion, or a stream's chunks as they come."""
+
+    request: Mapping[str, object]
+    request_id: str
+    agent: str | None = None
+    prompt_ids: tuple[int, ...] = ()
+    policy_version: int = 0
+    choices: dict[int, _Choice] = field(default_factory=dict)
+
+    def add(self, answer: JsonDict) -> None:
+        """Take a whole completion or the next chunk. Raises UpstreamError (502) where it lacks token ids."""
+        if not self.prompt_ids:
+            self.prompt_ids = tuple(answer.get("prompt_token_ids") or ())
+            self.policy_version = answer.get("policy_version", 0)
+            if not self.prompt_ids:
+                raise no_token_ids("prompt_token_ids is missing or empty")
+        for part in answer.get("choices", ()):
+            choice = self.choices.setdefault(part.get("index", 0), _Choice())
+            if "message" in part:
+                choice.message = part["message"]
+            else:
+                merge_delta(choice.message, part.get("delta") or {})
+            self._add_tokens(choice, part)
+
+    def _add_tokens(self, choice: _Choice, part: JsonDict) -> None:
+        token_ids, logprobs = part.get("token_ids"), part.get("token_logprobs")
+        said = part.get("message") or part.get("delta") or {}
+        if token_ids is None and (said.get("content") or said.get("tool_calls") or "message" in part):
+            raise no_token_ids(f"choice {part.get('index', 0)} has no token_ids")
+        if len(token_ids or ()) != len(logprobs or ()):
+            raise no_token_ids(
+                f"choice {part.get('index', 0)} has {len(token_ids or ())} token ids and {len(logprobs or ())} logprobs"
+            )
+        choice.token_ids += token_ids or ()
+        choice.logprobs += logprobs or ()
+        choice.forced += part.get("forced") or ()
+        choice.finish_reason = part.get("finish_reason") or choice.finish_reason
+
+    def calls(self, *, aborted: bool = False) -> tuple[Call, ...]:
+        """Return one Call per choice, in the order of their index; none where nothing has come yet.
+
+        ``aborted`` marks all of them: the client did not get its whole answer. A choice whose stream ended without a finish
+        reason is aborted by itself.
+        """
+        return tuple(self._call(index, self.choices[index], aborted) for index in sorted(self.choices))
+
+    def _call(self, index: int, choice: _Choice, aborted: bool) -> Call:
+        temperature = self.request.get("temperature")
+        ended = "aborted" if aborted or choice.finish_reason is None else _FINISH.get(choice.finish_reason, "stop")
+        return Call(
+            prompt_ids=self.prompt_ids,
+            sampled_ids=tuple(choice.token_ids),
+            logprobs=tuple(choice.logprobs),
+            policy_version=self.policy_version,
+            agent=self.agent,
+            request_id=self.request_id,
+            choice=index,
+            temperature=1.0 if temperature is None else float(temperature),
+            finish_reason=ended,
+            forced=tuple(sorted(set(choice.forced))),
+            request=self.request,
+            response=choice.message,
+        )
+
+
+def merge_delta(message: JsonDict, delta: JsonDict) -> None:
+    """Add a chunk's delta to the message it is a part of: strings grow, tool calls are matched by their index."""
+    for key, value in delta.items():
+        if key == "tool_calls":
+            for part in value or ():
+                _merge_tool_call(message.setdefault("tool_calls", []), part)
+        elif isinstance(value, str) and key != "role":
+            message[key] = (message.get(key) or "") + value
+        elif value is not None:
+            message[key] = value
+
+
+def _merge_tool_call(tool_calls: list[JsonDict], part: JsonDict) -> None:
+    index = part.get("index", max(len(tool_calls) - 1, 0))
+    while len(tool_calls) <= index:
+        tool_calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+    call = tool_calls[index]
+    call["id"] = part.get("id") or call["id"]
+    call["type"] = part.get("type") or call["type"]
+    for key, text in (part.get("function") or {}).items():
+        call["function"][key] = call["function"].get(key, "") + (text or "")

@@ -1,0 +1,280 @@
+"""The one door: an ASGI application that answers chat completions at every rollout's own address and records them.
+
+What answers is an Upstream, what keeps the calls is a Recorder; it knows nothing about engines, SQLite or processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from art_core.capture.gate import Gate
+from art_core.capture.http import Exchange, Receive, Refused, Scope, Send
+from art_core.capture.record import Recording, no_token_ids, visible
+from art_core.errors import CaptureError, StoreError, UpstreamError
+from art_core.types import JsonDict, Recorder, Sampling, Upstream
+
+logger = logging.getLogger("art_core.capture")
+
+CHAT = "/v1/chat/completions"
+MODELS = "/v1/models"
+
+
+class Dialect(Protocol):
+    """Another API at a rollout's address, as translation to and from chat completions."""
+
+    def to_chat(self, body: JsonDict) -> JsonDict: ...
+
+    def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict: ...
+
+    def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[str | bytes]:
+        """Yield whole server-sent events, framing included."""
+        ...
+
+
+class ChatCompletions:
+    """The dialect that needs no translation."""
+
+    def to_chat(self, body: JsonDict) -> JsonDict:
+        return body
+
+    def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
+        return completion
+
+    async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[bytes]:
+        async for chunk in chunks:
+            yield b"data: " + orjson.dumps(chunk) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+
+@dataclass
+class _Rollout:
+    sampling: Sampling
+    closing: bool = False
+    answering: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """By request id: a retry ends the request that it repeats."""
+
+
+class CaptureApp:
+    """Answers ``/rollouts/{rollout_id}/v1/...`` for the rollouts that are open. Lives in one event loop.
+
+    ``max_body`` is in bytes. ``dialects`` are further paths (``"/v1/responses"``) with their translation.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        recorder: Recorder,
+        *,
+        dialects: Mapping[str, Dialect] | None = None,
+        max_body: int = 64 * 2**20,
+        model: str = "policy",
+    ) -> None:
+        self.upstream = upstream
+        self.recorder = recorder
+        self.gate = Gate()
+        self._dialects: dict[str, Dialect] = {CHAT: ChatCompletions(), **(dialects or {})}
+        self._max_body = max_body
+        self._model = model
+        self._rollouts: dict[str, _Rollout] = {}
+        self._said = False
+
+    def open(self, rollout_id: str, sampling: Sampling) -> None:
+        """Answer this rollout's calls from now on. Raises CaptureError where it is open already."""
+        if rollout_id in self._rollouts:
+            raise CaptureError(f"rollout {rollout_id!r} is open already; give every run of an agent an id of its own")
+        self._rollouts[rollout_id] = _Rollout(sampling)
+
+    async def close(self, rollout_id: str, grace: float) -> None:
+        """Refuse further calls of this rollout and return when those in flight are recorded.
+
+        They get ``grace`` seconds to end by themselves, then they are aborted. Closing what is not open changes nothing.
+        """
+        rollout = self._rollouts.get(rollout_id)
+        if rollout is None:
+            return
+        rollout.closing = True
+        tasks = set(rollout.answering.values())
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=grace)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        self._rollouts.pop(rollout_id, None)
+
+    async def close_all(self) -> None:
+        """Abort what is in flight and close every rollout."""
+        await asyncio.gather(*(self.close(rollout_id, 0.0) for rollout_id in list(self._rollouts)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._route(exchange)
+        except UpstreamError as error:
+            await exchange.fail(error)
+        except StoreError as error:
+            await exchange.fail(Refused(str(error), status=503, code="not_recorded"))
+        except Exception as error:
+            # The boundary between one call and the serving of all others; what arrives here is a bug, ours or the engine's.
+            logger.exception("a model call failed inside the serving process")
+            await exchange.fail(UpstreamError(f"{type(error).__name__}: {error}", status=500))
+
+    async def _route(self, exchange: Exchange) -> None:
+        head, _, tail = exchange.path.rpartition("/v1/")
+        path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/")
+        dialect = self._dialects.get(path)
+        known = (exchange.method, path) == ("GET", MODELS) or (exchange.method == "POST" and dialect is not None)
+        if not known or rollout_id == head:
+            answered = ", ".join(f"POST /rollouts/{{rollout_id}}{path}" for path in self._dialects)
+            raise Refused(
+                f"{exchange.method} {exchange.path} is not answered here; these are: {answered}, "
+                f"GET /rollouts/{{rollout_id}}{MODELS}",
+                status=404,
+                code="unknown_path",
+            )
+        body = await exchange.body(self._max_body)
+        if body is None:
+            return
+        rollout = self._rollout(rollout_id)
+        if dialect is None:
+            model = {"id": self._model, "object": "model", "created": 0, "owned_by": "art"}
+            return await exchange.answer(200, {"object": "list", "data": [model]})
+        await self._chat(rollout_id, rollout, exchange, dialect, _json_object(body))
+
+    def _rollout(self, rollout_id: str) -> _Rollout:
+        rollout = self._rollouts.get(rollout_id)
+        if rollout is None or rollout.closing:
+            raise Refused(
+                f"rollout {rollout_id!r} is not open: it has ended, or it was never started here; a model call must be "
+                "made before the agent's run returns",
+                status=404,
+                code="rollout_not_open",
+            )
+        return rollout
+
+    async def _chat(
+        self, rollout_id: str, rollout: _Rollout, exchange: Exchange, dialect: Dialect, body: JsonDict
+    ) -> None:
+        request = self._sampled_as(rollout.sampling, _checked(dialect.to_chat(body)))
+        request_id = exchange.headers.get("x-art-request-id") or uuid.uuid4().hex
+        while predecessor := rollout.answering.get(request_id):
+            predecessor.cancel()
+            await asyncio.wait({predecessor})
+            self._rollout(rollout_id)
+        recording = Recording(request, request_id, exchange.headers.get("x-art-agent"))
+        answering = self._stream if request.get("stream") else self._complete
+        task = asyncio.create_task(answering(rollout_id, recording, exchange, dialect, body))
+        rollout.answering[request_id] = task
+        task.add_done_callback(lambda _: rollout.answering.pop(request_id, None))
+        gone = asyncio.create_task(exchange.disconnected())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if task.cancelled():
+            raise Refused("this call was stopped: its rollout ended, or its client sent it again", status=409)
+        task.result()
+
+    async def _complete(
+        self, rollout_id: str, recording: Recording, exchange: Exchange, dialect: Dialect, body: JsonDict
+    ) -> None:
+        async with self.gate:
+            # Where the client has gone this is cancelled; an upstream may then still return what it has sampled.
+            completion = await self.upstream.chat(dict(recording.request))
+        recording.add(completion)
+        stopped = asyncio.current_task().cancelling() > 0
+        self._record(rollout_id, recording, aborted=stopped)
+        if stopped:
+            raise asyncio.CancelledError
+        await exchange.answer(200, dialect.from_chat(body, visible(completion)))
+
+    async def _stream(
+        self, rollout_id: str, recording: Recording, exchange: Exchange, dialect: Dialect, body: JsonDict
+    ) -> None:
+        chunks: asyncio.Queue[JsonDict | None] = asyncio.Queue()
+        # Sampling never waits for the client to read: an agent that stops reading would hold the next weights up.
+        sampling = asyncio.create_task(self._sample(recording, chunks))
+        recorded = False
+
+        async def relay() -> AsyncIterator[JsonDict]:
+            nonlocal recorded
+            while (chunk := await chunks.get()) is not None:
+                yield chunk
+            await sampling
+            if not recording.choices:
+                raise no_token_ids("its stream was empty")
+            recorded = True
+            self._record(rollout_id, recording)
+
+        try:
+            async with aclosing(dialect.stream_from_chat(body, relay())) as events:
+                async for event in events:
+                    await exchange.event(event.encode() if isinstance(event, str) else event)
+            await exchange.end()
+        finally:
+            sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
+            if not recorded:
+                self._record(rollout_id, recording, aborted=True)
+
+    async def _sample(self, recording: Recording, chunks: asyncio.Queue[JsonDict | None]) -> None:
+        try:
+            async with self.gate, aclosing(self.upstream.stream(dict(recording.request))) as answer:
+                async for chunk in answer:
+                    recording.add(chunk)
+                    chunks.put_nowait(visible(chunk))
+        finally:
+            chunks.put_nowait(None)
+
+    def _record(self, rollout_id: str, recording: Recording, *, aborted: bool = False) -> None:
+        for call in recording.calls(aborted=aborted):
+            self.recorder.record(rollout_id, call)
+
+    def _sampled_as(self, sampling: Sampling, request: JsonDict) -> JsonDict:
+        imposed = {
+            key: value for key in ("temperature", "top_p", "top_k") if (value := getattr(sampling, key)) is not None
+        }
+        asked = {key: request[key] for key in imposed if request.get(key) not in (None, imposed[key])}
+        if asked and not self._said:
+            self._said = True
+            logger.info(
+                "the agent asks for %s; training samples with %s instead, because equal runs have nothing to compare "
+                "(said once)",
+                _listed(asked),
+                _listed({key: imposed[key] for key in asked}),
+            )
+        return {**request, **imposed}
+
+
+def _listed(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def _json_object(body: bytes) -> JsonDict:
+    try:
+        value: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refused(f"the request body is not JSON: {error}", status=400, code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise Refused(f"the request body is a {type(value).__name__}; send a JSON object", status=400)
+    return value
+
+
+def _checked(request: JsonDict) -> JsonDict:
+    messages = request.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+        raise Refused("'messages' must be a list with at least one message object", status=400)
+    if not isinstance(request.get("temperature"), int | float | None):
+        raise Refused(f"'temperature' must be a number, not {request['temperature']!r}", status=400)
+    return request

@@ -1,0 +1,165 @@
+"""A thread with its own event loop in which calls are answered: engine, recorder and HTTP server, and their orders.
+
+The same in a child process and in a test's own process. Knows nothing about how orders reach it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from art_core.capture.server import CaptureApp, Dialect
+from art_core.errors import CaptureError, ConfigError
+from art_core.types import Engine, Recorder, Sampling, Weights
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """What to serve, and where."""
+
+    engine: Callable[[], Engine]
+    recorder: Callable[[], Recorder]
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free one."""
+    dialects: Mapping[str, Dialect] = field(default_factory=dict)
+    max_body: int = 64 * 2**20
+    """Of a request, in bytes."""
+
+
+class Serving:
+    """Answers calls from ``start`` until ``stop``. Every order is a coroutine of the thread's own loop, given by ``ask``."""
+
+    def __init__(self, plan: ServingPlan) -> None:
+        self._plan = plan
+        self._ready: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._finished: concurrent.futures.Future[None] = concurrent.futures.Future()
+        for future in (self._ready, self._finished):
+            # Whoever waits for them may be cancelled; they still come true.
+            future.set_running_or_notify_cancel()
+        self._thread = threading.Thread(target=self._run, name="art-capture", daemon=True)
+
+    def start(self) -> concurrent.futures.Future[str]:
+        """Start the thread; the future gives the address, or what kept the engine, the recorder or the port from starting."""
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+        return self._ready
+
+    def ask(self, order: str, *args: object) -> concurrent.futures.Future[None]:
+        """Run one of the orders (open, close, pause, resume, load) in the thread's loop."""
+        if self._finished.done():
+            raise CaptureError("the serving thread has ended; start a new door") from self._finished.exception()
+        return asyncio.run_coroutine_threadsafe(self._orders[order](*args), self._loop)
+
+    def stop(self) -> concurrent.futures.Future[None]:
+        """End the loop; a start that is still under way is cancelled. The future gives what was raised while ending."""
+        # A loop that is closed has ended by itself.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._stop()))
+        return self._finished
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._main())
+        except BaseException as error:  # noqa: BLE001  the thread's boundary: whoever waits for it raises the error
+            if not self._ready.done():
+                self._ready.set_exception(error)
+                self._finished.set_result(None)
+            else:
+                self._finished.set_exception(error)
+        else:
+            self._finished.set_result(None)
+
+    async def _main(self) -> None:
+        plan = self._plan
+        self._main_task = asyncio.current_task()
+        self._loading = asyncio.Lock()
+        self._orders: dict[str, Callable[..., Awaitable[None]]] = {
+            "open": self._open,
+            "close": self._close,
+            "pause": self._pause,
+            "resume": self._resume,
+            "load": self._load,
+        }
+        async with contextlib.AsyncExitStack() as stack:
+            # The port first: it fails at once, an engine may take minutes.
+            listener = stack.enter_context(listen(plan.host, plan.port))
+            self._recorder = plan.recorder()
+            stack.callback(self._recorder.close)
+            self._engine = plan.engine()
+            await self._engine.start()
+            stack.push_async_callback(self._engine.stop)
+            self._app = CaptureApp(self._engine, self._recorder, dialects=plan.dialects, max_body=plan.max_body)
+            self._server = _http_server(self._app)
+            serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+            while not self._server.started and not serving.done():
+                await asyncio.sleep(0.002)
+            self._ready.set_result(_url(plan.host, listener.getsockname()[1]))
+            await serving
+
+    async def _open(self, rollout_id: str, sampling: Sampling) -> None:
+        self._app.open(rollout_id, sampling)
+
+    async def _close(self, rollout_id: str, grace: float) -> None:
+        await self._app.close(rollout_id, grace)
+        await asyncio.to_thread(self._recorder.flush)
+
+    async def _pause(self) -> None:
+        await self._app.gate.pause()
+
+    async def _resume(self) -> None:
+        await self._app.gate.resume()
+
+    async def _load(self, weights: Weights) -> None:
+        async with self._loading, self._app.gate.held():
+            await self._engine.load(weights)
+
+    async def _stop(self) -> None:
+        if not self._ready.done():
+            self._main_task.cancel()
+            return
+        await self._app.close_all()
+        self._server.should_exit = True
+
+
+def _http_server(app: CaptureApp) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)
+
+
+def _url(host: str, port: int) -> str:
+    """Return how to reach a listener from this machine; others need ``host`` to be an address that they can reach."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket bound to ``host``; ConfigError where the port is taken or the host is not this machine's."""
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+        )
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is in use; stop what listens there, give another port, or port=0 for a free one"
+            ) from error
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error

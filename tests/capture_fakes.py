@@ -1,0 +1,181 @@
+"""An engine that answers by rule and a recorder that keeps calls in a list or a file; the serving process imports them."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+from art_core.errors import StoreError, UpstreamError
+from art_core.types import Call, Weights
+
+
+def prompt_ids(messages: list) -> list[int]:
+    return list(json.dumps(messages).encode())
+
+
+class EchoEngine:
+    """Says the last message back, one token per byte, ``delay`` seconds per token; the message gives further orders."""
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self.delay = delay
+        self.version = 0
+        self.fingerprint = ""
+        self.live = None
+        self.requests: list[dict] = []
+        self.sampling = 0
+        self.stopped = threading.Event()
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self.stopped.set()
+
+    async def load(self, weights: Weights) -> None:
+        assert self.sampling == 0, "weights changed while a call was in flight"
+        await asyncio.sleep(0.05)
+        self.version, self.live = weights.version, weights.live
+
+    def _text(self, request: dict) -> str:
+        self.requests.append(request)
+        text = request["messages"][-1]["content"]
+        if text.startswith("refuse"):
+            status, code = text.split()[1:]
+            raise UpstreamError(f"refused with {status}", status=int(status), code=code)
+        if text == "die":
+            os._exit(7)
+        if text == "bug":
+            raise RuntimeError("CUDA out of cheese")
+        if text == "live":
+            return str(self.live["weight"].sum().item())
+        return text
+
+    def _head(self, request: dict) -> dict:
+        head = {"id": "chatcmpl-1", "created": 1, "model": "policy", "policy_version": self.version}
+        if self.fingerprint:
+            head["system_fingerprint"] = self.fingerprint
+        return head if request["messages"][-1]["content"] == "no ids" else head | {
+            "prompt_token_ids": prompt_ids(request["messages"])
+        }
+
+    @staticmethod
+    def _tokens(text: str, start: int = 0) -> dict:
+        ids = list(text.encode())
+        return {"token_ids": ids, "token_logprobs": [-(start + i + 1) / 64 for i in range(len(ids))]}
+
+    async def chat(self, request: dict) -> dict:
+        text, said = self._text(request), ""
+        finish = "stop"
+        self.sampling += 1
+        try:
+            for letter in text:
+                said += letter
+                if self.delay:
+                    await asyncio.sleep(self.delay)
+        except asyncio.CancelledError:
+            finish = "aborted"
+        finally:
+            self.sampling -= 1
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": f"{said}{index or ''}"},
+                "finish_reason": finish,
+                **self._tokens(f"{said}{index or ''}"),
+            }
+            for index in range(request.get("n", 1))
+        ]
+        return self._head(request) | {"object": "chat.completion", "choices": choices}
+
+    async def stream(self, request: dict):
+        text = self._text(request)
+        self.sampling += 1
+        try:
+            indices = range(request.get("n", 1))
+            for place, letter in enumerate(text):
+                for index in indices:
+                    part = {"index": index, "delta": {"content": letter}, "finish_reason": None}
+                    yield self._chunk(request, part | self._tokens(letter, place))
+                if letter == "!":
+                    raise UpstreamError("broke while sampling", status=500)
+                if self.delay:
+                    await asyncio.sleep(self.delay)
+            for index in indices:
+                yield self._chunk(request, {"index": index, "delta": {}, "finish_reason": "stop", **self._tokens("")})
+        finally:
+            self.sampling -= 1
+
+    def _chunk(self, request: dict, choice: dict) -> dict:
+        return self._head(request) | {"object": "chat.completion.chunk", "choices": [choice]}
+
+
+class BrokenEngine(EchoEngine):
+    async def start(self) -> None:
+        raise UpstreamError("no such model: 'tinny'", status=404, code="model_not_found")
+
+
+class SlowStartEngine(EchoEngine):
+    async def start(self) -> None:
+        await asyncio.sleep(60)
+
+
+class PickyError(Exception):
+    """Cannot be rebuilt by pickle."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class PickyEngine(EchoEngine):
+    async def start(self) -> None:
+        raise PickyError(1, 2)
+
+
+class ListRecorder:
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Call]] = []
+        self.flushes = 0
+        self.closed = False
+        self.full = False
+
+    def record(self, rollout_id: str, call: Call) -> None:
+        self.calls.append((rollout_id, call))
+        if self.full:
+            raise StoreError("run.sqlite cannot be written: disk full")
+
+    def flush(self) -> None:
+        self.flushes += 1
+        if self.full:
+            raise StoreError("run.sqlite cannot be written: disk full")
+
+    def close(self) -> None:
+        self.closed = True
+
+    def of(self, rollout_id: str) -> list[Call]:
+        return [call for owner, call in self.calls if owner == rollout_id]
+
+
+class FileRecorder:
+    """One line per call, for a recorder in another process."""
+
+    def __init__(self, path: str) -> None:
+        self.file = Path(path).open("a")
+
+    def record(self, rollout_id: str, call: Call) -> None:
+        line = [rollout_id, list(call.prompt_ids), list(call.sampled_ids), call.policy_version, call.finish_reason]
+        self.file.write(json.dumps(line) + "\n")
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def wait_until(true, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)

@@ -1,0 +1,192 @@
+"""The door with its serving process: what starts, what travels, and what is left when something dies."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from art_core.capture import Door
+from art_core.errors import CaptureError, ConfigError, UpstreamError
+from art_core.types import Weights
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from capture_fakes import BrokenEngine, EchoEngine, FileRecorder, ListRecorder, PickyEngine, SlowStartEngine, wait_until
+
+
+async def say(url: str, text: str) -> str:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        body = {"messages": [{"role": "user", "content": text}]}
+        response = await client.post(f"{url}/chat/completions", json=body, timeout=30)
+        return response.json()["choices"][0]["message"]["content"]
+
+
+def running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z" if Path("/proc").is_dir() else True
+
+
+async def test_a_process_serves_swaps_shared_tensors_and_leaves_nothing_behind(tmp_path):
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(4).share_memory_()
+    door = await Door.start(EchoEngine, partial(FileRecorder, str(tmp_path / "calls")))
+    child = door._serving._process
+    try:
+        url = await door.open("r1")
+        assert await say(url, "hello") == "hello"
+        await door.load(Weights(version=1, path=None, live={"weight": tensor}))
+        assert await say(url, "live") == "0.0"
+        tensor.fill_(2.0)
+        assert await say(url, "live") == "8.0", "the engine sees what the learner changes in place"
+        await door.load(Weights(version=2, path=tmp_path, live={"weight": tensor}))
+        tensor.fill_(3.0)
+        assert await say(url, "live") == "12.0"
+        await door.close("r1")
+        lines = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+        assert [(line[0], line[3]) for line in lines] == [("r1", 0), ("r1", 1), ("r1", 1), ("r1", 2)]
+    finally:
+        await door.stop()
+    await door.stop()
+    assert child.returncode == 0
+
+
+async def test_sixty_four_rollouts_open_at_once_while_weights_load(tmp_path):
+    async with await Door.start(EchoEngine, ListRecorder) as door:
+        load = asyncio.create_task(door.load(Weights(version=1, path=None)))
+        urls = await asyncio.gather(*(door.open(f"r{number}") for number in range(64)))
+        answers = await asyncio.gather(*(say(url, f"{number}") for number, url in enumerate(urls)))
+        assert answers == [str(number) for number in range(64)]
+        await asyncio.gather(*(door.close(f"r{number}") for number in range(64)), load)
+
+
+async def test_an_engine_that_cannot_start_raises_its_own_error_here():
+    with pytest.raises(UpstreamError, match="no such model: 'tinny'") as failure:
+        await Door.start(BrokenEngine, ListRecorder)
+    assert (failure.value.status, failure.value.code) == (404, "model_not_found")
+    assert "capture_fakes.py" in failure.value.__notes__[0]
+
+
+async def test_an_error_that_cannot_travel_is_told_in_words():
+    with pytest.raises(CaptureError, match="PickyError: 1 and 2"):
+        await Door.start(PickyEngine, ListRecorder)
+
+
+async def test_a_start_that_is_given_up_leaves_no_process():
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.5):
+            await Door.start(SlowStartEngine, ListRecorder)
+    children = subprocess.run(["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
+    assert "art_core.capture.child" not in children
+
+
+async def test_a_serving_process_that_dies_fails_what_waits_and_what_comes():
+    door = await Door.start(EchoEngine, ListRecorder)
+    try:
+        url = await door.open("r1")
+        await door.pause()
+        await door.resume()
+        with pytest.raises(httpx.HTTPError):
+            await say(url, "die")
+        with pytest.raises(CaptureError, match="exit code 7"):
+            while True:
+                await door.load(Weights(version=1, path=None))
+        with pytest.raises(CaptureError, match="the serving process died"):
+            await door.open("r2")
+    finally:
+        await door.stop()
+
+
+async def test_a_killed_serving_process_is_told_with_its_signal():
+    door = await Door.start(partial(EchoEngine, 0.05), ListRecorder)
+    try:
+        url = await door.open("r1")
+        asking = asyncio.create_task(say(url, "x" * 500))
+        await asyncio.sleep(0.3)
+        closing = asyncio.create_task(door.close("r1", grace=30))
+        await asyncio.sleep(0.1)
+        door._serving._process.kill()
+        with pytest.raises(CaptureError, match="SIGKILL.*out of memory"):
+            await closing
+        with pytest.raises(httpx.HTTPError):
+            await asking
+    finally:
+        await door.stop()
+
+
+async def test_a_closure_is_refused_with_what_to_give_instead():
+    engine = EchoEngine()
+    with pytest.raises(ConfigError, match="module that can be imported"):
+        await Door.start(lambda: engine, ListRecorder)
+
+
+async def test_a_port_in_use_is_told_from_the_process_too():
+    async with await Door.start(EchoEngine, ListRecorder, process=False) as door:
+        port = int(door.address.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"port {port}"):
+            await Door.start(EchoEngine, ListRecorder, port=port)
+
+
+SCRIPT = """
+import asyncio, os, signal, sys
+sys.path.insert(0, {tests!r})
+from art_core.capture import Door
+from art_core.errors import ConfigError
+from capture_fakes import EchoEngine, ListRecorder
+
+print("the script runs", flush=True)
+
+class MyEngine(EchoEngine):
+    pass
+
+async def main():
+    try:
+        await Door.start(MyEngine, ListRecorder)
+    except ConfigError as error:
+        print("refused:", error, flush=True)
+    door = await Door.start(EchoEngine, ListRecorder)
+    print(door._serving._process.pid, flush=True)
+    {then}
+
+asyncio.run(main())
+"""
+
+
+def script(tmp_path: Path, then: str) -> subprocess.Popen:
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent), then=then))
+    return subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_script_without_a_main_guard_runs_once_and_is_told_about_its_own_classes(tmp_path):
+    with script(tmp_path, "await door.stop()") as run:
+        out, err = run.communicate(timeout=60)
+    assert out.count("the script runs") == 1
+    assert "refused: the serving process cannot rebuild" in out
+    assert "__main__" in out
+    assert (run.returncode, err) == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_the_serving_process_ends_with_the_one_that_started_it(tmp_path, number):
+    with script(tmp_path, "await asyncio.sleep(60)") as run:
+        assert run.stdout.readline() == "the script runs\n"
+        assert run.stdout.readline().startswith("refused")
+        child = int(run.stdout.readline())
+        assert running(child)
+        # A terminal's Ctrl-C reaches both; the child leaves it to its parent.
+        if number == signal.SIGINT:
+            os.kill(child, number)
+        run.send_signal(number)
+        run.communicate(timeout=30)
+    wait_until(lambda: not running(child), 20)
