@@ -1,0 +1,9 @@
+"""TokenTree -> gradient step -> Weights. Knows nothing about rewards, groups or which loss it is handed.
+
+Imports torch, transformers and peft, so it is imported only by those who train.
+"""
+
+from art_core.learner.torch_learner import TorchLearner
+from art_core.learner.tree_forward import tree_logprobs
+
+__all__ = ["TorchLearner", "tree_logprobs"]

@@ -1,0 +1,193 @@
+"""A checkpoint folder: weights, optimizer and random state as safetensors and JSON. Knows nothing about how to train.
+
+    learner.json          version, base model, SHA-256 of every other file
+    optimizer.safetensors AdamW's moments and the random state
+    config.json, model.safetensors, tokenizer ...    where all weights are trained
+    adapter/              where a LoRA adapter is trained
+
+Nothing is unpickled. A folder is written beside its place and renamed, so it is whole or absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from art_core.errors import StoreError
+
+MANIFEST = "learner.json"
+OPTIMIZER = "optimizer.safetensors"
+ADAPTER = "adapter"
+WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+
+
+@contextmanager
+def writing(folder: Path, state: Mapping[str, Any]) -> Iterator[Path]:
+    """Give an empty folder to write to; when the block ends it takes the place of ``folder``, with ``state`` in it.
+
+    Raises StoreError where that fails; ``folder`` is then as it was.
+    """
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    replaced = folder.with_name(f".{folder.name}.replaced")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        files = {str(file.relative_to(unfinished)): _hash(file) for file in _files(unfinished)}
+        (unfinished / MANIFEST).write_text(json.dumps({**state, "files": files}, indent=2))
+        if folder.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            folder.rename(replaced)
+        unfinished.rename(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(
+            f"the checkpoint {folder} could not be written: {error}; check space and permissions"
+        ) from error
+    finally:
+        if replaced.exists() and not folder.exists():
+            replaced.rename(folder)
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return the state given to ``writing``, after comparing every file of ``folder`` with its hash; else StoreError."""
+    if not (folder / MANIFEST).is_file():
+        raise StoreError(
+            f"{folder} has no {MANIFEST}, so it is not a checkpoint; give a folder in checkpoints/ of a run"
+        )
+    try:
+        state = json.loads((folder / MANIFEST).read_text())
+        files = dict(state.pop("files"))
+        int(state["version"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{folder / MANIFEST} is damaged ({error!r}); restore an earlier checkpoint") from error
+    for name, digest in files.items():
+        if not (folder / name).is_file():
+            raise StoreError(f"{folder / name} is missing; restore an earlier checkpoint")
+        if _hash(folder / name) != digest:
+            raise StoreError(f"{folder / name} is not what was saved (SHA-256 differs); restore an earlier checkpoint")
+    return state
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing a bar for every load and save inside the block."""
+    drawn = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            transformers_logging.enable_progress_bar()
+
+
+def load_model(source: str | Path) -> PreTrainedModel:
+    """Load a causal LM from a folder or by its hub name, in float32 on the CPU."""
+    with no_progress_bars():
+        return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+
+
+def write_model(folder: Path, model: PreTrainedModel, source: str) -> None:
+    """Write a model folder with the tokenizer of ``source``, a folder or a hub name."""
+    with no_progress_bars():
+        model.save_pretrained(folder)
+    if not Path(source).is_dir():
+        AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+        return
+    # Copied, not loaded and saved: the tokenizer must stay the same to the byte.
+    for file in Path(source).iterdir():
+        if file.is_file() and not file.name.endswith((*WEIGHT_FILES, MANIFEST)) and not (folder / file.name).exists():
+            shutil.copyfile(file, folder / file.name)
+
+
+def read_model(folder: Path, model: PreTrainedModel) -> None:
+    """Copy the weights in ``folder`` into ``model``'s own memory."""
+    if not (folder / "config.json").is_file():
+        raise StoreError(
+            f"{folder} holds an adapter, not a whole model; continue with the lora_rank that it was made with"
+        )
+    saved = load_model(folder)
+    _copy(dict(saved.named_parameters()), dict(model.named_parameters()), folder)
+
+
+def write_adapter(folder: Path, model: PeftModel) -> None:
+    # Embeddings are never trained, and the automatic check would ask the hub for the base model's config.
+    model.save_pretrained(folder / ADAPTER, save_embedding_layers=False)
+
+
+def read_adapter(folder: Path, model: PeftModel) -> None:
+    """Copy the adapter in ``folder`` into ``model``'s own."""
+    file = folder / ADAPTER / "adapter_model.safetensors"
+    if not file.is_file():
+        raise StoreError(f"{folder} holds a whole model, not an adapter; continue with lora_rank=0")
+    saved = load_file(file)
+    _check_same_shapes(saved, get_peft_model_state_dict(model, save_embedding_layers=False), folder)
+    set_peft_model_state_dict(model, saved)
+
+
+def write_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+    """Write the state that ``optimizer`` keeps for each of ``parameters``, and torch's random state."""
+    tensors = {
+        f"{key}/{name}": value.contiguous()
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+    tensors["random/cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random/cuda"] = torch.cuda.get_rng_state()
+    save_file(tensors, folder / OPTIMIZER)
+
+
+def read_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+    """Put back what ``write_optimizer`` wrote."""
+    tensors = load_file(folder / OPTIMIZER)
+    torch.set_rng_state(tensors.pop("random/cpu"))
+    cuda = tensors.pop("random/cuda", None)
+    if cuda is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(cuda)
+    optimizer.state.clear()
+    for label, value in tensors.items():
+        key, _, name = label.partition("/")
+        device = "cpu" if key == "step" else parameters[name].device
+        optimizer.state[parameters[name]][key] = value.to(device)
+
+
+@torch.no_grad()
+def _copy(saved: Mapping[str, Tensor], into: Mapping[str, Tensor], folder: Path) -> None:
+    _check_same_shapes(saved, into, folder)
+    for name, tensor in into.items():
+        tensor.copy_(saved[name])
+
+
+def _check_same_shapes(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path) -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    differing = sorted(shapes.items() ^ {name: tuple(tensor.shape) for name, tensor in wanted.items()}.items())
+    if differing:
+        name, shape = differing[0]
+        raise StoreError(
+            f"{folder} is a checkpoint of another model: {name} of shape {shape} is in one of them only "
+            f"({len(differing)} such differences); continue with the model and lora_rank that it was made with"
+        )
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

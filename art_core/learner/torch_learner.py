@@ -1,0 +1,209 @@
+"""Gradient steps with PyTorch: a transformers model, all weights or LoRA through PEFT, AdamW.
+
+Knows nothing about rewards, groups or which loss it is handed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from art_core.config import TrainConfig
+from art_core.errors import ArtError, ConfigError
+from art_core.learner import checkpoint
+from art_core.learner.tree_forward import tree_logprobs
+from art_core.types import Loss, LossInputs, TokenTree, Weights
+
+
+class TorchLearner:
+    """Trains the causal LM in ``model_folder`` (a folder or a hub name) on token trees. Weights are float32.
+
+    Dropout is off, so that a target's new logprob is its old one before the first step. Raises ConfigError where
+    ``config.kl`` is set and ``loss`` takes no ``kl``.
+    """
+
+    def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss) -> None:
+        torch.manual_seed(config.seed)
+        self.version = 0
+        self.config = config
+        self.model_folder = str(model_folder)
+        self.loss = _with_kl(loss, config.kl)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = checkpoint.load_model(self.model_folder).to(device).eval()
+        size = model.num_parameters()
+        rank = config.lora_rank if config.lora_rank is not None else (0 if size < 100e6 else 16)
+        self.learning_rate = _learning_rate(config, rank, size)
+        self._reference = deepcopy(model).requires_grad_(False) if config.kl and not rank else None
+        self._live = {name: _shared(parameter) for name, parameter in model.named_parameters()}
+        self.model: PreTrainedModel | PeftModel = model
+        if rank:
+            lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+            self.model = get_peft_model(model, lora).eval()
+            for name, merged in self._changed_weights():
+                self._live[name] = torch.empty_like(merged, device="cpu").share_memory_()
+        self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._optimizer = torch.optim.AdamW(self._trained.values(), betas=(0.9, 0.95), weight_decay=0.0)
+        self._saved: tuple[int, Path] | None = None
+
+    def step(self, trees: Sequence[TokenTree]) -> dict[str, float]:
+        """Take one optimizer step on all ``trees`` together; each is one forward and one backward pass.
+
+        Metrics: ``loss``, ``grad_norm`` (before clipping), ``learning_rate``, ``tokens`` (unique), ``targets`` and
+        ``trajectories`` (those trained), ``logprob_gap`` (mean |new - old logprob|), ``seconds``, ``tokens_per_second``,
+        and the loss function's own. Trees without trained targets are left out; where all are, no step is taken and the
+        metrics are ``skipped`` = 1. Raises ValueError for an empty list, and ArtError, with the weights as they were,
+        where the gradient is not finite.
+        """
+        if not trees:
+            raise ValueError("step() was given no token trees; leave the step out where no group teaches anything")
+        trees = [tree for tree in trees if tree.weights.any()]
+        if not trees:
+            return {"skipped": 1.0}
+        started = time.perf_counter()
+        trajectories = sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in trees)
+        targets = sum(np.count_nonzero(tree.weights) for tree in trees)
+        tokens = sum(tree.num_tokens for tree in trees)
+        metrics: dict[str, float] = {}
+        for tree in trees:
+            for name, value in self._backward(tree, trajectories, targets).items():
+                metrics[name] = metrics.get(name, 0.0) + value
+        metrics |= self._update()
+        seconds = time.perf_counter() - started
+        counts = {"tokens": float(tokens), "targets": float(targets), "trajectories": float(trajectories)}
+        return metrics | counts | {"seconds": seconds, "tokens_per_second": tokens / seconds}
+
+    def weights(self) -> Weights:
+        """Return the weights of this version; ``live`` always holds the plain model's, on the CPU in shared memory.
+
+        ``live`` is the same memory at every call. ``path`` is set where this version was saved.
+        """
+        with torch.no_grad():
+            for name, weight in self._changed_weights():
+                self._live[name].copy_(weight)
+        path = self._saved[1] if self._saved and self._saved[0] == self.version else None
+        return Weights(version=self.version, path=path, live=self._live)
+
+    def save(self, folder: Path) -> None:
+        """Write ``folder``, replacing it as a whole: weights, optimizer, random state; float32, nothing pickled.
+
+        Where all weights are trained it is a Hugging Face model folder with its tokenizer; with LoRA the adapter is in
+        ``folder/adapter``. Raises StoreError where it cannot be written.
+        """
+        folder = Path(folder)
+        state = {"version": self.version, "base_model": self.model_folder}
+        with checkpoint.writing(folder, state) as unfinished:
+            if isinstance(self.model, PeftModel):
+                checkpoint.write_adapter(unfinished, self.model)
+            else:
+                checkpoint.write_model(unfinished, self.model, self.model_folder)
+            checkpoint.write_optimizer(unfinished, self._optimizer, self._trained)
+        self._note_saved(folder)
+
+    def restore(self, folder: Path) -> None:
+        """Continue where ``save(folder)`` was: the steps that follow are the same to the bit.
+
+        Raises StoreError where a file is missing, damaged or of another model.
+        """
+        folder = Path(folder)
+        state = checkpoint.read_state(folder)
+        if isinstance(self.model, PeftModel):
+            checkpoint.read_adapter(folder, self.model)
+        else:
+            checkpoint.read_model(folder, self.model)
+        checkpoint.read_optimizer(folder, self._optimizer, self._trained)
+        self.version = state["version"]
+        self._note_saved(folder)
+
+    def _note_saved(self, folder: Path) -> None:
+        self._saved = self.version, folder / checkpoint.ADAPTER if isinstance(self.model, PeftModel) else folder
+
+    def _backward(self, tree: TokenTree, trajectories: int, targets: int) -> dict[str, float]:
+        """Add the gradient of ``tree``'s part of the step's loss; return that part and its share of the mean metrics."""
+        rows = np.flatnonzero(tree.weights)
+        reference = self._reference_logprobs(tree)  # first: switching adapters off and on would break a graph in use
+        logprobs = tree_logprobs(self.model, tree, weighted_only=True)
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=torch.from_numpy(tree.old_logprobs[rows]).to(logprobs.device),
+            ref_logprobs=reference,
+            advantages=torch.from_numpy(tree.advantages[rows]).to(logprobs.device),
+            weights=torch.from_numpy(tree.weights[rows]).to(logprobs.device),
+            trajectory=torch.from_numpy(tree.trajectory[rows]).to(logprobs.device),
+            call=torch.from_numpy(tree.call[rows]).to(logprobs.device),
+            step_trajectories=trajectories,
+        )
+        outputs = self.loss(inputs)
+        outputs.loss.backward()
+        gap = (logprobs.detach() - inputs.old_logprobs).abs().mean().item()
+        share = len(rows) / targets
+        means = {name: value * share for name, value in (outputs.metrics | {"logprob_gap": gap}).items()}
+        return means | {"loss": outputs.loss.item()}
+
+    @torch.no_grad()
+    def _reference_logprobs(self, tree: TokenTree) -> Tensor | None:
+        if not self.config.kl:
+            return None
+        if self._reference is not None:
+            return tree_logprobs(self._reference, tree, weighted_only=True)
+        with self.model.disable_adapter():
+            return tree_logprobs(self.model, tree, weighted_only=True)
+
+    def _update(self) -> dict[str, float]:
+        rate = self.learning_rate * min(1.0, (self.version + 1) / max(1, self.config.warmup_steps))
+        norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.config.max_grad_norm).item()
+        if not np.isfinite(norm):
+            self._optimizer.zero_grad()
+            raise ArtError(
+                f"the gradient of step {self.version + 1} is not finite (norm {norm}), so the weights were left as they "
+                "were; look for infinite logprobs or advantages in this step's calls, or lower learning_rate"
+            )
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.version += 1
+        return {"grad_norm": norm, "learning_rate": rate}
+
+    def _changed_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the plain model's parameters that training changes and that are not in shared memory themselves."""
+        if isinstance(self.model, PeftModel):
+            for name, module in self.model.get_base_model().named_modules():
+                if isinstance(module, LoraLayer):
+                    yield f"{name}.weight", module.get_base_layer().weight + module.get_delta_weight("default")
+        elif self.model.device.type != "cpu":
+            yield from self.model.named_parameters()
+
+
+def _with_kl(loss: Loss, kl: float) -> Loss:
+    if not kl:
+        return loss
+    if "kl" not in inspect.signature(loss).parameters:
+        name = getattr(loss, "__name__", repr(loss))
+        raise ConfigError(f"kl={kl} was asked for, but the loss {name} takes no argument kl; give kl=0, or loss='grpo'")
+    return partial(loss, kl=kl)
+
+
+def _learning_rate(config: TrainConfig, rank: int, size: int) -> float:
+    if config.learning_rate is not None:
+        return config.learning_rate
+    if rank:
+        return 1e-4
+    return 5e-4 if size < 10e6 else 1e-5
+
+
+def _shared(parameter: Tensor) -> Tensor:
+    """Move a CPU parameter to shared memory, where it stays when it is trained; of another device's make a copy there."""
+    if parameter.device.type == "cpu":
+        return parameter.share_memory_().detach()
+    return parameter.detach().cpu().share_memory_()

@@ -1,0 +1,420 @@
+"""tree_logprobs equals call by call; TorchLearner steps, serves live weights, and continues bit-equal from a checkpoint."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+
+from art_core.config import TrainConfig
+from art_core.errors import ArtError, ConfigError, StoreError
+from art_core.learner import TorchLearner, tree_logprobs
+from art_core.losses import grpo
+from art_core.token_tree import build_tree
+from art_core.types import Call, LossOutputs, Trajectory
+
+VOCAB = 12
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "initializer_range": 0.4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TREE_FAMILIES = {
+    "qwen3": (transformers.Qwen3Config, {"tie_word_embeddings": True}),
+    "qwen2": (transformers.Qwen2Config, {}),
+    "llama": (transformers.LlamaConfig, {}),
+    "mistral with a window": (transformers.MistralConfig, {"sliding_window": 3}),
+    "gemma3 with a window": (
+        transformers.Gemma3TextConfig,
+        {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 4},
+    ),
+    "qwen2 with a window in one layer": (
+        transformers.Qwen2Config,
+        {"use_sliding_window": True, "sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+}
+PATH_FAMILIES = {
+    "mamba": (transformers.MambaConfig, {"state_size": 4}),
+    "bloom": (transformers.BloomConfig, {"n_layer": 2, "n_head": 4}),
+    "qwen3-next": (
+        transformers.Qwen3NextConfig,
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_key_head_dim": 4,
+            "linear_value_head_dim": 4,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 8,
+            "shared_expert_intermediate_size": 8,
+        },
+    ),
+}
+
+
+def make_model(family, dtype=torch.float64, **fields):
+    make_config, own = (TREE_FAMILIES | PATH_FAMILIES)[family]
+    torch.manual_seed(0)
+    config = make_config(**{**SIZES, **own, **fields})
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+@st.composite
+def trajectory_lists(draw, max_calls=4):
+    """Calls that repeat, extend and fork from earlier ones, at several temperatures."""
+    seen = [()]
+    trajectories = []
+    for _ in range(draw(st.integers(1, 3))):
+        calls = []
+        for _ in range(draw(st.integers(1, max_calls))):
+            earlier = draw(st.sampled_from(seen))
+            kept = earlier[: draw(st.integers(0, len(earlier)))]
+            prompt = kept + tuple(draw(st.lists(st.integers(3, VOCAB - 1), min_size=0 if kept else 1, max_size=6)))
+            sampled = tuple(draw(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=6)))
+            temperature = draw(st.sampled_from([1.0, 1.0, 0.5]))
+            calls.append(make_call(prompt, sampled, temperature=temperature))
+            seen.append(prompt + sampled)
+        trajectories.append(Trajectory(task="t", calls=tuple(calls)))
+    return trajectories
+
+
+def make_call(prompt, sampled, **fields):
+    return Call(prompt_ids=tuple(prompt), sampled_ids=tuple(sampled), logprobs=(-2.0,) * len(sampled), **fields)
+
+
+def logprobs_call_by_call(model, trajectories):
+    rows = []
+    for call in (call for trajectory in trajectories for call in trajectory.calls):
+        ids = torch.tensor([call.prompt_ids + call.sampled_ids])
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(call.prompt_ids) - 1 : -1]
+        scores = (logits.float() / (call.temperature or 1.0)).log_softmax(-1)
+        rows.append(scores[range(len(call.sampled_ids)), list(call.sampled_ids)])
+    return torch.cat(rows)
+
+
+def gradient(model, logprobs):
+    model.zero_grad()
+    (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def check_equals_call_by_call(model, trajectories):
+    tree = build_tree(trajectories)
+    ours, theirs = tree_logprobs(model, tree), logprobs_call_by_call(model, trajectories)
+    assert ours.shape == (tree.num_targets,) and ours.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    ours, theirs = gradient(model, ours), gradient(model, theirs)
+    assert (ours - theirs).norm() <= 1e-5 * theirs.norm() + 1e-7
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(trajectories=trajectory_lists())
+def test_one_pass_over_the_tree_equals_training_every_call_on_its_own(family, trajectories):
+    check_equals_call_by_call(make_model(family), trajectories)
+
+
+FORKED = [
+    Trajectory(task="t", calls=(make_call([3, 4, 5], [6, 7]), make_call([3, 4, 5, 6, 7, 8], [9, 10, 3]))),
+    Trajectory(task="t", calls=(make_call([3, 4, 5], [6, 8], temperature=0.7), make_call([3, 4], [5, 6, 8, 4]))),
+    Trajectory(task="t", calls=(make_call([9, 3, 3, 4, 4, 5, 5], [6], finish_reason="aborted"),)),
+]
+
+
+@pytest.mark.parametrize("family", PATH_FAMILIES)
+def test_a_model_whose_attention_cannot_be_a_tree_is_computed_path_by_path(family, caplog):
+    model = make_model(family, dtype=torch.float32)  # experts have no float64
+    check_equals_call_by_call(model, FORKED)
+    check_equals_call_by_call(model, FORKED)
+    assert caplog.text.count("cannot follow a token tree") == 1
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+def test_eager_attention_takes_the_tree_too(family):
+    check_equals_call_by_call(make_model(family, attn_implementation="eager"), FORKED)
+
+
+def test_an_adapted_model_takes_the_tree_too():
+    model = make_model("qwen3")
+    config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    check_equals_call_by_call(get_peft_model(model, config).eval(), FORKED)
+
+
+def test_chunks_of_the_vocabulary_projection_change_nothing(monkeypatch):
+    monkeypatch.setattr("art_core.learner.tree_forward.CHUNK", 2 * VOCAB)
+    check_equals_call_by_call(make_model("qwen3"), FORKED)
+
+
+def test_weighted_only_leaves_out_what_is_not_trained():
+    model, tree = make_model("qwen3"), build_tree(FORKED)
+    every, some = tree_logprobs(model, tree), tree_logprobs(model, tree, weighted_only=True)
+    torch.testing.assert_close(some, every[torch.from_numpy(tree.weights) != 0])
+
+
+def test_a_tree_without_targets_has_no_logprobs():
+    assert tree_logprobs(make_model("qwen3"), build_tree([])).shape == (0,)
+
+
+# --- TorchLearner -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_model("qwen3").half().save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def make_learner(folder, loss=grpo, **settings):
+    return TorchLearner(folder, TrainConfig(**{"warmup_steps": 0, "seed": 3, **settings}), loss)
+
+
+def make_trees(learner):
+    """FORKED, with the logprobs that the learner's start weights give."""
+    tree = build_tree(FORKED, [1.0, -1.0, 0.5])
+    with torch.no_grad():
+        logprobs = tree_logprobs(learner.model, tree)
+    return [replace(tree, old_logprobs=logprobs.numpy())]
+
+
+def live(learner):
+    return {name: tensor.clone() for name, tensor in learner.weights().live.items()}
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_step_makes_the_good_runs_likelier_and_the_bad_ones_less_likely(model_folder, rank):
+    learner = make_learner(model_folder, lora_rank=rank, learning_rate=0.003)
+    trees = make_trees(learner)
+    metrics = [learner.step(trees) for _ in range(3)][-1]
+    with torch.no_grad():
+        change = tree_logprobs(learner.model, trees[0]) - torch.from_numpy(trees[0].old_logprobs)
+    trajectory = torch.from_numpy(trees[0].trajectory)
+    assert change[trajectory == 0].sum() > 0 > change[trajectory == 1].sum()
+    assert learner.version == 3
+    assert metrics["trajectories"] == 2 and metrics["targets"] == 11 and metrics["tokens"] == trees[0].num_tokens
+    assert metrics["logprob_gap"] > 0 and metrics["grad_norm"] > 0 and metrics["learning_rate"] == 0.003
+
+
+def test_before_the_first_step_the_ratio_is_one(model_folder):
+    learner = make_learner(model_folder)
+    metrics = learner.step(make_trees(learner))
+    assert metrics["logprob_gap"] < 1e-6 and metrics["clip_fraction"] == 0
+    assert metrics["ratio"] == pytest.approx(1.0)
+
+
+def test_one_tree_or_one_per_group_is_the_same_step(model_folder):
+    together, apart = make_learner(model_folder), make_learner(model_folder)
+    advantages = [1.0, -1.0, 0.5]
+    first = together.step([build_tree(FORKED, advantages)])
+    second = apart.step([build_tree([run], [a]) for run, a in zip(FORKED, advantages, strict=True)])
+    for name in ("loss", "grad_norm", "ratio", "logprob_gap"):
+        assert first[name] == pytest.approx(second[name], rel=1e-4, abs=1e-6), name
+
+
+def test_the_learning_rate_warms_up(model_folder):
+    learner = make_learner(model_folder, warmup_steps=3, learning_rate=0.3e-3)
+    trees = make_trees(learner)
+    rates = [learner.step(trees)["learning_rate"] for _ in range(4)]
+    assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 3e-4])
+
+
+@pytest.mark.parametrize(("rank", "rate"), [(0, 5e-4), (2, 1e-4)])
+def test_the_learning_rate_fits_what_is_trained(model_folder, rank, rate):
+    assert make_learner(model_folder, lora_rank=rank).learning_rate == rate
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_live_weights_are_the_plain_models_and_follow_the_training(model_folder, rank):
+    learner = make_learner(model_folder, lora_rank=rank, learning_rate=0.01)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    start = live(learner)
+    assert start.keys() == dict(plain.named_parameters()).keys()
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(start[name], parameter), name
+    trees = make_trees(learner)
+    learner.step(trees)
+    weights = learner.weights()
+    assert weights.version == 1 and weights.path is None
+    assert all(tensor.is_shared() and not tensor.requires_grad for tensor in weights.live.values())
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            parameter.copy_(weights.live[name])
+        torch.testing.assert_close(tree_logprobs(plain, trees[0]), tree_logprobs(learner.model, trees[0]))
+    assert not torch.equal(
+        start["model.layers.0.mlp.up_proj.weight"], weights.live["model.layers.0.mlp.up_proj.weight"]
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_kl_pulls_towards_the_start_weights(model_folder, rank):
+    free, held = (make_learner(model_folder, lora_rank=rank, learning_rate=0.01, kl=kl) for kl in (0.0, 5.0))
+    trees = make_trees(free)
+    for _ in range(5):
+        free.step(trees)
+        metrics = held.step(trees)
+    assert metrics["kl_ref"] > 0
+    with torch.no_grad():
+        gaps = [
+            (tree_logprobs(x.model, trees[0]) - torch.from_numpy(trees[0].old_logprobs)).abs().mean()
+            for x in (free, held)
+        ]
+    assert gaps[1] < gaps[0]
+
+
+def test_kl_with_a_loss_that_knows_none_is_refused(model_folder):
+    with pytest.raises(ConfigError, match="the loss mine takes no argument kl"):
+
+        def mine(inputs):
+            raise AssertionError
+
+        make_learner(model_folder, loss=mine, kl=0.1)
+
+
+def test_a_step_without_trees_is_an_error(model_folder):
+    with pytest.raises(ValueError, match="no token trees"):
+        make_learner(model_folder).step([])
+
+
+def test_without_trained_targets_no_step_is_taken(model_folder):
+    learner = make_learner(model_folder)
+    start = live(learner)
+    assert learner.step([build_tree([FORKED[2]], [1.0])]) == {"skipped": 1.0}
+    assert learner.version == 0
+    assert all(torch.equal(start[name], tensor) for name, tensor in live(learner).items())
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(model_folder):
+    learner = make_learner(model_folder)
+    start = live(learner)
+    with pytest.raises(ArtError, match="gradient of step 1 is not finite"):
+        learner.step([build_tree(FORKED, [float("inf"), 1.0, 1.0])])
+    assert learner.version == 0
+    assert all(torch.equal(start[name], tensor) for name, tensor in live(learner).items())
+
+
+def test_any_loss_can_be_handed_in(model_folder):
+    def push_up(inputs):
+        return LossOutputs(-inputs.logprobs.mean(), {"rows": float(len(inputs.logprobs))})
+
+    metrics = make_learner(model_folder, loss=push_up).step([build_tree(FORKED)])
+    assert metrics["rows"] == 11 and metrics["loss"] > 0
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_restored_learner_continues_bit_for_bit(model_folder, tmp_path, rank):
+    learner = make_learner(model_folder, lora_rank=rank, kl=0.1)
+    trees = make_trees(learner)
+    for _ in range(2):
+        learner.step(trees)
+    learner.save(tmp_path / "checkpoint")
+    drawn = torch.rand(3)
+    for _ in range(2):
+        learner.step(trees)
+    other = make_learner(model_folder, lora_rank=rank, kl=0.1, seed=99)
+    memory = {name: tensor.data_ptr() for name, tensor in other.weights().live.items()}
+    other.restore(tmp_path / "checkpoint")
+    assert other.version == 2
+    assert torch.equal(torch.rand(3), drawn)
+    for _ in range(2):
+        other.step(trees)
+    assert all(torch.equal(live(other)[name], tensor) for name, tensor in live(learner).items())
+    assert memory == {name: tensor.data_ptr() for name, tensor in other.weights().live.items()}
+
+
+def test_a_saved_folder_is_a_model_of_its_own(model_folder, tmp_path):
+    learner = make_learner(model_folder)
+    learner.step(make_trees(learner))
+    learner.save(tmp_path / "checkpoint")
+    assert learner.weights().path == tmp_path / "checkpoint"
+    assert (tmp_path / "checkpoint" / "tokenizer.json").read_text() == "{}"
+    again = make_learner(tmp_path / "checkpoint")
+    assert all(torch.equal(live(again)[name], tensor) for name, tensor in live(learner).items())
+    learner.step(make_trees(learner))
+    assert learner.weights().path is None
+
+
+def test_nothing_in_a_checkpoint_needs_unpickling(model_folder, tmp_path):
+    learner = make_learner(model_folder, lora_rank=2)
+    learner.step(make_trees(learner))
+    learner.save(tmp_path / "checkpoint")
+    files = {str(file.relative_to(tmp_path / "checkpoint")) for file in (tmp_path / "checkpoint").rglob("*.*")}
+    assert {"learner.json", "optimizer.safetensors", "adapter/adapter_model.safetensors"} <= files
+    assert {file.rpartition(".")[2] for file in files} <= {"json", "safetensors", "md"}
+    assert json.loads((tmp_path / "checkpoint" / "learner.json").read_text())["base_model"] == str(model_folder)
+    assert learner.weights().path == tmp_path / "checkpoint" / "adapter"
+
+
+def test_saving_again_replaces_the_folder_as_a_whole(model_folder, tmp_path):
+    learner = make_learner(model_folder)
+    learner.save(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "stray").touch()
+    learner.step(make_trees(learner))
+    learner.save(tmp_path / "checkpoint")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    assert not (tmp_path / "checkpoint" / "stray").exists()
+    learner.restore(tmp_path / "checkpoint")
+    assert learner.version == 1
+
+
+def test_a_save_that_fails_leaves_the_earlier_checkpoint(model_folder, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    learner = make_learner(model_folder)
+    learner.save(tmp_path / "checkpoint")
+    with monkeypatch.context() as patched, pytest.raises(StoreError, match=r"could not be written.*No space left"):
+        patched.setattr("art_core.learner.checkpoint.save_file", full)
+        learner.save(tmp_path / "checkpoint")
+    learner.restore(tmp_path / "checkpoint")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut, lambda file: file.unlink()])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "learner.json", "config.json"])
+def test_a_damaged_file_is_named(model_folder, tmp_path, name, damage):
+    learner = make_learner(model_folder)
+    learner.save(tmp_path / "checkpoint")
+    damage(tmp_path / "checkpoint" / name)
+    with pytest.raises(StoreError, match=name):
+        make_learner(model_folder).restore(tmp_path / "checkpoint")
+
+
+def test_a_checkpoint_of_another_kind_is_refused(model_folder, tmp_path):
+    kinds = {rank: partial(make_learner, model_folder, lora_rank=rank) for rank in (0, 2, 3)}
+    for rank, make in kinds.items():
+        make().save(tmp_path / str(rank))
+    for rank, other in [(0, 2), (2, 0), (2, 3)]:
+        with pytest.raises(StoreError, match="lora_rank"):
+            kinds[rank]().restore(tmp_path / str(other))
+
+
+def test_the_same_seed_makes_the_same_run(model_folder):
+    first, second = (make_learner(model_folder, lora_rank=2) for _ in range(2))
+    for learner in (first, second):
+        learner.step(make_trees(learner))
+    assert all(torch.equal(live(second)[name], tensor) for name, tensor in live(first).items())

@@ -1,0 +1,153 @@
+"""score, advantages, has_contrast: what a reward may return and how it is said when it may not."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+from art_core.errors import ConfigError, RewardError
+from art_core.scoring import advantages, has_contrast, score
+from art_core.types import Group, Trajectory
+
+
+def make_group(*rewards, outputs=None) -> Group:
+    outputs = outputs or range(len(rewards))
+    return Group(
+        task="capital of France",
+        trajectories=tuple(
+            Trajectory(task="capital of France", calls=(), output=output, reward=reward, rollout_id=f"r{i}")
+            for i, (reward, output) in enumerate(zip(rewards, outputs, strict=True))
+        ),
+    )
+
+
+class Judge:
+    """Answers for a whole group what it was made with."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    async def score(self, group):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def rewards_of(group: Group) -> list[float | None]:
+    return [trajectory.reward for trajectory in group.trajectories]
+
+
+async def test_a_plain_function_scores_every_run():
+    scored = await score(make_group(None, None), lambda trajectory: trajectory.output)
+    assert rewards_of(scored) == [0.0, 1.0]
+
+
+async def test_async_rewards_of_a_group_run_at_the_same_time():
+    waiting = asyncio.Barrier(3)
+
+    async def reward(trajectory):
+        await waiting.wait()
+        return trajectory.output
+
+    scored = await asyncio.wait_for(score(make_group(None, None, None), reward), 5)
+    assert rewards_of(scored) == [0.0, 1.0, 2.0]
+
+
+async def test_a_judge_scores_the_group_together_and_may_leave_runs_unscored():
+    scored = await score(make_group(None, None), Judge([0.5, None]))
+    assert rewards_of(scored) == [0.5, None]
+
+
+@pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.5), np.int64(3), np.bool_(True)])
+async def test_a_reward_is_any_finite_number(value):
+    scored = await score(make_group(None), lambda _: value)
+    assert rewards_of(scored) == [float(value)]
+    assert type(scored.trajectories[0].reward) is float
+
+
+@pytest.mark.parametrize("value", [None, "0.5", math.nan, math.inf, [1.0], {"score": 1}])
+async def test_what_is_not_a_finite_number_is_refused_naming_the_function_and_the_run(value):
+    def exact_match(trajectory):
+        return value
+
+    with pytest.raises(RewardError) as caught:
+        await score(make_group(None), exact_match)
+    message = str(caught.value)
+    assert "exact_match" in message and repr(value) in message
+    assert "rollout r0" in message and "capital of France" in message and "return a finite" in message
+
+
+async def test_a_forgotten_return_is_guessed():
+    with pytest.raises(RewardError, match="is a `return` missing"):
+        await score(make_group(None), lambda _: None)
+
+
+async def test_an_exception_of_the_reward_function_is_raised_from_it():
+    def exact_match(trajectory):
+        return trajectory.output["answer"]
+
+    with pytest.raises(RewardError, match=r"exact_match raised TypeError.*rollout r0") as caught:
+        await score(make_group(None), exact_match)
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+async def test_a_judge_that_fails_is_named():
+    with pytest.raises(RewardError, match="Judge raised OSError: no network"):
+        await score(make_group(None), Judge(OSError("no network")))
+
+
+@pytest.mark.parametrize("answer", [[1.0], 1.0, "11", None])
+async def test_a_judge_must_return_one_reward_per_run(answer):
+    with pytest.raises(RewardError, match=r"Judge returned .*one"):
+        await score(make_group(None, None), Judge(answer))
+
+
+@pytest.mark.parametrize("thing", [Judge, 3, None, "ruler"])
+async def test_what_is_no_reward_is_refused(thing):
+    with pytest.raises(RewardError, match="is not a reward"):
+        await score(make_group(None), thing)
+
+
+async def test_a_failed_run_is_scored_like_any_other():
+    failed = Trajectory(task="t", calls=(), error="TimeoutError: too slow")
+    scored = await score(Group(task="t", trajectories=(failed,)), lambda t: -1.0 if t.error else 1.0)
+    assert rewards_of(scored) == [-1.0]
+
+
+async def test_numbers_that_the_reward_adds_are_kept():
+    def reward(trajectory):
+        trajectory.metrics["success"] = 1.0
+        return 0.5
+
+    scored = await score(make_group(None), reward)
+    assert scored.trajectories[0].metrics == {"success": 1.0}
+
+
+def test_mean_std_is_the_sample_standard_deviation():
+    group = advantages(make_group(0.0, 1.0, 2.0), "mean_std")
+    assert group.advantages == pytest.approx((-1 / 1.0001, 0, 1 / 1.0001))
+
+
+def test_mean_leaves_the_scale_of_the_rewards():
+    assert advantages(make_group(0.0, 1.0, 2.0), "mean").advantages == pytest.approx((-1, 0, 1))
+
+
+def test_unscored_runs_have_no_advantage_and_do_not_move_the_mean():
+    assert advantages(make_group(0.0, None, 2.0), "mean").advantages == pytest.approx((-1, 0, 1))
+
+
+@pytest.mark.parametrize("rewards", [(1.0, 1.0), (None, None), (3.0,), (1.0, None), (), (0.3, 0.1 + 0.2)])
+def test_a_group_without_contrast_teaches_nothing(rewards):
+    group = make_group(*rewards)
+    assert not has_contrast(group)
+    assert advantages(group).advantages == (0.0,) * len(rewards)
+
+
+def test_different_rewards_are_contrast():
+    assert has_contrast(make_group(0.0, None, 0.01))
+
+
+def test_an_unknown_kind_of_advantage_is_refused():
+    with pytest.raises(ConfigError, match="use 'mean_std' or 'mean'"):
+        advantages(make_group(0.0, 1.0), "median")
