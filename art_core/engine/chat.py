@@ -1,0 +1,176 @@
+"""Messages -> prompt ids through the tokenizer's own chat template, and sampled ids -> text.
+
+Knows nothing about sampling or HTTP. Remembers which ids a text was sampled as: when a conversation comes back with the
+answer in it, the prompt continues those very ids, which re-tokenizing the text need not give.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from art_core.engine.requests import refuse
+from art_core.types import JsonDict
+
+REMEMBERED = 1024
+"""Texts whose ids are kept."""
+MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+"""Part of the text that is parsed, also where a tokenizer calls them special."""
+REPLACEMENT = "�"
+
+
+class Chat:
+    """One tokenizer with its chat template."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) -> None:
+        self.tokenizer = tokenizer
+        markers = set(tokenizer.convert_tokens_to_ids(list(MARKERS)))
+        self._hidden = (set(tokenizer.all_special_ids) | stop_ids) - markers
+        ends = [tokenizer.convert_ids_to_tokens(stop_id) for stop_id in sorted(stop_ids)]
+        self._ends = {end for end in ends if end is not None and self._splits_at(end)}
+        self._texts: OrderedDict[str, list[int]] = OrderedDict()
+        self._takes_text_arguments = bool(tokenizer.chat_template) and self._accepts_text_arguments()
+
+    def render(self, messages: list[JsonDict], tools: list[JsonDict] | None, arguments: JsonDict) -> str:
+        """Return the prompt's text. Raises UpstreamError 400 where the template cannot render the messages."""
+        if not self.tokenizer.chat_template:
+            raise refuse(
+                f"{self.tokenizer.name_or_path} has no chat template, so there is no right way to show it messages; "
+                "use an instruction-tuned model, or save a chat template with its tokenizer"
+            )
+        plain = [self._plain(message) for message in messages]
+        try:
+            return self._apply(plain, tools, **arguments)
+        except (TemplateError, TypeError) as error:
+            raise refuse(f"the model's chat template cannot render these messages: {error}") from error
+
+    def _apply(self, messages: list[JsonDict], tools: list[JsonDict] | None = None, **arguments: Any) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=True, tokenize=False, **arguments
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a rendered prompt, continuing the ids of the longest conversation remembered in it."""
+        known, start = self._texts.get(text), len(text)
+        if known is None:
+            known, start = self._remembered_prefix(text)
+            known = known + self._tokenize(text[start:])
+            self._remember(text, known)
+        return known
+
+    def _remembered_prefix(self, text: str) -> tuple[list[int], int]:
+        cuts = []
+        for end in self._ends:
+            place = text.find(end)
+            while place >= 0:
+                cuts.append(place + len(end))
+                place = text.find(end, place + 1)
+        for cut in sorted(cuts, reverse=True):
+            known = self._texts.get(text[:cut])
+            if known is not None:
+                return known, cut
+        return [], 0
+
+    def remember(self, text: str, prompt: list[int], sampled: Sequence[int]) -> None:
+        """Keep the ids of a conversation with its answer, where the answer ended by itself."""
+        answer = self.tokenizer.decode(list(sampled), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if REPLACEMENT not in answer and any(answer.endswith(end) for end in self._ends):
+            self._remember(text + answer, [*prompt, *sampled])
+
+    def _remember(self, text: str, ids: list[int]) -> None:
+        self._texts[text] = ids
+        self._texts.move_to_end(text)
+        if len(self._texts) > REMEMBERED:
+            self._texts.popitem(last=False)
+
+    def _tokenize(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text that a client sees: without the end of turn and other special tokens."""
+        visible = [token for token in ids if token not in self._hidden]
+        return self.tokenizer.decode(visible, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token, special or not."""
+        return self.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _splits_at(self, end: str) -> bool:
+        """Whether text after ``end`` has the same ids alone as in its place."""
+        return all(
+            self._tokenize("a" + end) + self._tokenize(rest) == self._tokenize("a" + end + rest)
+            for rest in ("\n", "\nb", "b", " b", f"\n{end}b")
+        )
+
+    def _plain(self, message: JsonDict) -> JsonDict:
+        """Return the message as templates expect it: content a string, arguments a mapping where they need one."""
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise refuse(f"a message is {message!r}; it must be an object with a role")
+        plain = {**message, "content": _text(message.get("content"))}
+        if plain["role"] == "developer":
+            plain["role"] = "system"
+        if message.get("tool_calls"):
+            plain["tool_calls"] = [self._plain_call(call) for call in message["tool_calls"]]
+        return plain
+
+    def _plain_call(self, call: JsonDict) -> JsonDict:
+        function = dict(call.get("function") or {})
+        arguments = function.get("arguments")
+        if isinstance(arguments, str) and not self._takes_text_arguments:
+            with suppress(json.JSONDecodeError):
+                function["arguments"] = json.loads(arguments)
+        return {**call, "function": function}
+
+    def _accepts_text_arguments(self) -> bool:
+        """Whether the template shows arguments given as JSON text as they are, and does not quote them once more."""
+        function = {"name": "f", "arguments": '{"a":  1}'}
+        call = {"id": "call_1", "type": "function", "function": function}
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        try:
+            return function["arguments"] in self._apply(messages)
+        except (TemplateError, TypeError):
+            return False
+
+
+def _text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise refuse(f"message content is {content!r}; it must be a string or a list of text parts")
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal"):
+            raise refuse(f"a message has a part of type {kind!r}; the embedded engine serves text models only")
+        parts.append(str(part[kind]))
+    return "".join(parts)
+
+
+class Detokenizer:
+    """Ids in, text out as soon as it is certain: never half a character."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._ids: list[int] = []
+        self._context = 0
+        """Where decoding starts: some tokenizers write a token differently at the start of a text."""
+        self._read = 0
+        """Ids before this are in the text that was returned."""
+
+    def feed(self, ids: Sequence[int], *, final: bool = False) -> str:
+        """Return the text that ``ids`` complete; with ``final`` everything that is left."""
+        self._ids += ids
+        before = self._chat.decode(self._ids[self._context : self._read])
+        text = self._chat.decode(self._ids[self._context :])
+        if text.endswith(REPLACEMENT) and not final:
+            return ""
+        self._context, self._read = self._read, len(self._ids)
+        return text[len(before) :]

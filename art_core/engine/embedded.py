@@ -1,0 +1,293 @@
+"""The embedded engine: answers chat-completions requests from a transformers model in this process.
+
+The event loop renders prompts and builds answers; one thread (``scheduler.py``) runs the model. Knows nothing about HTTP,
+rollouts or training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+from art_core.config import TrainConfig
+from art_core.engine.answer import Answer, message
+from art_core.engine.chat import Chat, Detokenizer
+from art_core.engine.loading import bind, load_adapter, load_model, load_tokenizer, make_key_values, memory_budget
+from art_core.engine.requests import ChatRequest, parse, refuse
+from art_core.engine.sampling import Draw, Sampled
+from art_core.engine.scheduler import Scheduler, Sequence
+from art_core.errors import ConfigError, UpstreamError
+from art_core.types import JsonDict, Weights
+
+STOP_WINDOW = 8
+"""Tokens that are decoded to look for a stop string, besides one for each of its characters."""
+SMALL_MODEL = 10_000_000
+"""Parameters below which one thread decodes as fast as several."""
+
+
+class EmbeddedEngine:
+    """Serves a causal LM. ``model_folder`` is a folder or a hub name; ``config`` is the run's."""
+
+    def __init__(self, model_folder: str, config: TrainConfig) -> None:
+        self._folder = model_folder
+        self._config = config
+        self._version = 0
+        self._requests = 0
+        self._scheduler: Scheduler | None = None
+        self._chat: Chat | None = None
+        self._model: PreTrainedModel | None = None
+        self.max_context = 0
+        """Tokens of prompt plus answer; known once started."""
+
+    async def start(self) -> None:
+        """Load tokenizer and model. Raises ConfigError where the folder has no causal LM."""
+        scheduler = Scheduler(most_rows=2 * self._config.max_concurrent)
+        try:
+            await scheduler.call(lambda: self._open(scheduler))
+        except BaseException:
+            await scheduler.stop()
+            raise
+        self._scheduler = scheduler
+
+    def _open(self, scheduler: Scheduler) -> None:
+        tokenizer = load_tokenizer(self._folder)
+        model = load_model(self._folder)
+        if self._config.threads or model.num_parameters() < SMALL_MODEL:
+            torch.set_num_threads(self._config.threads or 1)
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if self._config.max_context and limit and self._config.max_context > limit:
+            raise ConfigError(
+                f"max_context={self._config.max_context} is more than the {limit} positions of {self._folder}; "
+                "give at most that, or leave it out"
+            )
+        self.max_context = self._config.max_context or limit or 4096
+        scheduler.stop_ids = _stop_ids(model, tokenizer.eos_token_id)
+        self._chat = Chat(tokenizer, scheduler.stop_ids)
+        self._serve(model, scheduler)
+
+    def _serve(self, model: PreTrainedModel, scheduler: Scheduler) -> None:
+        self._model = model
+        scheduler.set_key_values(make_key_values(model), memory_budget())
+
+    async def load(self, weights: Weights) -> None:
+        """Serve ``weights`` from the next request on: ``live`` tensors without a copy, else what is in ``path``.
+
+        Raises ConfigError where they do not fit the model.
+        """
+        scheduler = self._started()
+        await scheduler.call(lambda: self._load(weights, scheduler))
+
+    def _load(self, weights: Weights, scheduler: Scheduler) -> None:
+        if weights.live is not None:
+            assert self._model is not None
+            bind(self._model, weights.live)
+            scheduler.forget()
+        elif weights.path is None:
+            raise ConfigError(f"weights of version {weights.version} have neither tensors nor a folder; give one")
+        elif (weights.path / "adapter_config.json").is_file():
+            self._serve(load_adapter(self._folder, weights.path), scheduler)
+        else:
+            self._serve(load_model(str(weights.path)), scheduler)
+        self._version = weights.version
+
+    async def stop(self) -> None:
+        """End the decode thread; requests that still run fail. A second call does nothing."""
+        if self._scheduler is not None:
+            await self._scheduler.stop()
+
+    def _started(self) -> Scheduler:
+        if self._scheduler is None:
+            raise UpstreamError("the embedded engine has not been started; await engine.start() first", status=503)
+        return self._scheduler
+
+    async def chat(self, request: JsonDict) -> JsonDict:
+        """Answer a chat-completions request, as ``Upstream`` says. Cancelling the task stops the sampling."""
+        with self._sample(request, streaming=False) as running:
+            while not all(choice.ended() for choice in running.choices):
+                await running.wait()
+            choices = []
+            for choice in running.choices:
+                _, deltas = choice.read()
+                choices.append({**choice.tokens(choice.sequence.sampled), "message": message(deltas)})
+                choices[-1]["finish_reason"] = choice.finish_reason()
+            return {**running.head("chat.completion"), **running.shown(), "choices": choices, "usage": running.usage()}
+
+    async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
+        """Answer with chunks, as ``Upstream`` says. Closing the iterator stops the sampling."""
+        with self._sample(request, streaming=True) as running:
+            head = running.head("chat.completion.chunk")
+            for choice in running.choices:
+                first = running.shown() if choice is running.choices[0] else {}
+                yield {**head, **first, "choices": [choice.chunk([], {"role": "assistant", "content": ""})]}
+            open_choices = list(running.choices)
+            while open_choices:
+                await running.wait()
+                for choice in list(open_choices):
+                    ended = choice.ended()
+                    fresh, deltas = choice.read()
+                    if ended:
+                        open_choices.remove(choice)
+                    for delta in deltas or ([{}] if fresh and ended else []):
+                        yield {**head, "choices": [choice.chunk(fresh, delta)]}
+                        fresh = []
+                    if ended:
+                        yield {**head, "choices": [choice.chunk([], {}, choice.finish_reason())]}
+            if running.request.include_usage:
+                yield {**head, "choices": [], "usage": running.usage()}
+
+    @contextmanager
+    def _sample(self, body: JsonDict, *, streaming: bool) -> Iterator[_Running]:
+        """Start sampling what ``body`` asks for; whatever still runs at the end is cancelled."""
+        scheduler = self._started()
+        running = self._prepare(body, streaming)
+        scheduler.submit([choice.sequence for choice in running.choices])
+        try:
+            yield running
+        finally:
+            for choice in running.choices:
+                choice.sequence.cancelled = True
+
+    def _prepare(self, body: JsonDict, streaming: bool) -> _Running:
+        assert self._chat is not None
+        chat = self._chat
+        request = parse(body, self._config.max_tokens)
+        text = chat.render(request.messages, request.tools, request.template_arguments)
+        prompt = chat.encode(text)
+        if not prompt:
+            raise refuse("the chat template made an empty prompt of these messages; send at least one with content")
+        if len(prompt) >= self.max_context:
+            raise refuse(
+                f"This model's maximum context length is {self.max_context} tokens. However, you requested "
+                f"{len(prompt) + 1} tokens ({len(prompt)} in the messages, 1 in the completion). "
+                "Please reduce the length of the messages.",
+                "context_length_exceeded",
+            )
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        max_tokens = min(request.max_tokens, self.max_context - len(prompt))
+        choices = []
+        for index in range(request.n):
+            draw = self._draw(request, index)
+            sequence = Sequence(prompt, max_tokens, draw, loop, changed, streaming, _stop_check(chat, request.stop))
+            choices.append(_Choice(index, sequence, request, chat, text))
+        return _Running(request, prompt, choices, changed, self._version)
+
+    def _draw(self, request: ChatRequest, index: int) -> Draw:
+        self._requests += 1
+        seed = f"{self._config.seed}/{self._requests}" if request.seed is None else f"seed {request.seed}/{index}"
+        top_logprobs = request.top_logprobs if request.logprobs else 0
+        return Draw(request.temperature, request.top_p, request.top_k, top_logprobs, random.Random(seed))
+
+
+class _Choice:
+    """One of a request's answers: reads what was sampled and puts it into OpenAI's form."""
+
+    def __init__(self, index: int, sequence: Sequence, request: ChatRequest, chat: Chat, prompt_text: str) -> None:
+        self.index, self.sequence, self._request, self._chat = index, sequence, request, chat
+        self._prompt_text = prompt_text
+        self._detokenizer = Detokenizer(chat)
+        self._answer = Answer(tools=bool(request.tools), stop=request.stop)
+        self._read = 0
+        self._unsent: list[Sampled] = []
+
+    def ended(self) -> bool:
+        """Whether there is nothing more to come; raises where the engine failed."""
+        if self.sequence.error is not None:
+            raise self.sequence.error
+        return self.sequence.finish_reason is not None
+
+    def read(self) -> tuple[list[Sampled], list[JsonDict]]:
+        """Return the deltas that can be sent now, and the tokens to send with the first of them."""
+        ended = self.ended()
+        new = self.sequence.sampled[self._read :]
+        self._read += len(new)
+        text = self._detokenizer.feed([sampled.token for sampled in new], final=ended)
+        deltas = self._answer.feed(text, final=ended)
+        self._unsent += new
+        if not deltas and not ended:
+            return [], []
+        fresh, self._unsent = self._unsent, []
+        if self.sequence.finish_reason == "stop":
+            self._chat.remember(self._prompt_text, self.sequence.prompt, [s.token for s in self.sequence.sampled])
+        return fresh, deltas
+
+    def finish_reason(self) -> str | None:
+        reason = self.sequence.finish_reason
+        return "tool_calls" if reason == "stop" and self._answer.calls else reason
+
+    def tokens(self, sampled: list[Sampled]) -> JsonDict:
+        """Return a choice's fields that say which tokens it is made of."""
+        return {
+            "index": self.index,
+            "logprobs": {"content": [self._logprob(s) for s in sampled]} if self._request.logprobs else None,
+            "token_ids": [s.token for s in sampled],
+            "token_logprobs": [s.logprob for s in sampled],
+        }
+
+    def _logprob(self, sampled: Sampled) -> JsonDict:
+        entry = self._token(sampled.token, sampled.logprob)
+        return {**entry, "top_logprobs": [self._token(token, logprob) for token, logprob in sampled.top]}
+
+    def _token(self, token: int, logprob: float) -> JsonDict:
+        text = self._chat.token_text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    def chunk(self, sampled: list[Sampled], delta: JsonDict, finish_reason: str | None = None) -> JsonDict:
+        """Return the choice of one chunk."""
+        return {**self.tokens(sampled), "delta": delta, "finish_reason": finish_reason}
+
+
+class _Running:
+    """A request being answered."""
+
+    def __init__(
+        self, request: ChatRequest, prompt: list[int], choices: list[_Choice], changed: asyncio.Event, version: int
+    ) -> None:
+        self.request, self.prompt, self.choices = request, prompt, choices
+        self._changed, self._version = changed, version
+        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+
+    async def wait(self) -> None:
+        """Return when something has been sampled or has ended since the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def head(self, kind: str) -> JsonDict:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self.request.model}
+
+    def shown(self) -> JsonDict:
+        """What the policy was shown and which policy it is."""
+        return {"prompt_token_ids": self.prompt, "policy_version": self._version}
+
+    def usage(self) -> JsonDict:
+        completion = sum(len(choice.sequence.sampled) for choice in self.choices)
+        return {
+            "prompt_tokens": len(self.prompt),
+            "completion_tokens": completion,
+            "total_tokens": len(self.prompt) + completion,
+            "prompt_tokens_details": {"cached_tokens": self.choices[0].sequence.cached_tokens},
+        }
+
+
+def _stop_ids(model: PreTrainedModel, tokenizer_eos: int | None) -> frozenset[int]:
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(int(token) for token in [*ids, tokenizer_eos] if token is not None)
+
+
+def _stop_check(chat: Chat, stop: tuple[str, ...]):
+    if not stop:
+        return None
+    window = max(len(text) for text in stop) + STOP_WINDOW
+
+    def is_stopped(sampled: list[Sampled]) -> bool:
+        tail = chat.decode([s.token for s in sampled[-window:]])
+        return any(text in tail for text in stop)
+
+    return is_stopped

@@ -1,0 +1,255 @@
+"""Keys and values of many conversations in one tensor, and one forward pass over tokens of all of them.
+
+Knows nothing about requests, sampling or text. Works with every transformers model whose attention goes through
+``AttentionInterface``; ``plain.py`` serves the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+ATTENTION = "art_packed"
+"""The name under which models find ``_attend``. transformers builds no masks for a name it does not know, so none is
+built and thrown away at every step."""
+
+
+@dataclass
+class Batch:
+    """The tokens of one forward pass: first one for each of the rows 0, 1, ... that decode, then runs of prompts."""
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    """Of each token in its row; all the row's tokens before it are stored already or stand before it in this batch."""
+    rows: list[int] = field(default_factory=list)
+    """Of each token."""
+    decoding: int = 0
+    """The first ``decoding`` tokens belong to rows 0 to ``decoding - 1``, one each."""
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """(start, stop) in ``ids`` of each run of prompt tokens; a run has one row and consecutive positions."""
+    outputs: list[int] = field(default_factory=list)
+    """The tokens whose logits are wanted."""
+
+
+class KeyValues(Protocol):
+    """The stored keys and values of rows, and the forward pass that reads and extends them."""
+
+    shares_prefixes: bool
+    """Whether the front part of a row can be copied or kept; else only a whole row can be continued."""
+    token_bytes: int
+    """Memory per token and row."""
+
+    def resize(self, rows: int, capacity: int) -> None:
+        """Make room for ``rows`` rows of ``capacity`` tokens; what is stored in rows that remain stays."""
+        ...
+
+    def copy(self, source: int, target: int, length: int) -> None: ...
+
+    def swap(self, a: int, b: int, lengths: tuple[int, int]) -> None: ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Store the batch's keys and values; return float32 logits (len(batch.outputs), vocabulary)."""
+        ...
+
+
+class PackedKeyValues:
+    """Rows of one tensor. Rows that decode are kept at the front, so that attention reads a view and gathers nothing."""
+
+    shares_prefixes = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.device = model.device
+        text_config = model.config.get_text_config()
+        self.layers: int = text_config.num_hidden_layers
+        self.windows = _windows(text_config)
+        self.rows, self.capacity = 0, 0
+        self.stored: list[Tensor] = []
+        """Keys and values, each (rows, layers, capacity, heads * head size): a row's layers are together so that copying a
+        row is one operation, and a token's heads are together so that storing tokens is one ``index_copy_``."""
+        self.seen_windows: set[int] = set()
+
+    @property
+    def token_bytes(self) -> int:
+        return sum(self.layers * stored.shape[-1] * stored.element_size() for stored in self.stored)
+
+    def resize(self, rows: int, capacity: int) -> None:
+        self.rows, self.capacity = rows, capacity
+        self.stored = [self._resized(stored) for stored in self.stored]
+
+    def _resized(self, old: Tensor) -> Tensor:
+        # Zeros: whatever lies in uninitialised memory is masked, but NaN times a masked weight of 0 is still NaN.
+        new = old.new_zeros(self.rows, self.layers, self.capacity, old.shape[-1])
+        rows, capacity = min(old.shape[0], self.rows), min(old.shape[2], self.capacity)
+        new[:rows, :, :capacity] = old[:rows, :, :capacity]
+        return new
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        for stored in self.stored:
+            stored[target, :, :length] = stored[source, :, :length]
+
+    def swap(self, a: int, b: int, lengths: tuple[int, int]) -> None:
+        length_a, length_b = lengths
+        for stored in self.stored:
+            kept = stored[a, :, :length_a].clone()
+            stored[a, :, :length_b] = stored[b, :, :length_b]
+            stored[b, :, :length_a] = kept
+
+    def forward(self, batch: Batch) -> Tensor:
+        device = self.device
+        positions = torch.tensor(batch.positions, device=device)
+        flat = torch.tensor(batch.rows, device=device).mul_(self.layers * self.capacity).add_(positions)
+        flat = flat + torch.arange(self.layers, device=device)[:, None] * self.capacity
+        keep: int | Tensor = 0
+        if len(batch.outputs) < len(batch.ids):
+            keep = torch.tensor(batch.outputs, device=device)
+        _running.step = _Step(self, batch, positions, flat)
+        try:
+            output = self.model(
+                input_ids=torch.tensor([batch.ids], device=device),
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=keep,
+            )
+        finally:
+            _running.step = None
+        return output.logits[0].float()
+
+    def store(self, layer: int, flat: Tensor, key: Tensor, value: Tensor) -> None:
+        """Write the batch's keys and values, each (1, heads, tokens, head size), to the places ``flat``."""
+        fresh = [states.transpose(1, 2).reshape(states.shape[2], -1) for states in (key, value)]
+        if not self.stored:
+            self.stored = [new.new_zeros(self.rows, self.layers, self.capacity, new.shape[1]) for new in fresh]
+        for stored, new in zip(self.stored, fresh, strict=True):
+            stored.view(-1, stored.shape[-1]).index_copy_(0, flat[layer], new)
+
+    def window(self, layer: int, said: int | None) -> int | None:
+        """The sliding window of ``layer``: what its attention module said, else what the config says."""
+        window = said if said is not None else self.windows[layer]
+        if window is not None:
+            self.seen_windows.add(window)
+        return window
+
+
+class _Step:
+    """One batch on its way through the layers."""
+
+    def __init__(self, kv: PackedKeyValues, batch: Batch, positions: Tensor, flat: Tensor) -> None:
+        self.kv, self.batch, self.positions, self.flat = kv, batch, positions, flat
+        self.longest = max(batch.positions[: batch.decoding], default=0) + 1
+        self.masks: dict[tuple[int, int, int | None], Tensor | None] = {}
+        """The same in every layer of one kind, so built once."""
+
+    def views(self, layer: int, rows: slice, length: int, heads: int) -> list[Tensor]:
+        """Keys and values (rows, heads, length, head size), as views."""
+        return [s[rows, layer, :length].unflatten(-1, (heads, -1)).transpose(1, 2) for s in self.kv.stored]
+
+    def decode(self, layer: int, query: Tensor, heads: int, window: int | None, attention: _Attention) -> Tensor:
+        """Attend with one query per row; ``query`` is (heads, rows, head size)."""
+        count = self.batch.decoding
+        key, value = self.views(layer, slice(0, count), self.longest, heads)
+        # The queries that share a key head stand where a sequence would: no key is repeated.
+        grouped = query[:, :count].transpose(0, 1).reshape(count, heads, -1, query.shape[-1])
+        mask_key = (-1, self.longest, window)
+        if mask_key not in self.masks:
+            self.masks[mask_key] = _mask(self.positions[:count, None, None, None], self.longest, window, query.dtype)
+        mixed = attention(grouped, key, value, self.masks[mask_key])
+        return mixed.reshape(count, query.shape[0], -1)
+
+    def run(
+        self, layer: int, start: int, stop: int, query: Tensor, heads: int, window: int | None, attention: _Attention
+    ) -> Tensor:
+        """Attend with the queries of one run of prompt tokens; ``query`` is (heads, tokens, head size)."""
+        row, past, length = self.batch.rows[start], self.batch.positions[start], self.batch.positions[stop - 1] + 1
+        key, value = self.views(layer, slice(row, row + 1), length, heads)
+        mask_key = (past, length, window)
+        if mask_key not in self.masks:
+            everything = stop - start == 1 and (window is None or window >= length)
+            self.masks[mask_key] = (
+                None if everything else _mask(self.positions[start:stop, None], length, window, query.dtype)
+            )
+        groups = query.shape[0] // heads
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        return attention(query[None, :, start:stop], key, value, self.masks[mask_key])[0].transpose(0, 1)
+
+
+@dataclass
+class _Attention:
+    """Attention proper: what a layer asks for besides queries, keys, values and a mask."""
+
+    scaling: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    """(query heads,): a logit per head that takes weight and gives nothing (gpt-oss)."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Return (rows, heads, queries, head size). ``mask`` is added to the scores."""
+        if self.softcap is None and self.sinks is None:
+            return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.scaling)
+        scale = self.scaling if self.scaling is not None else query.shape[-1] ** -0.5
+        scores = (query @ key.transpose(-1, -2)).float() * scale
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if mask is not None:
+            scores = scores + mask
+        if self.sinks is not None:
+            rows, heads, queries, _ = scores.shape
+            # Folded queries of a group are as many as the sinks of one key head; else each head has one sink.
+            sinks = self.sinks.float().reshape(1, heads, -1, 1).expand(rows, heads, queries, 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        weights = scores.softmax(-1).to(value.dtype)
+        return weights[..., : key.shape[-2]] @ value
+
+
+def _mask(positions: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """Return (..., length), 0 where a query at ``positions`` (..., 1) attends and minus infinity elsewhere."""
+    places = torch.arange(length, device=positions.device)
+    hidden = places > positions
+    if window is not None:
+        hidden = hidden | (places <= positions - window)
+    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Answer transformers' attention interface: store the batch's keys and values, then attend row by row's own past."""
+    step: _Step = _running.step
+    kv, batch, layer, heads = step.kv, step.batch, module.layer_idx, key.shape[1]
+    kv.store(layer, step.flat, key, value)
+    window = kv.window(layer, sliding_window)
+    attention = _Attention(scaling, softcap, s_aux)
+    mixed = []
+    if batch.decoding:
+        mixed.append(step.decode(layer, query[0], heads, window, attention))
+    for start, stop in batch.runs:
+        mixed.append(step.run(layer, start, stop, query[0], heads, window, attention))
+    return (mixed[0] if len(mixed) == 1 else torch.cat(mixed))[None].contiguous(), None
+
+
+def _windows(text_config: Any) -> list[int | None]:
+    kinds = getattr(text_config, "layer_types", None) or ["full_attention"] * text_config.num_hidden_layers
+    window = getattr(text_config, "sliding_window", None)
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+_running = threading.local()
+"""The step that this thread's model call belongs to: not every model hands extra arguments down to its attention."""
+
+AttentionInterface.register(ATTENTION, _attend)

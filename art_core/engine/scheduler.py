@@ -1,0 +1,272 @@
+"""The decode loop: one thread, one forward pass per step for every sequence that runs, prompts and answers together.
+
+Knows nothing about text, templates or HTTP. Other threads hand over sequences and are woken once per step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from art_core.engine.kv import Batch, KeyValues
+from art_core.engine.rows import Rows
+from art_core.engine.sampling import Draw, Sampled, sample
+from art_core.errors import UpstreamError
+from art_core.types import FinishReason
+
+PROMPT_TOKENS_PER_STEP = 2048
+"""Of all prompts together: a long prompt is computed in pieces, so that those who decode wait little."""
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One answer being sampled. The decode thread appends; the event loop reads what is there."""
+
+    prompt: list[int]
+    max_tokens: int
+    draw: Draw
+    loop: asyncio.AbstractEventLoop
+    changed: asyncio.Event
+    """Set in ``loop`` when the sequence has ended and, where ``streaming``, after every step."""
+    streaming: bool = False
+    is_stopped: Callable[[list[Sampled]], bool] | None = None
+    """Asked after every token where the request has stop strings."""
+    sampled: list[Sampled] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    """None while it runs; set after the last token is in ``sampled``."""
+    error: UpstreamError | None = None
+    cancelled: bool = False
+    """Set by the event loop when nobody waits for the answer any more."""
+    cached_tokens: int = 0
+    """Of the prompt, how many were not computed for this sequence."""
+    row: int = -1
+
+
+class Scheduler:
+    """Runs sequences on a thread of its own. ``submit`` and ``call`` are for the event loop."""
+
+    def __init__(self, *, most_rows: int) -> None:
+        self.most_rows = most_rows
+        self.stop_ids: frozenset[int] = frozenset()
+        """Tokens that end an answer."""
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: deque[Sequence] = deque()
+        self._calls: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._prompting: list[Sequence] = []
+        self._decoding: list[Sequence] = []
+        self._woken: list[Sequence] = []
+        self._rows: Rows | None = None
+        self._running = True
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="art-decode", daemon=True)
+        self._thread.start()
+
+    def submit(self, sequences: list[Sequence]) -> None:
+        """Queue sequences; they run as soon as there is room."""
+        self._post(lambda: self._waiting.extend(sequences))
+
+    def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run ``function`` on the decode thread when the sequences submitted so far have ended."""
+        future = asyncio.get_running_loop().create_future()
+        self._post(lambda: self._calls.append((function, future)))
+        return future
+
+    async def stop(self) -> None:
+        """End the thread; sequences that still run fail."""
+        self._inbox.put(self._end)
+        await asyncio.to_thread(self._thread.join)
+
+    def _post(self, message: Callable[[], None]) -> None:
+        self._inbox.put(message)
+        # Asked after the post: what the thread no longer takes from the inbox is refused here.
+        if not self._running:
+            raise UpstreamError("the engine has stopped; start it again", status=503) from self._failure
+
+    def _end(self) -> None:
+        self._running = False
+
+    def set_key_values(self, key_values: KeyValues, budget: int) -> None:
+        """Serve from ``key_values``, which are empty and may take ``budget`` bytes. On the decode thread only."""
+        self._rows = Rows(key_values, budget, self.most_rows)
+
+    def forget(self) -> None:
+        """Drop what is stored, because the weights have changed. On the decode thread only."""
+        self.rows.clear()
+
+    @property
+    def rows(self) -> Rows:
+        assert self._rows is not None, "the engine was asked before it was started"
+        return self._rows
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while self._running:
+                    self._receive()
+                    self._retire_cancelled()
+                    self._make_calls()
+                    self._admit()
+                    if self._decoding or self._prompting:
+                        self._step()
+                    self._wake()
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            self._running = False
+            self._fail_all()
+
+    def _receive(self) -> None:
+        if not (self._waiting or self._prompting or self._decoding or self._calls):
+            self._inbox.get()()
+        while True:
+            try:
+                self._inbox.get_nowait()()
+            except queue.Empty:
+                return
+
+    def _retire_cancelled(self) -> None:
+        for sequence in [s for s in (*self._prompting, *self._decoding, *self._waiting) if s.cancelled]:
+            self._finish(sequence, "aborted")
+
+    def _make_calls(self) -> None:
+        while self._calls and not (self._prompting or self._decoding):
+            function, future = self._calls.popleft()
+            try:
+                result, error = function(), None
+            except Exception as failure:  # noqa: BLE001 - whatever a call raises belongs to who awaits it
+                result, error = None, failure
+            future.get_loop().call_soon_threadsafe(_settle, future, result, error)
+
+    def _admit(self) -> None:
+        if self._calls:
+            return
+        budget = PROMPT_TOKENS_PER_STEP - sum(len(s.prompt) - int(self.rows.lengths[s.row]) for s in self._prompting)
+        put_off = []
+        while self._waiting and budget > 0:
+            sequence = self._waiting.popleft()
+            if self.rows.place(
+                sequence, np.array(sequence.prompt, np.int32), len(sequence.prompt) + sequence.max_tokens
+            ):
+                sequence.cached_tokens = int(self.rows.lengths[sequence.row])
+                budget -= len(sequence.prompt) - sequence.cached_tokens
+                self._prompting.append(sequence)
+            else:
+                put_off.append(sequence)
+        self._waiting.extendleft(reversed(put_off))
+
+    def _step(self) -> None:
+        batch, fed, answering = self._batch()
+        logits = self.rows.kv.forward(batch)
+        rows = self.rows
+        for sequence, count in fed:
+            rows.lengths[sequence.row] += count
+        for sequence in answering:
+            if sequence in self._prompting:
+                self._prompting.remove(sequence)
+                self._decoding.append(sequence)
+        if not answering:
+            return
+        for sequence, token in zip(answering, sample(logits, [s.draw for s in answering]), strict=True):
+            self._append(sequence, token)
+
+    def _batch(self) -> tuple[Batch, list[tuple[Sequence, int]], list[Sequence]]:
+        """Return the batch, how many tokens it stores for whom, and who gets a token from it."""
+        rows, batch = self.rows, Batch()
+        rows.pack(self._decoding)
+        self._decoding.sort(key=lambda sequence: sequence.row)
+        count = len(self._decoding)
+        if count:
+            batch.ids = [sequence.sampled[-1].token for sequence in self._decoding]
+            batch.positions = rows.lengths[:count].tolist()
+            batch.rows = list(range(count))
+            batch.decoding = count
+            batch.outputs = list(range(count))
+            rows.history[np.arange(count), batch.positions] = batch.ids
+        fed, answering = [(sequence, 1) for sequence in self._decoding], list(self._decoding)
+        budget = PROMPT_TOKENS_PER_STEP
+        for sequence in self._prompting:
+            past, start = int(rows.lengths[sequence.row]), len(batch.ids)
+            run = sequence.prompt[past : past + budget]
+            if not run:
+                break
+            budget -= len(run)
+            batch.ids += run
+            batch.positions += range(past, past + len(run))
+            batch.rows += [sequence.row] * len(run)
+            batch.runs.append((start, len(batch.ids)))
+            fed.append((sequence, len(run)))
+            if past + len(run) == len(sequence.prompt):
+                batch.outputs.append(len(batch.ids) - 1)
+                answering.append(sequence)
+        return batch, fed, answering
+
+    def _append(self, sequence: Sequence, token: Sampled) -> None:
+        sequence.sampled.append(token)
+        if token.token in self.stop_ids or (sequence.is_stopped and sequence.is_stopped(sequence.sampled)):
+            self._finish(sequence, "stop")
+        elif len(sequence.sampled) >= sequence.max_tokens:
+            self._finish(sequence, "length")
+        elif sequence.streaming:
+            self._woken.append(sequence)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        for place in (self._waiting, self._prompting, self._decoding):
+            if sequence in place:
+                place.remove(sequence)
+        if sequence.row >= 0:
+            self.rows.release(sequence)
+        sequence.finish_reason = reason
+        self._woken.append(sequence)
+
+    def _wake(self) -> None:
+        """Tell each event loop, once, which requests have news."""
+        events: dict[asyncio.AbstractEventLoop, set[asyncio.Event]] = {}
+        for sequence in self._woken:
+            events.setdefault(sequence.loop, set()).add(sequence.changed)
+        self._woken.clear()
+        for loop, changed in events.items():
+            _call_soon(loop, _set_all, changed)
+
+    def _fail_all(self) -> None:
+        """Whoever still waits is told that no answer will come."""
+        cause = f": {type(self._failure).__name__}: {self._failure}" if self._failure else ""
+        while True:
+            try:
+                self._inbox.get_nowait()()
+            except queue.Empty:
+                break
+        for sequence in (*self._prompting, *self._decoding, *self._waiting):
+            sequence.error = UpstreamError(f"the engine stopped before the answer was complete{cause}", status=503)
+            self._woken.append(sequence)
+        for _, future in self._calls:
+            error = UpstreamError(f"the engine stopped{cause}", status=503)
+            _call_soon(future.get_loop(), _settle, future, None, error)
+        self._wake()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function, *arguments)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def _set_all(events: set[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
