@@ -56,9 +56,11 @@ class EchoEngine:
         head = {"id": "chatcmpl-1", "created": 1, "model": "policy", "policy_version": self.version}
         if self.fingerprint:
             head["system_fingerprint"] = self.fingerprint
-        return head if request["messages"][-1]["content"] == "no ids" else head | {
-            "prompt_token_ids": prompt_ids(request["messages"])
-        }
+        return (
+            head
+            if request["messages"][-1]["content"] == "no ids"
+            else head | {"prompt_token_ids": prompt_ids(request["messages"])}
+        )
 
     @staticmethod
     def _tokens(text: str, start: int = 0) -> dict:

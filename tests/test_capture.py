@@ -196,7 +196,8 @@ async def test_a_rollout_that_is_not_open_is_refused(desk):
 
 
 @pytest.mark.parametrize(
-    "body", [b"{", b"[]", b"{}", b'{"messages": []}', b'{"messages": ["hi"]}', b'{"messages": [{}], "temperature": "hot"}']
+    "body",
+    [b"{", b"[]", b"{}", b'{"messages": []}', b'{"messages": ["hi"]}', b'{"messages": [{}], "temperature": "hot"}'],
 )
 async def test_a_body_that_is_no_chat_request_is_a_400(desk, body):
     url = await desk.door.open("r1")
@@ -259,7 +260,9 @@ async def test_a_client_that_leaves_stops_the_sampling_and_what_was_sampled_is_k
     with pytest.raises((httpx.ReadTimeout, TimeoutError)):
         async with asyncio.timeout(0.3):
             async with httpx.AsyncClient(trust_env=False) as client:
-                async with client.stream("POST", f"{url}/chat/completions", json=chat("x" * 500, stream=stream)) as answer:
+                async with client.stream(
+                    "POST", f"{url}/chat/completions", json=chat("x" * 500, stream=stream)
+                ) as answer:
                     await answer.aread()
     await asyncio.to_thread(wait_until, lambda: desk.recorder.calls)
     assert desk.engine.sampling == 0

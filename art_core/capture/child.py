@@ -90,11 +90,18 @@ class _Child:
         try:
             while self._waited_for_orders():
                 number, order, payload = self._pipe.connection.recv()
-                self._obey(number, order, payload)
                 if order == "stop":
-                    return
+                    return self._stop(number)
+                self._obey(number, order, payload)
         finally:
             self._end()
+
+    def _stop(self, number: int) -> None:
+        if self._serving is None:
+            return self._pipe.send(number, True, None)
+        stopped = self._serving.stop()
+        concurrent.futures.wait([stopped])
+        self._reply(number, stopped)
 
     def _waited_for_orders(self) -> bool:
         # Where a fork of the parent still holds its end of the pipe, only the parent's id tells that it has died.
@@ -109,19 +116,14 @@ class _Child:
         except Exception as error:  # noqa: BLE001  the boundary of the user's own modules: the parent raises it
             return self._pipe.send(number, False, _portable(_not_importable(order, error)))
         try:
-            future = self._started(*args) if order == "start" else self._given(order, args)
+            future = self._start(*args) if order == "start" else self._serving.ask(order, *args)
         except CaptureError as error:
             return self._pipe.send(number, False, _portable(error))
         future.add_done_callback(partial(self._reply, number))
-        if order == "stop":
-            concurrent.futures.wait([future])
 
-    def _started(self, plan: ServingPlan) -> concurrent.futures.Future[str]:
+    def _start(self, plan: ServingPlan) -> concurrent.futures.Future[str]:
         self._serving = Serving(plan)
         return self._serving.start()
-
-    def _given(self, order: str, args: tuple[object, ...]) -> concurrent.futures.Future[None]:
-        return self._serving.stop() if order == "stop" else self._serving.ask(order, *args)
 
     def _reply(self, number: int, future: concurrent.futures.Future) -> None:
         error = CaptureError("the serving process is stopping") if future.cancelled() else future.exception()

@@ -52,7 +52,8 @@ class Door:
         try:
             address = await asyncio.wrap_future(serving.start())
         except BaseException:
-            await asyncio.shield(asyncio.wrap_future(serving.stop()))
+            # What made the start fail is what is raised, whatever stopping adds to it.
+            await asyncio.shield(asyncio.gather(asyncio.wrap_future(serving.stop()), return_exceptions=True))
             raise
         return cls(serving, address)
 
