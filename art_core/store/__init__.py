@@ -1,0 +1,256 @@
+"""One SQLite file per run: rollouts, calls, scores, steps. What is written stays; nothing is ever changed for the worse.
+
+Each process opens a Store of its own on the same file, and may read while another writes. Knows nothing about how a run
+goes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from art_core.errors import StoreError
+from art_core.store.calls import CallReader, CallWriter
+from art_core.store.schema import connect, unreadable
+from art_core.store.values import from_json, to_json
+from art_core.store.writer import Writer
+from art_core.types import Call, Trajectory
+
+__all__ = ["Store", "StoredRollout"]
+
+
+@dataclass(frozen=True)
+class StoredRollout:
+    """What is known of one run of the agent, without its calls."""
+
+    rollout_id: str
+    step: int | None
+    split: str | None
+    """``train`` or ``eval``, or what the caller named it."""
+    task_id: str | None
+    task: Any
+    group: str | None
+    """The runs of one task that are compared have the same."""
+    finished: bool
+    output: Any = None
+    error: str | None = None
+    seconds: float = 0.0
+    reward: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    advantage: float | None = None
+    """Reward, metrics and advantage are the newest scores."""
+
+
+class Store:
+    """``run.sqlite``. Also a ``Recorder``: ``record`` and every ``add_`` return at once, and a thread of its own writes.
+
+    Reading sees all that this store was given before. Every method raises StoreError where the file cannot be written or
+    read; then nothing recorded before is lost, and what could not be written waits in memory for the next ``flush``.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._reading = threading.Lock()
+        self._db: sqlite3.Connection | None = connect(self.path)
+        self._calls = CallWriter()
+        self._writer = Writer(self.path, self._calls.forget)
+        with self._read() as db:
+            self._rollout_ids = {rollout_id for (rollout_id,) in db.execute("SELECT rollout_id FROM rollouts")}
+
+    def record(self, rollout_id: str, call: Call) -> None:
+        """Take a call. Never waits for the disk; raises StoreError if an earlier call could not be written."""
+        self._writer.put(lambda db: self._calls.write(db, rollout_id, call))
+
+    def add_rollout(
+        self,
+        rollout_id: str,
+        *,
+        task: Any,
+        step: int | None = None,
+        split: str | None = None,
+        task_id: str | None = None,
+        group: str | None = None,
+    ) -> None:
+        """Note that a run of the agent begins. Raises StoreError where one with this id has begun before."""
+        if rollout_id in self._rollout_ids:
+            raise StoreError(f"{self.path} has a rollout {rollout_id!r} already; give every run of an agent its own id")
+        self._rollout_ids.add(rollout_id)
+        values = (rollout_id, step, split, task_id, to_json(task), group, time.time())
+        self._write(
+            "INSERT INTO rollouts (rollout_id, step, split, task_id, task, grp, started) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            values,
+        )
+
+    def finish_rollout(
+        self, rollout_id: str, *, output: Any = None, error: str | None = None, seconds: float = 0.0
+    ) -> None:
+        """Note how it ended. An output that JSON cannot say is kept as its fields, else as its repr."""
+        self._write(
+            "UPDATE rollouts SET finished = ?, output = ?, error = ?, seconds = ? WHERE rollout_id = ?",
+            (time.time(), to_json(output), error, seconds, rollout_id),
+        )
+
+    def add_scores(
+        self,
+        rollout_ids: Sequence[str],
+        rewards: Sequence[float | None],
+        *,
+        metrics: Sequence[Mapping[str, float]] | None = None,
+        advantages: Sequence[float] | None = None,
+        by: str | None = None,
+    ) -> None:
+        """Add one score per rollout, in the same order, all or none. Older scores stay; the newest counts."""
+        now = time.time()
+        rows = [
+            (rollout_id, _number(reward), to_json(dict(measured)), _number(advantage), by, now)
+            for rollout_id, reward, measured, advantage in zip(
+                rollout_ids,
+                rewards,
+                metrics if metrics is not None else [{}] * len(rollout_ids),
+                advantages or [None] * len(rollout_ids),
+                strict=True,
+            )
+        ]
+        insert = "INSERT INTO scores (rollout_id, reward, metrics, advantage, scored_by, at) VALUES (?, ?, ?, ?, ?, ?)"
+        self._writer.put(lambda db: db.executemany(insert, rows))
+
+    def add_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Note what a training step measured."""
+        self._write(
+            "INSERT INTO steps (step, metrics, at) VALUES (?, ?, ?)", (step, to_json(dict(metrics)), time.time())
+        )
+
+    def set_meta(self, key: str, value: Any) -> None:
+        """Keep a JSON value under a key, over what stood there."""
+        self._write("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, to_json(value)))
+
+    def meta(self, key: str, default: Any = None) -> Any:
+        """Return what ``set_meta`` kept under a key."""
+        with self._read() as db:
+            row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return default if row is None else from_json(row[0])
+
+    def calls(self, rollout_id: str) -> tuple[Call, ...]:
+        """Return a rollout's calls in the order in which they were answered, without those that a retry replaced."""
+        with self._read() as db:
+            return CallReader(db, rollout_id).calls()
+
+    def rollouts(self, *, split: str | None = None, step: int | None = None) -> tuple[StoredRollout, ...]:
+        """Return the rollouts in the order in which they began, finished or not; None takes every split or step."""
+        with self._read() as db:
+            return tuple(
+                _rollout(row)
+                for row in db.execute(
+                    f"{_ROLLOUTS} WHERE (:split IS NULL OR split = :split) AND (:step IS NULL OR step = :step) ORDER BY "
+                    "rollouts.seq",
+                    {"split": split, "step": step},
+                )
+            )
+
+    def trajectory(self, rollout_id: str) -> Trajectory:
+        """Return a rollout with its calls and newest scores. Raises StoreError where it was never added."""
+        with self._read() as db:
+            row = db.execute(f"{_ROLLOUTS} WHERE rollouts.rollout_id = ?", (rollout_id,)).fetchone()
+            if row is None:
+                raise StoreError(f"{self.path} has no rollout {rollout_id!r}; rollouts() lists those it has")
+            return _trajectory(_rollout(row), CallReader(db, rollout_id).calls())
+
+    def trajectories(self, *, split: str | None = None, step: int | None = None) -> tuple[Trajectory, ...]:
+        """Return the finished rollouts with their calls and newest scores, in the order in which they began."""
+        found = [rollout for rollout in self.rollouts(split=split, step=step) if rollout.finished]
+        return tuple(_trajectory(rollout, self.calls(rollout.rollout_id)) for rollout in found)
+
+    def steps(self) -> tuple[tuple[int, dict[str, float]], ...]:
+        """Return (step, metrics) in the order in which they were added."""
+        with self._read() as db:
+            return tuple(
+                (step, from_json(metrics))
+                for step, metrics in db.execute("SELECT step, metrics FROM steps ORDER BY seq")
+            )
+
+    def flush(self) -> None:
+        """Return when everything taken is on disk; raises StoreError if it cannot be."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the file. Closing twice is harmless. Raises StoreError where the flush fails."""
+        self._writer.close()
+        with self._reading:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        self._writer.put(lambda db: db.execute(statement, values))
+
+    @contextmanager
+    def _read(self) -> Iterator[sqlite3.Connection]:
+        self._writer.flush()
+        with self._reading:
+            if self._db is None:
+                raise StoreError(f"{self.path} was closed; open the store again to read")
+            try:
+                # One transaction, so that all of a rollout is read as of one moment.
+                self._db.execute("BEGIN")
+                yield self._db
+            except sqlite3.Error as error:
+                raise unreadable(self.path, error) from error
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+
+_ROLLOUTS = """
+SELECT rollouts.rollout_id, step, split, task_id, task, grp, finished, output, error, seconds, reward, metrics, advantage
+FROM rollouts LEFT JOIN scores
+    ON scores.seq = (SELECT max(seq) FROM scores WHERE scores.rollout_id = rollouts.rollout_id)
+"""
+
+
+def _number(value: float | None) -> float | None:
+    """Return a plain float: SQLite does not know numpy's."""
+    return None if value is None else float(value)
+
+
+def _rollout(row: tuple) -> StoredRollout:
+    rollout_id, step, split, task_id, task, group, finished, output, error, seconds, reward, metrics, advantage = row
+    return StoredRollout(
+        rollout_id=rollout_id,
+        step=step,
+        split=split,
+        task_id=task_id,
+        task=from_json(task),
+        group=group,
+        finished=finished is not None,
+        output=None if output is None else from_json(output),
+        error=error,
+        seconds=seconds or 0.0,
+        reward=reward,
+        metrics={} if metrics is None else from_json(metrics),
+        advantage=advantage,
+    )
+
+
+def _trajectory(rollout: StoredRollout, calls: tuple[Call, ...]) -> Trajectory:
+    return Trajectory(
+        task=rollout.task,
+        calls=calls,
+        output=rollout.output,
+        reward=rollout.reward,
+        metrics=rollout.metrics,
+        error=rollout.error,
+        rollout_id=rollout.rollout_id,
+        seconds=rollout.seconds,
+    )

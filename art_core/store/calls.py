@@ -1,0 +1,238 @@
+"""Calls <-> rows. A prompt is a parent call's tokens plus a suffix, a conversation a path of messages, so that a long run
+takes room for what is new in each call only. Knows nothing about threads or rollouts' results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from art_core.store.values import (
+    floats_from_bytes,
+    floats_to_bytes,
+    from_json,
+    ids_from_bytes,
+    ids_to_bytes,
+    request_to_json,
+)
+from art_core.types import Call, JsonDict
+
+CANDIDATES = 8
+"""Calls of a rollout that are tried as parents: enough for a few sub-agents taking turns."""
+TOKENS_REMEMBERED = 16_000_000
+"""Of possible parents, over all rollouts; 4 bytes each."""
+REFERENCES_REMEMBERED = 200_000
+SHORTEST_SHARED = 16
+"""Tokens; a shorter common start is not worth a parent in another rollout."""
+
+
+@dataclass(frozen=True)
+class _Parent:
+    seq: int
+    tokens: np.ndarray
+    """Prompt and sampled ids, int32."""
+
+    def shared(self, prompt: np.ndarray) -> int:
+        """Return how many tokens the two have in common at their start."""
+        length = min(len(self.tokens), len(prompt))
+        differ = self.tokens[:length] != prompt[:length]
+        place = int(differ.argmax()) if length else 0
+        return place if length and differ[place] else length
+
+
+class CallWriter:
+    """Writes calls inside the transaction it is given, and remembers what later calls may build on."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all that is remembered: it may stem from a transaction that was rolled back."""
+        self._recent: OrderedDict[str, deque[_Parent]] = OrderedDict()
+        self._roots: deque[_Parent] = deque(maxlen=CANDIDATES)
+        self._tokens = 0
+        self._blobs: dict[bytes, int] = {}
+        self._messages: dict[tuple[int, int], int] = {}
+
+    def write(self, db: sqlite3.Connection, rollout_id: str, call: Call) -> None:
+        """Add a call. An aborted predecessor with its request id is marked as replaced."""
+        prompt = np.asarray(call.prompt_ids, dtype=np.int32)
+        parent, shared = self._parent(rollout_id, prompt)
+        db.execute(
+            "UPDATE calls SET replaced = 1 WHERE rollout_id = ? AND request_id = ? AND choice = ? AND request_id != '' "
+            "AND finish_reason = 'aborted'",
+            (rollout_id, call.request_id, call.choice),
+        )
+        values = (
+            rollout_id,
+            parent.seq if parent else None,
+            shared,
+            prompt[shared:].tobytes(),
+            ids_to_bytes(call.sampled_ids),
+            floats_to_bytes(call.logprobs),
+            ids_to_bytes(call.forced),
+            int(call.policy_version),
+            call.agent,
+            call.request_id,
+            int(call.choice),
+            None if call.reward is None else float(call.reward),
+            float(call.temperature),
+            call.finish_reason,
+            *self._request(db, dict(call.request)),
+            self._blob(db, call.response),
+        )
+        added = db.execute(
+            "INSERT INTO calls (rollout_id, parent, shared, suffix, sampled, logprobs, forced, policy_version, agent, "
+            "request_id, choice, reward, temperature, finish_reason, messages, tools, settings, response) "
+            f"VALUES ({', '.join('?' * len(values))})",
+            values,
+        )
+        self._remember(rollout_id, call, prompt, added.lastrowid, is_root=parent is None)
+
+    def _parent(self, rollout_id: str, prompt: np.ndarray) -> tuple[_Parent | None, int]:
+        best, longest = None, 0
+        for parent in reversed(self._recent.get(rollout_id, ())):
+            if (shared := parent.shared(prompt)) > longest:
+                best, longest = parent, shared
+        if best is None:
+            # Only calls without a parent of their own: a chain then never leads through more than one other rollout.
+            for parent in self._roots:
+                if (shared := parent.shared(prompt)) > max(longest, SHORTEST_SHARED):
+                    best, longest = parent, shared
+        return best, longest
+
+    def _remember(self, rollout_id: str, call: Call, prompt: np.ndarray, seq: int, *, is_root: bool) -> None:
+        parent = _Parent(seq, np.concatenate([prompt, np.asarray(call.sampled_ids, dtype=np.int32)]))
+        recent = self._recent.setdefault(rollout_id, deque())
+        self._recent.move_to_end(rollout_id)
+        recent.append(parent)
+        self._tokens += len(parent.tokens)
+        if len(recent) > CANDIDATES:
+            self._tokens -= len(recent.popleft().tokens)
+        if is_root:
+            self._roots.append(parent)
+        while self._tokens > TOKENS_REMEMBERED and len(self._recent) > 1:
+            _, oldest = self._recent.popitem(last=False)
+            self._tokens -= sum(len(parent.tokens) for parent in oldest)
+
+    def _request(self, db: sqlite3.Connection, request: JsonDict) -> tuple[int, int | None, int]:
+        """Return the ids of the request's last message (0: it has none), of its tools and of the rest."""
+        path = 0
+        if isinstance(request.get("messages"), list | tuple):
+            for message in request.pop("messages"):
+                path = self._message(db, path, self._blob(db, message))
+            if path == 0:
+                request["messages"] = []
+        tools = self._blob(db, request.pop("tools")) if request.get("tools") else None
+        return path, tools, self._blob(db, request)
+
+    def _message(self, db: sqlite3.Connection, parent: int, blob: int) -> int:
+        found = self._messages.get((parent, blob))
+        if found is None:
+            db.execute("INSERT OR IGNORE INTO messages (parent, blob) VALUES (?, ?)", (parent, blob))
+            row = db.execute("SELECT id FROM messages WHERE parent = ? AND blob = ?", (parent, blob)).fetchone()
+            found = self._messages[parent, blob] = row[0]
+            if len(self._messages) > REFERENCES_REMEMBERED:
+                self._messages.clear()
+        return found
+
+    def _blob(self, db: sqlite3.Connection, value: object) -> int:
+        content = request_to_json(value)
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        found = self._blobs.get(digest)
+        if found is None:
+            db.execute("INSERT OR IGNORE INTO blobs (digest, json) VALUES (?, ?)", (digest, content))
+            found = self._blobs[digest] = db.execute("SELECT id FROM blobs WHERE digest = ?", (digest,)).fetchone()[0]
+            if len(self._blobs) > REFERENCES_REMEMBERED:
+                self._blobs.clear()
+        return found
+
+
+_COLUMNS = (
+    "seq, parent, shared, suffix, sampled, logprobs, forced, policy_version, agent, request_id, choice, reward, "
+    "temperature, finish_reason, messages, tools, settings, response, replaced"
+)
+_PATHS = """
+WITH RECURSIVE path (id, parent, blob) AS (
+    SELECT id, parent, blob FROM messages WHERE id IN (SELECT messages FROM calls WHERE rollout_id = :rollout)
+    UNION SELECT messages.id, messages.parent, messages.blob FROM messages JOIN path ON messages.id = path.parent
+) SELECT path.id, path.parent, path.blob, blobs.json FROM path JOIN blobs ON blobs.id = path.blob
+"""
+_BLOBS = """
+SELECT id, json FROM blobs WHERE id IN (
+    SELECT tools FROM calls WHERE rollout_id = :rollout UNION SELECT settings FROM calls WHERE rollout_id = :rollout
+    UNION SELECT response FROM calls WHERE rollout_id = :rollout
+)
+"""
+
+
+class CallReader:
+    """Reads the calls of one rollout."""
+
+    def __init__(self, db: sqlite3.Connection, rollout_id: str) -> None:
+        self._db = db
+        self._rollout = {"rollout": rollout_id}
+        self._tokens: dict[int, bytes] = {}
+        """By call: its prompt and sampled ids, int32."""
+
+    def calls(self) -> tuple[Call, ...]:
+        """Return the calls in the order in which they were answered, without those that a retry replaced."""
+        rows = self._db.execute(
+            f"SELECT {_COLUMNS} FROM calls WHERE rollout_id = :rollout ORDER BY seq", self._rollout
+        ).fetchall()
+        self._blobs = {id: from_json(data) for id, data in self._db.execute(_BLOBS, self._rollout)}
+        self._path: dict[int, tuple[int, int]] = {}
+        for id, parent, blob, data in self._db.execute(_PATHS, self._rollout):
+            self._path[id] = (parent, blob)
+            if blob not in self._blobs:
+                self._blobs[blob] = from_json(data)
+        # Every row is read, a replaced one too: others may build on its tokens.
+        read = [(self._call(row[:-1]), row[-1]) for row in rows]
+        return tuple(call for call, replaced in read if not replaced)
+
+    def _call(self, row: tuple) -> Call:
+        seq, parent, shared, suffix, sampled, logprobs, forced, *plain, messages, tools, settings, response = row
+        prompt = (self._of_call(parent)[: 4 * shared] if parent is not None else b"") + suffix
+        self._tokens[seq] = prompt + sampled
+        request = dict(self._blobs[settings])
+        if messages:
+            request["messages"] = self._conversation(messages)
+        if tools is not None:
+            request["tools"] = self._blobs[tools]
+        version, agent, request_id, choice, reward, temperature, finish_reason = plain
+        return Call(
+            prompt_ids=ids_from_bytes(prompt),
+            sampled_ids=ids_from_bytes(sampled),
+            logprobs=floats_from_bytes(logprobs, len(sampled) // 4),
+            policy_version=version,
+            agent=agent,
+            request_id=request_id,
+            choice=choice,
+            reward=reward,
+            temperature=temperature,
+            finish_reason=finish_reason,
+            forced=ids_from_bytes(forced),
+            request=request,
+            response=self._blobs[response],
+        )
+
+    def _of_call(self, seq: int) -> bytes:
+        """Return the tokens of a call, which may belong to another rollout."""
+        if seq not in self._tokens:
+            parent, shared, suffix, sampled = self._db.execute(
+                "SELECT parent, shared, suffix, sampled FROM calls WHERE seq = ?", (seq,)
+            ).fetchone()
+            start = self._of_call(parent)[: 4 * shared] if parent is not None else b""
+            self._tokens[seq] = start + suffix + sampled
+        return self._tokens[seq]
+
+    def _conversation(self, last: int) -> list[JsonDict]:
+        blobs = []
+        while last:
+            last, blob = self._path[last]
+            blobs.append(blob)
+        return [self._blobs[blob] for blob in reversed(blobs)]

@@ -1,0 +1,108 @@
+"""The tables of a run's SQLite file, and how the file is opened. Knows nothing about who writes them."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from art_core.errors import StoreError
+
+VERSION = 1
+"""Stands in ``PRAGMA user_version``; a file of another one is refused."""
+APPLICATION = 0x61727431
+
+TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
+
+-- Content by its digest, each once: messages, tools, settings, answers. JSON.
+CREATE TABLE blobs (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, json BLOB NOT NULL);
+
+-- A conversation is a path of messages, so that a longer one adds only what is new.
+CREATE TABLE messages (
+    id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, blob INTEGER NOT NULL, UNIQUE (parent, blob)
+);
+
+CREATE TABLE rollouts (
+    seq INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL UNIQUE, step INTEGER, split TEXT, task_id TEXT, task BLOB, grp TEXT,
+    started REAL NOT NULL, finished REAL, output BLOB, error TEXT, seconds REAL
+);
+CREATE INDEX rollouts_by_step ON rollouts (step, split);
+
+-- prompt = (prompt and sampled ids of the parent call)[:shared] + suffix. Ids are int32; log-probabilities are float32
+-- where that loses nothing, else float64.
+CREATE TABLE calls (
+    seq INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL, replaced INTEGER NOT NULL DEFAULT 0,
+    parent INTEGER, shared INTEGER NOT NULL, suffix BLOB NOT NULL, sampled BLOB NOT NULL, logprobs BLOB NOT NULL,
+    forced BLOB NOT NULL, policy_version INTEGER NOT NULL, agent TEXT, request_id TEXT NOT NULL, choice INTEGER NOT NULL,
+    reward REAL, temperature REAL NOT NULL, finish_reason TEXT NOT NULL,
+    messages INTEGER NOT NULL, tools INTEGER, settings INTEGER NOT NULL, response INTEGER NOT NULL
+);
+CREATE INDEX calls_by_rollout ON calls (rollout_id, seq);
+
+-- Scores and steps are only ever added; the newest of a rollout counts.
+CREATE TABLE scores (
+    seq INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL, reward REAL, metrics BLOB NOT NULL, advantage REAL, scored_by TEXT,
+    at REAL NOT NULL
+);
+CREATE INDEX scores_by_rollout ON scores (rollout_id, seq);
+CREATE TABLE steps (seq INTEGER PRIMARY KEY, step INTEGER NOT NULL, metrics BLOB NOT NULL, at REAL NOT NULL);
+"""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the file for one thread at a time, and make its tables where it is new.
+
+    Raises StoreError for a file that is not a run's store, one of another version, and one that cannot be opened.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"cannot open {path}: {error}; check that the folder exists and may be written") from error
+    try:
+        _prepare(connection, path)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise unreadable(path, error) from error
+    except StoreError:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    if version == 0:
+        _create(connection, path)
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    [application] = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION:
+        raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
+    if version != VERSION:
+        raise StoreError(
+            f"{path} was written with version {version} of the store's tables, this art_core reads version {VERSION}; use "
+            "the art_core that wrote it, or another run folder"
+        )
+    # A commit is on disk when it returns; the writer gathers many calls into one.
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _create(connection: sqlite3.Connection, path: Path) -> None:
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+        raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("BEGIN IMMEDIATE")
+    # Another process may have been faster.
+    if connection.execute("PRAGMA user_version").fetchone() == (0,):
+        for statement in TABLES.split(";\n"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute("COMMIT")
+
+
+def unreadable(path: Path, error: sqlite3.Error) -> StoreError:
+    """Return the error for a file that cannot be opened or read."""
+    if "not a database" in str(error) or "malformed" in str(error):
+        return StoreError(f"{path} is not a run's store, or it is damaged ({error}); give another run folder")
+    return StoreError(f"cannot read {path}: {error}; check the disk and that the file may be read and written")

@@ -1,0 +1,81 @@
+"""JSON and number arrays as bytes. Whatever an agent returns gets a JSON form; what JSON can say comes back equal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import orjson
+
+
+@runtime_checkable
+class _Model(Protocol):
+    """Pydantic models, LangChain's messages among them."""
+
+    def model_dump(self) -> Any: ...
+
+
+def _form(value: object) -> object:
+    if isinstance(value, _Model) and not isinstance(value, type):
+        return value.model_dump()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Set):
+        return list(value)
+    return repr(value)
+
+
+_ENCODER = json.JSONEncoder(default=_form, ensure_ascii=False, separators=(",", ":"))
+
+
+def to_json(value: object) -> bytes:
+    """Return ``value`` as JSON. Objects become their fields (dataclasses, pydantic), else their repr."""
+    try:
+        text = _ENCODER.encode(value)
+    except (TypeError, ValueError, RecursionError):
+        # Keys that JSON cannot have, a value that holds itself: better told in words than lost.
+        text = _ENCODER.encode(repr(value))
+    return text.encode("utf-8", "surrogatepass")
+
+
+def request_to_json(value: object) -> bytes:
+    """Return a part of a request as JSON, faster; it came as JSON, which has no NaN (orjson would make it null)."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return to_json(value)
+
+
+def from_json(data: bytes) -> Any:
+    """Return what ``to_json`` was given, where JSON can say it; tuples come back as lists."""
+    return json.loads(data.decode("utf-8", "surrogatepass"))
+
+
+def ids_to_bytes(ids: Sequence[int]) -> bytes:
+    """Return token ids as int32. Raises OverflowError for ids that do not fit."""
+    return np.asarray(ids, dtype=np.int32).tobytes()
+
+
+def ids_from_bytes(data: bytes) -> tuple[int, ...]:
+    """Return the token ids of ``ids_to_bytes``."""
+    return tuple(np.frombuffer(data, dtype=np.int32).tolist())
+
+
+def floats_to_bytes(values: Sequence[float]) -> bytes:
+    """Return numbers as float32 where every one of them is a float32 (as an engine's are), else as float64."""
+    exact = np.asarray(values, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        short = exact.astype(np.float32)
+    return (short if np.array_equal(short, exact, equal_nan=True) else exact).tobytes()
+
+
+def floats_from_bytes(data: bytes, count: int) -> tuple[float, ...]:
+    """Return the ``count`` numbers of ``floats_to_bytes``, exactly."""
+    return tuple(np.frombuffer(data, dtype=np.float32 if len(data) == 4 * count else np.float64).tolist())

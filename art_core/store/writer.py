@@ -1,0 +1,130 @@
+"""One thread that writes to a run's file and gathers what comes within a few milliseconds into one commit.
+
+Knows nothing about what is written: a write is a function of an open transaction. Nothing taken is given up: what cannot be
+written stays in memory and is tried again at the next flush.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from art_core.errors import StoreError
+from art_core.store.schema import connect
+
+Write = Callable[[sqlite3.Connection], object]
+
+GATHER_SECONDS = 0.02
+"""How long a write may wait for others to share its commit."""
+
+
+class Writer:
+    """``put`` never waits for the disk; ``flush`` returns when all that was put is on it.
+
+    ``forget`` is called after a failed transaction, with whatever its writes may have remembered about it undone.
+    """
+
+    def __init__(self, path: Path, forget: Callable[[], None]) -> None:
+        self._path = path
+        self._forget = forget
+        self._changed = threading.Condition()
+        self._waiting: list[Write] = []
+        self._writing = 0
+        self._flushes = 0
+        """Callers that wait for the disk; they end the gathering."""
+        self._error: Exception | None = None
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, write: Write) -> None:
+        """Take a write. It is taken even where this raises the error of an earlier one."""
+        with self._changed:
+            if self._closing:
+                raise StoreError(f"{self._path} was closed; open the store again to write")
+            self._waiting.append(write)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="art-store", daemon=True)
+                self._thread.start()
+            elif len(self._waiting) == 1:
+                self._changed.notify_all()
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+
+    def flush(self) -> None:
+        """Return when everything taken is on disk; an earlier failure is tried again. Raises StoreError if it stays."""
+        with self._changed:
+            self._error = None
+            self._flushes += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: self._error is not None or not (self._waiting or self._writing))
+            finally:
+                self._flushes -= 1
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+
+    def close(self) -> None:
+        """Flush and end the thread. Where the flush fails nothing is closed, so that it can be tried again."""
+        self.flush()
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        connection: sqlite3.Connection | None = None
+        while writes := self._gathered():
+            error: Exception | None = None
+            try:
+                connection = connection or connect(self._path)
+                _commit(connection, writes)
+            except Exception as failure:  # noqa: BLE001  the thread's boundary: put and flush raise it
+                error = self._explained(failure, len(writes))
+                self._forget()
+                if connection is not None:
+                    connection.close()
+                    connection = None
+            with self._changed:
+                self._writing = 0
+                if error is not None:
+                    self._waiting[:0] = writes
+                self._error = error
+                self._changed.notify_all()
+        if connection is not None:
+            connection.close()
+
+    def _gathered(self) -> list[Write]:
+        """Return the next writes; none when it is time to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: (self._waiting and self._error is None) or self._closing)
+            if not self._flushes and not self._closing:
+                self._changed.wait_for(lambda: self._flushes or self._closing, GATHER_SECONDS)
+            writes, self._waiting = self._waiting, []
+            self._writing = len(writes)
+            return writes
+
+    def _explained(self, failure: Exception, count: int) -> Exception:
+        if not isinstance(failure, sqlite3.Error | StoreError):
+            return failure
+        return StoreError(
+            f"cannot write to {self._path}: {failure}; nothing that was recorded before is lost, and {count} records wait in "
+            "memory: free space on the disk (or make the file writable) and they are written at the next flush"
+        )
+
+
+def _commit(connection: sqlite3.Connection, writes: list[Write]) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for write in writes:
+            write(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        # SQLite may have rolled back by itself, as it does when the disk is full.
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise

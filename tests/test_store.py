@@ -1,0 +1,368 @@
+"""The run's file: what goes in comes out, from other threads and processes, and after the disk was full."""
+
+import dataclasses
+import math
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from art_core.errors import StoreError
+from art_core.store import Store
+from art_core.types import Call, Trajectory
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "run.sqlite") as store:
+        yield store
+
+
+def call(prompt=(1, 2, 3), sampled=(4, 5), **fields) -> Call:
+    return Call(tuple(prompt), tuple(sampled), tuple(-0.5 * (i + 1) for i in range(len(sampled))), **fields)
+
+
+texts = st.text(st.characters(), max_size=8)
+messages = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "tool"]), "content": texts})
+floats = st.one_of(st.floats(width=32, allow_nan=False), st.floats(allow_nan=False))
+
+
+@st.composite
+def conversations(draw) -> list[tuple[str, Call]]:
+    """Calls that extend, fork and compact each other, over three rollouts."""
+    start = draw(st.lists(st.integers(0, 9), min_size=1, max_size=40))
+    made: list[tuple[str, Call]] = []
+    for _ in range(draw(st.integers(1, 12))):
+        base, said = (start, [])
+        if made and draw(st.booleans()):
+            earlier = draw(st.sampled_from(made))[1]
+            base, said = [*earlier.prompt_ids, *earlier.sampled_ids], list(earlier.request.get("messages", []))
+        cut = draw(st.integers(1, len(base)))
+        prompt = tuple(base[:cut] + draw(st.lists(st.integers(0, 2**31 - 1), max_size=5)))
+        sampled = tuple(draw(st.lists(st.integers(0, 200_000), max_size=5)))
+        request = draw(st.dictionaries(st.sampled_from(["model", "user", "x"]), texts))
+        request |= draw(st.sampled_from([{}, {"tools": []}, {"tools": [{"type": "function"}]}, {"messages": []}]))
+        if draw(st.booleans()):
+            request["messages"] = said + draw(st.lists(messages, max_size=3))
+        made.append(
+            (
+                draw(st.sampled_from("abc")),
+                Call(
+                    prompt,
+                    sampled,
+                    tuple(draw(st.lists(floats, min_size=len(sampled), max_size=len(sampled)))),
+                    policy_version=draw(st.integers(0, 9)),
+                    agent=draw(st.none() | texts),
+                    request_id=draw(st.sampled_from(["", "q1", "q2"])),
+                    choice=draw(st.integers(0, 2)),
+                    reward=draw(st.none() | st.floats(-1, 1)),
+                    temperature=draw(st.floats(0, 2)),
+                    finish_reason=draw(st.sampled_from(["stop", "length", "tool_calls"])),
+                    forced=tuple(draw(st.lists(st.integers(0, 4), max_size=2))),
+                    request=request,
+                    response=draw(messages),
+                ),
+            )
+        )
+    return made
+
+
+@settings(deadline=None, max_examples=60)
+@given(conversations(), st.data())
+def test_calls_come_back_exactly_as_they_were(made, data):
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "run.sqlite") as store:
+        for rollout_id, one in made:
+            store.record(rollout_id, one)
+            if data.draw(st.booleans()):
+                store._calls.forget()
+        for rollout_id in "abc":
+            assert store.calls(rollout_id) == tuple(one for owner, one in made if owner == rollout_id)
+
+
+def test_logprobs_take_four_bytes_where_that_loses_nothing_and_eight_where_it_would(store):
+    short, long = float(np.float32(-0.1)), -0.1
+    store.record("r1", Call((1,), (2, 3), (short, -math.inf)))
+    store.record("r1", Call((1,), (2,), (long,)))
+    assert [one.logprobs for one in store.calls("r1")] == [(short, -math.inf), (long,)]
+    with sqlite3.connect(store.path) as db:
+        assert db.execute("SELECT length(logprobs) FROM calls").fetchall() == [(8,), (8,)]
+    db.close()
+
+
+def test_a_retry_replaces_its_aborted_predecessor_and_nothing_else(store):
+    store.record("r1", call([1], request_id="q1", choice=0, finish_reason="aborted"))
+    store.record("r1", call([1], request_id="q1", choice=1, finish_reason="aborted"))
+    store.record("r2", call([2], request_id="q1", finish_reason="aborted"))
+    store.record("r1", call([3], request_id="q2", finish_reason="aborted"))
+    store.record("r1", call([1], request_id="q1", choice=0))
+    store.record("r1", call([1], request_id="q1", choice=1))
+    assert [(one.request_id, one.choice, one.finish_reason) for one in store.calls("r1")] == [
+        ("q2", 0, "aborted"),
+        ("q1", 0, "stop"),
+        ("q1", 1, "stop"),
+    ]
+    assert len(store.calls("r2")) == 1
+    with sqlite3.connect(store.path) as db:
+        assert db.execute("SELECT count(*), sum(replaced) FROM calls").fetchone() == (6, 2)
+    db.close()
+
+
+def test_a_conversation_of_two_hundred_turns_grows_by_what_is_new(tmp_path):
+    def size(turns: int) -> int:
+        path = tmp_path / f"{turns}.sqlite"
+        tools = [{"type": "function", "function": {"name": "search", "description": "x" * 2000}}]
+        with Store(path) as store:
+            prompt, said = list(range(500)), [{"role": "system", "content": "x" * 500}]
+            for turn in range(turns):
+                said = [*said, {"role": "user", "content": f"{turn} " * 20}]
+                answer = {"role": "assistant", "content": f"{turn} " * 30}
+                request = {"messages": said, "tools": tools}
+                sampled = range(turn, turn + 40)
+                store.record("r1", call(prompt, sampled, request=request, response=answer))
+                prompt, said = [*prompt, *sampled, *range(30)], [*said, answer]
+            last = store.calls("r1")[-1]
+            assert len(last.prompt_ids) == 500 + 70 * (turns - 1)
+            assert len(last.request["messages"]) == 2 * turns
+        return path.stat().st_size
+
+    fixed = size(1)
+    assert size(200) - fixed < 2.2 * (size(100) - fixed)
+    assert size(200) < 500_000
+
+
+def test_the_first_prompts_of_a_group_share_their_system_prompt(store):
+    for number in range(20):
+        store.record(f"r{number}", call([*range(1000), number]))
+    assert [store.calls(f"r{number}")[0].prompt_ids[-1] for number in range(20)] == list(range(20))
+    with sqlite3.connect(store.path) as db:
+        assert db.execute("SELECT sum(length(suffix)) FROM calls").fetchone()[0] < 4 * 1100
+    db.close()
+
+
+def test_a_rollout_comes_back_as_a_trajectory_with_its_newest_scores(store):
+    store.add_rollout("r1", task={"input": "2+2"}, step=3, split="train", task_id="t1", group="g1")
+    store.add_rollout("r2", task="other", step=3, split="train")
+    store.add_rollout("r3", task="held out", step=3, split="eval")
+    store.record("r1", call())
+    store.finish_rollout("r1", output={"answer": "4"}, seconds=1.5)
+    store.finish_rollout("r2", error="ValueError: no")
+    store.add_scores(["r1", "r2"], [np.float32(0.5), None], metrics=[{"success": 1.0}, {}], by="ruler")
+    store.add_scores(["r1", "r2"], [1.0, 0.0], metrics=[{"success": 0.0}, {}], advantages=[0.7, -0.7], by="fixed")
+    assert store.trajectory("r1") == Trajectory(
+        task={"input": "2+2"},
+        calls=(call(),),
+        output={"answer": "4"},
+        reward=1.0,
+        metrics={"success": 0.0},
+        rollout_id="r1",
+        seconds=1.5,
+    )
+    assert [t.rollout_id for t in store.trajectories(split="train", step=3)] == ["r1", "r2"]
+    assert store.trajectories(step=4) == ()
+    first, second, third = store.rollouts()
+    assert (first.group, first.task_id, first.step, first.advantage) == ("g1", "t1", 3, 0.7)
+    assert (second.error, second.finished, second.reward) == ("ValueError: no", True, 0.0)
+    assert (third.finished, third.split) == (False, "eval")
+    with sqlite3.connect(store.path) as db:
+        assert db.execute("SELECT reward, scored_by FROM scores WHERE rollout_id = 'r1'").fetchall() == [
+            (0.5, "ruler"),
+            (1.0, "fixed"),
+        ]
+    db.close()
+
+
+def test_a_rollout_that_was_never_added_is_an_error(store):
+    with pytest.raises(StoreError, match="no rollout 'r9'"):
+        store.trajectory("r9")
+
+
+def test_a_rollout_cannot_begin_twice_even_after_the_store_was_reopened(store):
+    store.add_rollout("r1", task=1)
+    store.flush()
+    with Store(store.path) as again, pytest.raises(StoreError, match="'r1' already"):
+        again.add_rollout("r1", task=1)
+
+
+def test_meta_and_steps_are_kept(store):
+    store.set_meta("config", {"seed": 1})
+    store.set_meta("config", {"seed": 2})
+    store.add_step(0, {"loss": math.nan})
+    store.add_step(1, {"loss": 0.5})
+    assert store.meta("config") == {"seed": 2}
+    assert store.meta("nothing", 7) == 7
+    (zero, first), second = store.steps()
+    assert zero == 0
+    assert math.isnan(first["loss"])
+    assert second == (1, {"loss": 0.5})
+
+
+@dataclasses.dataclass
+class Answer:
+    text: str
+    where: Path
+
+
+class Opaque:
+    def __repr__(self) -> str:
+        return "<an opaque thing>"
+
+
+def test_an_output_that_json_cannot_say_is_kept_as_well_as_it_can_be(store):
+    messages = pytest.importorskip("langchain_core.messages")
+    loop: list = []
+    loop.append(loop)
+    outputs = {
+        "message": {"messages": [messages.HumanMessage("hi")]},
+        "dataclass": Answer("42", Path("/tmp")),
+        "opaque": [Opaque(), {1, 2}, np.arange(2), 10**30, "\ud800"],
+        "keys": {(1, 2): 3},
+        "loop": loop,
+    }
+    for name, output in outputs.items():
+        store.add_rollout(name, task=None)
+        store.finish_rollout(name, output=output)
+    kept = {name: store.trajectory(name).output for name in outputs}
+    assert kept["message"]["messages"][0]["content"] == "hi"
+    assert kept["dataclass"] == {"text": "42", "where": "PosixPath('/tmp')"}
+    assert kept["opaque"] == ["<an opaque thing>", [1, 2], [0, 1], 10**30, "\ud800"]
+    assert kept["keys"] == "{(1, 2): 3}"
+    assert kept["loop"] == "[[...]]"
+
+
+def test_sixty_four_threads_write_while_another_store_reads(store):
+    def write(number: int) -> None:
+        for turn in range(10):
+            store.record(f"r{number}", call([number, turn]))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    with Store(store.path) as other:
+        other.add_rollout("r0", task=None)
+        while any(thread.is_alive() for thread in threads):
+            assert len(other.calls("r0")) <= 10
+        for thread in threads:
+            thread.join()
+        store.flush()
+        for number in range(64):
+            assert [one.prompt_ids for one in other.calls(f"r{number}")] == [(number, turn) for turn in range(10)]
+
+
+WRITER = """
+import os, sys
+from art_core.store import Store
+from art_core.types import Call
+store = Store(sys.argv[1])
+for number in range(1000):
+    store.record("r1", Call((1, number), (2,), (-0.5,)))
+    if number % 100 == 99:
+        store.flush()
+        print(number + 1, flush=True)
+    if number == 550:
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_was_flushed_survives_a_kill(tmp_path):
+    path = tmp_path / "run.sqlite"
+    run = subprocess.run([sys.executable, "-c", WRITER, path], capture_output=True, text=True, timeout=60)
+    assert run.stdout.split()[-1] == "500", run.stderr
+    with Store(path) as store:
+        assert 500 <= len(store.calls("r1")) <= 551
+
+
+FULL = """
+import resource, sys
+from art_core.errors import StoreError
+from art_core.store import Store
+from art_core.types import Call
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+def call(number):
+    return Call((number, *range(2000)), (2,), (-0.5,), response={"content": str(number) * 3000})
+
+store = Store(sys.argv[1])
+store.record("r1", call(0))
+store.flush()
+limit(200_000)
+failed = 0
+for number in range(1, 100):
+    try:
+        store.record("r1", call(number))
+        store.flush()
+    except StoreError as error:
+        failed += 1
+        message = str(error)
+print(failed, message)
+assert failed > 5
+limit(resource.RLIM_INFINITY)
+store.flush()
+assert [one.prompt_ids[0] for one in store.calls("r1")] == list(range(100))
+store.close()
+print("all there")
+"""
+
+
+def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_room(tmp_path):
+    path = tmp_path / "run.sqlite"
+    run = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True, timeout=60)
+    assert run.stdout.endswith("all there\n"), run.stderr
+    assert f"cannot write to {path}" in run.stdout
+    assert "nothing that was recorded before is lost" in run.stdout
+    assert "free space" in run.stdout
+
+
+def test_a_file_that_is_no_store_is_refused(tmp_path):
+    text = tmp_path / "text.sqlite"
+    text.write_text("not a database, but long enough to be taken for one " * 100)
+    with pytest.raises(StoreError, match="not a run's store"):
+        Store(text)
+    other = tmp_path / "other.sqlite"
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE something (x)")
+    db.close()
+    with pytest.raises(StoreError, match="something else than art"):
+        Store(other)
+
+
+def test_a_store_of_another_version_is_refused(store):
+    store.close()
+    with sqlite3.connect(store.path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(StoreError, match="version 99"):
+        Store(store.path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file/run.sqlite"):
+        Store(tmp_path / "file" / "run.sqlite")
+
+
+def test_several_processes_may_make_the_same_store(tmp_path):
+    path = tmp_path / "run.sqlite"
+    code = "import sys; from art_core.store import Store; s = Store(sys.argv[1]); s.add_step(1, {}); s.close()"
+    runs = [subprocess.Popen([sys.executable, "-c", code, path], stderr=subprocess.PIPE) for _ in range(4)]
+    errors = [run.communicate(timeout=60)[1] for run in runs]
+    assert errors == [b""] * 4
+    with Store(path) as store:
+        assert len(store.steps()) == 4
+
+
+def test_a_closed_store_says_so(store):
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="was closed"):
+        store.record("r1", call())
+    with pytest.raises(StoreError, match="was closed"):
+        store.calls("r1")
