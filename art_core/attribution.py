@@ -83,8 +83,8 @@ def running(address: RolloutAddress) -> Iterator[None]:
     try:
         yield
     finally:
-        current_rollout.reset(token)
         _live.leave(loop_thread)
+        current_rollout.reset(token)
 
 
 def _running_loop_thread() -> int | None:

@@ -1,0 +1,216 @@
+"""Which rollout code runs in, through executors, tasks and threads, and what happens where nobody can tell."""
+
+import asyncio
+import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from art_core.attribution import current_rollout, destination, exempt, running
+from art_core.errors import CaptureError
+from art_core.types import RolloutAddress
+
+
+def address(name: str, *passthrough: str) -> RolloutAddress:
+    return RolloutAddress(name, f"http://127.0.0.1:1/rollouts/{name}/v1", "key", "policy", frozenset(passthrough))
+
+
+def on_a_thread(function, *args):
+    """Run on a bare thread; what it raises is returned."""
+    result = []
+
+    def run() -> None:
+        try:
+            result.append(function(*args))
+        except CaptureError as error:
+            result.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return result[0]
+
+
+class Worker:
+    """A thread that was started before any rollout and takes orders through plain events."""
+
+    def __init__(self) -> None:
+        self._order, self._done, self._stop = threading.Event(), threading.Event(), False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while self._order.wait() and not self._stop:
+            self._order.clear()
+            try:
+                self._result = destination("gpt")
+            except CaptureError as error:
+                self._result = error
+            self._done.set()
+
+    def ask(self):
+        self._done.clear()
+        self._order.set()
+        self._done.wait()
+        return self._result
+
+    def end(self) -> None:
+        self._stop = True
+        self._order.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def early_worker():
+    worker = Worker()
+    yield worker
+    worker.end()
+
+
+def test_outside_every_rollout_nothing_is_touched(early_worker):
+    submit, start = ThreadPoolExecutor.submit, threading.Thread.start
+    assert destination("gpt") is None
+    assert early_worker.ask() is None
+    with running(address("r1")):
+        assert ThreadPoolExecutor.submit is not submit
+    assert (ThreadPoolExecutor.submit, threading.Thread.start) == (submit, start)
+    assert early_worker.ask() is None
+
+
+def test_a_model_that_passes_through_goes_where_the_agent_sends_it():
+    with running(address("r1", "judge-model")):
+        assert destination("judge-model") is None
+        assert destination("gpt") == address("r1", "judge-model")
+        assert destination(None) == address("r1", "judge-model")
+
+
+def test_a_rollout_inside_a_rollout_is_its_own():
+    with running(address("outer")):
+        with running(address("inner")):
+            assert destination("gpt").rollout_id == "inner"
+        assert destination("gpt").rollout_id == "outer"
+        assert on_a_thread(destination, "gpt").rollout_id == "outer"
+
+
+async def test_sixty_four_rollouts_on_executors_tasks_and_threads_see_their_own_address():
+    loop = asyncio.get_running_loop()
+    arrived = asyncio.Barrier(64)
+    with ThreadPoolExecutor(8) as pool:
+
+        async def rollout(number: int) -> None:
+            name = f"r{number}"
+            with running(address(name)):
+                await arrived.wait()
+                for _ in range(3):
+                    seen = [
+                        await loop.run_in_executor(pool, destination, "gpt"),
+                        await loop.run_in_executor(None, destination, "gpt"),
+                        await asyncio.to_thread(destination, "gpt"),
+                        await asyncio.to_thread(on_a_thread, destination, "gpt"),
+                        await asyncio.wrap_future(pool.submit(destination, model="gpt")),
+                        await asyncio.wrap_future(pool.submit(on_a_thread, destination, "gpt")),
+                        *await asyncio.gather(asyncio.sleep(0, destination("gpt"))),
+                        on_a_thread(destination, "gpt"),
+                    ]
+                    assert [one.rollout_id for one in seen] == [name] * len(seen)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(64):
+                tasks.create_task(rollout(number))
+        assert destination("gpt") is None
+
+
+async def test_a_pools_worker_does_not_stay_in_the_rollout_that_started_it():
+    with ThreadPoolExecutor(1) as pool:
+        with running(address("r1")):
+            assert pool.submit(destination, "gpt").result().rollout_id == "r1"
+        assert pool.submit(destination, "gpt").result() is None
+        with running(address("r2")):
+            fresh = contextvars.Context().run(pool.submit, destination, "gpt")
+            with pytest.raises(CaptureError, match=r"rollout\.base_url"):
+                fresh.result()
+
+
+async def test_a_thread_from_before_the_rollouts_cannot_be_attributed(early_worker):
+    with running(address("r1")):
+        error = early_worker.ask()
+    assert isinstance(error, CaptureError)
+    assert "rollout.base_url" in str(error)
+    assert "'gpt'" in str(error)
+
+
+async def test_the_loops_thread_outside_a_rollout_is_left_alone():
+    def loop_in_a_thread() -> object:
+        async def main() -> object:
+            inside, ended = asyncio.Event(), asyncio.Event()
+
+            async def rollout() -> None:
+                with running(address("r1")):
+                    inside.set()
+                    await ended.wait()
+
+            task = asyncio.create_task(rollout())
+            await inside.wait()
+            seen = destination("gpt")
+            ended.set()
+            await task
+            return seen
+
+        return asyncio.run(main())
+
+    assert await asyncio.to_thread(loop_in_a_thread) is None
+
+
+async def test_a_judges_calls_are_left_alone_on_whatever_thread_they_are_made():
+    with ThreadPoolExecutor(1) as pool, running(address("r1")):
+        with exempt():
+            assert destination("gpt") is None
+            assert pool.submit(destination, "gpt").result() is None
+            assert on_a_thread(destination, "gpt") is None
+        assert pool.submit(destination, "gpt").result().rollout_id == "r1"
+
+
+def test_a_thread_that_outlives_its_rollout_still_names_it():
+    go, seen = threading.Event(), []
+
+    def late() -> None:
+        go.wait()
+        seen.append(destination("gpt"))
+
+    with running(address("r1")):
+        thread = threading.Thread(target=late)
+        thread.start()
+    go.set()
+    thread.join()
+    assert seen[0].rollout_id == "r1"
+
+
+def test_somebody_elses_wrapper_is_not_undone(monkeypatch):
+    with running(address("r1")):
+        ours = ThreadPoolExecutor.submit
+
+        def theirs(self, function, /, *args, **kwargs):
+            return ours(self, function, *args, **kwargs)
+
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", theirs)
+    assert ThreadPoolExecutor.submit is theirs
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(destination, "gpt").result() is None
+        with running(address("r2")):
+            assert pool.submit(destination, "gpt").result().rollout_id == "r2"
+    assert current_rollout.get() is None
+    monkeypatch.undo()
+    ThreadPoolExecutor.submit = ours.__wrapped__
+
+
+def test_a_subclass_of_thread_runs_as_it_did():
+    class Named(threading.Thread):
+        def run(self) -> None:
+            self.seen = destination("gpt")
+
+    with running(address("r1")):
+        thread = Named()
+        thread.start()
+        thread.join()
+    assert thread.seen.rollout_id == "r1"
