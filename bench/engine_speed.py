@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from art_core.config import TrainConfig, model_folder
 from art_core.engine import EmbeddedEngine
 
-SYSTEM = "You answer questions about a mailbox. " * 18
+SYSTEM = "You answer questions about a mailbox. " * 4
 
 
 def conversation(client: int, turn: int) -> list[dict[str, str]]:

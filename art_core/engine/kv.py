@@ -108,7 +108,7 @@ class PackedKeyValues:
         flat = flat + torch.arange(self.layers, device=device)[:, None] * self.capacity
         keep: int | Tensor = 0
         if len(batch.outputs) < len(batch.ids):
-            keep = torch.tensor(batch.outputs, device=device)
+            keep = torch.tensor(batch.outputs, dtype=torch.long, device=device)
         _running.step = _Step(self, batch, positions, flat)
         try:
             output = self.model(

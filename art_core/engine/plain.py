@@ -49,7 +49,8 @@ class PlainKeyValues:
         spans = [(token, token + 1) for token in range(batch.decoding)] + batch.runs
         wanted = set(batch.outputs)
         logits = [self._extend(batch, start, stop) for start, stop in spans]
-        return torch.cat([last for (_, stop), last in zip(spans, logits, strict=True) if stop - 1 in wanted]).float()
+        chosen = [index for index, (_, stop) in enumerate(spans) if stop - 1 in wanted]
+        return torch.cat(logits)[chosen].float()
 
     def _extend(self, batch: Batch, start: int, stop: int) -> Tensor:
         """Feed one span to its row; return the logits (1, vocabulary) after its last token."""

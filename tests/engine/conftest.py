@@ -30,6 +30,9 @@ from transformers import (
 from art_core.config import TrainConfig
 from art_core.engine import EmbeddedEngine
 
+# Threads that wait for each other on shared cores make operations of microseconds take milliseconds.
+torch.set_num_threads(1)
+
 TEMPLATE = """{%- if tools %}{{- '<|im_start|>system\\n' }}
 {%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}
 {%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content }}
@@ -75,12 +78,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def make_model(family: str, vocab_size: int):
     torch.manual_seed(0)
     sizes = {**SIZES, "vocab_size": vocab_size}
-    llama = {key: value for key, value in sizes.items()}
     windows = ["sliding_attention", "full_attention", "sliding_attention"]
     makers = {
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=True)),
-        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**llama)),
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**llama)),
+        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**sizes)),
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**sizes)),
         "mistral": lambda: MistralForCausalLM(MistralConfig(**sizes, sliding_window=16)),
         "gemma3": lambda: Gemma3ForCausalLM(
             Gemma3TextConfig(**sizes, sliding_window=16, layer_types=windows, query_pre_attn_scalar=8)
@@ -89,18 +91,23 @@ def make_model(family: str, vocab_size: int):
             Gemma2Config(**sizes, sliding_window=16, layer_types=windows, query_pre_attn_scalar=8)
         ),
         "gpt_oss": lambda: GptOssForCausalLM(
-            GptOssConfig(
-                **sizes, sliding_window=16, layer_types=windows, num_local_experts=4, num_experts_per_tok=2
-            )
+            GptOssConfig(**sizes, sliding_window=16, layer_types=windows, num_local_experts=4, num_experts_per_tok=2)
         ),
         "bloom": lambda: BloomForCausalLM(
-            BloomConfig(vocab_size=vocab_size, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3, eos_token_id=2)
+            BloomConfig(
+                vocab_size=vocab_size, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3, eos_token_id=2
+            )
         ),
         "mamba": lambda: MambaForCausalLM(
             MambaConfig(vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, state_size=8, eos_token_id=2)
         ),
     }
     return makers[family]().eval()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
 
 
 @pytest.fixture(scope="session")
