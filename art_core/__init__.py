@@ -3,18 +3,29 @@
 ``import art_core as art`` is light: torch, transformers and the clients of agents are loaded when they are needed.
 """
 
-import importlib
-from typing import Any
-
+from art_core.attribution import destination, exempt
+from art_core.config import TrainConfig
+from art_core.errors import ArtError
+from art_core.evaluation import Report, evaluate
 from art_core.hookspecs import hookimpl
+from art_core.run import Run
+from art_core.training import TrainResult, open_run, train, train_sync
+from art_core.types import Call, Group, Trajectory
 
-__all__ = ["hookimpl"]
-
-_LAZY = {"destination": "attribution", "exempt": "attribution", "train": "training", "train_sync": "training",
-         "open_run": "training", "evaluate": "evaluation"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"art_core.{_LAZY[name]}"), name)
-    raise AttributeError(name)
+__all__ = [
+    "ArtError",
+    "Call",
+    "Group",
+    "Report",
+    "Run",
+    "TrainConfig",
+    "TrainResult",
+    "Trajectory",
+    "destination",
+    "evaluate",
+    "exempt",
+    "hookimpl",
+    "open_run",
+    "train",
+    "train_sync",
+]

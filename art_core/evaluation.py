@@ -81,21 +81,25 @@ class Evaluator:
     shape: Mapping[str, Any]
 
     async def once(self, name: str) -> Report | None:
-        """Evaluate at every temperature and return the first's report; what was found before an interruption is kept."""
+        """Evaluate at every temperature and return the first's report; what an interrupted run has found is kept."""
         if self.tasks is None:
             return None
-        first = None
-        for temperature in self.temperatures:
-            key = f"evaluation/{name}/{temperature}"
-            found = self.run.store.meta(key)
-            if found is None or (found["step"] != self.run.step and name != "before"):
-                found = await self._measure(name, temperature)
-                self.run.store.set_meta(key, found)
-            kept = self.run.store.trajectories(rollout_ids=found["rollout_ids"])
-            first = first or Report(tuple(kept), temperature)
-        return first
+        reports = [await self._at(name, temperature) for temperature in self.temperatures]
+        return reports[0]
 
-    async def _measure(self, name: str, temperature: float | None) -> dict[str, Any]:
+    async def _at(self, name: str, temperature: float | None) -> Report:
+        store, step = self.run.store, self.run.step
+        others = [it for it in store.meta("evaluations", []) if (it["name"], it["temperature"]) != (name, temperature)]
+        for it in store.meta("evaluations", []):
+            if it not in others and (name == "before" or it["step"] == step):
+                return Report(tuple(store.trajectory(rollout_id) for rollout_id in it["rollout_ids"]), temperature)
+        report = await self._measure(name, temperature)
+        ids = [t.rollout_id for t in report.trajectories]
+        found = {"name": name, "step": step, **report.as_json(), "rollout_ids": ids}
+        store.set_meta("evaluations", [*others, found])
+        return report
+
+    async def _measure(self, name: str, temperature: float | None) -> Report:
         at = "the agent's own temperature" if temperature is None else f"temperature {temperature:g}"
         assert self.tasks is not None
         self.screen.phase(f"evaluation {name} at {at}", len(self.tasks))
@@ -104,26 +108,27 @@ class Evaluator:
             self.agent, self.tasks, group_size=1, split="eval", sampling=sampling, **self.shape
         )
         groups = await self.run.score(groups, self.reward)
+        self.run.forget_timings()
         report = Report(tuple(g.trajectories[0] for g in groups), temperature)
-        self.screen.say(f"{name}, {at}: success {report.success:.1%} ± {report.stderr:.1%} on {len(groups)} tasks")
-        ids = [t.rollout_id for t in report.trajectories]
-        return {**report.as_json(), "name": name, "step": self.run.step, "rollout_ids": ids}
+        half = 1.96 * report.stderr
+        self.screen.say(f"{name}, {at}: success {report.success:.1%} ± {half:.1%} (95 %) on {len(groups)} tasks")
+        return report
 
 
 def write_report(run: Run) -> dict[str, Any]:
     """Write ``report.json`` from what the store holds, and return it."""
-    found = [v for k, v in run.store.all_meta().items() if k.startswith("evaluation/")]
-    shown = [{k: v for k, v in it.items() if k != "rollout_ids"} for it in found]
+    shown = [
+        {key: value for key, value in it.items() if key != "rollout_ids"} for it in run.store.meta("evaluations", [])
+    ]
 
     def named(name: str) -> dict[str, Any] | None:
         return next((it for it in shown if it["name"] == name), None)
 
-    steps = run.store.steps()[: run.step]
     report = {
         "before": named("before"),
         "after": named("after"),
         "evaluations": shown,
-        "seconds": sum(metrics.get("seconds", 0.0) for _, metrics in steps),
+        "seconds": sum(metrics.get("seconds", 0.0) for _, metrics in run.history()),
         "steps": run.step,
         "seed": run.config.seed,
         "model": run.config.model,

@@ -80,7 +80,7 @@ class Rollout:
             split=self.split,
             task_id=task_id(self.task),
             task=self.task,
-            group_id=self.group_id,
+            group=self.group_id,
         )
         base_url = await self.door.open(self.rollout_id, self.sampling)
         self.address = RolloutAddress(self.rollout_id, base_url, API_KEY, self.model, self.passthrough)

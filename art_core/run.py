@@ -69,7 +69,7 @@ class Run:
         try:
             self._check_model()
             self.plugins.call("redirect_clients")
-            self.door = await Door.start(*self._engine_factory())
+            self.door = await self._open_door()
         except BaseException:
             self.store.close()
             raise
@@ -112,15 +112,19 @@ class Run:
                 "give another run_dir=, or the model that it was begun with"
             )
 
-    def _engine_factory(self) -> tuple[Callable[[], Engine], Callable[[], Store], str, int, bool]:
-        engine = self._engine
-        recorder = functools.partial(Store, self.run_dir / "run.sqlite")
-        host, port = self.config.host, self.config.port
+    async def _open_door(self) -> Door:
+        engine, factory = self._engine, None
         if isinstance(engine, str):
-            factory = self.plugins.choose("register_engines", engine)
-            return functools.partial(factory, self.folder, self.config), recorder, host, port, True
-        # An object is in this process already, so capture runs in a thread beside it.
-        return (lambda: engine), recorder, host, port, False
+            factory = functools.partial(self.plugins.choose("register_engines", engine), self.folder, self.config)
+        return await Door.start(
+            factory or (lambda: engine),
+            functools.partial(Store, self.run_dir / "run.sqlite"),
+            host=self.config.host,
+            port=self.config.port,
+            # An object is in this process already, so capture runs in a thread beside it.
+            process=factory is not None,
+            dialects=self.plugins.registered("register_dialects"),
+        )
 
     async def _resume(self) -> None:
         newest = last_checkpoint(self.run_dir)
@@ -217,9 +221,15 @@ class Run:
         with exempt(), self._timed("score_seconds"):
             scored = await asyncio.gather(*(scoring.score(group, judge) for group in groups))
         scored = [scoring.advantages(group, self.config.advantage) for group in scored]
+        by = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
         for group in scored:
+            runs = group.trajectories
             self.store.add_scores(
-                group, by=reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
+                [t.rollout_id for t in runs],
+                [t.reward for t in runs],
+                metrics=[t.metrics for t in runs],
+                advantages=group.advantages,
+                by=by,
             )
         return scored
 
@@ -256,6 +266,10 @@ class Run:
         await self.door.load(weights)
         return {f"learner/{name}" if name in RESERVED else name: value for name, value in metrics.items()}
 
+    def forget_timings(self) -> None:
+        """Leave what was done since the last step out of the next step's seconds: it was an evaluation."""
+        self._spent.clear()
+
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         started = time.monotonic()
@@ -268,6 +282,11 @@ class Run:
         folder = self.run_dir / "serving"
         await in_thread(learner.save, folder)
         return dataclasses.replace(weights, path=folder)
+
+    def history(self) -> list[tuple[int, dict[str, float]]]:
+        """Return (step, metrics) of the steps done; of a step that was done again after an interruption, the last."""
+        newest = dict(self.store.steps())
+        return [(step, newest[step]) for step in sorted(newest) if step <= self.step]
 
     async def checkpoint(self) -> Path:
         """Save weights, optimizer and random state under ``checkpoints/``, and drop the oldest over the limit."""

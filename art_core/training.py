@@ -157,7 +157,7 @@ def _open_trackers(run: Run, trackers: Sequence[str | Tracker]) -> list[Tracker]
     """Return the trackers with the metrics file first; the file is written anew from the store, so it has no gap."""
     metrics_file = run.plugins.choose("register_trackers", "jsonl")(run.run_dir, run.config)
     metrics_file.path.unlink(missing_ok=True)
-    for step, metrics in run.store.steps()[: run.step]:
+    for step, metrics in run.history():
         metrics_file.log(step, metrics)
     others = [
         run.plugins.choose("register_trackers", it)(run.run_dir, run.config) if isinstance(it, str) else it
