@@ -1,0 +1,96 @@
+"""Conversations -> token ids and loss weights, in batches. Knows nothing about models."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from examples.email_search.mailbox import open_mailbox
+from tiny.demonstrations import MAKING_MAILBOXES, OPENAI_TOOLS, Habits, demonstrate
+from tiny.drills import make_drill
+from tiny.fragments import make_fragment
+
+BACKGROUND = 0.03
+"""The loss weight of tokens that are not what a lesson is about."""
+REACH = 400
+"""Fragments start at a random position below this, because in a real conversation the same turn stands further back."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right-padded lessons."""
+
+    ids: Tensor
+    """(lessons, length) int64."""
+    weights: Tensor
+    """(lessons, length) float32: of the loss of predicting each token; 0 for padding, 1 for what is to be learnt."""
+    start: int = 0
+    """The position of the first token."""
+
+
+def drill_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int) -> Batch:
+    """Return ``size`` drills."""
+    rows = []
+    for _ in range(size):
+        text, spans = "", []
+        for piece, learnt in make_drill(rng):
+            spans += [(len(text), len(text) + len(piece))] if learnt else []
+            text += piece
+        rows.append(_weigh(tokenizer, text, spans))
+    return _pad(rows, start=rng.randrange(REACH))
+
+
+def fragment_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, level: int) -> Batch:
+    """Return ``size`` fragments."""
+    rows = []
+    for _ in range(size):
+        fragment = make_fragment(rng, level)
+        text = tokenizer.apply_chat_template(fragment.messages, tokenize=False)
+        begin = text.rindex(fragment.label)
+        rows.append(_weigh(tokenizer, text, [(begin, begin + len(fragment.label))]))
+    return _pad(rows, start=rng.randrange(REACH))
+
+
+def demonstration_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, habits: Habits) -> Batch:
+    """Return ``size`` whole conversations; what the agent says weighs 1, the rest ``BACKGROUND``."""
+    rows = []
+    for _ in range(size):
+        mailbox = open_mailbox(rng.choice(MAKING_MAILBOXES))
+        conversation = demonstrate(rng, mailbox, rng.choice(mailbox.facts), habits)
+        text = tokenizer.apply_chat_template(conversation.messages, tools=OPENAI_TOOLS, tokenize=False)
+        ids = tokenizer(text)["input_ids"]
+        rows.append((ids, _said_by_agent(tokenizer, ids)))
+    return _pad(rows)
+
+
+def _weigh(
+    tokenizer: PreTrainedTokenizerFast, text: str, learnt: list[tuple[int, int]]
+) -> tuple[list[int], list[float]]:
+    """Tokens that begin within a span that is to be learnt weigh 1, the others ``BACKGROUND``."""
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    starts = [start for start, _ in encoded["offset_mapping"]]
+    weights = [1.0 if any(begin <= start < end for begin, end in learnt) else BACKGROUND for start in starts]
+    return encoded["input_ids"], weights
+
+
+def _said_by_agent(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[float]:
+    turn_start = tokenizer("<|im_start|>assistant\n")["input_ids"]
+    weights, speaking = [], False
+    for position, token in enumerate(ids):
+        weights.append(1.0 if speaking else BACKGROUND)
+        if token == tokenizer.eos_token_id:
+            speaking = False
+        elif ids[position - len(turn_start) + 1 : position + 1] == turn_start:
+            speaking = True
+    return weights
+
+
+def _pad(rows: list[tuple[list[int], list[float]]], start: int = 0) -> Batch:
+    length = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([ids + [0] * (length - len(ids)) for ids, _ in rows])
+    weights = torch.tensor([weights + [0.0] * (length - len(weights)) for _, weights in rows])
+    return Batch(ids, weights, start)
