@@ -125,6 +125,7 @@ def _server() -> Iterator[Stub]:
     )
     server = uvicorn.Server(config)
     sock = config.bind_socket()
+    sock.listen()  # so that nothing is refused before the thread has begun
     stub.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()

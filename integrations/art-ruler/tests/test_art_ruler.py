@@ -267,6 +267,7 @@ def provider():
     app = Starlette(routes=[Route("/v1/chat/completions", provider.answer, methods=["POST"])])
     config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
     server, sock = uvicorn.Server(config), config.bind_socket()
+    sock.listen()  # so that nothing is refused before the thread has begun
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     provider.url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"

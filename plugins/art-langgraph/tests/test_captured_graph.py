@@ -1,0 +1,55 @@
+"""The whole way through the real door: what a graph asked is what was recorded, token for token."""
+
+import json
+
+from langchain.agents import create_agent
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+import art_core as art
+from art_core.testing import CountingLearner, FakeEngine
+
+MODEL = ChatOpenAI(model="m", api_key="agent", base_url="http://127.0.0.1:9/v1")
+
+
+@tool
+def weather(city: str) -> str:
+    """Tell the weather."""
+    return f"rain in {city}"
+
+
+def reply(request: dict) -> dict | str:
+    last = request["messages"][-1]
+    if last["role"] == "tool":
+        return f"There is {last['content']}."
+    arguments = json.dumps({"city": last["content"]})
+    return {"tool_calls": [{"id": "t1", "type": "function", "function": {"name": "weather", "arguments": arguments}}]}
+
+
+async def test_every_call_of_concurrent_graphs_is_recorded_whole(tmp_path):
+    agent = create_agent(MODEL, tools=[weather])
+    engine = FakeEngine(reply)
+    async with art.open_run(tmp_path / "run", engine=engine, learner=CountingLearner()) as run:
+        groups = await run.collect(agent, ["Oslo", "Rome"], group_size=16)
+    assert [group.task for group in groups] == ["Oslo", "Rome"]
+    for group in groups:
+        for trajectory in group.trajectories:
+            assert trajectory.error is None
+            assert trajectory.messages()[-1]["content"] == f"There is rain in {group.task}."
+            first, second = trajectory.calls
+            assert [call.agent for call in trajectory.calls] == ["model", "model"]
+            assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+            assert all(len(call.sampled_ids) == len(call.logprobs) > 0 for call in trajectory.calls)
+    assert len(engine.requests) == 64
+
+
+async def test_a_streaming_graph_is_recorded_whole(tmp_path):
+    async def stream(task: str) -> str:
+        graph = create_agent(MODEL, tools=[weather])
+        updates = graph.astream({"messages": [("user", task)]}, stream_mode="messages")
+        return "".join([chunk.text async for chunk, _ in updates if chunk.type == "AIMessageChunk"])
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(reply), learner=CountingLearner()) as run:
+        (group,) = await run.collect(stream, ["Oslo"], group_size=4)
+    assert [trajectory.output for trajectory in group.trajectories] == ["There is rain in Oslo."] * 4
+    assert [[call.request.get("stream") for call in t.calls] for t in group.trajectories] == [[True, True]] * 4
