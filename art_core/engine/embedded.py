@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -281,7 +281,7 @@ def _stop_ids(model: PreTrainedModel, tokenizer_eos: int | None) -> frozenset[in
     return frozenset(int(token) for token in [*ids, tokenizer_eos] if token is not None)
 
 
-def _stop_check(chat: Chat, stop: tuple[str, ...]):
+def _stop_check(chat: Chat, stop: tuple[str, ...]) -> Callable[[list[Sampled]], bool] | None:
     if not stop:
         return None
     window = max(len(text) for text in stop) + STOP_WINDOW

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
 
 from art_core.config import TINY, TrainConfig
 from art_core.engine import EmbeddedEngine
@@ -256,8 +256,12 @@ async def test_a_load_waits_for_the_requests_in_flight(open_engine, save_model):
     assert ((await running)["policy_version"], late["policy_version"]) == (0, 1)
 
 
-async def test_what_is_no_causal_lm_is_a_config_error(tmp_path):
+async def test_what_is_no_causal_lm_is_a_config_error(tmp_path, save_model):
     with pytest.raises(ConfigError, match="no tokenizer could be loaded"):
+        await EmbeddedEngine(str(tmp_path), TrainConfig()).start()
+    AutoTokenizer.from_pretrained(save_model()).save_pretrained(tmp_path)
+    T5Config(d_model=8, d_ff=8, num_layers=1, num_heads=1, vocab_size=10).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be loaded as a causal language model"):
         await EmbeddedEngine(str(tmp_path), TrainConfig()).start()
 
 
