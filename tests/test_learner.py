@@ -1,175 +1,25 @@
-"""tree_logprobs equals call by call; TorchLearner steps, serves live weights, and continues bit-equal from a checkpoint."""
+"""TorchLearner: steps, live weights in shared memory, and checkpoints that continue bit for bit."""
 
 import json
+import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
 
-from art_core.config import TrainConfig
+from art_core.config import TINY, TrainConfig
 from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner import TorchLearner, tree_logprobs
 from art_core.losses import grpo
 from art_core.token_tree import build_tree
-from art_core.types import Call, LossOutputs, Trajectory
+from art_core.types import LossOutputs
 
-VOCAB = 12
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "initializer_range": 0.4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-TREE_FAMILIES = {
-    "qwen3": (transformers.Qwen3Config, {"tie_word_embeddings": True}),
-    "qwen2": (transformers.Qwen2Config, {}),
-    "llama": (transformers.LlamaConfig, {}),
-    "mistral with a window": (transformers.MistralConfig, {"sliding_window": 3}),
-    "gemma3 with a window": (
-        transformers.Gemma3TextConfig,
-        {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 4},
-    ),
-    "qwen2 with a window in one layer": (
-        transformers.Qwen2Config,
-        {"use_sliding_window": True, "sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]},
-    ),
-}
-PATH_FAMILIES = {
-    "mamba": (transformers.MambaConfig, {"state_size": 4}),
-    "bloom": (transformers.BloomConfig, {"n_layer": 2, "n_head": 4}),
-    "qwen3-next": (
-        transformers.Qwen3NextConfig,
-        {
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_key_head_dim": 4,
-            "linear_value_head_dim": 4,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-            "moe_intermediate_size": 8,
-            "shared_expert_intermediate_size": 8,
-        },
-    ),
-}
+sys.path.insert(0, str(Path(__file__).parent))
 
-
-def make_model(family, dtype=torch.float64, **fields):
-    make_config, own = (TREE_FAMILIES | PATH_FAMILIES)[family]
-    torch.manual_seed(0)
-    config = make_config(**{**SIZES, **own, **fields})
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-
-
-@st.composite
-def trajectory_lists(draw, max_calls=4):
-    """Calls that repeat, extend and fork from earlier ones, at several temperatures."""
-    seen = [()]
-    trajectories = []
-    for _ in range(draw(st.integers(1, 3))):
-        calls = []
-        for _ in range(draw(st.integers(1, max_calls))):
-            earlier = draw(st.sampled_from(seen))
-            kept = earlier[: draw(st.integers(0, len(earlier)))]
-            prompt = kept + tuple(draw(st.lists(st.integers(3, VOCAB - 1), min_size=0 if kept else 1, max_size=6)))
-            sampled = tuple(draw(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=6)))
-            temperature = draw(st.sampled_from([1.0, 1.0, 0.5]))
-            calls.append(make_call(prompt, sampled, temperature=temperature))
-            seen.append(prompt + sampled)
-        trajectories.append(Trajectory(task="t", calls=tuple(calls)))
-    return trajectories
-
-
-def make_call(prompt, sampled, **fields):
-    return Call(prompt_ids=tuple(prompt), sampled_ids=tuple(sampled), logprobs=(-2.0,) * len(sampled), **fields)
-
-
-def logprobs_call_by_call(model, trajectories):
-    rows = []
-    for call in (call for trajectory in trajectories for call in trajectory.calls):
-        ids = torch.tensor([call.prompt_ids + call.sampled_ids])
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(call.prompt_ids) - 1 : -1]
-        scores = (logits.float() / (call.temperature or 1.0)).log_softmax(-1)
-        rows.append(scores[range(len(call.sampled_ids)), list(call.sampled_ids)])
-    return torch.cat(rows)
-
-
-def gradient(model, logprobs):
-    model.zero_grad()
-    (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
-def check_equals_call_by_call(model, trajectories):
-    tree = build_tree(trajectories)
-    ours, theirs = tree_logprobs(model, tree), logprobs_call_by_call(model, trajectories)
-    assert ours.shape == (tree.num_targets,) and ours.dtype == torch.float32
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    ours, theirs = gradient(model, ours), gradient(model, theirs)
-    assert (ours - theirs).norm() <= 1e-5 * theirs.norm() + 1e-7
-
-
-@pytest.mark.parametrize("family", TREE_FAMILIES)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(trajectories=trajectory_lists())
-def test_one_pass_over_the_tree_equals_training_every_call_on_its_own(family, trajectories):
-    check_equals_call_by_call(make_model(family), trajectories)
-
-
-FORKED = [
-    Trajectory(task="t", calls=(make_call([3, 4, 5], [6, 7]), make_call([3, 4, 5, 6, 7, 8], [9, 10, 3]))),
-    Trajectory(task="t", calls=(make_call([3, 4, 5], [6, 8], temperature=0.7), make_call([3, 4], [5, 6, 8, 4]))),
-    Trajectory(task="t", calls=(make_call([9, 3, 3, 4, 4, 5, 5], [6], finish_reason="aborted"),)),
-]
-
-
-@pytest.mark.parametrize("family", PATH_FAMILIES)
-def test_a_model_whose_attention_cannot_be_a_tree_is_computed_path_by_path(family, caplog):
-    model = make_model(family, dtype=torch.float32)  # experts have no float64
-    check_equals_call_by_call(model, FORKED)
-    check_equals_call_by_call(model, FORKED)
-    assert caplog.text.count("cannot follow a token tree") == 1
-
-
-@pytest.mark.parametrize("family", TREE_FAMILIES)
-def test_eager_attention_takes_the_tree_too(family):
-    check_equals_call_by_call(make_model(family, attn_implementation="eager"), FORKED)
-
-
-def test_an_adapted_model_takes_the_tree_too():
-    model = make_model("qwen3")
-    config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
-    check_equals_call_by_call(get_peft_model(model, config).eval(), FORKED)
-
-
-def test_chunks_of_the_vocabulary_projection_change_nothing(monkeypatch):
-    monkeypatch.setattr("art_core.learner.tree_forward.CHUNK", 2 * VOCAB)
-    check_equals_call_by_call(make_model("qwen3"), FORKED)
-
-
-def test_weighted_only_leaves_out_what_is_not_trained():
-    model, tree = make_model("qwen3"), build_tree(FORKED)
-    every, some = tree_logprobs(model, tree), tree_logprobs(model, tree, weighted_only=True)
-    torch.testing.assert_close(some, every[torch.from_numpy(tree.weights) != 0])
-
-
-def test_a_tree_without_targets_has_no_logprobs():
-    assert tree_logprobs(make_model("qwen3"), build_tree([])).shape == (0,)
-
-
-# --- TorchLearner -----------------------------------------------------------------------------------------------------
+from tree_cases import FORKED, make_model
 
 
 @pytest.fixture(scope="module")
@@ -418,3 +268,22 @@ def test_the_same_seed_makes_the_same_run(model_folder):
     for learner in (first, second):
         learner.step(make_trees(learner))
     assert all(torch.equal(live(second)[name], tensor) for name, tensor in live(first).items())
+
+
+def test_the_model_that_ships_takes_a_step(tmp_path):
+    learner = make_learner(TINY)
+    metrics = learner.step(make_trees(learner))
+    assert metrics["grad_norm"] > 0 and metrics["logprob_gap"] < 1e-5
+    learner.save(tmp_path / "checkpoint")
+    tokenizers = [transformers.AutoTokenizer.from_pretrained(path) for path in (TINY, tmp_path / "checkpoint")]
+    assert tokenizers[0].chat_template == tokenizers[1].chat_template
+    assert tokenizers[0].encode("What is 2 + 2?") == tokenizers[1].encode("What is 2 + 2?")
+
+
+def test_a_step_leaves_the_number_of_threads_as_it_was(model_folder):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    learner = make_learner(model_folder)
+    learner.step(make_trees(learner))
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,10 @@ from art_core.errors import ArtError, ConfigError
 from art_core.learner import checkpoint
 from art_core.learner.tree_forward import tree_logprobs
 from art_core.types import Loss, LossInputs, TokenTree, Weights
+
+SMALL = 10e6
+"""Parameters below which a model is trained by one thread: on cores that others use too, waiting for a second thread cost
+up to 15 times the step."""
 
 
 class TorchLearner:
@@ -44,6 +49,7 @@ class TorchLearner:
         size = model.num_parameters()
         rank = config.lora_rank if config.lora_rank is not None else (0 if size < 100e6 else 16)
         self.learning_rate = _learning_rate(config, rank, size)
+        self._threads = config.threads or (1 if size < SMALL else torch.get_num_threads())
         self._reference = deepcopy(model).requires_grad_(False) if config.kl and not rank else None
         self._live = {name: _shared(parameter) for name, parameter in model.named_parameters()}
         self.model: PreTrainedModel | PeftModel = model
@@ -75,10 +81,11 @@ class TorchLearner:
         targets = sum(np.count_nonzero(tree.weights) for tree in trees)
         tokens = sum(tree.num_tokens for tree in trees)
         metrics: dict[str, float] = {}
-        for tree in trees:
-            for name, value in self._backward(tree, trajectories, targets).items():
-                metrics[name] = metrics.get(name, 0.0) + value
-        metrics |= self._update()
+        with _threads(self._threads):
+            for tree in trees:
+                for name, value in self._backward(tree, trajectories, targets).items():
+                    metrics[name] = metrics.get(name, 0.0) + value
+            metrics |= self._update()
         seconds = time.perf_counter() - started
         counts = {"tokens": float(tokens), "targets": float(targets), "trajectories": float(trajectories)}
         return metrics | counts | {"seconds": seconds, "tokens_per_second": tokens / seconds}
@@ -185,6 +192,16 @@ class TorchLearner:
             yield from self.model.named_parameters()
 
 
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _with_kl(loss: Loss, kl: float) -> Loss:
     if not kl:
         return loss
@@ -199,7 +216,7 @@ def _learning_rate(config: TrainConfig, rank: int, size: int) -> float:
         return config.learning_rate
     if rank:
         return 1e-4
-    return 5e-4 if size < 10e6 else 1e-5
+    return 5e-4 if size < SMALL else 1e-5
 
 
 def _shared(parameter: Tensor) -> Tensor:

@@ -97,10 +97,11 @@ def _attention_windows(base: PreTrainedModel) -> dict[str, int | None] | None:
         or getattr(config, "alibi", False)
     ):
         return None
-    # Only where the architecture declares it: converted checkpoints carry the key into models that ignore it.
-    window = config.sliding_window if hasattr(type(config), "sliding_window") else None
-    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
-    if kinds - {"full_attention", "sliding_attention"}:
+    window = getattr(config, "sliding_window", None)
+    # The key alone says little: converted checkpoints carry it into architectures that do not declare and do not use it.
+    alone = "sliding_attention" if window and hasattr(type(config), "sliding_window") else "full_attention"
+    kinds = set(getattr(config, "layer_types", None) or [alone])
+    if kinds - {"full_attention", "sliding_attention"} or ("sliding_attention" in kinds and not window):
         return None
     return {kind: window if kind == "sliding_attention" else None for kind in kinds}
 
