@@ -25,6 +25,8 @@ class Answer:
         self._stop = stop
         self._pending = ""
         self._cut = False
+        self._after_call = False
+        """Whether the pending text follows a tool call directly: then it counts only if it is more than white space."""
         self.calls = 0
         """Tool calls found so far."""
 
@@ -45,29 +47,36 @@ class Answer:
         """Take one part off the pending text; None where more text is needed first."""
         start = START.search(self._pending) if self._tools else None
         if start is None:
-            held = 0 if final else self._held()
-            text, self._pending = self._pending[: len(self._pending) - held], self._pending[len(self._pending) - held :]
-            if final and self.calls and text.isspace():
-                text = ""
-            return _content(text) if text or not self._pending else None
+            return self._text(final)
         if start.start():
-            text, self._pending = self._pending[: start.start()], self._pending[start.start() :]
-            return _content(text)
+            return self._take(start.start())
         end = self._pending.find(CLOSE)
         if end < 0:
-            if not final:
-                return None
-            text, self._pending = self._pending, ""
-            return _content(text)
-        whole, self._pending = self._pending[: end + len(CLOSE)], self._pending[end + len(CLOSE) :]
-        call = parse_tool_call(whole[start.end() : end])
+            return self._take(len(self._pending)) if final else None
+        call = parse_tool_call(self._pending[start.end() : end])
         if call is None:
-            return _content(whole)
+            return self._take(end + len(CLOSE))
+        self._pending = self._pending[end + len(CLOSE) :]
+        self._after_call = True
         self.calls += 1
         name, arguments = call
         function = {"name": name, "arguments": arguments}
         identifier = f"call_{uuid.uuid4().hex[:24]}"
         return [{"tool_calls": [{"index": self.calls - 1, "id": identifier, "type": "function", "function": function}]}]
+
+    def _text(self, final: bool) -> list[JsonDict] | None:
+        """Take what is certainly content off pending text that has no tool call in it."""
+        certain = len(self._pending) - (0 if final else self._held())
+        if self._after_call and self._pending[:certain].isspace():
+            self._pending = "" if final else self._pending
+            return [] if final else None
+        return self._take(certain) if certain else None
+
+    def _take(self, length: int) -> list[JsonDict]:
+        """Take ``length`` characters as content."""
+        text, self._pending = self._pending[:length], self._pending[length:]
+        self._after_call = False
+        return [{"content": text}]
 
     def _held(self) -> int:
         """How many characters at the end may yet become a marker or a stop string."""
@@ -75,10 +84,6 @@ class Answer:
         longest = max((len(marker) for marker in markers), default=1) - 1
         sizes = range(min(longest, len(self._pending)), 0, -1)
         return next((size for size in sizes if any(m.startswith(self._pending[-size:]) for m in markers)), 0)
-
-
-def _content(text: str) -> list[JsonDict]:
-    return [{"content": text}] if text else []
 
 
 def parse_tool_call(text: str) -> tuple[str, str] | None:

@@ -64,7 +64,9 @@ def test_without_tools_in_the_request_nothing_is_parsed():
 
 
 @given(
-    parts=st.lists(st.sampled_from([CALL, "\n", "text", "<tool", "_call>", "</tool_call>", "STOP", "ST", "<", "é"])),
+    parts=st.lists(
+        st.sampled_from([CALL, "\n", " ", "text", "<tool", "_call>", "</tool_call>", "STOP", "ST", "<", "é"])
+    ),
     cuts=st.lists(st.integers(0, 400)),
 )
 def test_a_stream_says_the_same_as_the_whole_answer_wherever_it_is_cut(parts, cuts):
