@@ -163,7 +163,7 @@ class FileRecorder:
     """One line per call, for a recorder in another process."""
 
     def __init__(self, path: str) -> None:
-        self.file = Path(path).open("a")
+        self.file = Path(path).open("a")  # noqa: SIM115  closed by close
 
     def record(self, rollout_id: str, call: Call) -> None:
         line = [rollout_id, list(call.prompt_ids), list(call.sampled_ids), call.policy_version, call.finish_reason]

@@ -259,11 +259,7 @@ async def test_a_client_that_leaves_stops_the_sampling_and_what_was_sampled_is_k
     url = await desk.door.open("r1")
     with pytest.raises((httpx.ReadTimeout, TimeoutError)):
         async with asyncio.timeout(0.3):
-            async with httpx.AsyncClient(trust_env=False) as client:
-                async with client.stream(
-                    "POST", f"{url}/chat/completions", json=chat("x" * 500, stream=stream)
-                ) as answer:
-                    await answer.aread()
+            await desk.post(url, chat("x" * 500, stream=stream))
     await asyncio.to_thread(wait_until, lambda: desk.recorder.calls)
     assert desk.engine.sampling == 0
     [call] = desk.recorder.of("r1")
@@ -315,9 +311,12 @@ async def test_a_swap_waits_for_the_calls_in_flight_and_holds_new_ones(desk):
 async def test_a_client_that_stops_reading_does_not_hold_a_swap_up(desk):
     desk.engine.fingerprint = "x" * 20_000
     url = await desk.door.open("r1")
-    async with httpx.AsyncClient(trust_env=False) as client:
-        async with client.stream("POST", f"{url}/chat/completions", json=chat("x" * 800, stream=True)):
-            await desk.door.load(Weights(version=1, path=None))
+    request = chat("x" * 800, stream=True)
+    async with (
+        httpx.AsyncClient(trust_env=False) as client,
+        client.stream("POST", f"{url}/chat/completions", json=request),
+    ):
+        await desk.door.load(Weights(version=1, path=None))
 
 
 async def test_paused_calls_wait_until_resumed_even_when_weights_load_meanwhile(desk):

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -15,7 +17,8 @@ import pytest
 
 from art_core.capture import Door
 from art_core.errors import CaptureError, ConfigError, UpstreamError
-from art_core.types import Weights
+from art_core.store import Store
+from art_core.types import Sampling, Weights
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -86,8 +89,33 @@ async def test_a_start_that_is_given_up_leaves_no_process():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.5):
             await Door.start(SlowStartEngine, ListRecorder)
-    children = subprocess.run(["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
-    assert "art_core.capture.child" not in children
+    children = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "art_core.capture.child"], capture_output=True)
+    assert children.stdout == b""
+
+
+async def test_calls_of_the_process_are_read_here_and_its_log_is_heard_here(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="art_core")
+    engine = partial(EchoEngine, 0.01)
+    with Store(tmp_path / "run.sqlite") as store:
+        async with await Door.start(engine, partial(Store, tmp_path / "run.sqlite")) as door:
+            store.add_rollout("r1", task="a task", step=0)
+            url = await door.open("r1", Sampling(temperature=1.0))
+            body = {"messages": [{"role": "user", "content": "x" * 100}], "temperature": 0}
+            headers = {"x-art-request-id": "q1"}
+            async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
+                with pytest.raises(httpx.ReadTimeout):
+                    await client.post(f"{url}/chat/completions", json=body, timeout=0.3)
+                body["messages"][0]["content"] = "again"
+                await client.post(f"{url}/chat/completions", json=body)
+            await door.close("r1")
+            store.finish_rollout("r1", output="done")
+        [call] = store.trajectory("r1").calls
+        assert (bytes(call.sampled_ids), call.finish_reason, call.temperature) == (b"again", "stop", 1.0)
+    assert "the agent asks for temperature=0" in caplog.text
+    with sqlite3.connect(tmp_path / "run.sqlite") as db:
+        kept = db.execute("SELECT finish_reason, replaced FROM calls ORDER BY seq").fetchall()
+    db.close()
+    assert kept == [("aborted", 1), ("stop", 0)]
 
 
 async def test_a_serving_process_that_dies_fails_what_waits_and_what_comes():

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mappin
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import orjson
 
@@ -169,7 +170,7 @@ class CaptureApp:
             predecessor.cancel()
             await asyncio.wait({predecessor})
             self._rollout(rollout_id)
-        recording = Recording(request, request_id, exchange.headers.get("x-art-agent"))
+        recording = Recording(request, request_id, _agent_name(exchange.headers.get("x-art-agent")))
         answering = self._stream if request.get("stream") else self._complete
         task = asyncio.create_task(answering(rollout_id, recording, exchange, dialect, body))
         rollout.answering[request_id] = task
@@ -259,6 +260,11 @@ class CaptureApp:
 
 def _listed(settings: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def _agent_name(header: str | None) -> str | None:
+    # Plugins send names percent-encoded: a header holds Latin-1 only.
+    return unquote(header) if header else None
 
 
 def _json_object(body: bytes) -> JsonDict:

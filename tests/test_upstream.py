@@ -1,0 +1,220 @@
+"""Any OpenAI-compatible server that returns token ids, behind the door: a small one that speaks vLLM's dialect."""
+
+import asyncio
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import openai
+import orjson
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from art_core.capture import Door, HttpUpstream
+from art_core.errors import ConfigError, UpstreamError
+from art_core.types import Weights
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from capture_fakes import ListRecorder, wait_until
+
+
+class VllmLike:
+    """Answers the last message back, one token per byte, the way vLLM does with ``return_token_ids``."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict] = []
+        self.keys: list[str | None] = []
+        self.streaming = 0
+        self.app = Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])])
+
+    async def chat(self, request) -> Response:
+        body = orjson.loads(await request.body())
+        self.requests.append(body)
+        self.keys.append(request.headers.get("authorization"))
+        text = body["messages"][-1]["content"]
+        match text:
+            case "too long":
+                error = {
+                    "message": "maximum context length",
+                    "code": "context_length_exceeded",
+                    "type": "x",
+                    "param": None,
+                }
+                return JSONResponse({"error": error}, 400)
+            case "old shape":
+                return JSONResponse({"object": "error", "message": "no such model", "code": 404}, 404)
+            case "page":
+                return Response("<html>gateway</html>", 503)
+            case "not json":
+                return Response("hello")
+            case "slow":
+                await asyncio.sleep(30)
+        if body.get("stream"):
+            return StreamingResponse(self.chunks(body, text), media_type="text/event-stream")
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        return JSONResponse({"id": "1", "prompt_token_ids": [1, 2, 3], "choices": [choice | self.tokens(text, body)]})
+
+    @staticmethod
+    def tokens(text: str, body: dict) -> dict:
+        content = [{"token": letter, "logprob": -ord(letter) / 64, "top_logprobs": []} for letter in text]
+        ids = {"token_ids": list(text.encode())} if body.get("return_token_ids") and text != "no ids" else {}
+        return ids | ({"logprobs": {"content": content}} if body.get("logprobs") else {})
+
+    async def chunks(self, body: dict, text: str):
+        self.streaming += 1
+
+        def event(delta: dict, finish: str | None, tokens: dict, **head) -> bytes:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish, **tokens}
+            return b"data: " + orjson.dumps({"id": "1", **head, "choices": [choice]}) + b"\n\n"
+
+        prompt = {} if text == "no ids" else {"prompt_token_ids": [1, 2, 3]}
+        try:
+            yield event({"role": "assistant", "content": ""}, None, {"token_ids": None}, **prompt)
+            for place, letter in enumerate(text):
+                finish = "stop" if place == len(text) - 1 else None
+                if letter == "!":
+                    yield b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
+                    return
+                yield event({"content": letter}, finish, self.tokens(letter, body))
+                await asyncio.sleep(0.01)
+            yield b"data: [DONE]\n\n"
+        finally:
+            self.streaming -= 1
+
+
+@pytest.fixture(scope="module")
+def vllm():
+    fake = VllmLike()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(fake.app, log_level="critical", log_config=None, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        fake.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        yield fake
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+async def served(vllm):
+    recorder = ListRecorder()
+    upstream = HttpUpstream(vllm.url, "served-model", api_key="secret", timeout=2.0)
+    async with await Door.start(lambda: upstream, lambda: recorder, process=False) as door:
+        url = await door.open("r1")
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            yield client, recorder
+
+
+def asking(text: str, **options) -> dict:
+    return {"model": "agents-model", "messages": [{"role": "user", "content": text}], **options}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_servers_token_ids_and_logprobs_become_the_call(vllm, served, stream):
+    client, recorder = served
+    answer = await client.chat.completions.create(**asking("hello"), stream=stream)
+    if stream:
+        async for chunk in answer:
+            assert chunk.choices[0].logprobs is None
+    else:
+        assert answer.choices[0].logprobs is None
+        assert "token_ids" not in answer.choices[0].model_extra
+    [(_, call)] = recorder.calls
+    assert (call.prompt_ids, bytes(call.sampled_ids)) == ((1, 2, 3), b"hello")
+    assert call.logprobs == tuple(-ord(letter) / 64 for letter in "hello")
+    assert call.finish_reason == "stop"
+    assert call.request["model"] == "agents-model"
+    assert vllm.requests[-1]["model"] == "served-model"
+    assert vllm.keys[-1] == "Bearer secret"
+
+
+async def test_an_agent_that_asks_for_logprobs_gets_them(served):
+    client, recorder = served
+    answer = await client.chat.completions.create(**asking("hi"), logprobs=True)
+    assert [token.logprob for token in answer.choices[0].logprobs.content] == list(recorder.calls[0][1].logprobs)
+
+
+async def test_the_version_is_what_the_owner_of_the_server_says(vllm):
+    upstream = HttpUpstream(vllm.url)
+    upstream.policy_version = 4
+    assert (await upstream.chat(asking("hi")))["policy_version"] == 4
+    await upstream.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "status", "code", "message"),
+    [
+        ("too long", 400, "context_length_exceeded", "maximum context length"),
+        ("old shape", 404, None, "no such model"),
+        ("page", 503, None, "gateway"),
+        ("no ids", 502, "no_token_ids", "return_token_ids"),
+        ("slow", 504, None, "did not answer in time"),
+    ],
+)
+async def test_a_servers_refusal_keeps_its_status_and_words(served, stream, text, status, code, message):
+    client, recorder = served
+    with pytest.raises(openai.APIStatusError, match=message) as refusal:
+        await client.chat.completions.create(**asking(text), stream=stream)
+    assert (refusal.value.status_code, refusal.value.code) == (status, code)
+    assert recorder.calls == []
+
+
+async def test_an_answer_that_is_not_json_is_a_bad_gateway(served):
+    client, _ = served
+    with pytest.raises(openai.APIStatusError, match="not JSON") as refusal:
+        await client.chat.completions.create(**asking("not json"))
+    assert refusal.value.status_code == 502
+
+
+async def test_a_server_that_fails_in_the_middle_of_a_stream_is_told(served):
+    client, recorder = served
+    with pytest.raises(openai.APIError, match="engine died"):
+        async for _ in await client.chat.completions.create(**asking("ab!"), stream=True):
+            pass
+    await asyncio.to_thread(wait_until, lambda: recorder.calls)
+    assert (bytes(recorder.calls[0][1].sampled_ids), recorder.calls[0][1].finish_reason) == (b"ab", "aborted")
+
+
+async def test_a_client_that_leaves_a_stream_leaves_the_server_too(vllm, served):
+    client, recorder = served
+    stream = await client.chat.completions.create(**asking("x" * 500), stream=True)
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    await stream.close()
+    await asyncio.to_thread(wait_until, lambda: recorder.calls and not vllm.streaming)
+    [(_, call)] = recorder.calls
+    assert call.finish_reason == "aborted"
+    assert 0 < len(call.sampled_ids) < 500
+
+
+async def test_a_server_that_is_not_there_is_a_bad_gateway():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    upstream = HttpUpstream(f"http://127.0.0.1:{port}/v1")
+    with pytest.raises(UpstreamError, match="is the server running") as failure:
+        await upstream.chat(asking("hi"))
+    assert failure.value.status == 502
+    await upstream.stop()
+
+
+async def test_a_plain_address_cannot_take_weights():
+    with pytest.raises(ConfigError, match="only an address"):
+        await HttpUpstream("http://127.0.0.1:1/v1").load(Weights(version=1, path=None))
+
+
+async def test_proxy_settings_of_the_machine_are_not_used(vllm, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    upstream = HttpUpstream(vllm.url)
+    assert (await upstream.chat(asking("hi")))["choices"]
+    await upstream.stop()
