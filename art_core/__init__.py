@@ -3,7 +3,7 @@
 ``import art_core as art`` is light: torch, transformers and the clients of agents are loaded when they are needed.
 """
 
-from art_core.attribution import destination, exempt
+from art_core.attribution import agent_name, destination, exempt, name_agents
 from art_core.config import TrainConfig
 from art_core.errors import ArtError
 from art_core.evaluation import Report, evaluate
@@ -21,10 +21,12 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "Trajectory",
+    "agent_name",
     "destination",
     "evaluate",
     "exempt",
     "hookimpl",
+    "name_agents",
     "open_run",
     "train",
     "train_sync",

@@ -32,7 +32,10 @@ def draw(run_dir: Path) -> Path:
         axes.errorbar(
             [it["step"] for it in found],
             [it["success"] for it in found],
-            yerr=[1.96 * it["stderr"] for it in found],
+            yerr=[
+                [it["success"] - it["interval"][0] for it in found],
+                [it["interval"][1] - it["success"] for it in found],
+            ],
             fmt="o-", capsize=4, color=colour, label=f"held-out, {label}",
         )  # fmt: skip
     axes.set_xlabel("step")

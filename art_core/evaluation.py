@@ -51,21 +51,37 @@ class Report:
 
     @property
     def stderr(self) -> float:
-        """Standard error of ``success`` over the tasks."""
+        """Standard error of ``success`` over the tasks; 0 for a single one."""
         n = len(self.successes)
         if n < 2:
-            return math.nan
+            return 0.0
         variance = sum((x - self.success) ** 2 for x in self.successes) / (n - 1)
         return math.sqrt(variance / n)
 
-    def as_json(self) -> dict[str, float | int | None]:
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of ``success``: Wilson's where every run is 0 or 1, else the normal one."""
+        return interval(self.success, self.stderr, len(self.successes), binary=set(self.successes) <= {0.0, 1.0})
+
+    def as_json(self) -> dict[str, Any]:
         return {
             "success": self.success,
             "n": len(self.trajectories),
             "stderr": self.stderr,
-            "mean_reward": self.mean_reward,
+            "interval": self.interval,
+            "mean_reward": None if math.isnan(self.mean_reward) else self.mean_reward,
             "temperature": self.temperature,
         }
+
+
+def interval(mean: float, stderr: float, n: int, *, binary: bool) -> tuple[float, float]:
+    """Return a 95 % confidence interval (Wilson, J. Am. Stat. Assoc. 22, 1927, where the values are 0 or 1)."""
+    z = 1.96
+    if not binary:
+        return mean - z * stderr, mean + z * stderr
+    centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 @dataclass
@@ -110,8 +126,10 @@ class Evaluator:
         groups = await self.run.score(groups, self.reward)
         self.run.forget_timings()
         report = Report(tuple(g.trajectories[0] for g in groups), temperature)
-        half = 1.96 * report.stderr
-        self.screen.say(f"{name}, {at}: success {report.success:.1%} ± {half:.1%} (95 %) on {len(groups)} tasks")
+        low, high = report.interval
+        self.screen.say(
+            f"{name}, {at}: success {report.success:.1%} (95 %: {low:.1%} to {high:.1%}) on {len(groups)} tasks"
+        )
         return report
 
 
@@ -166,6 +184,7 @@ async def evaluate(
     config = make_config(settings, model=served_model(model))
     screen = display(progress)
     with screen:
+        screen.phase("starting the engine", None)
         async with Run(run_dir, config, engine=engine, plugins=plugins) as run:
             run.on_rollout = screen.advance
             shape = {"to_input": to_input, "to_output": to_output}

@@ -13,9 +13,11 @@ import shutil
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from art_core import scoring
 from art_core.attribution import exempt
@@ -189,6 +191,7 @@ class Run:
         A run that fails is a trajectory with ``error``. Raises CaptureError where no run made a recorded call.
         """
         check_tasks(tasks)
+        widen_default_executor(self.config.max_concurrent)
         run, size = self.adapt(agent), group_size or self.config.group_size
         rollouts = [
             self.rollout(task, split=split, sampling=sampling, group_id=group_id)
@@ -328,6 +331,20 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
         "calls": float(sum(len(t.calls) for t in trajectories)),
         "sampled_tokens": float(sum(len(c.sampled_ids) for t in trajectories for c in t.calls)),
     }
+
+
+def widen_default_executor(threads: int) -> None:
+    """Let the running loop's default executor have a thread per rollout.
+
+    Frameworks run sync nodes and tools there; with asyncio's default, a few threads for each core, most rollouts would wait.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _widened:
+        loop.set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="asyncio"))
+        _widened.add(loop)
+
+
+_widened: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def check_tasks(tasks: Sequence[Any]) -> None:

@@ -38,11 +38,15 @@ def evaluation_table(report: Mapping[str, Any]) -> Table:
     """Return a table of the evaluations: success with its 95 % interval."""
     table = Table("evaluation", "temperature", "success", "95 % interval", "tasks", "mean reward")
     for it in report["evaluations"]:
-        half = 1.96 * it["stderr"]
-        interval = f"{max(0.0, it['success'] - half):.1%} to {min(1.0, it['success'] + half):.1%}"
+        low, high = it["interval"]
         temperature = "the agent's own" if it["temperature"] is None else f"{it['temperature']:g}"
         table.add_row(
-            it["name"], temperature, f"{it['success']:.1%}", interval, str(it["n"]), f"{it['mean_reward']:.3f}"
+            it["name"],
+            temperature,
+            f"{it['success']:.1%}",
+            f"{low:.1%} to {high:.1%}",
+            str(it["n"]),
+            "none" if it["mean_reward"] is None else f"{it['mean_reward']:.3f}",
         )
     return table
 

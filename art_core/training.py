@@ -87,6 +87,7 @@ async def train(
     run = Run(run_dir, config, engine=engine, learner=learner, loss=loss, executor=executor, plugins=plugins)
     shape = {"to_input": to_input, "to_output": to_output}
     with screen:
+        screen.phase("starting the engine", None)
         async with run:
             run.on_rollout = screen.advance
             if dry_run:

@@ -77,18 +77,18 @@ class TorchLearner:
         if not trees:
             return {"skipped": 1.0}
         started = time.perf_counter()
-        trajectories = sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in trees)
-        targets = sum(np.count_nonzero(tree.weights) for tree in trees)
-        tokens = sum(tree.num_tokens for tree in trees)
-        metrics: dict[str, float] = {}
         with _threads(self._threads):
-            for tree in trees:
-                for name, value in self._backward(tree, trajectories, targets).items():
-                    metrics[name] = metrics.get(name, 0.0) + value
-            metrics |= self._update()
+            metrics = self._accumulate(trees) | self._update()
         seconds = time.perf_counter() - started
-        counts = {"tokens": float(tokens), "targets": float(targets), "trajectories": float(trajectories)}
-        return metrics | counts | {"seconds": seconds, "tokens_per_second": tokens / seconds}
+        return metrics | {"seconds": seconds, "tokens_per_second": metrics["tokens"] / seconds}
+
+    def measure(self, trees: Sequence[TokenTree]) -> float:
+        """Return the seconds that the forward and backward passes over ``trees`` take; no weight changes."""
+        started = time.perf_counter()
+        with _threads(self._threads):
+            self._accumulate([tree for tree in trees if tree.weights.any()])
+        self._optimizer.zero_grad()
+        return time.perf_counter() - started
 
     def weights(self) -> Weights:
         """Return the weights of this version; ``live`` always holds the plain model's, on the CPU in shared memory.
@@ -134,6 +134,18 @@ class TorchLearner:
 
     def _note_saved(self, folder: Path) -> None:
         self._saved = self.version, folder / checkpoint.ADAPTER if isinstance(self.model, PeftModel) else folder
+
+    def _accumulate(self, trees: Sequence[TokenTree]) -> dict[str, float]:
+        """Add up the gradients of the trees' parts of the loss; return the metrics of the whole."""
+        trajectories = sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in trees)
+        targets = sum(np.count_nonzero(tree.weights) for tree in trees)
+        metrics: dict[str, float] = {}
+        self._optimizer.zero_grad()  # of a step that an exception ended
+        for tree in trees:
+            for name, value in self._backward(tree, trajectories, targets).items():
+                metrics[name] = metrics.get(name, 0.0) + value
+        tokens = sum(tree.num_tokens for tree in trees)
+        return metrics | {"tokens": float(tokens), "targets": float(targets), "trajectories": float(trajectories)}
 
     def _backward(self, tree: TokenTree, trajectories: int, targets: int) -> dict[str, float]:
         """Add the gradient of ``tree``'s part of the step's loss; return that part and its share of the mean metrics."""

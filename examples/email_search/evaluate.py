@@ -23,4 +23,5 @@ if __name__ == "__main__":
     report = asyncio.run(
         art.evaluate(build_agent(), tasks, model=options.model, reward=reward, temperature=options.temperature)
     )
-    print(f"success {report.success:.1%} ± {1.96 * report.stderr:.1%} (95 %) on {len(tasks)} held-out tasks")
+    low, high = report.interval
+    print(f"success {report.success:.1%} (95 %: {low:.1%} to {high:.1%}) on {len(tasks)} held-out tasks")

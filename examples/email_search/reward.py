@@ -5,6 +5,7 @@ from __future__ import annotations
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
 
 from art_core.types import Trajectory
+
 from .agent import MAX_MODEL_CALLS
 
 
