@@ -148,6 +148,15 @@ def test_without_trained_targets_no_step_is_taken(model_folder):
     assert all(torch.equal(start[name], tensor) for name, tensor in live(learner).items())
 
 
+def test_measuring_changes_nothing(model_folder):
+    measured, fresh = make_learner(model_folder), make_learner(model_folder)
+    assert measured.measure(make_trees(measured)) > 0
+    for learner in (measured, fresh):
+        learner.step(make_trees(learner))
+    assert measured.version == 1
+    assert all(torch.equal(live(measured)[name], tensor) for name, tensor in live(fresh).items())
+
+
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(model_folder):
     learner = make_learner(model_folder)
     start = live(learner)
