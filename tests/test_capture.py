@@ -158,8 +158,9 @@ async def test_the_rollouts_sampling_replaces_the_agents_and_says_so_once(desk, 
     caplog.set_level(logging.INFO, logger="art_core")
     url = await desk.door.open("r1", Sampling(temperature=1.0, top_p=1.0))
     for _ in range(2):
-        await desk.post(url, chat("hello", temperature=0, top_p=1.0))
+        await desk.post(url, chat("hello", temperature=0, top_p=1.0, seed=7))
     assert [(r["temperature"], r["top_p"]) for r in desk.engine.requests] == [(1.0, 1.0)] * 2
+    assert not any("seed" in r for r in desk.engine.requests), "one seed would make the runs of a group equal"
     assert desk.recorder.calls[0][1].temperature == 1.0
     [record] = [record for record in caplog.records if record.name == "art_core.capture"]
     assert "temperature=0" in record.getMessage()

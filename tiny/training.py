@@ -14,7 +14,11 @@ from tiny.lessons import Batch
 
 MAX_LENGTH = 1024
 MUON_LEARNING_RATE = 0.02
-ADAM_LEARNING_RATE = 3e-3
+ADAM_LEARNING_RATE = 1e-3
+EMBEDDING_STD = 0.1
+"""Of the random embeddings. With the usual 0.02 and a high learning rate, words of one kind soon share a direction that
+drowns what tells them apart, and then cannot be copied: after 200 steps of repeating words 59 % of the labels were right
+instead of 88 % (half of them are separators)."""
 WARMUP_STEPS = 30
 
 
@@ -34,7 +38,9 @@ def make_model(vocab_size: int) -> Qwen3ForCausalLM:
         eos_token_id=2,
         pad_token_id=0,
     )
-    return Qwen3ForCausalLM(config).float()
+    model = Qwen3ForCausalLM(config).float()
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)
+    return model
 
 
 def train(

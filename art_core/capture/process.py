@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import logging
+import os
 import pickle
 import signal
 import subprocess
@@ -44,6 +45,8 @@ class ServingProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", COMMAND, *arguments],
                 pass_fds=[theirs.fileno()],
+                # Idle threads of torch that spin would take the cores from the agents.
+                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
                 stdin=subprocess.DEVNULL,
                 # The agents' process may print results that others read; an engine's chatter is not one.
                 stdout=2,

@@ -246,6 +246,8 @@ class CaptureApp:
         imposed = {
             key: value for key in ("temperature", "top_p", "top_k") if (value := getattr(sampling, key)) is not None
         }
+        if sampling.temperature:
+            imposed["seed"] = None  # With a seed of the agent's, the runs of a group would be the same.
         asked = {key: request[key] for key in imposed if request.get(key) not in (None, imposed[key])}
         if asked and not self._said:
             self._said = True
@@ -255,7 +257,7 @@ class CaptureApp:
                 _listed(asked),
                 _listed({key: imposed[key] for key in asked}),
             )
-        return {**request, **imposed}
+        return {key: value for key, value in {**request, **imposed}.items() if key not in imposed or value is not None}
 
 
 def _listed(settings: Mapping[str, object]) -> str:
