@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from art_core.errors import ArtError, ConfigError
 from art_core.plugins import Plugins
+from art_core.run import new_run_dir
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,7 +54,9 @@ def demo(
 
     example = load_example()
     settings: dict[str, Any] = {"steps": steps} if steps else {}
-    result = example.run(seed=seed, judge=judge, run_dir=run_dir, eval_tasks=eval_tasks, **settings)
+    run_dir = run_dir or new_run_dir("demo")
+    with kept(run_dir):
+        result = example.run(seed=seed, judge=judge, run_dir=run_dir, eval_tasks=eval_tasks, **settings)
     print_result(result, Console())
     Console().print(f"chart: {draw(result.run_dir)}", highlight=False, soft_wrap=True)
 
@@ -81,7 +85,9 @@ def train(
     from art_core.chart import draw
     from art_core.summary import print_result
 
-    result = art.train_sync(
+    run_dir = run_dir or new_run_dir(model)
+    with kept(run_dir):
+        result = art.train_sync(
         load_agent(agent), load_tasks(tasks), model=model, reward=load_reward(reward), steps=steps, run_dir=run_dir, seed=seed,
         eval_tasks=load_tasks(eval_tasks) if eval_tasks else None, dry_run=dry_run, **parse_settings(set_ or []),
     )  # fmt: skip
@@ -147,6 +153,17 @@ def doctor() -> None:
     Console().print(table)
     if any(it.broken for it in findings):
         raise typer.Exit(1)
+
+
+@contextmanager
+def kept(run_dir: Path) -> Iterator[None]:
+    """Answer Ctrl-C by saying where the run is and how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = f"stopped; everything up to the last finished step is kept: go on with --run-dir {run_dir}"
+        Console(stderr=True, soft_wrap=True, highlight=False).print(text)
+        raise typer.Exit(130) from None
 
 
 def load_example() -> Any:
@@ -255,9 +272,6 @@ def main() -> None:
         Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] ", end="")
         Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(str(error))
         raise SystemExit(1) from error
-    except KeyboardInterrupt:
-        Console(stderr=True).print("stopped; what was done is kept: give the same --run-dir to go on")
-        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class TrainConfig:
     port: int = 0
     """Where agents reach the policy; 0 takes a free port."""
     threads: int | None = None
-    """Of torch in the serving process; None: 1 for models under 10M parameters, else torch's default."""
+    """Of torch, in the serving process and in the learner; None: 1 for models under 10M parameters, else torch's default."""
     passthrough: tuple[str, ...] = ()
     """Model names that the policy does not answer."""
 

@@ -20,7 +20,7 @@ from art_core.plugins import Plugins
 from art_core.rollout import task_input
 from art_core.run import Run, check_tasks, last_checkpoint
 from art_core.store import Store
-from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory
+from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory, Weights
 
 
 @dataclass(frozen=True)
@@ -181,28 +181,29 @@ async def evaluate(
     keeps the agent's own sampling. What was recorded is kept in ``run_dir`` (default: a new one under ``runs/``).
     """
     check_tasks(tasks)
-    config = make_config(settings, model=served_model(model))
+    base, adapter = served_model(model)
+    config = make_config(settings, model=base)
     screen = display(progress)
     with screen:
         screen.phase("starting the engine", None)
         async with Run(run_dir, config, engine=engine, plugins=plugins) as run:
             run.on_rollout = screen.advance
+            if adapter is not None:
+                await run.door.load(Weights(version=1, path=adapter))
             shape = {"to_input": to_input, "to_output": to_output}
             report = await Evaluator(run, agent, tasks, reward, (temperature,), screen, shape).once("evaluation")
             assert report is not None
             return report
 
 
-def served_model(model: str | Path) -> str:
-    """Return the model folder or name to serve: the newest checkpoint where ``model`` is a run folder."""
+def served_model(model: str | Path) -> tuple[str, Path | None]:
+    """Return (model to serve, adapter to put on it or None) for a name, a model folder, or a run folder's newest checkpoint."""
     path = Path(model).expanduser()
     if not (path / "run.sqlite").is_file():
-        return str(model)
+        return str(model), None
     newest = last_checkpoint(path)
-    if newest is not None:
-        return str(newest)
-    store = Store(path / "run.sqlite")
-    try:
-        return store.meta("model")
-    finally:
-        store.close()
+    if newest is not None and (newest / "config.json").is_file():
+        return str(newest), None
+    with Store(path / "run.sqlite") as store:
+        begun_with = store.meta("model")
+    return begun_with, newest and newest / "adapter"

@@ -4,21 +4,16 @@ import asyncio
 import json
 import logging
 import socket
-import sys
 import threading
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from capture_fakes import EchoEngine, ListRecorder, prompt_ids, wait_until
 
 from art_core.capture import Door
 from art_core.errors import CaptureError, ConfigError, StoreError
 from art_core.types import Sampling, Weights
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from capture_fakes import EchoEngine, ListRecorder, prompt_ids, wait_until
 
 
 class Desk:

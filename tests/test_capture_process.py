@@ -14,15 +14,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from capture_fakes import BrokenEngine, EchoEngine, FileRecorder, ListRecorder, PickyEngine, SlowStartEngine, wait_until
 
 from art_core.capture import Door
 from art_core.errors import CaptureError, ConfigError, UpstreamError
 from art_core.store import Store
 from art_core.types import Sampling, Weights
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from capture_fakes import BrokenEngine, EchoEngine, FileRecorder, ListRecorder, PickyEngine, SlowStartEngine, wait_until
 
 
 async def say(url: str, text: str) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 import art_core as art
 from art_core.store import Store
+from art_core.testing import ScriptedAgent
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 
@@ -108,6 +107,29 @@ def test_the_run_can_be_evaluated_by_its_folder(short_run, tmp_path):
     # Greedy, with the weights that the run ended with: the same answers as the run's own last evaluation.
     own = next(it for it in short_run.report["evaluations"] if it["name"] == "after" and it["temperature"] is None)
     assert report.success == own["success"]
+
+
+async def test_a_lora_run_trains_serves_and_is_evaluated_by_its_folder(tmp_path):
+    def long_answer(trajectory):
+        return float(len(trajectory.calls[0].sampled_ids))
+
+    agent = ScriptedAgent(max_tokens=12)
+    result = await art.train(
+        agent, ["hello"], model="tiny", reward=long_answer, steps=2, tasks_per_step=1, group_size=6, lora_rank=4, kl=0.1,
+        learning_rate=1e-2, eval_tasks=["hello"], run_dir=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    report = await art.evaluate(
+        agent,
+        ["hello"],
+        model=tmp_path / "run",
+        reward=long_answer,
+        run_dir=tmp_path / "eval",
+        progress=False,
+        temperature=0,
+    )
+    assert (tmp_path / "run" / "checkpoints" / "step-000002" / "adapter").is_dir()
+    assert {c.policy_version for t in result.after.trajectories for c in t.calls} <= {0, 1, 2}
+    assert report.trajectories[0].calls[0].policy_version == 1
 
 
 def test_the_agent_of_the_example_does_not_import_art():

@@ -1,14 +1,13 @@
 """TorchLearner: steps, live weights in shared memory, and checkpoints that continue bit for bit."""
 
 import json
-import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from tree_cases import FORKED, make_model
 
 from art_core.config import TINY, TrainConfig
 from art_core.errors import ArtError, ConfigError, StoreError
@@ -16,10 +15,6 @@ from art_core.learner import TorchLearner, tree_logprobs
 from art_core.losses import grpo
 from art_core.token_tree import build_tree
 from art_core.types import LossOutputs
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from tree_cases import FORKED, make_model
 
 
 @pytest.fixture(scope="module")

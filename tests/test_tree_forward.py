@@ -1,21 +1,16 @@
 """tree_logprobs: one pass over the tree equals training every call on its own."""
 
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from tree_cases import FORKED, PATH_FAMILIES, TREE_FAMILIES, VOCAB, make_call, make_model
 
 from art_core.learner import tree_logprobs
 from art_core.token_tree import build_tree
 from art_core.types import Trajectory
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from tree_cases import FORKED, PATH_FAMILIES, TREE_FAMILIES, VOCAB, make_call, make_model
 
 
 @st.composite

@@ -2,15 +2,14 @@
 
 import asyncio
 import socket
-import sys
 import threading
 import time
-from pathlib import Path
 
 import openai
 import orjson
 import pytest
 import uvicorn
+from capture_fakes import ListRecorder, wait_until
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -18,10 +17,6 @@ from starlette.routing import Route
 from art_core.capture import Door, HttpUpstream
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import Weights
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from capture_fakes import ListRecorder, wait_until
 
 
 class VllmLike:

@@ -20,10 +20,11 @@ SEPARATORS = (" ", " ", '", "', "\n", ". ")
 
 def make_drill(rng: random.Random) -> Pieces:
     """Return one exercise."""
-    return rng.choice([_repeat, _look_up_ids, _look_up_facts])(rng)
+    return rng.choice([repeat_words, _look_up_ids, _look_up_facts])(rng)
 
 
-def _repeat(rng: random.Random) -> Pieces:
+def repeat_words(rng: random.Random) -> Pieces:
+    """Return a list of words and the same list again."""
     words = rng.choices(WORDS, k=rng.randint(4, 12))
     separator = rng.choice(SEPARATORS)
     # The first word cannot be foreseen.

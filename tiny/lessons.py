@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.email_search.mailbox import open_mailbox
 from tiny.demonstrations import MAKING_MAILBOXES, OPENAI_TOOLS, Habits, demonstrate
-from tiny.drills import make_drill
+from tiny.drills import Pieces
 from tiny.fragments import make_fragment
 
 BACKGROUND = 0.03
@@ -32,12 +33,14 @@ class Batch:
     """The position of the first token."""
 
 
-def drill_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int) -> Batch:
+def drill_batch(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, make: Callable[[random.Random], Pieces]
+) -> Batch:
     """Return ``size`` drills."""
     rows = []
     for _ in range(size):
         text, spans = "", []
-        for piece, learnt in make_drill(rng):
+        for piece, learnt in make(rng):
             spans += [(len(text), len(text) + len(piece))] if learnt else []
             text += piece
         rows.append(_weigh(tokenizer, text, spans))

@@ -19,6 +19,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCaus
 
 from examples.email_search.mailbox import ATTRIBUTES, CITIES, KINDS, MONTHS, PEOPLE, PROJECTS, open_mailbox
 from tiny.demonstrations import MAKING_MAILBOXES, OPENAI_TOOLS, Habits, demonstrate
+from tiny.drills import make_drill, repeat_words
 from tiny.lessons import Batch, demonstration_batch, drill_batch, fragment_batch
 from tiny.tokenizer import CHAT_TEMPLATE, make_tokenizer
 from tiny.training import make_model, train
@@ -27,7 +28,8 @@ from tiny.trial import try_out
 STEPS = 6000
 FRAGMENTS_ALONE = 0.6
 """The share of steps before the first whole conversation; from there on conversations take over linearly."""
-DRILLS_FIRST = 300
+REPEAT_STEPS = 300
+DRILL_STEPS = 600
 LEVEL_UP_EVERY = 60
 """Steps until fragments may show one more result or fact."""
 WORDS = [*PROJECTS, *KINDS, *PEOPLE, *CITIES, *MONTHS, *ATTRIBUTES]
@@ -56,10 +58,12 @@ def lessons(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> Iterat
     rng = random.Random(seed)
     for step in range(steps):
         alone = FRAGMENTS_ALONE * steps
-        if rng.random() < (step - alone) / (steps - alone):
+        if step < REPEAT_STEPS:
+            yield "repeating", drill_batch(tokenizer, rng, 32, repeat_words)
+        elif rng.random() < (step - alone) / (steps - alone):
             yield "conversations", demonstration_batch(tokenizer, rng, 8, Habits())
-        elif rng.random() < (0.8 if step < DRILLS_FIRST else 0.25):
-            yield "drills", drill_batch(tokenizer, rng, 32)
+        elif rng.random() < (0.8 if step < DRILL_STEPS else 0.25):
+            yield "drills", drill_batch(tokenizer, rng, 32, make_drill)
         else:
             level = min(4, 1 + step // LEVEL_UP_EVERY)
             yield "fragments", fragment_batch(tokenizer, rng, 32, level)
