@@ -1,0 +1,28 @@
+"""The README's example runs as it stands, and its links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import art_core as art
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert re.search(r"2 steps, written to runs/", capsys.readouterr().out)
+    assert art.TrainConfig().model == "tiny"
+
+
+def test_the_links_of_the_docs_lead_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
