@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from art_core.config import make_config
 from art_core.display import Display, display
 from art_core.plugins import Plugins
 from art_core.rollout import task_input
-from art_core.run import Run, check_tasks, last_checkpoint
+from art_core.run import Run, check_tasks, last_checkpoint, write_whole
 from art_core.store import Store
 from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory, Weights
 
@@ -97,22 +96,27 @@ class Evaluator:
     shape: Mapping[str, Any]
 
     async def once(self, name: str) -> Report | None:
-        """Evaluate at every temperature and return the first's report; what an interrupted run has found is kept."""
+        """Evaluate at every temperature and return the first's report; what an interrupted run has found is kept.
+
+        None without tasks, and for ``"before"`` where the weights have been trained already and nothing was kept.
+        """
         if self.tasks is None:
             return None
         reports = [await self._at(name, temperature) for temperature in self.temperatures]
         return reports[0]
 
-    async def _at(self, name: str, temperature: float | None) -> Report:
-        store, step = self.run.store, self.run.step
-        others = [it for it in store.meta("evaluations", []) if (it["name"], it["temperature"]) != (name, temperature)]
-        for it in store.meta("evaluations", []):
-            if it not in others and (name == "before" or it["step"] == step):
+    async def _at(self, name: str, temperature: float | None) -> Report | None:
+        store, step = self.run.store, 0 if name == "before" else self.run.step
+        kept = store.meta("evaluations", [])
+        for it in kept:
+            if (it["name"], it["temperature"], it["step"]) == (name, temperature, step):
                 return Report(tuple(store.trajectory(rollout_id) for rollout_id in it["rollout_ids"]), temperature)
+        if step != self.run.step:
+            return None
         report = await self._measure(name, temperature)
         ids = [t.rollout_id for t in report.trajectories]
-        found = {"name": name, "step": step, **report.as_json(), "rollout_ids": ids}
-        store.set_meta("evaluations", [*others, found])
+        others = [it for it in kept if (it["name"], it["temperature"]) != (name, temperature)]
+        store.set_meta("evaluations", [*others, {"name": name, "step": step, **report.as_json(), "rollout_ids": ids}])
         return report
 
     async def _measure(self, name: str, temperature: float | None) -> Report:
@@ -153,10 +157,7 @@ def write_report(run: Run) -> dict[str, Any]:
         "start_weights": run.store.meta("start_weights"),
         "config": dataclasses.asdict(run.config),
     }
-    path = run.run_dir / "report.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(report, indent=2) + "\n")
-    os.replace(temporary, path)
+    write_whole(run.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
     return report
 
 

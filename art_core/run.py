@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -239,8 +240,12 @@ class Run:
     async def learn(self, groups: Sequence[Group]) -> dict[str, float]:
         """Take one optimizer step on the groups that have contrast, serve the new weights, and return metrics.
 
-        Counts as a step, and is written to the run folder as one, even where no group had contrast.
+        Counts as a step, and is written to the run folder as one, even where no group had contrast. Once begun it is
+        finished, also where the caller is cancelled meanwhile.
         """
+        return await finished(self._learn(groups))
+
+    async def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
         teachable = [group for group in groups if scoring.has_contrast(group)]
         metrics = {**summary(groups), "groups_with_contrast": float(len(teachable))}
         with self._timed("learn_seconds"):
@@ -304,14 +309,26 @@ class Run:
         return folder
 
 
-async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run a function in a thread; when cancelled, wait for its end first, so that nothing is left half done."""
-    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+async def finished(work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work``; when cancelled, wait for its end first, so that nothing is left half done."""
+    task = asyncio.ensure_future(work)
     try:
-        return await asyncio.shield(work)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([work])
+        await asyncio.wait([task])
         raise
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function in a thread to its end, also where the caller is cancelled meanwhile."""
+    return await finished(asyncio.to_thread(function, *arguments))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file's content at once, so that no reader sees half of it."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
 def summary(groups: Sequence[Group]) -> dict[str, float]:

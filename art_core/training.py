@@ -6,6 +6,7 @@ agent run -> trajectory -> group -> scored -> token tree -> loss -> weights -> s
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.plugins import Plugins
 from art_core.rollout import task_input
-from art_core.run import Run, check_tasks, in_thread
+from art_core.run import Run, check_tasks, in_thread, write_whole
 from art_core.scoring import has_contrast
 from art_core.token_tree import build_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tracker
@@ -102,6 +103,7 @@ async def train(
                 after = await evaluate_now.once("after") if run.step else before
             finally:
                 report = write_report(run)
+                write_metrics(run)
                 for tracker in told:
                     tracker.close()
     return TrainResult(run.run_dir, report, before, after)
@@ -154,18 +156,18 @@ def batch_of_step(tasks: Sequence[Any], step: int, config: TrainConfig) -> list[
     return picked
 
 
+def write_metrics(run: Run) -> None:
+    """Write ``metrics.jsonl`` from the store: no step is missing and none is there twice, whatever was interrupted."""
+    lines = [json.dumps({"step": step, **metrics}) + "\n" for step, metrics in run.history()]
+    write_whole(run.run_dir / "metrics.jsonl", "".join(lines))
+
+
 def _open_trackers(run: Run, trackers: Sequence[str | Tracker]) -> list[Tracker]:
-    """Return the trackers with the metrics file first; the file is written anew from the store, so it has no gap."""
-    metrics_file = run.plugins.choose("register_trackers", "jsonl")(run.run_dir, run.config)
-    metrics_file.path.unlink(missing_ok=True)
-    for step, metrics in run.history():
-        metrics_file.log(step, metrics)
-    others = [
-        run.plugins.choose("register_trackers", it)(run.run_dir, run.config) if isinstance(it, str) else it
-        for it in trackers
-        if it != "jsonl"
-    ]
-    return [metrics_file, *others]
+    """Return the trackers, that of the metrics file first."""
+    write_metrics(run)
+    names = dict.fromkeys(["jsonl", *(it for it in trackers if isinstance(it, str))])
+    opened = [run.plugins.choose("register_trackers", name)(run.run_dir, run.config) for name in names]
+    return [*opened, *(it for it in trackers if not isinstance(it, str))]
 
 
 async def _dry_run(
