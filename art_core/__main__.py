@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from art_core.errors import ArtError, ConfigError
+from art_core.folder import new_run_dir
 from art_core.plugins import Plugins
-from art_core.run import new_run_dir
 
 app = typer.Typer(
     no_args_is_help=True,

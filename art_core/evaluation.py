@@ -15,9 +15,10 @@ from typing import Any
 
 from art_core.config import make_config
 from art_core.display import Display, display
+from art_core.folder import last_checkpoint, write_whole
 from art_core.plugins import Plugins
 from art_core.rollout import task_input
-from art_core.run import Run, check_tasks, last_checkpoint, write_whole
+from art_core.run import Run, check_tasks
 from art_core.store import Store
 from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory, Weights
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import os
-import re
 import shutil
 import time
 import uuid
@@ -25,6 +23,7 @@ from art_core.attribution import exempt
 from art_core.capture import Door
 from art_core.config import TrainConfig, model_folder, weights_hash
 from art_core.errors import ConfigError, StoreError
+from art_core.folder import checkpoint_step, checkpoints, last_checkpoint, new_run_dir
 from art_core.plugins import Plugins
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
@@ -32,7 +31,6 @@ from art_core.token_tree import build_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, Weights
 
 T = TypeVar("T")
-CHECKPOINT = re.compile(r"step-(\d+)")
 RESERVED = frozenset({"seconds", "reward", "success", "step"})
 """Metrics of the whole step; a learner's own of these names get its prefix."""
 
@@ -324,13 +322,6 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     return await finished(asyncio.to_thread(function, *arguments))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file's content at once, so that no reader sees half of it."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
 def summary(groups: Sequence[Group]) -> dict[str, float]:
     """Return the means over all trajectories: reward, every metric that a reward function set, calls, failures."""
     trajectories = [t for g in groups for t in g.trajectories]
@@ -368,31 +359,3 @@ def check_tasks(tasks: Sequence[Any]) -> None:
     """Raise ConfigError where there is nothing to run."""
     if len(tasks) == 0:
         raise ConfigError("the task list is empty: give at least one task (any JSON-able value)")
-
-
-def new_run_dir(model: str) -> Path:
-    """Return a run folder that does not exist yet, under ``runs/``."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(model).name}"
-    folder, n = Path("runs") / name, 1
-    while folder.exists():
-        n += 1
-        folder = Path("runs") / f"{name}-{n}"
-    return folder
-
-
-def checkpoints(run_dir: Path) -> list[Path]:
-    """Return the checkpoint folders of a run, oldest first."""
-    found = [path for path in (run_dir / "checkpoints").glob("step-*") if CHECKPOINT.fullmatch(path.name)]
-    return sorted(found, key=checkpoint_step)
-
-
-def last_checkpoint(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint folder, or None where there is none."""
-    return next(reversed(checkpoints(run_dir)), None)
-
-
-def checkpoint_step(folder: Path) -> int:
-    """Return the number of steps done when the checkpoint was saved."""
-    match = CHECKPOINT.fullmatch(folder.name)
-    assert match, folder
-    return int(match[1])

@@ -17,9 +17,10 @@ from art_core.config import TrainConfig, make_config
 from art_core.display import Display, display
 from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
+from art_core.folder import write_whole
 from art_core.plugins import Plugins
 from art_core.rollout import task_input
-from art_core.run import Run, check_tasks, in_thread, write_whole
+from art_core.run import Run, check_tasks, in_thread
 from art_core.scoring import has_contrast
 from art_core.token_tree import build_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tracker

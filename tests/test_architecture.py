@@ -15,7 +15,7 @@ MODULES = sorted(path for path in CORE.rglob("*.py"))
 ROWS = [
     {"types"},
     {"errors"},
-    {"config", "hookspecs", "attribution"},
+    {"config", "hookspecs", "attribution", "folder"},
     {"capture", "scoring", "token_tree", "losses", "store"},  # the stages know the nouns, not each other
     {"engine", "learner"},
     {"builtin"},
