@@ -43,6 +43,11 @@ class Habits:
     """Searches with both keywords after a message that did not help."""
 
 
+SKILLED = Habits(
+    both_keywords=0.6, project_only=0.4, right_message=1.0, right_attribute=1.0, answer_unread=0.0, look_again=1.0
+)
+
+
 def user(text: str) -> ChatMessage:
     """Return a user's message."""
     return {"role": "user", "content": text}

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from examples.email_search.mailbox import open_mailbox
-from tiny.demonstrations import MAKING_MAILBOXES, OPENAI_TOOLS, Habits, demonstrate
+from tiny.demonstrations import MAKING_MAILBOXES, OPENAI_TOOLS, SKILLED, ChatMessage, Habits, demonstrate
 from tiny.drills import Pieces
 from tiny.fragments import make_fragment
 
@@ -58,16 +58,37 @@ def fragment_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size:
     return _pad(rows, start=rng.randrange(REACH))
 
 
-def demonstration_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, habits: Habits) -> Batch:
-    """Return ``size`` whole conversations; what the agent says weighs 1, the rest ``BACKGROUND``."""
+def skilled_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int) -> Batch:
+    """Return ``size`` whole conversations of an agent that does all right; the arguments of its calls weigh 1."""
     rows = []
     for _ in range(size):
-        mailbox = open_mailbox(rng.choice(MAKING_MAILBOXES))
-        conversation = demonstrate(rng, mailbox, rng.choice(mailbox.facts), habits)
-        text = tokenizer.apply_chat_template(conversation.messages, tools=OPENAI_TOOLS, tokenize=False)
+        messages, text = _conversation(tokenizer, rng, SKILLED)
+        spans, position = [], 0
+        for message in messages:
+            for call in message.get("tool_calls", ()):
+                arguments = call["function"]["arguments"]
+                position = text.index(arguments, position)
+                spans.append((position, position + len(arguments)))
+        rows.append(_weigh(tokenizer, text, spans))
+    return _pad(rows)
+
+
+def demonstration_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, habits: Habits) -> Batch:
+    """Return ``size`` whole conversations; what the agent says weighs 1."""
+    rows = []
+    for _ in range(size):
+        _, text = _conversation(tokenizer, rng, habits)
         ids = tokenizer(text)["input_ids"]
         rows.append((ids, _said_by_agent(tokenizer, ids)))
     return _pad(rows)
+
+
+def _conversation(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, habits: Habits
+) -> tuple[list[ChatMessage], str]:
+    mailbox = open_mailbox(rng.choice(MAKING_MAILBOXES))
+    messages = demonstrate(rng, mailbox, rng.choice(mailbox.facts), habits).messages
+    return messages, tokenizer.apply_chat_template(messages, tools=OPENAI_TOOLS, tokenize=False)
 
 
 def _weigh(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,16 +21,19 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCaus
 from examples.email_search.mailbox import ATTRIBUTES, CITIES, KINDS, MONTHS, PEOPLE, PROJECTS, open_mailbox
 from tiny.demonstrations import MAKING_MAILBOXES, OPENAI_TOOLS, Habits, demonstrate
 from tiny.drills import make_drill, repeat_words
-from tiny.lessons import Batch, demonstration_batch, drill_batch, fragment_batch
+from tiny.lessons import Batch, demonstration_batch, drill_batch, fragment_batch, skilled_batch
 from tiny.tokenizer import CHAT_TEMPLATE, make_tokenizer
 from tiny.training import make_model, train
 from tiny.trial import try_out
 
-STEPS = 6000
-FRAGMENTS_ALONE = 0.6
-"""The share of steps before the first whole conversation; from there on conversations take over linearly."""
-REPEAT_STEPS = 300
-DRILL_STEPS = 600
+STEPS = 2600
+REPEAT_UNTIL = 300
+"""Repeating words alone: nothing else is learnt before copying is."""
+DRILLS_UNTIL = 600
+"""Then drills, with a few fragments."""
+SKILLS_UNTIL = 1600
+"""Then drills, fragments and conversations in which all is done right. From there on conversations in which most is done
+wrong take over, linearly, while the learning rate falls."""
 LEVEL_UP_EVERY = 60
 """Steps until fragments may show one more result or fact."""
 WORDS = [*PROJECTS, *KINDS, *PEOPLE, *CITIES, *MONTHS, *ATTRIBUTES]
@@ -53,20 +57,32 @@ def tokenizer_texts(seed: int, conversations: int = 1500) -> Iterator[str]:
     yield from TOOL_ERRORS * 50
 
 
-def lessons(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> Iterator[tuple[str, Batch]]:
-    """Yield named batches: fragments first, then more and more whole conversations."""
+def lessons(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[str, Batch]]:
+    """Yield named batches, in the order of the constants above."""
     rng = random.Random(seed)
-    for step in range(steps):
-        alone = FRAGMENTS_ALONE * steps
-        if step < REPEAT_STEPS:
-            yield "repeating", drill_batch(tokenizer, rng, 32, repeat_words)
-        elif rng.random() < (step - alone) / (steps - alone):
-            yield "conversations", demonstration_batch(tokenizer, rng, 8, Habits())
-        elif rng.random() < (0.8 if step < DRILL_STEPS else 0.25):
-            yield "drills", drill_batch(tokenizer, rng, 32, make_drill)
+    for step in itertools.count():
+        if step < REPEAT_UNTIL:
+            kind = "repeating"
+        elif step < DRILLS_UNTIL:
+            kind = rng.choices(["drills", "fragments"], [0.8, 0.2])[0]
+        elif rng.random() < (step - SKILLS_UNTIL) / (STEPS - SKILLS_UNTIL):
+            kind = "demonstrations"
         else:
-            level = min(4, 1 + step // LEVEL_UP_EVERY)
-            yield "fragments", fragment_batch(tokenizer, rng, 32, level)
+            kind = rng.choices(["drills", "fragments", "skilled"], [0.2, 0.35, 0.45])[0]
+        yield kind, _batch(tokenizer, rng, kind, step)
+
+
+def _batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, kind: str, step: int) -> Batch:
+    match kind:
+        case "repeating":
+            return drill_batch(tokenizer, rng, 32, repeat_words)
+        case "drills":
+            return drill_batch(tokenizer, rng, 32, make_drill)
+        case "fragments":
+            return fragment_batch(tokenizer, rng, 32, level=min(4, 1 + step // LEVEL_UP_EVERY))
+        case "skilled":
+            return skilled_batch(tokenizer, rng, 8)
+    return demonstration_batch(tokenizer, rng, 8, Habits())
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
@@ -87,7 +103,7 @@ def main() -> None:
     """Make the model, save it and try it out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write, such as art_core/models/tiny")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"training steps (default {STEPS})")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"stop earlier, to try things out (default {STEPS})")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
     parser.add_argument("--questions", type=int, default=256, help="held-out questions for the trial at the end")
@@ -104,8 +120,7 @@ def main() -> None:
         right = ", ".join(f"{name} {share:.3f}" for name, share in accuracy.items())
         print(f"step {step}/{args.steps}  {cpu_seconds:.0f} CPU-s  right tokens: {right}", flush=True)
 
-    decay_from = round(FRAGMENTS_ALONE * args.steps)
-    train(model, lessons(tokenizer, args.seed, args.steps), args.steps, decay_from=decay_from, report=report)
+    train(model, lessons(tokenizer, args.seed), args.steps, decay_from=SKILLS_UNTIL, decay_to=STEPS, report=report)
     print(f"sha256 {save(model, tokenizer, args.out)}  {args.out / 'model.safetensors'}", flush=True)
     for name, greedy in (("sampled at temperature 1", False), ("greedy", True)):
         rates = try_out(model, tokenizer, args.questions, greedy=greedy)

@@ -49,12 +49,13 @@ def train(
     steps: int,
     *,
     decay_from: int,
+    decay_to: int,
     report: Callable[[int, dict[str, float], float], None],
 ) -> None:
     """Take ``steps`` steps on named batches.
 
-    The learning rate is constant until step ``decay_from`` and then falls linearly to 3 %. ``report`` is given the step,
-    the running accuracy on the tokens of weight 1 by name of batch, and the CPU-seconds spent.
+    The learning rate is constant until step ``decay_from`` and then falls linearly to 3 % at ``decay_to``. ``report`` is
+    given the step, the running accuracy on the tokens of weight 1 by name of batch, and the CPU-seconds spent.
     """
     # Muon finds copying circuits several times sooner than AdamW does; it is made for matrices only.
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
@@ -67,7 +68,7 @@ def train(
     accuracy: dict[str, float] = {}
     began = time.process_time()
     for step in range(steps):
-        scale = min(1.0, (step + 1) / WARMUP_STEPS, max(0.03, (steps - step) / (steps - decay_from)))
+        scale = min(1.0, (step + 1) / WARMUP_STEPS, max(0.03, (decay_to - step) / (decay_to - decay_from)))
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * scale
         name, batch = next(batches)
