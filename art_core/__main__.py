@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from art_core.errors import ArtError, ConfigError
+from art_core.arguments import load_agent, load_example, load_reward, load_tasks, parse_settings
+from art_core.errors import ArtError
 from art_core.folder import new_run_dir
 from art_core.plugins import Plugins
 
@@ -49,16 +48,12 @@ def demo(
     eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 300,
 ) -> None:
     """Train the email-search agent, a LangGraph agent, on this machine and show what changed."""
-    from art_core.chart import draw
-    from art_core.summary import print_result
-
     example = load_example()
     settings: dict[str, Any] = {"steps": steps} if steps else {}
     run_dir = run_dir or new_run_dir("demo")
     with kept(run_dir):
         result = example.run(seed=seed, judge=judge, run_dir=run_dir, eval_tasks=eval_tasks, **settings)
-    print_result(result, Console())
-    Console().print(f"chart: {draw(result.run_dir)}", highlight=False, soft_wrap=True)
+    show(result)
 
 
 @app.command(
@@ -82,19 +77,14 @@ def train(
 ) -> None:
     """Train the model inside an agent by GRPO."""
     import art_core as art
-    from art_core.chart import draw
-    from art_core.summary import print_result
 
-    run_dir = run_dir or new_run_dir(model)
-    with kept(run_dir):
-        result = art.train_sync(
-        load_agent(agent), load_tasks(tasks), model=model, reward=load_reward(reward), steps=steps, run_dir=run_dir, seed=seed,
-        eval_tasks=load_tasks(eval_tasks) if eval_tasks else None, dry_run=dry_run, **parse_settings(set_ or []),
-    )  # fmt: skip
+    settings = {"model": model, "steps": steps, "seed": seed, "run_dir": run_dir or new_run_dir(model)}
+    settings |= {"eval_tasks": load_tasks(eval_tasks) if eval_tasks else None, "dry_run": dry_run}
+    settings |= parse_settings(set_ or [])
+    with kept(settings["run_dir"]):
+        result = art.train_sync(load_agent(agent), load_tasks(tasks), reward=load_reward(reward), **settings)
     if not dry_run:
-        print_result(result, Console())
-        if importlib.util.find_spec("matplotlib"):
-            Console().print(f"chart: {draw(result.run_dir)}", highlight=False, soft_wrap=True)
+        show(result)
 
 
 @app.command(
@@ -117,12 +107,8 @@ def evaluate(
 
     import art_core as art
 
-    report = asyncio.run(
-        art.evaluate(
-            load_agent(agent), load_tasks(tasks), model=model, reward=load_reward(reward), temperature=temperature,
-            run_dir=run_dir, **parse_settings(set_ or []),
-        )
-    )  # fmt: skip
+    settings = {"model": model, "temperature": temperature, "run_dir": run_dir} | parse_settings(set_ or [])
+    report = asyncio.run(art.evaluate(load_agent(agent), load_tasks(tasks), reward=load_reward(reward), **settings))
     print(json.dumps(report.as_json()))  # noqa: T201 - the command's result
 
 
@@ -155,6 +141,18 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+def show(result: Any) -> None:
+    """Print what changed, and draw the chart where matplotlib is there."""
+    from art_core.chart import draw
+    from art_core.summary import print_result
+
+    console = Console()
+    print_result(result, console)
+    there = importlib.util.find_spec("matplotlib") is not None
+    text = f"chart: {draw(result.run_dir)}" if there else "no chart: pip install 'art-core[chart]'"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def kept(run_dir: Path) -> Iterator[None]:
     """Answer Ctrl-C by saying where the run is and how it goes on."""
@@ -164,103 +162,6 @@ def kept(run_dir: Path) -> Iterator[None]:
         text = f"stopped; everything up to the last finished step is kept: go on with --run-dir {run_dir}"
         Console(stderr=True, soft_wrap=True, highlight=False).print(text)
         raise typer.Exit(130) from None
-
-
-def load_example() -> Any:
-    """Return the email example's train module: shipped in the wheel, or beside the package in a checkout."""
-    for base, name in ((Path(__file__).parent, "art_core.examples"), (Path(__file__).parent.parent, "examples")):
-        if (base / "examples" / "email_search" / "train.py").is_file():
-            sys.path.insert(0, str(base))
-            try:
-                return importlib.import_module(f"{name}.email_search.train")
-            except ModuleNotFoundError as error:
-                raise ConfigError(
-                    f"the demo trains a LangGraph agent and lacks {error.name}: "
-                    "pip install 'art-core[train,chart]' art-langgraph langchain-openai"
-                ) from error
-    raise ConfigError("the demo's example is not in this installation; clone the repository and run 'make demo'")
-
-
-def load_file(path: Path) -> Any:
-    """Import a .py file by its path, with its folder importable."""
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
-    folder = str(path.parent.resolve())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader, path
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def load_object(where: str) -> Any:
-    """Return the object that ``MODULE:NAME`` or ``FILE.py:NAME`` names."""
-    module_name, colon, name = where.rpartition(":")
-    if not colon:
-        raise ConfigError(f"{where!r} names no object; write MODULE:NAME or FILE.py:NAME")
-    if module_name.endswith(".py"):
-        module = load_file(Path(module_name))
-    else:
-        sys.path.insert(0, "")
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"{where!r}: {error}; run art where the module can be imported, or write FILE.py:NAME"
-            ) from error
-    if not hasattr(module, name):
-        raise ConfigError(f"{module_name} has no {name!r}")
-    return getattr(module, name)
-
-
-def load_agent(where: str) -> Any:
-    """Return the agent, made by the function ``where`` if it takes no arguments."""
-    return made(load_object(where))
-
-
-def made(thing: Any) -> Any:
-    """Call a function that takes no arguments, and return anything else as it is."""
-    from inspect import isfunction, signature
-
-    takes_nothing = isfunction(thing) and not signature(thing).parameters
-    return thing() if takes_nothing else thing
-
-
-def load_tasks(where: str) -> list[Any]:
-    """Return the tasks of a .jsonl file or of an object."""
-    if where.endswith((".jsonl", ".json")):
-        path = Path(where)
-        if not path.is_file():
-            raise ConfigError(f"there is no task file {path}")
-        text = path.read_text()
-        return (
-            json.loads(text)
-            if where.endswith(".json")
-            else [json.loads(line) for line in text.splitlines() if line.strip()]
-        )
-    return list(made(load_object(where)))
-
-
-def load_reward(where: str) -> str | Callable[..., Any]:
-    """Return the function that ``MODULE:NAME`` names; a plain word is a registered name."""
-    return load_object(where) if ":" in where else where
-
-
-def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """Return the settings of ``NAME=VALUE`` pairs; values are JSON where they can be."""
-    settings = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {pair!r}: write NAME=VALUE")
-        try:
-            settings[name] = json.loads(value)
-        except json.JSONDecodeError:
-            settings[name] = value
-    return settings
 
 
 def main() -> None:

@@ -5,12 +5,12 @@ learner, GRPO, the metrics file. Loads what is heavy only when it is asked for.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
-import functools
 import inspect
 import json
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,17 +36,33 @@ def adapt_agent(agent: object) -> RunAgent | None:
             return await (agent(task_input, address) if takes_address else agent(task_input))
 
         return run_async
-    # The loop's default executor has a handful of threads; a blocking agent holds one for its whole run.
-    threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="art-agent")
 
     async def run_in_thread(task_input: Any, address: RolloutAddress) -> Any:
-        arguments = (task_input, address) if takes_address else (task_input,)
-        context = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
-        output = await loop.run_in_executor(threads, functools.partial(context.run, agent, *arguments))
+        output = await _in_daemon_thread(agent, *((task_input, address) if takes_address else (task_input,)))
         return await output if inspect.isawaitable(output) else output
 
     return run_in_thread
+
+
+async def _in_daemon_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a blocking agent in a thread of its own.
+
+    A pool would make it wait for others, and would keep the process alive at its end for one that never returns.
+    """
+    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            result = context.run(function, *arguments)
+        except BaseException as error:  # noqa: BLE001 - carried to whoever awaits the outcome
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    outcome.set_running_or_notify_cancel()  # a run that timed out goes on until the agent returns
+    threading.Thread(target=run, name="art-agent", daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 def _positional(agent: Any) -> int:

@@ -33,8 +33,8 @@ def draw(run_dir: Path) -> Path:
             [it["step"] for it in found],
             [it["success"] for it in found],
             yerr=[
-                [it["success"] - it["interval"][0] for it in found],
-                [it["interval"][1] - it["success"] for it in found],
+                [max(0.0, it["success"] - it["interval"][0]) for it in found],
+                [max(0.0, it["interval"][1] - it["success"]) for it in found],
             ],
             fmt="o-", capsize=4, color=colour, label=f"held-out, {label}",
         )  # fmt: skip

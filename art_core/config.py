@@ -30,6 +30,8 @@ class TrainConfig:
     """Of every training rollout, whatever the agent asks for: at temperature 0 a group has nothing to compare."""
     max_concurrent: int = 64
     """Rollouts running at the same time."""
+    max_concurrent_scores: int = 16
+    """Groups being scored at the same time."""
     rollout_timeout: float | None = 600.0
     """Seconds until a run of the agent counts as failed; None waits for ever."""
     learning_rate: float | None = None
@@ -58,6 +60,14 @@ class TrainConfig:
     """Model names that the policy does not answer."""
 
 
+LEAST = {
+    "steps": 1, "tasks_per_step": 1, "group_size": 1, "seed": 0, "temperature": 0, "max_concurrent": 1,
+    "max_concurrent_scores": 1, "rollout_timeout": 0, "learning_rate": 0, "warmup_steps": 0, "max_grad_norm": 0, "lora_rank": 0,
+    "kl": 0, "max_context": 1, "max_tokens": 1, "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1,
+}  # fmt: skip
+"""The smallest value of every setting that is a number."""
+
+
 def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
     """Return the config; ConfigError for a keyword that is none of its fields, with the nearest that is."""
     names = [field.name for field in dataclasses.fields(TrainConfig)]
@@ -66,11 +76,17 @@ def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}"
             raise ConfigError(f"{name!r} is not a setting of a run{hint}")
-    config = TrainConfig(**known, **settings)
-    for name in ("steps", "tasks_per_step", "group_size", "max_concurrent", "max_tokens", "checkpoint_every"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name}={getattr(config, name)} leaves nothing to do; give at least 1")
-    if config.group_size == 1 and "group_size" in known:
+    values = {**known, **settings}
+    if isinstance(values.get("passthrough"), str):
+        values["passthrough"] = (values["passthrough"],)
+    for name, least in LEAST.items():
+        value = values.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= least):
+            raise ConfigError(f"{name}={value!r} cannot be used; give a number of at least {least}")
+    config = TrainConfig(**values)
+    if config.advantage not in ("mean_std", "mean"):
+        raise ConfigError(f"advantage={config.advantage!r} is unknown; use 'mean_std' or 'mean'")
+    if config.group_size == 1 and "group_size" in values:
         raise ConfigError("group_size=1 has nothing to compare a run with; give at least 2 (8 is usual)")
     if config.temperature <= 0:
         raise ConfigError(f"temperature={config.temperature}: training samples, so it must be above 0 (1.0 is usual)")

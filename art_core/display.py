@@ -22,6 +22,8 @@ class Display:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
+            # A step of a real model takes minutes; rich forgets what is older than half a minute.
+            speed_estimate_period=3600,
             disable=quiet or not self.console.is_terminal,
         )
         self._steps: TaskID | None = None
@@ -47,7 +49,7 @@ class Display:
             self.bars.remove_task(self._now)
         self._now = self.bars.add_task(name, total=total)
         if self.bars.disable and name.split(":")[0] != self._last_phase.split(":")[0] and not name.startswith("step"):
-            self.console.print(name, highlight=False)
+            self.say(name)
         self._last_phase = name
 
     def advance(self) -> None:
@@ -55,7 +57,7 @@ class Display:
             self.bars.advance(self._now)
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print one line for a finished step."""

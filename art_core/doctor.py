@@ -79,7 +79,9 @@ def _package(package: str, purpose: str) -> Finding:
     if importlib.util.find_spec(package) is None:
         return Finding(package, "missing", f"needed for {purpose}")
     names = importlib.metadata.packages_distributions().get(package, [package])
-    return Finding(package, importlib.metadata.version(names[0]))
+    # Several distributions may share a package (langgraph-prebuilt installs into langgraph too).
+    own = min(names, key=lambda name: name.replace("-", "_") != package)
+    return Finding(package, importlib.metadata.version(own))
 
 
 def _gpu() -> Finding:

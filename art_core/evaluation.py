@@ -15,9 +15,9 @@ from typing import Any
 
 from art_core.config import make_config
 from art_core.display import Display, display
-from art_core.folder import last_checkpoint, write_whole
+from art_core.folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.plugins import Plugins
-from art_core.rollout import task_input
+from art_core.rollout import task_id, task_input
 from art_core.run import Run, check_tasks
 from art_core.store import Store
 from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory, Weights
@@ -103,24 +103,24 @@ class Evaluator:
         """
         if self.tasks is None:
             return None
-        reports = [await self._at(name, temperature) for temperature in self.temperatures]
+        reports = [await self._kept_or_measured(name, temperature) for temperature in self.temperatures]
         return reports[0]
 
-    async def _at(self, name: str, temperature: float | None) -> Report | None:
+    async def _kept_or_measured(self, name: str, temperature: float | None) -> Report | None:
         store, step = self.run.store, 0 if name == "before" else self.run.step
-        kept = store.meta("evaluations", [])
-        for it in kept:
+        asked = [task_id(task) for task in self.tasks or ()]
+        for it in store.meta("evaluations", []):
             if (it["name"], it["temperature"], it["step"]) == (name, temperature, step):
-                return Report(tuple(store.trajectory(rollout_id) for rollout_id in it["rollout_ids"]), temperature)
+                kept = Report(tuple(store.trajectory(rollout_id) for rollout_id in it["rollout_ids"]), temperature)
+                if [task_id(t.task) for t in kept.trajectories] == asked:
+                    return kept
         if step != self.run.step:
+            self.screen.say(f"{name}: cannot be measured any more, the weights are those of step {self.run.step}")
             return None
-        report = await self._measure(name, temperature)
-        ids = [t.rollout_id for t in report.trajectories]
-        others = [it for it in kept if (it["name"], it["temperature"]) != (name, temperature)]
-        store.set_meta("evaluations", [*others, {"name": name, "step": step, **report.as_json(), "rollout_ids": ids}])
-        return report
+        return await self.measure(name, temperature)
 
-    async def _measure(self, name: str, temperature: float | None) -> Report:
+    async def measure(self, name: str, temperature: float | None) -> Report:
+        """Run the tasks, score the runs and keep the result as ``name``, in place of an earlier one."""
         at = "the agent's own temperature" if temperature is None else f"temperature {temperature:g}"
         assert self.tasks is not None
         self.screen.phase(f"evaluation {name} at {at}", len(self.tasks))
@@ -135,6 +135,11 @@ class Evaluator:
         self.screen.say(
             f"{name}, {at}: success {report.success:.1%} (95 %: {low:.1%} to {high:.1%}) on {len(groups)} tasks"
         )
+        kept = self.run.store.meta("evaluations", [])
+        others = [it for it in kept if (it["name"], it["temperature"]) != (name, temperature)]
+        ids = [t.rollout_id for t in report.trajectories]
+        found = {"name": name, "step": self.run.step, **report.as_json(), "rollout_ids": ids}
+        self.run.store.set_meta("evaluations", [*others, found])
         return report
 
 
@@ -191,11 +196,11 @@ async def evaluate(
         async with Run(run_dir, config, engine=engine, plugins=plugins) as run:
             run.on_rollout = screen.advance
             if adapter is not None:
-                await run.door.load(Weights(version=1, path=adapter))
+                await run.door.load(Weights(version=checkpoint_step(adapter.parent), path=adapter))
             shape = {"to_input": to_input, "to_output": to_output}
-            report = await Evaluator(run, agent, tasks, reward, (temperature,), screen, shape).once("evaluation")
-            assert report is not None
-            return report
+            return await Evaluator(run, agent, tasks, reward, (temperature,), screen, shape).measure(
+                "evaluation", temperature
+            )
 
 
 def served_model(model: str | Path) -> tuple[str, Path | None]:

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from art_core.errors import ConfigError, StoreError
+
 CHECKPOINT = re.compile(r"step-(\d+)")
+
+
+@contextmanager
+def claimed(run_dir: Path) -> Iterator[None]:
+    """Make the run folder and hold it: no other process may write to it meanwhile.
+
+    Raises StoreError where it cannot be made, ConfigError where another process holds it.
+    """
+    try:
+        (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / ".lock").open("w")
+    except OSError as error:
+        raise StoreError(f"the run folder {run_dir} cannot be made: {error}; give another run_dir=") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another process is working in the run folder {run_dir}; wait for it, or give another run_dir="
+            ) from error
+        yield
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -24,8 +24,6 @@ ADAPTERS = {
     "langchain": "art-langchain",
     "langchain_core": "art-langchain",
     "openai": "art-openai",
-    "agents": "art-openai",
-    "pydantic_ai": "art-pydantic-ai",
 }
 """The top-level package of an agent's class -> the distribution that adapts it."""
 
@@ -141,7 +139,7 @@ class Plugins:
         """Return what is registered as ``name`` through ``hook``; ConfigError lists the choices where nothing is."""
         found = self.registered(hook)
         if name not in found:
-            kind = hook.removeprefix("register_").rstrip("s")
+            kind = {"register_losses": "loss"}.get(hook, hook.removeprefix("register_").removesuffix("s"))
             hint = {"ruler": " (pip install art-ruler)", "vllm": " (pip install art-vllm)"}.get(name, "")
             choices = ", ".join(map(repr, sorted(found))) or "none is registered"
             raise ConfigError(
@@ -155,16 +153,12 @@ class Plugins:
             run = self._call(name, caller, agent=agent)
             if run is not None:
                 return run
-        module = type(agent).__module__.partition(".")[0]
-        names = [it.distribution for it in self.installed() if "adapt_agent" in it.hooks]
-        advice = (
-            f"install {ADAPTERS[module]}"
-            if module in ADAPTERS
-            else "wrap it in a function of one task, def agent(task)"
-        )
-        if ADAPTERS.get(module) in names:
-            advice = "wrap it in a function of one task, def agent(task)"
+        installed = self.installed()
+        adapters = {it.distribution for it in installed if "adapt_agent" in it.hooks}
+        wanted = ADAPTERS.get(type(agent).__module__.partition(".")[0])
+        missing = wanted is not None and wanted not in {it.distribution for it in installed}
+        advice = f"install {wanted}" if missing else "wrap it in a function of one task, def agent(task)"
         raise AgentError(
             f"no installed plugin adapts an agent of type {type(agent).__module__}.{type(agent).__qualname__}; "
-            f"{advice}. Installed adapters: {', '.join(sorted(set(names)))}."
+            f"{advice}. Installed adapters: {', '.join(sorted(adapters))}."
         )

@@ -48,16 +48,22 @@ class Rollout:
     """Set it inside the block, where the run has a result."""
     error: str | None = None
     address: RolloutAddress | None = None
+    """While the rollout is open."""
     _trajectory: Trajectory | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since the rollout was opened."""
+        return time.monotonic() - self._started
 
     @property
     def base_url(self) -> str:
         """For any OpenAI-compatible client, while the rollout is open."""
-        return self._open().base_url
+        return self._opened().base_url
 
     @property
     def api_key(self) -> str:
-        return self._open().api_key
+        return self._opened().api_key
 
     @property
     def trajectory(self) -> Trajectory:
@@ -68,7 +74,7 @@ class Rollout:
             )
         return self._trajectory
 
-    def _open(self) -> RolloutAddress:
+    def _opened(self) -> RolloutAddress:
         if self.address is None:
             raise CaptureError("a rollout has an address inside its 'async with' block only")
         return self.address
@@ -94,7 +100,7 @@ class Rollout:
         if error is not None and self.error is None:
             self.error = describe(error)
         await self.door.close(self.rollout_id)
-        seconds = time.monotonic() - self._started
+        seconds = self.seconds
         self.store.finish_rollout(self.rollout_id, output=self.output, error=self.error, seconds=seconds)
         self._trajectory = Trajectory(
             task=self.task,
@@ -127,19 +133,25 @@ def task_input(task: Any) -> Any:
     return task["input"] if isinstance(task, dict) and "input" in task else task
 
 
-async def run_once(rollout: Rollout, run: RunAgent, given: Any, *, timeout: float | None) -> Trajectory:
-    """Run the agent once on ``given`` and return its trajectory, failed or not."""
+async def run_once(
+    rollout: Rollout,
+    run: RunAgent,
+    given: Any,
+    *,
+    timeout: float | None,
+    to_output: Callable[[Any], Any] | None = None,
+) -> Trajectory:
+    """Run the agent once on ``given`` and return its trajectory, failed or not. ``to_output`` sees what it returned."""
     async with rollout:
         try:
-            rollout.output = await asyncio.wait_for(run(given, rollout._open()), timeout)
+            output = await asyncio.wait_for(run(given, rollout.address), timeout)
         except CaptureError:
             raise  # the agent cannot be recorded: that is about the set-up, and the same in every run
-        except TimeoutError as error:
-            spent = time.monotonic() - rollout._started
-            late = timeout is not None and spent >= timeout
-            rollout.error = f"TimeoutError: not done after {timeout:g} seconds" if late else describe(error)
         except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
-            rollout.error = describe(error)
+            late = isinstance(error, TimeoutError) and timeout is not None and rollout.seconds >= timeout
+            rollout.error = f"TimeoutError: not done after {timeout:g} seconds" if late else describe(error)
+        else:
+            rollout.output = to_output(output) if to_output else output
     return rollout.trajectory
 
 

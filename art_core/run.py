@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import logging
 import shutil
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -22,8 +23,8 @@ from art_core import scoring
 from art_core.attribution import exempt
 from art_core.capture import Door
 from art_core.config import TrainConfig, model_folder, weights_hash
-from art_core.errors import ConfigError, StoreError
-from art_core.folder import checkpoint_step, checkpoints, last_checkpoint, new_run_dir
+from art_core.errors import ConfigError
+from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
 from art_core.plugins import Plugins
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
@@ -31,8 +32,15 @@ from art_core.token_tree import build_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, Weights
 
 T = TypeVar("T")
-RESERVED = frozenset({"seconds", "reward", "success", "step"})
-"""Metrics of the whole step; a learner's own of these names get its prefix."""
+OURS = frozenset(
+    {
+        "step", "reward", "trajectories", "failed", "unscored", "calls", "sampled_tokens", "groups_with_contrast",
+        "seconds", "rollout_seconds", "score_seconds", "learn_seconds",
+    }
+)  # fmt: skip
+"""Metrics of the whole step. A reward's or a learner's own of these names are kept as ``reward/...`` and ``learner/...``."""
+
+log = logging.getLogger("art_core.run")
 
 
 class Run:
@@ -56,7 +64,11 @@ class Run:
         """Where the start weights are."""
         self._engine, self._learner_choice, self._loss, self._executor = engine, learner, loss, executor
         self._learner: Learner | None = None
-        self._checkpointed = -1
+        self._adapted: tuple[object, RunAgent] | None = None
+        self._rewards: dict[str, Reward | GroupReward] = {}
+        self._checkpointed = 0
+        self._half_done = False
+        """The learner has taken a step that is not counted: what it holds must not be saved as a checkpoint."""
         self.step = 0
         """Steps done, those that taught nothing included."""
         self.on_rollout: Callable[[], None] = lambda: None
@@ -65,53 +77,56 @@ class Run:
         """Seconds of the step that is under way, by arrow."""
 
     async def __aenter__(self) -> Run:
-        self._claim_folder()
-        self.store = Store(self.run_dir / "run.sqlite")
-        try:
-            self._check_model()
+        self._resolve_names()
+        async with AsyncExitStack() as stack:
+            stack.enter_context(claimed(self.run_dir))
+            self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
+            self._check_begun_with()
             self.plugins.call("redirect_clients")
-            self.door = await self._open_door()
-        except BaseException:
-            self.store.close()
-            raise
-        try:
+            self.door = await stack.enter_async_context(await self._open_door())
             await self._resume()
-        except BaseException:
-            await self._close()
-            raise
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        try:
-            if self._learner is not None and self._checkpointed != self.step:
+        async with self._stack:
+            if self._learner is not None and self._checkpointed != self.step and not self._half_done:
                 await self.checkpoint()
-        finally:
-            await self._close()
 
-    async def _close(self) -> None:
-        await self.door.stop()
-        self.store.close()
+    def _resolve_names(self) -> None:
+        """Look up what was given by name, so that a misspelt one is refused before anything runs."""
+        if isinstance(self._loss, str):
+            self._loss = self.plugins.choose("register_losses", self._loss)
+        if isinstance(self._executor, str):
+            self._executor = self.plugins.choose("register_executors", self._executor)()
+        for hook, choice in (("register_learners", self._learner_choice), ("register_engines", self._engine)):
+            if isinstance(choice, str):
+                self.plugins.choose(hook, choice)
 
-    def _claim_folder(self) -> None:
-        try:
-            (self.run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"the run folder {self.run_dir} cannot be made: {error}; give another run_dir=") from error
-
-    def _check_model(self) -> None:
-        """Refuse a run folder that was begun with other start weights."""
-        mine = weights_hash(self.folder)
+    def _check_begun_with(self) -> None:
+        """Refuse a run folder that was begun with other start weights; say which other settings differ."""
+        mine, settings = weights_hash(self.folder), dataclasses.asdict(self.config)
         theirs = self.store.meta("start_weights")
         if theirs is None:
+            model = self.config.model
             self.store.set_meta("start_weights", mine)
-            self.store.set_meta("model", self.config.model)
-            self.store.set_meta("config", dataclasses.asdict(self.config))
-        elif theirs != mine:
+            self.store.set_meta(
+                "model", model if model == "tiny" or not Path(model).exists() else str(Path(model).resolve())
+            )
+            self.store.set_meta("config", settings)
+            return
+        if theirs != mine:
             raise ConfigError(
                 f"the run folder {self.run_dir} belongs to another model: it was begun with {self.store.meta('model')!r} "
                 f"(weights {theirs[:12]}), this is {self.config.model!r} (weights {mine[:12]}); "
                 "give another run_dir=, or the model that it was begun with"
             )
+        begun = self.store.meta("config")
+        for name in ("seed", "tasks_per_step", "group_size", "learning_rate", "temperature", "lora_rank"):
+            if begun.get(name) != settings[name]:
+                log.warning(
+                    "%s was begun with %s=%s and goes on with %s", self.run_dir, name, begun.get(name), settings[name]
+                )
 
     async def _open_door(self) -> Door:
         engine, factory = self._engine, None
@@ -141,18 +156,24 @@ class Run:
         if self._learner is None:
             if isinstance(self._learner_choice, str):
                 factory = self.plugins.choose("register_learners", self._learner_choice)
-                self._learner = await in_thread(factory, self.folder, self.config, self._loss_function())
+                self._learner = await in_thread(factory, self.folder, self.config, self._loss)
             else:
                 self._learner = self._learner_choice
         return self._learner
 
-    def _loss_function(self) -> Loss:
-        loss = self._loss
-        return self.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
-
     def adapt(self, agent: object) -> RunAgent:
-        """Return the function that runs ``agent`` once."""
-        return self.plugins.adapt(agent)
+        """Return the function that runs ``agent`` once; plugins are asked at the first call."""
+        if self._adapted is None or self._adapted[0] is not agent:
+            self._adapted = agent, self.plugins.adapt(agent)
+        return self._adapted[1]
+
+    def reward(self, reward: str | Reward | GroupReward) -> Reward | GroupReward:
+        """Return what a reward's name stands for, made at the first call; anything else as it is."""
+        if not isinstance(reward, str):
+            return reward
+        if reward not in self._rewards:
+            self._rewards[reward] = self.plugins.choose("register_rewards", reward)()
+        return self._rewards[reward]
 
     def rollout(
         self, task: Any, *, split: str = "train", sampling: Sampling | None = None, group_id: str = ""
@@ -164,7 +185,7 @@ class Run:
             self.store,
             sampling=self.training_sampling if sampling is None else sampling,
             split=split,
-            step=self.step,
+            step=self.step + 1 if split == "train" else self.step,
             group_id=group_id or uuid.uuid4().hex,
             passthrough=frozenset(self.config.passthrough),
         )
@@ -199,9 +220,10 @@ class Run:
         ]
 
         async def one(rollout: Rollout) -> Any:
-            trajectory = await run_once(rollout, run, to_input(rollout.task), timeout=self.config.rollout_timeout)
+            given, timeout = to_input(rollout.task), self.config.rollout_timeout
+            trajectory = await run_once(rollout, run, given, timeout=timeout, to_output=to_output)
             self.on_rollout()
-            return dataclasses.replace(trajectory, output=to_output(trajectory.output)) if to_output else trajectory
+            return trajectory
 
         with self._timed("rollout_seconds"):
             trajectories = await self._execute([functools.partial(one, rollout) for rollout in rollouts])
@@ -210,18 +232,15 @@ class Run:
         return groups
 
     async def _execute(self, jobs: list[Callable[[], Awaitable[Any]]]) -> list[Any]:
-        executor = self._executor
-        if executor is None:
+        if self._executor is None:
             return await gather_limited(jobs, self.config.max_concurrent)
-        if isinstance(executor, str):
-            executor = self.plugins.choose("register_executors", executor)()
-        return await executor.run(jobs)
+        return await self._executor.run(jobs)
 
     async def score(self, groups: Sequence[Group], reward: str | Reward | GroupReward) -> list[Group]:
         """Return the groups with rewards and advantages; what was scored is stored."""
-        judge = self.plugins.choose("register_rewards", reward)() if isinstance(reward, str) else reward
+        jobs = [functools.partial(scoring.score, group, self.reward(reward)) for group in groups]
         with exempt(), self._timed("score_seconds"):
-            scored = await asyncio.gather(*(scoring.score(group, judge) for group in groups))
+            scored = await gather_limited(jobs, self.config.max_concurrent_scores)
         scored = [scoring.advantages(group, self.config.advantage) for group in scored]
         by = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
         for group in scored:
@@ -238,12 +257,13 @@ class Run:
     async def learn(self, groups: Sequence[Group]) -> dict[str, float]:
         """Take one optimizer step on the groups that have contrast, serve the new weights, and return metrics.
 
-        Counts as a step, and is written to the run folder as one, even where no group had contrast. Once begun it is
-        finished, also where the caller is cancelled meanwhile.
+        Groups without advantages get them from their rewards. Counts as a step, and is written to the run folder as one,
+        even where no group had contrast. Once begun it is finished, also where the caller is cancelled meanwhile.
         """
         return await finished(self._learn(groups))
 
     async def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
+        groups = [g if g.advantages else scoring.advantages(g, self.config.advantage) for g in groups]
         teachable = [group for group in groups if scoring.has_contrast(group)]
         metrics = {**summary(groups), "groups_with_contrast": float(len(teachable))}
         with self._timed("learn_seconds"):
@@ -251,8 +271,9 @@ class Run:
                 metrics |= await self._update(teachable)
         metrics |= {**self._spent, "seconds": sum(self._spent.values())}
         self._spent.clear()
+        self.store.add_step(self.step + 1, metrics)
         self.step += 1
-        self.store.add_step(self.step, metrics)
+        self._half_done = False
         if self._learner is not None and self.step % self.config.checkpoint_every == 0:
             await self.checkpoint()
         return metrics
@@ -260,17 +281,19 @@ class Run:
     async def _update(self, teachable: Sequence[Group]) -> dict[str, float]:
         """One optimizer step, while the engine holds new calls back, and the swap to the new weights."""
         learner = await self.learner()
-        await self.door.pause()
+        trees = await in_thread(lambda: [build_tree(g.trajectories, g.advantages) for g in teachable])
         try:
-            trees = await in_thread(lambda: [build_tree(g.trajectories, g.advantages) for g in teachable])
+            await self.door.pause()
+            self._half_done = True
             metrics = await in_thread(learner.step, trees)
             weights = await in_thread(learner.weights)
             if weights.live is None:
                 weights = await self._save_for_engine(learner, weights)
+            # Before calls go on: one that slipped in would be answered by new weights and counted as the old ones'.
+            await self.door.load(weights)
         finally:
             await self.door.resume()
-        await self.door.load(weights)
-        return {f"learner/{name}" if name in RESERVED else name: value for name, value in metrics.items()}
+        return {f"learner/{name}" if name in OURS else name: value for name, value in metrics.items()}
 
     def forget_timings(self) -> None:
         """Leave what was done since the last step out of the next step's seconds: it was an evaluation."""
@@ -307,7 +330,7 @@ class Run:
         return folder
 
 
-async def finished(work: Coroutine[Any, Any, T]) -> T:
+async def finished(work: Awaitable[T]) -> T:
     """Await ``work``; when cancelled, wait for its end first, so that nothing is left half done."""
     task = asyncio.ensure_future(work)
     try:
@@ -318,8 +341,15 @@ async def finished(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run a function in a thread to its end, also where the caller is cancelled meanwhile."""
-    return await finished(asyncio.to_thread(function, *arguments))
+    """Run a function in a thread of its own to its end, also where the caller is cancelled meanwhile.
+
+    Not in the loop's default executor: agents' sync tools that hang there would keep the learner waiting for ever.
+    """
+    executor = ThreadPoolExecutor(1, thread_name_prefix="art-learner")
+    try:
+        return await finished(asyncio.get_running_loop().run_in_executor(executor, function, *arguments))
+    finally:
+        executor.shutdown(wait=False)
 
 
 def summary(groups: Sequence[Group]) -> dict[str, float]:
@@ -327,10 +357,10 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
     trajectories = [t for g in groups for t in g.trajectories]
     values: dict[str, list[float]] = {}
     for trajectory in trajectories:
-        numbers: Mapping[str, float | None] = {**trajectory.metrics, "reward": trajectory.reward}
-        for name, value in numbers.items():
-            if value is not None:
-                values.setdefault(name, []).append(float(value))
+        for name, value in trajectory.metrics.items():
+            values.setdefault(f"reward/{name}" if name in OURS else name, []).append(float(value))
+        if trajectory.reward is not None:
+            values.setdefault("reward", []).append(trajectory.reward)
     means = {name: sum(them) / len(them) for name, them in values.items()}
     return means | {
         "trajectories": float(len(trajectories)),

@@ -81,6 +81,7 @@ async def _score_each(group: Group, reward: Reward) -> list[float]:
                 f"{_name(reward)} raised {type(error).__name__}: {error}, for {_describe(trajectory)}; "
                 "correct the reward function (a failed run has output None and its reason in trajectory.error)"
             ) from error
+        _check_metrics(reward, trajectory)
         return _number(value, reward, trajectory)
 
     outcomes = await asyncio.gather(*map(one, group.trajectories), return_exceptions=True)
@@ -124,6 +125,15 @@ def _number(value: Any, reward: Reward | GroupReward, trajectory: Trajectory) ->
         f"{_name(reward)} returned {reprlib.repr(value)} ({type(value).__name__}) for {_describe(trajectory)}{hint}; "
         "return a finite int, float or bool"
     )
+
+
+def _check_metrics(reward: Reward | GroupReward, trajectory: Trajectory) -> None:
+    for name, value in trajectory.metrics.items():
+        if not isinstance(value, Real | np.bool_):
+            raise RewardError(
+                f"{_name(reward)} set metrics[{name!r}] to {reprlib.repr(value)} ({type(value).__name__}) for "
+                f"{_describe(trajectory)}; a metric is a number"
+            )
 
 
 def _name(reward: Reward | GroupReward) -> str:

@@ -53,7 +53,7 @@ def evaluation_table(report: Mapping[str, Any]) -> Table:
 
 def print_change(before: Report, after: Report, console: Console) -> None:
     """Print the same task before and after: one that failed and then succeeded, where there is one."""
-    pairs = list(enumerate(zip(before.successes, after.successes, strict=True)))
+    pairs = enumerate(zip(before.successes, after.successes, strict=True))  # both ran the same tasks in the same order
     index = next((i for i, (was, now) in pairs if was < now), 0)
     print_trajectory(before.trajectories[index], "before", console)
     print_trajectory(after.trajectories[index], "after, the same task", console)

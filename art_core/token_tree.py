@@ -22,8 +22,7 @@ def build_tree(trajectories: Sequence[Trajectory], advantages: Sequence[float] =
         raise ValueError(
             f"{len(advantages)} advantages for {len(trajectories)} trajectories; give one per trajectory, or none"
         )
-    if not len(advantages):
-        advantages = [0.0] * len(trajectories)
+    given = np.asarray(advantages if len(advantages) else [0.0] * len(trajectories), dtype=np.float32)
     radix = RadixTree()
     calls = [(number, call) for number, trajectory in enumerate(trajectories) for call in trajectory.calls]
     ends = [radix.insert(np.array(call.prompt_ids + call.sampled_ids, dtype=np.int64)) for _, call in calls]
@@ -45,9 +44,7 @@ def build_tree(trajectories: Sequence[Trajectory], advantages: Sequence[float] =
         old_logprobs=_concatenate([call.logprobs for _, call in calls], np.float32),
         temperatures=np.repeat(np.array([call.temperature or 1.0 for _, call in calls], dtype=np.float32), sizes),
         weights=_concatenate([_weights(call) for _, call in calls], np.float32),
-        advantages=np.asarray(advantages if len(advantages) else [0.0] * len(trajectories), dtype=np.float32)[
-            trajectory
-        ],
+        advantages=given[trajectory],
         trajectory=trajectory,
         call=np.repeat(np.arange(len(calls), dtype=np.int64), sizes),
     )

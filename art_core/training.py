@@ -80,7 +80,7 @@ async def train(
     """
     config = make_config(
         settings, model=model, steps=steps, tasks_per_step=tasks_per_step, group_size=group_size, seed=seed,
-        temperature=temperature, passthrough=tuple(passthrough),
+        temperature=temperature, passthrough=passthrough if isinstance(passthrough, str) else tuple(passthrough),
     )  # fmt: skip
     check_tasks(tasks)
     if eval_tasks is not None:
@@ -92,6 +92,7 @@ async def train(
         screen.phase("starting the engine", None)
         async with run:
             run.on_rollout = screen.advance
+            run.adapt(agent), run.reward(reward)  # what is misspelt or missing is refused before anything runs
             if dry_run:
                 return await _dry_run(run, agent, tasks[0], reward, screen, shape)
             told = _open_trackers(run, trackers)
@@ -103,10 +104,10 @@ async def train(
                 await _loop(run, agent, tasks, reward, told, evaluate_now, eval_every, screen, shape)
                 after = await evaluate_now.once("after") if run.step else before
             finally:
-                report = write_report(run)
-                write_metrics(run)
                 for tracker in told:
                     tracker.close()
+                write_metrics(run)
+                report = write_report(run)
     return TrainResult(run.run_dir, report, before, after)
 
 

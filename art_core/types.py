@@ -219,14 +219,16 @@ class Upstream(Protocol):
       length, as described in ``Call.logprobs``) and, where a grammar forced tokens, ``forced`` (positions in this choice's
       whole sampled text)
 
+    Cancelling the task that runs ``chat``, or closing the iterator of ``stream``, stops the sampling. ``chat`` may then catch
+    the cancellation and return what was sampled so far, every unfinished choice with the finish reason ``"aborted"``: it is
+    recorded and not trained. One that lets the cancellation through loses what was sampled.
+
     Errors are ``UpstreamError`` with the HTTP status and OpenAI's error code.
     """
 
     async def chat(self, request: JsonDict) -> JsonDict: ...
 
-    def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
-        """Closing the iterator, or cancelling the task that runs ``chat``, stops the sampling."""
-        ...
+    def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]: ...
 
 
 class Engine(Upstream, Protocol):

@@ -15,7 +15,7 @@ MODULES = sorted(path for path in CORE.rglob("*.py"))
 ROWS = [
     {"types"},
     {"errors"},
-    {"config", "hookspecs", "attribution", "folder"},
+    {"config", "hookspecs", "attribution", "folder", "arguments"},
     {"capture", "scoring", "token_tree", "losses", "store"},  # the stages know the nouns, not each other
     {"engine", "learner"},
     {"builtin"},

@@ -150,7 +150,6 @@ async def test_an_async_agent_that_blocks_on_a_sync_client_does_not_deadlock(des
 
 
 async def test_the_rollouts_sampling_replaces_the_agents_and_says_so_once(desk, caplog):
-    caplog.set_level(logging.INFO, logger="art_core")
     url = await desk.door.open("r1", Sampling(temperature=1.0, top_p=1.0))
     for _ in range(2):
         await desk.post(url, chat("hello", temperature=0, top_p=1.0, seed=7))
@@ -158,6 +157,7 @@ async def test_the_rollouts_sampling_replaces_the_agents_and_says_so_once(desk, 
     assert not any("seed" in r for r in desk.engine.requests), "one seed would make the runs of a group equal"
     assert desk.recorder.calls[0][1].temperature == 1.0
     [record] = [record for record in caplog.records if record.name == "art_core.capture"]
+    assert record.levelno == logging.WARNING, "what is less is not shown to who has set up no logging"
     assert "temperature=0" in record.getMessage()
     assert "top_p" not in record.getMessage()
 

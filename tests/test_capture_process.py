@@ -4,6 +4,8 @@ import asyncio
 import json
 import logging
 import os
+import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -75,6 +77,33 @@ async def test_an_engine_that_cannot_start_raises_its_own_error_here():
         await Door.start(BrokenEngine, ListRecorder)
     assert (failure.value.status, failure.value.code) == (404, "model_not_found")
     assert "capture_fakes.py" in failure.value.__notes__[0]
+
+
+async def test_a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_open(monkeypatch, tmp_path):
+    before = os.listdir("/dev/fd")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    async with asyncio.timeout(20):
+        with pytest.raises(CaptureError, match="cannot be started.*no-python"):
+            await Door.start(EchoEngine, ListRecorder)
+    assert len(os.listdir("/dev/fd")) == len(before)
+
+
+async def test_a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise():
+    kept = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with asyncio.timeout(20):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 3, kept[1]))
+        try:
+            with pytest.raises(CaptureError, match="Too many open files; raise the limit of open files"):
+                await Door.start(EchoEngine, ListRecorder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+
+
+async def test_a_process_that_ends_before_it_takes_an_order_is_told_with_its_code(monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    async with asyncio.timeout(20):
+        with pytest.raises(CaptureError, match="exit code 1"):
+            await Door.start(EchoEngine, ListRecorder)
 
 
 async def test_an_error_that_cannot_travel_is_told_in_words():

@@ -1,15 +1,19 @@
 """TorchLearner: steps, live weights in shared memory, and checkpoints that continue bit for bit."""
 
 import json
+import os
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from tree_cases import FORKED, make_model
 
 from art_core.config import TINY, TrainConfig
+from art_core.engine.loading import bind, load_adapter, load_model
 from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner import TorchLearner, tree_logprobs
 from art_core.losses import grpo
@@ -88,21 +92,58 @@ def test_live_weights_are_the_plain_models_and_follow_the_training(model_folder,
     learner = make_learner(model_folder, lora_rank=rank, learning_rate=0.01)
     plain = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
     start = live(learner)
-    assert start.keys() == dict(plain.named_parameters()).keys()
-    for name, parameter in plain.named_parameters():
-        assert torch.equal(start[name], parameter), name
+    parameters = dict(plain.named_parameters())
+    adapted = {name for name in parameters if name.endswith("_proj.weight")}
+    assert start.keys() == (adapted if rank else parameters.keys())
+    for name, tensor in start.items():
+        assert torch.equal(tensor, parameters[name]), name
     trees = make_trees(learner)
     learner.step(trees)
     weights = learner.weights()
     assert weights.version == 1 and weights.path is None
     assert all(tensor.is_shared() and not tensor.requires_grad for tensor in weights.live.values())
+    bind(plain, weights.live)
+    assert all(parameters[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.live.items())
     with torch.no_grad():
-        for name, parameter in plain.named_parameters():
-            parameter.copy_(weights.live[name])
         torch.testing.assert_close(tree_logprobs(plain, trees[0]), tree_logprobs(learner.model, trees[0]))
     assert not torch.equal(
         start["model.layers.0.mlp.up_proj.weight"], weights.live["model.layers.0.mlp.up_proj.weight"]
     )
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_live_weights_are_one_piece_of_memory_that_one_file_descriptor_sends(model_folder, rank):
+    tensors = make_learner(model_folder, lora_rank=rank).weights().live.values()
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
+    assert all(tensor.data_ptr() % 64 == 0 and tensor.is_contiguous() for tensor in tensors)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_weights_that_do_not_fit_in_shared_memory_are_served_by_path(model_folder, tmp_path, monkeypatch, caplog, rank):
+    monkeypatch.setattr("art_core.learner.shared_memory.FOLDER", tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
+    learner = make_learner(model_folder, lora_rank=rank)
+    monkeypatch.undo()
+    shared = make_learner(model_folder, lora_rank=rank)
+    for each in (learner, shared):
+        each.step(make_trees(each))
+    assert learner.weights().live is None and learner.weights().path is None
+    assert ["do not fit in" in record.message for record in caplog.records] == [True], "said once, of one learner"
+    learner.save(tmp_path / "serving")
+    path = learner.weights().path
+    served = load_adapter(str(model_folder), path) if rank else load_model(str(path))
+    parameters = dict(served.named_parameters())
+    for name, tensor in live(shared).items():
+        torch.testing.assert_close(parameters[name].data, tensor, msg=name)
+
+
+def test_live_weights_with_an_unknown_name_or_none_at_all_are_refused(model_folder):
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensor = make_learner(model_folder).weights().live[name]
+    for wrong in ({}, {name: tensor, "model.layers.9.mlp.up_proj.weight": tensor}):
+        with pytest.raises(ConfigError, match="are not those of"):
+            bind(load_model(str(model_folder)), wrong)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -238,6 +279,21 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint(model_folder, tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_takes_its_place(model_folder, tmp_path, monkeypatch):
+    before, after = set(), set()
+
+    def note(descriptor):
+        (after if (tmp_path / "checkpoint").exists() else before).add(os.fstat(descriptor).st_ino)
+
+    learner = make_learner(model_folder, lora_rank=2)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", note)
+        learner.save(tmp_path / "checkpoint")
+    written = [tmp_path / "checkpoint", *(tmp_path / "checkpoint").rglob("*")]
+    assert {path.stat().st_ino for path in written} <= before
+    assert after == {tmp_path.stat().st_ino}
+
+
 def flip_a_bit(file):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -256,6 +312,25 @@ def test_a_damaged_file_is_named(model_folder, tmp_path, name, damage):
     damage(tmp_path / "checkpoint" / name)
     with pytest.raises(StoreError, match=name):
         make_learner(model_folder).restore(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut, lambda file: file.unlink()])
+def test_whoever_meets_a_damaged_checkpoint_is_told_to_delete_it(model_folder, tmp_path, damage):
+    learner = make_learner(model_folder)
+    learner.save(tmp_path / "checkpoint")
+    damage(tmp_path / "checkpoint" / "model.safetensors")
+    with pytest.raises(StoreError, match=f"delete {tmp_path / 'checkpoint'}: the run then goes on from the checkpoint"):
+        learner.restore(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_saved_model_has_every_weight_though_all_lie_in_one_piece_of_memory(tmp_path, tied):
+    make_model("qwen3", tie_word_embeddings=tied).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    learner = make_learner(tmp_path / "model")
+    learner.save(tmp_path / "checkpoint")
+    names = [load_file(tmp_path / folder / "model.safetensors").keys() for folder in ("model", "checkpoint")]
+    assert names[0] == names[1] and ("lm_head.weight" in names[1]) is not tied
 
 
 def test_a_checkpoint_of_another_kind_is_refused(model_folder, tmp_path):

@@ -147,6 +147,12 @@ def test_array_types_are_those_that_the_contract_names():
         assert getattr(tree, name).dtype == (np.float32 if name in floats else np.int64), name
 
 
+@pytest.mark.parametrize("given", [(), [], np.empty(0)])
+def test_without_advantages_every_target_has_zero(given):
+    tree = build_tree([Trajectory(task="t", calls=(make_call([1], [2, 3]),))], given)
+    assert tree.advantages.tolist() == [0, 0]
+
+
 def test_advantages_must_be_one_per_trajectory():
     with pytest.raises(ValueError, match="3 advantages for 1 trajectories"):
         build_tree([Trajectory(task="t", calls=())], [1.0, 2.0, 3.0])

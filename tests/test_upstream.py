@@ -203,8 +203,8 @@ async def test_a_server_that_is_not_there_is_a_bad_gateway():
     await upstream.stop()
 
 
-async def test_a_plain_address_cannot_take_weights():
-    with pytest.raises(ConfigError, match="only an address"):
+async def test_a_plain_address_cannot_take_weights_and_says_what_to_use_instead():
+    with pytest.raises(ConfigError, match="serves fixed weights.*engine='embedded'.*evaluate"):
         await HttpUpstream("http://127.0.0.1:1/v1").load(Weights(version=1, path=None))
 
 

@@ -187,11 +187,53 @@ async def test_cancelling_frees_the_row_for_others(open_engine):
     await asyncio.sleep(0.05)
     task.cancel()
     await stream.aclose()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    assert (await task)["choices"][0]["finish_reason"] == "aborted"
     await engine.chat(ask("hi", max_tokens=1))
     assert not engine._scheduler._decoding
     assert all(occupant is None for occupant in engine._scheduler.rows.occupants)
+
+
+@pytest.mark.parametrize("leaves", ["the client", "the rollout"])
+async def test_a_call_that_is_given_up_is_recorded_as_far_as_it_came(leaves, save_model, monkeypatch):
+    def slow_sample(logits, draws):
+        time.sleep(0.01)
+        return sample(logits, draws)
+
+    monkeypatch.setattr("art_core.engine.scheduler.sample", slow_sample)
+    engine, recorder = EmbeddedEngine(save_model(), TrainConfig()), ListRecorder()
+    async with await Door.start(lambda: engine, lambda: recorder, process=False) as door:
+        engine._scheduler.stop_ids = frozenset()
+        url = await door.open("r1")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            body = ask(ROME, max_tokens=400, n=2)
+            asking = asyncio.create_task(client.post(f"{url}/chat/completions", json=body, timeout=60))
+            decoding = engine._scheduler._decoding
+            await asyncio.to_thread(wait_until, lambda: any(len(choice.sampled) > 3 for choice in list(decoding)))
+            if leaves == "the client":
+                asking.cancel()
+            await door.close("r1", grace=0.0)
+            await asyncio.gather(asking, return_exceptions=True)
+    calls = recorder.of("r1")
+    assert [(call.choice, call.finish_reason) for call in calls] == [(0, "aborted"), (1, "aborted")]
+    assert all(3 <= len(call.sampled_ids) < 400 for call in calls)
+    completion = {"prompt_token_ids": list(calls[0].prompt_ids), "choices": [as_choice(call) for call in calls]}
+    assert worst_difference(plain_model(save_model()), completion) < 1e-4
+
+
+def as_choice(call: Call) -> dict:
+    return {"token_ids": list(call.sampled_ids), "token_logprobs": call.logprobs}
+
+
+async def test_a_call_that_is_given_up_says_which_of_its_choices_had_ended(open_engine):
+    engine = await open_engine()
+    free = (await engine.chat(ask(ROME, seed=1, max_tokens=40)))["choices"][0]
+    assert len(free["token_ids"]) > 4
+    engine._scheduler.stop_ids = frozenset({free["token_ids"][2]})
+    task = asyncio.create_task(engine.chat(ask(ROME, seed=1, n=4, max_tokens=450, temperature=0.9)))
+    waiting = [engine._scheduler._waiting, engine._scheduler._prompting]
+    del waiting
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def test_live_weights_are_served_without_a_copy_and_change_the_answer_and_the_version(open_engine, save_model):

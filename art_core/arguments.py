@@ -1,0 +1,121 @@
+"""What a command line names -> Python objects: MODULE:NAME, FILE.py:NAME, task files, NAME=VALUE. Knows no command."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from inspect import isfunction, signature
+from pathlib import Path
+from typing import Any
+
+from art_core.errors import ConfigError
+
+
+def load_example() -> Any:
+    """Return the email example's train module: shipped in the wheel, or beside the package in a checkout."""
+    package = Path(__file__).parent
+    shipped = (package / "examples" / "email_search").is_dir()
+    if not shipped and not (package.parent / "examples" / "email_search").is_dir():
+        raise ConfigError("the demo's example is not in this installation; clone the repository and run 'make demo'")
+    if not shipped:
+        sys.path.insert(0, str(package.parent))
+    try:
+        return importlib.import_module(f"{'art_core.' if shipped else ''}examples.email_search.train")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the demo trains a LangGraph agent and lacks {error.name}: "
+            "pip install 'art-core[train,chart]' art-langgraph langchain langchain-openai"
+        ) from error
+
+
+@functools.cache
+def load_file(path: Path) -> Any:
+    """Import a .py file by its path, once, with its folder importable."""
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = f"art_file_{path.stem}"  # the file may be called like a package that it imports
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_object(where: str) -> Any:
+    """Return the object that ``MODULE:NAME`` or ``FILE.py:NAME`` names."""
+    module_name, colon, name = where.rpartition(":")
+    if not colon:
+        raise ConfigError(f"{where!r} names no object; write MODULE:NAME or FILE.py:NAME")
+    if module_name.endswith(".py"):
+        module = load_file(Path(module_name))
+    else:
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{where!r}: {error}; run art where it can be imported, or write FILE.py:NAME") from error
+    if not hasattr(module, name):
+        raise ConfigError(f"{module_name} has no {name!r}")
+    return getattr(module, name)
+
+
+def load_agent(where: str) -> Any:
+    """Return the agent, made by the function ``where`` if it takes no arguments."""
+    # Clients refuse to be made without a key; the policy that answers them needs none.
+    os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
+    return made(load_object(where))
+
+
+def made(thing: Any) -> Any:
+    """Call a function that takes no arguments, and return anything else as it is."""
+    return thing() if isfunction(thing) and not signature(thing).parameters else thing
+
+
+def load_tasks(where: str) -> list[Any]:
+    """Return the tasks of a .jsonl or .json file, or of an object."""
+    if not where.endswith((".jsonl", ".json")):
+        return list(made(load_object(where)))
+    path = Path(where)
+    if not path.is_file():
+        raise ConfigError(f"there is no task file {path}")
+    if where.endswith(".json"):
+        return list(parsed(path.read_text(), where))
+    lines = enumerate(path.read_text().splitlines(), start=1)
+    return [parsed(line, f"{where}, line {number}") for number, line in lines if line.strip()]
+
+
+def parsed(text: str, where: str) -> Any:
+    """Return what JSON says; ConfigError that names ``where`` for what is not JSON."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+
+
+def load_reward(where: str) -> str | Callable[..., Any]:
+    """Return the function that ``MODULE:NAME`` names; a plain word is a registered name."""
+    return load_object(where) if ":" in where else where
+
+
+def parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """Return the settings of ``NAME=VALUE`` pairs; values are JSON where they can be."""
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair!r}: write NAME=VALUE")
+        try:
+            settings[name] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name] = value
+    return settings

@@ -1,0 +1,87 @@
+"""The ``art`` command as a stranger uses it."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+AGENT = """
+    from openai import OpenAI
+
+    def build_agent():
+        client = OpenAI(base_url="http://unused")
+
+        def agent(task):
+            reply = client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": task}], max_tokens=8
+            )
+            return reply.choices[0].message.content
+
+        return agent
+
+    def reward(trajectory):
+        return sum(trajectory.calls[0].sampled_ids) % 5
+"""
+
+
+@pytest.fixture
+def art(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
+    (tmp_path / "tasks.jsonl").write_text('"one"\n"two"\n')
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "art_core", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    return run
+
+
+def test_train_and_eval_an_agent_from_files(art, tmp_path):
+    common = ["agent.py:build_agent", "tasks.jsonl", "--reward", "agent.py:reward"]
+    trained = art(
+        "train", *common, "--steps", "1", "--run-dir", "run", "--eval-tasks", "tasks.jsonl", "--set", "group_size=2"
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert (
+        "everything is in run" in " ".join(trained.stdout.split())
+        and (tmp_path / "run" / "chart.png").stat().st_size > 0
+    )
+    measured = art("eval", *common, "--model", "run", "--run-dir", "eval")
+    assert measured.returncode == 0, measured.stderr
+    assert json.loads(measured.stdout)["n"] == 2
+
+
+def test_a_dry_run_prints_what_would_be_trained(art):
+    done = art(
+        "train", "agent.py:build_agent", "tasks.jsonl", "--reward", "agent.py:reward", "--dry-run", "--run-dir", "run"
+    )
+    assert done.returncode == 0, done.stderr
+    for word in ("calls: 8", "targets:", "tokens:", "learn_seconds_per_step:"):
+        assert word in done.stderr
+
+
+def test_errors_are_one_message_without_a_traceback(art):
+    for arguments, said in [
+        (("train", "nope.py:agent", "tasks.jsonl"), "there is no file nope.py"),
+        (("train", "agent.py:nope", "tasks.jsonl"), "has no 'nope'"),
+        (("train", "agent.py:build_agent", "nope.jsonl"), "there is no task file nope.jsonl"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "grup_size=2"), "did you mean 'group_size'"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--model", "./x"), "no model folder ./x"),
+    ]:
+        done = art(*arguments)
+        assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_doctor_and_plugins_tell_what_is_installed(art):
+    for command in ("doctor", "plugins"):
+        done = art(command)
+        assert done.returncode == 0 and "art-langgraph" in done.stdout
+    assert "GPU" in art("doctor").stdout
+
+
+@pytest.mark.parametrize("command", ["demo", "train", "eval", "plugins", "doctor"])
+def test_every_command_has_help_with_an_example(art, command):
+    assert "Example: art" in art(command, "--help").stdout
