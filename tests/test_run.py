@@ -1,0 +1,252 @@
+"""What could go wrong between the arrows, each seen once: the pieces of ``open_run`` with a fake engine."""
+
+import asyncio
+import io
+import json
+import threading
+
+import httpx
+import pytest
+from rich.console import Console
+
+import art_core as art
+from art_core.display import Display
+from art_core.errors import ConfigError, RewardError
+from art_core.evaluation import Report, interval
+from art_core.store import Store
+from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
+from art_core.types import Call, Weights
+
+
+def run_of(tmp_path, **settings):
+    return art.open_run(tmp_path / "run", **{"engine": FakeEngine(), "learner": CountingLearner(), **settings})
+
+
+def trajectory(reward):
+    return art.Trajectory(task="t", calls=(Call(prompt_ids=(1, 2), sampled_ids=(3,), logprobs=(-0.1,)),), reward=reward)
+
+
+async def test_no_call_slips_in_between_the_step_and_the_swap(tmp_path):
+    """A call that waits while the learner works must be answered by the new weights and counted as theirs."""
+    learner = CountingLearner()
+
+    class Engine(FakeEngine):
+        async def load(self, weights):
+            await asyncio.sleep(0.2)
+            await super().load(weights)
+
+        async def chat(self, request):
+            answer = await super().chat(request)
+            assert answer["policy_version"] == learner.version
+            return answer
+
+    async with run_of(tmp_path, engine=Engine(), learner=learner) as run, run.rollout("t") as rollout:
+        learning = asyncio.ensure_future(
+            run.learn([art.Group(task="t", trajectories=(trajectory(0.0), trajectory(1.0)))])
+        )
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for _ in range(20):
+                body = {"messages": [{"role": "user", "content": "hi"}]}
+                (await client.post(f"{rollout.base_url}/chat/completions", json=body)).raise_for_status()
+                await asyncio.sleep(0.01)
+        await learning
+    versions = [call.policy_version for call in rollout.trajectory.calls]
+    assert versions == sorted(versions) and versions[-1] == 1
+
+
+async def test_groups_built_by_hand_get_their_advantages_from_their_rewards(tmp_path):
+    learner = CountingLearner()
+    async with run_of(tmp_path, learner=learner) as run:
+        await run.learn([art.Group(task="t", trajectories=(trajectory(0.0), trajectory(1.0)))])
+    assert {float(a) > 0 for a in learner.trees[0][0].advantages} == {True, False}
+
+
+async def test_an_evaluation_is_measured_anew_every_time(tmp_path):
+    common = {"model": "tiny", "engine": FakeEngine(), "run_dir": tmp_path / "run", "progress": False}
+    first = await art.evaluate(ScriptedAgent(), ["a"], reward=lambda t: 1.0, **common)
+    second = await art.evaluate(ScriptedAgent(), ["b", "c"], reward=lambda t: 0.0, **common)
+    assert (first.mean_reward, second.mean_reward) == (1.0, 0.0)
+    assert [t.task for t in second.trajectories] == ["b", "c"]
+
+
+async def test_other_evaluation_tasks_on_resume_do_not_break_the_report(tmp_path):
+    common = {
+        "model": "tiny", "engine": FakeEngine(), "run_dir": tmp_path / "run", "progress": False, "reward": lambda t: 1.0,
+        "group_size": 2,
+    }  # fmt: skip
+    await art.train(ScriptedAgent(), ["a"], steps=1, eval_tasks=["x"], learner=CountingLearner(), **common)
+    result = await art.train(
+        ScriptedAgent(), ["a"], steps=2, eval_tasks=["x", "y"], learner=CountingLearner(), **common
+    )
+    assert result.before is None and len(result.after.trajectories) == 2
+
+
+@pytest.mark.parametrize("n", [1, 96, 100, 300, 500])
+@pytest.mark.parametrize("mean", [0.0, 1.0])
+def test_the_chart_can_draw_a_perfect_score_and_none_at_all(tmp_path, n, mean):
+    from art_core.chart import draw
+
+    low, high = interval(mean, 0.0, n, binary=True)
+    found = {"name": "after", "step": 1, "temperature": None, "success": mean, "interval": [low, high]}
+    report = {"model": "m", "seed": 0, "steps": 1, "seconds": 1.0, "evaluations": [found]}
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "success": 1.0}\n')
+    assert draw(tmp_path).stat().st_size > 1000
+
+
+def test_intervals_are_wilsons_for_zeros_and_ones():
+    low, high = interval(0.5, 0.05, 100, binary=True)
+    assert (round(low, 3), round(high, 3)) == (0.404, 0.596)
+    report = Report(tuple(art.Trajectory(task=i, calls=(), metrics={"success": i % 2}) for i in range(10)), None)
+    assert report.success == 0.5 and report.interval[0] < 0.5 < report.interval[1]
+
+
+async def test_sync_tools_that_hang_do_not_stop_the_learner(tmp_path):
+    release = threading.Event()
+
+    async def agent(task_input, address):
+        await ScriptedAgent()(task_input, address)
+        await asyncio.get_running_loop().run_in_executor(None, release.wait)
+
+    async with run_of(tmp_path, max_concurrent=2, rollout_timeout=0.3) as run:
+        groups = await run.collect(agent, ["a"], group_size=2)
+        scored = [art.Group(task=g.task, trajectories=(trajectory(0.0), trajectory(1.0))) for g in groups]
+        metrics = await asyncio.wait_for(run.learn(scored), 20)
+    release.set()
+    assert metrics["groups_with_contrast"] == 1
+
+
+async def test_a_failed_swap_leaves_no_checkpoint_of_the_step(tmp_path):
+    class Broken(FakeEngine):
+        async def load(self, weights: Weights):
+            raise ConfigError("cannot load")
+
+    with pytest.raises(ConfigError, match="cannot load"):
+        async with run_of(tmp_path, engine=Broken()) as run:
+            await run.learn([art.Group(task="t", trajectories=(trajectory(0.0), trajectory(1.0)))])
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+async def test_to_output_sees_only_runs_that_ended_well_and_its_result_is_stored(tmp_path):
+    async def agent(task_input, address):
+        await ScriptedAgent()(task_input, address)
+        if task_input == "bad":
+            raise RuntimeError("no")
+        return {"answer": 7}
+
+    async with run_of(tmp_path) as run:
+        good, bad = await run.collect(agent, ["good", "bad"], group_size=2, to_output=lambda output: output["answer"])
+        assert [t.output for t in good.trajectories] == [7, 7]
+        assert [t.error for t in bad.trajectories] == ["RuntimeError: no"] * 2
+        assert run.store.trajectory(good.trajectories[0].rollout_id).output == 7
+
+
+def test_what_agents_say_is_not_read_as_markup():
+    told = io.StringIO()
+    with Display(console=Console(file=told, width=200)) as screen:
+        screen.phase("evaluation [bold]", 1)
+        screen.say("error: [/INST] [type=missing]")
+    assert "[/INST] [type=missing]" in told.getvalue() and "[bold]" in told.getvalue()
+
+
+async def test_a_reward_is_made_once_and_a_misspelt_one_is_refused_before_anything_runs(tmp_path):
+    made = []
+
+    class Plugin:
+        @art.hookimpl
+        def register_rewards(self, register):
+            register("mine", lambda: made.append(1) or (lambda trajectory: float(len(made))))
+
+    from art_core.plugins import Plugins
+
+    plugins, engine = Plugins(Plugin(), installed=False), FakeEngine()
+    common = {
+        "model": "tiny", "steps": 3, "group_size": 2, "engine": engine, "learner": CountingLearner(), "progress": False,
+        "run_dir": tmp_path / "run", "plugins": plugins,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"no reward named 'mina'.*'mine'"):
+        await art.train(ScriptedAgent(), ["a"], reward="mina", eval_tasks=["x"], eval_reward=lambda t: 1.0, **common)
+    assert engine.requests == []
+    await art.train(ScriptedAgent(), ["a"], reward="mine", **common)
+    assert made == [1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": "gpro"},
+        {"learner": "x"},
+        {"executor": "x"},
+        {"advantage": "x"},
+        {"threads": -1},
+        {"keep_checkpoints": 0},
+    ],
+)
+async def test_settings_that_cannot_work_are_refused_at_once(tmp_path, wrong):
+    with pytest.raises(ConfigError, match="|".join(["named", "unknown", "at least"])):
+        async with run_of(tmp_path, **wrong):
+            pass
+
+
+async def test_one_model_to_pass_through_may_be_given_as_text(tmp_path):
+    async with run_of(tmp_path, passthrough="gpt-4.1") as run, run.rollout("t"):
+        assert art.destination("gpt-4.1") is None and art.destination("g") is not None
+
+
+async def test_metrics_of_a_reward_do_not_hide_those_of_the_step(tmp_path):
+    def reward(trajectory):
+        trajectory.metrics.update(step=99.0, seconds=1e9, mine=2.0)
+        return 1.0
+
+    await art.train(
+        ScriptedAgent(), ["a"], model="tiny", steps=1, group_size=2, engine=FakeEngine(), learner=CountingLearner(),
+        reward=reward, run_dir=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert (line["step"], line["reward/step"], line["mine"]) == (1, 99.0, 2.0) and line["seconds"] < 1e6
+
+
+async def test_a_metric_that_is_no_number_names_itself(tmp_path):
+    def reward(trajectory):
+        trajectory.metrics["verdict"] = "good"
+        return 1.0
+
+    async with run_of(tmp_path) as run:
+        with pytest.raises(RewardError, match=r"metrics\['verdict'\].*'good'"):
+            await run.score(await run.collect(ScriptedAgent(), ["a"], group_size=2), reward)
+
+
+async def test_two_processes_do_not_write_one_run_folder(tmp_path):
+    async with run_of(tmp_path):
+        with pytest.raises(ConfigError, match="another process is working in the run folder"):
+            async with run_of(tmp_path):
+                pass
+
+
+async def test_a_blocking_agent_that_never_returns_does_not_keep_the_others_waiting(tmp_path):
+    release = threading.Event()
+
+    def agent(task_input, address):
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        httpx.post(f"{address.base_url}/chat/completions", json=body, trust_env=False).raise_for_status()
+        release.wait()
+
+    async with run_of(tmp_path, rollout_timeout=4.0) as run:
+        (group,) = await run.collect(agent, ["a"], group_size=16)
+    release.set()
+    assert all("not done after 4 seconds" in t.error for t in group.trajectories)
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "art-agent")
+
+
+async def test_rollouts_of_a_step_carry_its_number(tmp_path):
+    await art.train(
+        ScriptedAgent(), ["a"], model="tiny", steps=2, group_size=2, engine=FakeEngine(), learner=CountingLearner(),
+        reward=lambda t: 1.0, run_dir=tmp_path / "run", progress=False, eval_tasks=["x"],
+    )  # fmt: skip
+    with Store(tmp_path / "run" / "run.sqlite") as store:
+        assert sorted({(r.split, r.step) for r in store.rollouts()}) == [
+            ("eval", 0),
+            ("eval", 2),
+            ("train", 1),
+            ("train", 2),
+        ]
