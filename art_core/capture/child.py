@@ -45,7 +45,10 @@ class Pipe:
 
     def send(self, number: int | None, order: str | bool, content: object) -> None:
         """Send one message. ``content`` is pickled with torch's reductions where torch is loaded."""
-        payload = pickled(content)
+        self.send_pickled(number, order, pickled(content))
+
+    def send_pickled(self, number: int | None, order: str | bool, payload: bytes) -> None:
+        """Send one message whose content has been pickled. Raises OSError where the other end is gone."""
         with self._lock:
             self.connection.send((number, order, payload))
 

@@ -45,7 +45,8 @@ class Door:
         by module name. Without, a thread of this process does, for tests. ``host`` must be an address of this machine that
         the agents can reach; whoever knows a rollout's address can call the policy. ``max_body`` is a request's, in bytes.
 
-        Raises what the factories or the engine's start raise, and ConfigError where the port is taken.
+        Raises what the factories or the engine's start raise, ConfigError where the port is taken, and CaptureError
+        where the process cannot be started.
         """
         plan = ServingPlan(engine, recorder, host, port, dict(dialects or {}), max_body)
         serving = ServingProcess(plan) if process else Serving(plan)

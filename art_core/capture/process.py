@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -18,7 +19,7 @@ import threading
 from multiprocessing import Pipe as connection_pair
 from multiprocessing import current_process
 
-from art_core.capture.child import COMMAND, Pipe
+from art_core.capture.child import COMMAND, Pipe, pickled
 from art_core.capture.serving import ServingPlan
 from art_core.errors import CaptureError, ConfigError
 
@@ -35,26 +36,41 @@ class ServingProcess:
         self._pending: dict[int, concurrent.futures.Future] = {}
         self._lock = threading.Lock()
         self._died: CaptureError | None = None
+        """Why nothing can be asked any more."""
+        self._pipe: Pipe | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._reader = threading.Thread(target=self._read, name="art-door", daemon=True)
 
     def start(self) -> concurrent.futures.Future[str]:
-        """Start the process; the future gives the address, or what kept it from starting."""
-        ours, theirs = connection_pair()
-        with theirs:
-            arguments = [str(theirs.fileno()), chr(0x1F).join(sys.path)]
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND, *arguments],
-                pass_fds=[theirs.fileno()],
-                # Idle threads of torch that spin would take the cores from the agents.
-                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
-                stdin=subprocess.DEVNULL,
-                # The agents' process may print results that others read; an engine's chatter is not one.
-                stdout=2,
-            )
-        self._pipe = Pipe(ours)
-        ours.send_bytes(bytes(current_process().authkey))
+        """Start the process; the future gives the address, or what kept it from starting.
+
+        Raises CaptureError where the system gives no process.
+        """
+        try:
+            ours, theirs = connection_pair()
+            self._pipe = Pipe(ours)
+            with theirs:
+                self._process = self._open(theirs.fileno())
+        except OSError as error:
+            self._died = _not_started(error)
+            raise self._died from error
         self._reader.start()
+        # A process that has ended already is told by the reader.
+        with contextlib.suppress(OSError):
+            ours.send_bytes(bytes(current_process().authkey))
         return self.ask("start", self._plan)
+
+    @staticmethod
+    def _open(fd: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", COMMAND, str(fd), chr(0x1F).join(sys.path)],
+            pass_fds=[fd],
+            # Idle threads of torch that spin would take the cores from the agents.
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+            stdin=subprocess.DEVNULL,
+            # The agents' process may print results that others read; an engine's chatter is not one.
+            stdout=2,
+        )
 
     def ask(self, order: str, *args: object) -> concurrent.futures.Future:
         """Send an order; the future gives its result. Raises CaptureError where the process has died."""
@@ -62,16 +78,19 @@ class ServingProcess:
         # Whoever asks may be cancelled before the reply comes; the future must still take it.
         future.set_running_or_notify_cancel()
         number = next(self._numbers)
+        try:
+            payload = pickled(args)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            # Which of the three depends on the object and on the version of Python.
+            future.set_exception(_not_picklable(order, error))
+            return future
         with self._lock:
             if self._died is not None:
                 raise self._died
             self._pending[number] = future
-        try:
-            self._pipe.send(number, order, args)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            self._pending.pop(number).set_exception(_not_picklable(order, error))
-        except OSError:
-            pass  # The process has died: the reader tells everybody who waits.
+        # Where the process has died, the reader tells everybody who waits.
+        with contextlib.suppress(OSError):
+            self._pipe.send_pickled(number, order, payload)
         return future
 
     def stop(self) -> concurrent.futures.Future[None]:
@@ -81,23 +100,35 @@ class ServingProcess:
         return stopped
 
     def _stop(self, stopped: concurrent.futures.Future[None]) -> None:
+        error: BaseException | None = None
+        try:
+            error = self._end()
+        except BaseException as failure:  # noqa: BLE001  the thread's boundary: whoever waits for it raises the error
+            error = failure
+        finally:
+            if error is None:
+                stopped.set_result(None)
+            else:
+                stopped.set_exception(error)
+
+    def _end(self) -> BaseException | None:
+        """Return what the serving process raised while ending."""
         error = None
         # One that has died before has told so to all who waited.
         with contextlib.suppress(CaptureError):
             reply = self.ask("stop")
             done, _ = concurrent.futures.wait([reply], STOP_SECONDS)
             error = reply.exception() if done else None
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join()
-        self._pipe.connection.close()
-        if error is None:
-            stopped.set_result(None)
-        else:
-            stopped.set_exception(error)
+        if self._process is not None:
+            try:
+                self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._reader.join()
+        if self._pipe is not None:
+            self._pipe.connection.close()
+        return error
 
     def _read(self) -> None:
         connection = self._pipe.connection
@@ -134,6 +165,16 @@ class ServingProcess:
             error, text = content
             error.add_note(f"In the serving process:\n{text}")
             future.set_exception(error)
+
+
+def _not_started(error: OSError) -> CaptureError:
+    hint = {
+        errno.EMFILE: "; raise the limit of open files (ulimit -n)",
+        errno.ENFILE: "; close what holds files open on this machine",
+        errno.ENOMEM: "; free memory, or serve a smaller model",
+        errno.EAGAIN: "; raise the limit of processes (ulimit -u)",
+    }.get(error.errno, f"; is {sys.executable} a Python that can be run?")
+    return CaptureError(f"the serving process cannot be started: {error}{hint}")
 
 
 def _died(code: int) -> CaptureError:

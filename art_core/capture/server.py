@@ -251,9 +251,9 @@ class CaptureApp:
         asked = {key: request[key] for key in imposed if request.get(key) not in (None, imposed[key])}
         if asked and not self._said:
             self._said = True
-            logger.info(
-                "the agent asks for %s; training samples with %s instead, because equal runs have nothing to compare "
-                "(said once)",
+            logger.warning(
+                "the agent asks for %s; the run samples with %s instead, because training compares runs that differ; the "
+                "temperature argument of train and evaluate changes it (said once)",
                 _listed(asked),
                 _listed({key: imposed[key] for key in asked}),
             )

@@ -47,8 +47,8 @@ class HttpUpstream:
     async def load(self, weights: Weights) -> None:
         """Refuse: a plain address cannot be told to change its weights. Raises ConfigError."""
         raise ConfigError(
-            f"{self.base_url} is only an address, so version {weights.version} of the weights cannot be loaded into it; "
-            "train with an engine (engine='embedded' or one that a plugin registers)"
+            f"{self.base_url} serves fixed weights, so version {weights.version} cannot be loaded into it; train with "
+            "engine='embedded' or an engine that a plugin registers, or measure what it serves with evaluate"
         )
 
     async def stop(self) -> None:

@@ -11,7 +11,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from transformers import PreTrainedModel
@@ -22,7 +22,7 @@ from art_core.engine.chat import Chat, Detokenizer
 from art_core.engine.loading import bind, load_adapter, load_model, load_tokenizer, make_key_values, memory_budget
 from art_core.engine.requests import ChatRequest, parse, refuse
 from art_core.engine.sampling import Draw, Sampled
-from art_core.engine.scheduler import Scheduler, Sequence
+from art_core.engine.scheduler import Generation, Scheduler
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import JsonDict, Weights
 
@@ -108,15 +108,12 @@ class EmbeddedEngine:
         return self._scheduler
 
     async def chat(self, request: JsonDict) -> JsonDict:
-        """Answer a chat-completions request, as ``Upstream`` says. Cancelling the task stops the sampling."""
+        """Answer a chat-completions request, as ``Upstream`` says; cancelled, it returns what was sampled so far."""
         with self._sample(request, streaming=False) as running:
-            while not all(choice.ended() for choice in running.choices):
-                await running.wait()
-            choices = []
-            for choice in running.choices:
-                _, deltas = choice.read()
-                choices.append({**choice.tokens(choice.sequence.sampled), "message": message(deltas)})
-                choices[-1]["finish_reason"] = choice.finish_reason()
+            with suppress(asyncio.CancelledError):
+                while not all(choice.ended() for choice in running.choices):
+                    await running.wait()
+            choices = [choice.whole() for choice in running.choices]
             return {**running.head("chat.completion"), **running.shown(), "choices": choices, "usage": running.usage()}
 
     async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
@@ -147,12 +144,12 @@ class EmbeddedEngine:
         """Start sampling what ``body`` asks for; whatever still runs at the end is cancelled."""
         scheduler = self._started()
         running = self._prepare(body, streaming)
-        scheduler.submit([choice.sequence for choice in running.choices])
+        scheduler.submit([choice.generation for choice in running.choices])
         try:
             yield running
         finally:
             for choice in running.choices:
-                choice.sequence.cancelled = True
+                choice.generation.cancelled = True
 
     def _prepare(self, body: JsonDict, streaming: bool) -> _Running:
         assert self._chat is not None
@@ -174,13 +171,15 @@ class EmbeddedEngine:
         choices = []
         for index in range(request.n):
             draw = self._draw(request, index)
-            sequence = Sequence(prompt, max_tokens, draw, loop, changed, streaming, _stop_check(chat, request.stop))
-            choices.append(_Choice(index, sequence, request, chat, text))
+            generation = Generation(prompt, max_tokens, draw, loop, changed, streaming, _stop_check(chat, request.stop))
+            choices.append(_Choice(index, generation, request, chat, text))
         return _Running(request, prompt, choices, changed, self._version)
 
     def _draw(self, request: ChatRequest, index: int) -> Draw:
         self._requests += 1
-        seed = f"{self._config.seed}/{self._requests}" if request.seed is None else f"seed {request.seed}/{index}"
+        # With the version, a resumed run, which counts its requests anew, does not draw the first step's numbers again.
+        drawn = f"{self._config.seed}/{self._version}/{self._requests}"
+        seed = drawn if request.seed is None else f"seed {request.seed}/{index}"
         top_logprobs = request.top_logprobs if request.logprobs else 0
         return Draw(request.temperature, request.top_p, request.top_k, top_logprobs, random.Random(seed))
 
@@ -188,8 +187,8 @@ class EmbeddedEngine:
 class _Choice:
     """One of a request's answers: reads what was sampled and puts it into OpenAI's form."""
 
-    def __init__(self, index: int, sequence: Sequence, request: ChatRequest, chat: Chat, prompt_text: str) -> None:
-        self.index, self.sequence, self._request, self._chat = index, sequence, request, chat
+    def __init__(self, index: int, generation: Generation, request: ChatRequest, chat: Chat, prompt_text: str) -> None:
+        self.index, self.generation, self._request, self._chat = index, generation, request, chat
         self._prompt_text = prompt_text
         self._detokenizer = Detokenizer(chat)
         self._answer = Answer(tools=bool(request.tools), stop=request.stop)
@@ -198,14 +197,17 @@ class _Choice:
 
     def ended(self) -> bool:
         """Whether there is nothing more to come; raises where the engine failed."""
-        if self.sequence.error is not None:
-            raise self.sequence.error
-        return self.sequence.finish_reason is not None
+        if self.generation.error is not None:
+            raise self.generation.error
+        return self.generation.finish_reason is not None
 
-    def read(self) -> tuple[list[Sampled], list[JsonDict]]:
-        """Return the deltas that can be sent now, and the tokens to send with the first of them."""
-        ended = self.ended()
-        new = self.sequence.sampled[self._read :]
+    def read(self, *, final: bool = False) -> tuple[list[Sampled], list[JsonDict]]:
+        """Return the deltas that can be sent now, and the tokens to send with the first of them.
+
+        With ``final`` everything that has been sampled is returned, also where more is to come.
+        """
+        ended = self.ended() or final
+        new = self.generation.sampled[self._read :]
         self._read += len(new)
         text = self._detokenizer.feed([sampled.token for sampled in new], final=ended)
         deltas = self._answer.feed(text, final=ended)
@@ -213,12 +215,20 @@ class _Choice:
         if not deltas and not ended:
             return [], []
         fresh, self._unsent = self._unsent, []
-        if self.sequence.finish_reason == "stop":
-            self._chat.remember(self._prompt_text, self.sequence.prompt, [s.token for s in self.sequence.sampled])
+        if self.generation.finish_reason == "stop":
+            self._chat.remember(self._prompt_text, self.generation.prompt, [s.token for s in self.generation.sampled])
         return fresh, deltas
 
+    def whole(self) -> JsonDict:
+        """Return the choice of a completion; as far as it has come, and aborted, where it has not ended."""
+        # Asked first: the decode thread may end the generation between the two.
+        ended = self.ended()
+        sampled, deltas = self.read(final=True)
+        reason = self.finish_reason() if ended else "aborted"
+        return {**self.tokens(sampled), "message": message(deltas), "finish_reason": reason}
+
     def finish_reason(self) -> str | None:
-        reason = self.sequence.finish_reason
+        reason = self.generation.finish_reason
         return "tool_calls" if reason == "stop" and self._answer.calls else reason
 
     def tokens(self, sampled: list[Sampled]) -> JsonDict:
@@ -266,12 +276,12 @@ class _Running:
         return {"prompt_token_ids": self.prompt, "policy_version": self._version}
 
     def usage(self) -> JsonDict:
-        completion = sum(len(choice.sequence.sampled) for choice in self.choices)
+        completion = sum(len(choice.generation.sampled) for choice in self.choices)
         return {
             "prompt_tokens": len(self.prompt),
             "completion_tokens": completion,
             "total_tokens": len(self.prompt) + completion,
-            "prompt_tokens_details": {"cached_tokens": self.choices[0].sequence.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": self.choices[0].generation.cached_tokens},
         }
 
 

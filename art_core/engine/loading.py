@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,6 +18,9 @@ from art_core.engine.plain import PlainKeyValues
 from art_core.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where Linux says how many bytes this container may use: control groups version 2 and version 1."""
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -54,23 +58,26 @@ def load_adapter(base: str, folder: Path) -> PreTrainedModel:
 
 
 def bind(model: PreTrainedModel, live: Mapping[str, Tensor]) -> None:
-    """Make ``live`` the parameters of ``model``; where device and type are the same, without copying.
+    """Make ``live`` parameters of ``model``; where device and type are the same, without copying.
 
-    Raises ConfigError where the names or shapes are not the model's. A tied weight may be given under any of its names.
+    Parameters that ``live`` leaves out stay as they are: training an adapter changes only some. A tied weight may be given
+    under any of its names. Raises ConfigError where ``live`` is empty, or a name or a shape is not the model's.
     """
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     missing = [aliases[0] for aliases in names.values() if not any(name in live for name in aliases)]
     unknown = sorted(set(live) - set(model.state_dict()) - {name for aliases in names.values() for name in aliases})
-    if missing or unknown:
+    if unknown or len(missing) == len(names):
         raise ConfigError(
             f"the live weights are not those of {model.name_or_path}: {len(missing)} of its parameters are missing "
             f"(first: {missing[:3]}) and {len(unknown)} names are not its own (first: {unknown[:3]}); "
-            "give the parameters of the same model, with adapters merged in"
+            "give parameters of the same model, with adapters merged in"
         )
     for parameter in model.parameters():
-        name = next(name for name in names[id(parameter)] if name in live)
+        name = next((name for name in names[id(parameter)] if name in live), None)
+        if name is None:
+            continue
         tensor = live[name].detach()
         if tensor.shape != parameter.shape:
             raise ConfigError(
@@ -84,11 +91,19 @@ def bind(model: PreTrainedModel, live: Mapping[str, Tensor]) -> None:
 
 
 def memory_budget() -> int:
-    """Return the bytes that keys and values may take: a share of the machine, because agents and learner need theirs."""
+    """Return the bytes that keys and values may take: a share of what there is, because agents and learner need theirs.
+
+    What there is: the GPU's free memory, else the machine's, or a container's limit where that is smaller.
+    """
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
         return int(0.4 * free)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in CONTAINER_LIMITS:
+        # Each version of control groups has one of the files, macOS neither; "max" is no limit.
+        with suppress(OSError):
+            sizes += [int(text)] if (text := path.read_text().strip()).isdigit() else []
+    return min(sizes) // 4
 
 
 @torch.inference_mode()

@@ -13,6 +13,9 @@ WORTH_WAITING = 16
 """Prompt tokens that another request is computing right now and that are worth one step's wait to be copied."""
 WORTH_LOSING = 16
 """Tokens at the end of a row's history that may be overwritten rather than have the front part copied elsewhere."""
+KEPT_SHARE = 0.5
+"""Of the budget: rows are added for the sake of what idle ones hold up to this share; beyond it the idle row that was used
+least recently is taken, and rows are added only where none is idle."""
 SMALLEST_CAPACITY = 256
 
 
@@ -113,13 +116,14 @@ class Rows:
         empty = [row for row in idle if not self.lengths[row]]
         if empty:
             return empty[0]
-        if self.count < self._limit(self.capacity):
-            self._resize(min(self._limit(self.capacity), 2 * self.count), self.capacity)
+        limit = self._limit(self.capacity, share=KEPT_SHARE if idle else 1.0)
+        if self.count < limit:
+            self._resize(min(limit, 2 * self.count), self.capacity)
             return self._row_for(match)
         return min(idle, key=lambda row: self.used[row], default=None)
 
-    def _limit(self, capacity: int) -> int:
-        return max(1, min(self.most, self.budget // (capacity * self.kv.token_bytes)))
+    def _limit(self, capacity: int, share: float = 1.0) -> int:
+        return max(1, min(self.most, int(share * self.budget) // (capacity * self.kv.token_bytes)))
 
     def _fit(self, length: int) -> bool:
         """Make rows long enough for ``length`` tokens; False where that must wait until fewer rows are in use."""

@@ -1,6 +1,6 @@
-"""The decode loop: one thread, one forward pass per step for every sequence that runs, prompts and answers together.
+"""The decode loop: one thread, one forward pass per step for every generation that runs, prompts and answers together.
 
-Knows nothing about text, templates or HTTP. Other threads hand over sequences and are woken once per step.
+Knows nothing about text, templates or HTTP. Other threads hand over generations and are woken once per step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROMPT_TOKENS_PER_STEP = 2048
 
 
 @dataclass(eq=False)
-class Sequence:
+class Generation:
     """One answer being sampled. The decode thread appends; the event loop reads what is there."""
 
     prompt: list[int]
@@ -35,7 +35,7 @@ class Sequence:
     draw: Draw
     loop: asyncio.AbstractEventLoop
     changed: asyncio.Event
-    """Set in ``loop`` when the sequence has ended and, where ``streaming``, after every step."""
+    """Set in ``loop`` when the generation has ended and, where ``streaming``, after every step."""
     streaming: bool = False
     is_stopped: Callable[[list[Sampled]], bool] | None = None
     """Asked after every token where the request has stop strings."""
@@ -46,41 +46,41 @@ class Sequence:
     cancelled: bool = False
     """Set by the event loop when nobody waits for the answer any more."""
     cached_tokens: int = 0
-    """Of the prompt, how many were not computed for this sequence."""
+    """Of the prompt, how many were not computed for this generation."""
     row: int = -1
 
 
 class Scheduler:
-    """Runs sequences on a thread of its own. ``submit`` and ``call`` are for the event loop."""
+    """Runs generations on a thread of its own. ``submit`` and ``call`` are for the event loop."""
 
     def __init__(self, *, most_rows: int) -> None:
         self.most_rows = most_rows
         self.stop_ids: frozenset[int] = frozenset()
         """Tokens that end an answer."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: deque[Generation] = deque()
         self._calls: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
-        self._prompting: list[Sequence] = []
-        self._decoding: list[Sequence] = []
-        self._woken: list[Sequence] = []
+        self._prompting: list[Generation] = []
+        self._decoding: list[Generation] = []
+        self._woken: list[Generation] = []
         self._rows: Rows | None = None
         self._running = True
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="art-decode", daemon=True)
         self._thread.start()
 
-    def submit(self, sequences: list[Sequence]) -> None:
-        """Queue sequences; they run as soon as there is room."""
-        self._post(lambda: self._waiting.extend(sequences))
+    def submit(self, generations: list[Generation]) -> None:
+        """Queue generations; they run as soon as there is room."""
+        self._post(lambda: self._waiting.extend(generations))
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run ``function`` on the decode thread when the sequences submitted so far have ended."""
+        """Run ``function`` on the decode thread when the generations submitted so far have ended."""
         future = asyncio.get_running_loop().create_future()
         self._post(lambda: self._calls.append((function, future)))
         return future
 
     async def stop(self) -> None:
-        """End the thread; sequences that still run fail."""
+        """End the thread; generations that still run fail."""
         self._inbox.put(self._end)
         await asyncio.to_thread(self._thread.join)
 
@@ -134,8 +134,8 @@ class Scheduler:
                 return
 
     def _retire_cancelled(self) -> None:
-        for sequence in [s for s in (*self._prompting, *self._decoding, *self._waiting) if s.cancelled]:
-            self._finish(sequence, "aborted")
+        for generation in [g for g in (*self._prompting, *self._decoding, *self._waiting) if g.cancelled]:
+            self._finish(generation, "aborted")
 
     def _make_calls(self) -> None:
         while self._calls and not (self._prompting or self._decoding):
@@ -149,89 +149,89 @@ class Scheduler:
     def _admit(self) -> None:
         if self._calls:
             return
-        budget = PROMPT_TOKENS_PER_STEP - sum(len(s.prompt) - int(self.rows.lengths[s.row]) for s in self._prompting)
+        budget = PROMPT_TOKENS_PER_STEP - sum(len(g.prompt) - int(self.rows.lengths[g.row]) for g in self._prompting)
         put_off = []
         while self._waiting and budget > 0:
-            sequence = self._waiting.popleft()
+            generation = self._waiting.popleft()
             if self.rows.place(
-                sequence, np.array(sequence.prompt, np.int32), len(sequence.prompt) + sequence.max_tokens
+                generation, np.array(generation.prompt, np.int32), len(generation.prompt) + generation.max_tokens
             ):
-                sequence.cached_tokens = int(self.rows.lengths[sequence.row])
-                budget -= len(sequence.prompt) - sequence.cached_tokens
-                self._prompting.append(sequence)
+                generation.cached_tokens = int(self.rows.lengths[generation.row])
+                budget -= len(generation.prompt) - generation.cached_tokens
+                self._prompting.append(generation)
             else:
-                put_off.append(sequence)
+                put_off.append(generation)
         self._waiting.extendleft(reversed(put_off))
 
     def _step(self) -> None:
         batch, fed, answering = self._batch()
         logits = self.rows.kv.forward(batch)
         rows = self.rows
-        for sequence, count in fed:
-            rows.lengths[sequence.row] += count
-        for sequence in answering:
-            if sequence in self._prompting:
-                self._prompting.remove(sequence)
-                self._decoding.append(sequence)
+        for generation, count in fed:
+            rows.lengths[generation.row] += count
+        for generation in answering:
+            if generation in self._prompting:
+                self._prompting.remove(generation)
+                self._decoding.append(generation)
         if not answering:
             return
-        for sequence, token in zip(answering, sample(logits, [s.draw for s in answering]), strict=True):
-            self._append(sequence, token)
+        for generation, token in zip(answering, sample(logits, [g.draw for g in answering]), strict=True):
+            self._append(generation, token)
 
-    def _batch(self) -> tuple[Batch, list[tuple[Sequence, int]], list[Sequence]]:
+    def _batch(self) -> tuple[Batch, list[tuple[Generation, int]], list[Generation]]:
         """Return the batch, how many tokens it stores for whom, and who gets a token from it."""
         rows, batch = self.rows, Batch()
         rows.pack(self._decoding)
-        self._decoding.sort(key=lambda sequence: sequence.row)
+        self._decoding.sort(key=lambda generation: generation.row)
         count = len(self._decoding)
         if count:
-            batch.ids = [sequence.sampled[-1].token for sequence in self._decoding]
+            batch.ids = [generation.sampled[-1].token for generation in self._decoding]
             batch.positions = rows.lengths[:count].tolist()
             batch.rows = list(range(count))
             batch.decoding = count
             batch.outputs = list(range(count))
             rows.history[np.arange(count), batch.positions] = batch.ids
-        fed, answering = [(sequence, 1) for sequence in self._decoding], list(self._decoding)
+        fed, answering = [(generation, 1) for generation in self._decoding], list(self._decoding)
         budget = PROMPT_TOKENS_PER_STEP
-        for sequence in self._prompting:
-            past, start = int(rows.lengths[sequence.row]), len(batch.ids)
-            run = sequence.prompt[past : past + budget]
+        for generation in self._prompting:
+            past, start = int(rows.lengths[generation.row]), len(batch.ids)
+            run = generation.prompt[past : past + budget]
             if not run:
                 break
             budget -= len(run)
             batch.ids += run
             batch.positions += range(past, past + len(run))
-            batch.rows += [sequence.row] * len(run)
+            batch.rows += [generation.row] * len(run)
             batch.runs.append((start, len(batch.ids)))
-            fed.append((sequence, len(run)))
-            if past + len(run) == len(sequence.prompt):
+            fed.append((generation, len(run)))
+            if past + len(run) == len(generation.prompt):
                 batch.outputs.append(len(batch.ids) - 1)
-                answering.append(sequence)
+                answering.append(generation)
         return batch, fed, answering
 
-    def _append(self, sequence: Sequence, token: Sampled) -> None:
-        sequence.sampled.append(token)
-        if token.token in self.stop_ids or (sequence.is_stopped and sequence.is_stopped(sequence.sampled)):
-            self._finish(sequence, "stop")
-        elif len(sequence.sampled) >= sequence.max_tokens:
-            self._finish(sequence, "length")
-        elif sequence.streaming:
-            self._woken.append(sequence)
+    def _append(self, generation: Generation, token: Sampled) -> None:
+        generation.sampled.append(token)
+        if token.token in self.stop_ids or (generation.is_stopped and generation.is_stopped(generation.sampled)):
+            self._finish(generation, "stop")
+        elif len(generation.sampled) >= generation.max_tokens:
+            self._finish(generation, "length")
+        elif generation.streaming:
+            self._woken.append(generation)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _finish(self, generation: Generation, reason: FinishReason) -> None:
         for place in (self._waiting, self._prompting, self._decoding):
-            if sequence in place:
-                place.remove(sequence)
-        if sequence.row >= 0:
-            self.rows.release(sequence)
-        sequence.finish_reason = reason
-        self._woken.append(sequence)
+            if generation in place:
+                place.remove(generation)
+        if generation.row >= 0:
+            self.rows.release(generation)
+        generation.finish_reason = reason
+        self._woken.append(generation)
 
     def _wake(self) -> None:
         """Tell each event loop, once, which requests have news."""
         events: dict[asyncio.AbstractEventLoop, set[asyncio.Event]] = {}
-        for sequence in self._woken:
-            events.setdefault(sequence.loop, set()).add(sequence.changed)
+        for generation in self._woken:
+            events.setdefault(generation.loop, set()).add(generation.changed)
         self._woken.clear()
         for loop, changed in events.items():
             _call_soon(loop, _set_all, changed)
@@ -244,9 +244,9 @@ class Scheduler:
                 self._inbox.get_nowait()()
             except queue.Empty:
                 break
-        for sequence in (*self._prompting, *self._decoding, *self._waiting):
-            sequence.error = UpstreamError(f"the engine stopped before the answer was complete{cause}", status=503)
-            self._woken.append(sequence)
+        for generation in (*self._prompting, *self._decoding, *self._waiting):
+            generation.error = UpstreamError(f"the engine stopped before the answer was complete{cause}", status=503)
+            self._woken.append(generation)
         for _, future in self._calls:
             error = UpstreamError(f"the engine stopped{cause}", status=503)
             _call_soon(future.get_loop(), _settle, future, None, error)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from pathlib import Path
 
+import httpx
 import pytest
 import torch
+from capture_fakes import ListRecorder, wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
 
+from art_core.capture import Door
 from art_core.config import TINY, TrainConfig
-from art_core.engine import EmbeddedEngine
+from art_core.engine import EmbeddedEngine, loading
 from art_core.engine.kv import PackedKeyValues
+from art_core.engine.sampling import sample
 from art_core.errors import ConfigError, UpstreamError
-from art_core.types import Weights
+from art_core.types import Call, Weights
 
 ROME = "the weather in Rome is "
 
@@ -90,6 +96,20 @@ async def test_requests_wait_for_memory_instead_of_failing(open_engine, monkeypa
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [4, 4, 4]
 
 
+@pytest.mark.parametrize(
+    ("limits", "bytes_"), [(["4000\n", None], 1000), ([None, "8000\n"], 2000), (["max\n", None], None)]
+)
+def test_a_container_s_limit_counts_where_it_is_below_the_machine_s(limits, bytes_, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    files = [tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"]
+    monkeypatch.setattr(loading, "CONTAINER_LIMITS", files)
+    machine = loading.memory_budget()
+    for file, limit in zip(files, limits, strict=True):
+        if limit is not None:
+            file.write_text(limit)
+    assert loading.memory_budget() == (machine if bytes_ is None else bytes_)
+
+
 async def test_choices_of_one_request_share_the_prompt(open_engine):
     engine = await open_engine()
     answer = await engine.chat(ask(ROME * 4, n=4, max_tokens=8))
@@ -114,6 +134,19 @@ async def test_a_seed_gives_the_same_answer_whatever_else_is_running(open_engine
     sampled = [answer["choices"][0]["token_ids"] for answer in [alone, *crowd]]
     assert sampled[0] == sampled[1]
     assert sampled[1] != sampled[2] != sampled[3]
+
+
+async def test_a_run_draws_the_same_again_and_one_that_goes_on_draws_anew(open_engine, save_model):
+    async def answers(engine: EmbeddedEngine) -> list[list[int]]:
+        asked = [await engine.chat(ask(ROME, max_tokens=12)) for _ in range(3)]
+        return [answer["choices"][0]["token_ids"] for answer in asked]
+
+    first, again, resumed, other = [await open_engine(seed=seed) for seed in (3, 3, 3, 4)]
+    begun = await answers(first)
+    assert begun == await answers(again)
+    await resumed.load(Weights(version=2, path=Path(save_model())))
+    assert not [answer for answer in await answers(resumed) if answer in begun], "the weights are the same"
+    assert await answers(other) != begun
 
 
 async def test_max_tokens_is_clipped_to_the_context(open_engine):
@@ -193,13 +226,21 @@ async def test_cancelling_frees_the_row_for_others(open_engine):
     assert all(occupant is None for occupant in engine._scheduler.rows.occupants)
 
 
-@pytest.mark.parametrize("leaves", ["the client", "the rollout"])
-async def test_a_call_that_is_given_up_is_recorded_as_far_as_it_came(leaves, save_model, monkeypatch):
+@pytest.fixture
+def slow_steps(monkeypatch):
     def slow_sample(logits, draws):
         time.sleep(0.01)
         return sample(logits, draws)
 
     monkeypatch.setattr("art_core.engine.scheduler.sample", slow_sample)
+
+
+def as_choice(call: Call) -> dict:
+    return {"token_ids": list(call.sampled_ids), "token_logprobs": call.logprobs}
+
+
+@pytest.mark.parametrize("leaves", ["the client", "the rollout"])
+async def test_a_call_that_is_given_up_is_recorded_as_far_as_it_came(leaves, save_model, slow_steps):
     engine, recorder = EmbeddedEngine(save_model(), TrainConfig()), ListRecorder()
     async with await Door.start(lambda: engine, lambda: recorder, process=False) as door:
         engine._scheduler.stop_ids = frozenset()
@@ -220,20 +261,18 @@ async def test_a_call_that_is_given_up_is_recorded_as_far_as_it_came(leaves, sav
     assert worst_difference(plain_model(save_model()), completion) < 1e-4
 
 
-def as_choice(call: Call) -> dict:
-    return {"token_ids": list(call.sampled_ids), "token_logprobs": call.logprobs}
-
-
-async def test_a_call_that_is_given_up_says_which_of_its_choices_had_ended(open_engine):
+async def test_of_a_call_that_is_given_up_the_choices_that_had_ended_say_how(open_engine, slow_steps):
     engine = await open_engine()
-    free = (await engine.chat(ask(ROME, seed=1, max_tokens=40)))["choices"][0]
-    assert len(free["token_ids"]) > 4
-    engine._scheduler.stop_ids = frozenset({free["token_ids"][2]})
-    task = asyncio.create_task(engine.chat(ask(ROME, seed=1, n=4, max_tokens=450, temperature=0.9)))
-    waiting = [engine._scheduler._waiting, engine._scheduler._prompting]
-    del waiting
+    engine._scheduler.stop_ids = frozenset(range(0, 400, 10))
+    task = asyncio.create_task(engine.chat(ask(ROME, seed=1, n=16, max_tokens=400)))
+    decoding = engine._scheduler._decoding
+    await asyncio.to_thread(wait_until, lambda: len(decoding) > 8)
+    await asyncio.to_thread(wait_until, lambda: len(decoding) <= 8)
     task.cancel()
-    await asyncio.wait({task})
+    choices = (await task)["choices"]
+    assert {choice["finish_reason"] for choice in choices} == {"stop", "aborted"}
+    for choice in choices:
+        assert (choice["token_ids"][-1] % 10 == 0) == (choice["finish_reason"] == "stop")
 
 
 async def test_live_weights_are_served_without_a_copy_and_change_the_answer_and_the_version(open_engine, save_model):
