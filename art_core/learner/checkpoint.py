@@ -5,13 +5,15 @@
     config.json, model.safetensors, tokenizer ...    where all weights are trained
     adapter/              where a LoRA adapter is trained
 
-Nothing is unpickled. A folder is written beside its place and renamed, so it is whole or absent.
+Nothing is unpickled. A folder is written beside its place, to the disk, and renamed, so it is whole or absent, also after
+a power loss.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -48,10 +50,13 @@ def writing(folder: Path, state: Mapping[str, Any]) -> Iterator[Path]:
         yield unfinished
         files = {str(file.relative_to(unfinished)): _hash(file) for file in _files(unfinished)}
         (unfinished / MANIFEST).write_text(json.dumps({**state, "files": files}, indent=2))
+        for path in (*unfinished.rglob("*"), unfinished):
+            _sync(path)
         if folder.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             folder.rename(replaced)
         unfinished.rename(folder)
+        _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise StoreError(
@@ -65,6 +70,7 @@ def writing(folder: Path, state: Mapping[str, Any]) -> Iterator[Path]:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Return the state given to ``writing``, after comparing every file of ``folder`` with its hash; else StoreError."""
+    remedy = f"delete {folder}: the run then goes on from the checkpoint before it"
     if not (folder / MANIFEST).is_file():
         raise StoreError(
             f"{folder} has no {MANIFEST}, so it is not a checkpoint; give a folder in checkpoints/ of a run"
@@ -74,12 +80,12 @@ def read_state(folder: Path) -> dict[str, Any]:
         files = dict(state.pop("files"))
         int(state["version"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{folder / MANIFEST} is damaged ({error!r}); restore an earlier checkpoint") from error
+        raise StoreError(f"{folder / MANIFEST} is damaged ({error!r}); {remedy}") from error
     for name, digest in files.items():
         if not (folder / name).is_file():
-            raise StoreError(f"{folder / name} is missing; restore an earlier checkpoint")
+            raise StoreError(f"{folder / name} is missing; {remedy}")
         if _hash(folder / name) != digest:
-            raise StoreError(f"{folder / name} is not what was saved (SHA-256 differs); restore an earlier checkpoint")
+            raise StoreError(f"{folder / name} is not what was saved (SHA-256 differs); {remedy}")
     return state
 
 
@@ -186,6 +192,15 @@ def _check_same_shapes(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 
 def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def _sync(path: Path) -> None:
+    """Return when what ``path``, a file or a folder, holds is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _hash(file: Path) -> str:

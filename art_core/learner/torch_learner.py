@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from art_core.config import TrainConfig
 from art_core.errors import ArtError, ConfigError
 from art_core.learner import checkpoint
+from art_core.learner.shared_memory import move, shared_tensors
 from art_core.learner.tree_forward import tree_logprobs
 from art_core.types import Loss, LossInputs, TokenTree, Weights
 
@@ -51,13 +52,12 @@ class TorchLearner:
         self.learning_rate = _learning_rate(config, rank, size)
         self._threads = config.threads or (1 if size < SMALL else torch.get_num_threads())
         self._reference = deepcopy(model).requires_grad_(False) if config.kl and not rank else None
-        self._live = {name: _shared(parameter) for name, parameter in model.named_parameters()}
         self.model: PreTrainedModel | PeftModel = model
         if rank:
             lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
             self.model = get_peft_model(model, lora).eval()
-            for name, merged in self._changed_weights():
-                self._live[name] = torch.empty_like(merged, device="cpu").share_memory_()
+        self._adapted = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, LoraLayer)}
+        self._live = self._share()
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(self._trained.values(), betas=(0.9, 0.95), weight_decay=0.0)
         self._saved: tuple[int, Path] | None = None
@@ -91,13 +91,16 @@ class TorchLearner:
         return time.perf_counter() - started
 
     def weights(self) -> Weights:
-        """Return the weights of this version; ``live`` always holds the plain model's, on the CPU in shared memory.
+        """Return the weights of this version. ``path`` is set where it was saved.
 
-        ``live`` is the same memory at every call. ``path`` is set where this version was saved.
+        ``live`` holds those of the plain model's parameters that training changes (with LoRA the adapted ones, merged), on
+        the CPU in shared memory, the same at every call; on a GPU this call copies them there. It is None where they do
+        not fit in shared memory; save and serve ``path`` then.
         """
-        with torch.no_grad():
-            for name, weight in self._changed_weights():
-                self._live[name].copy_(weight)
+        if self._live is not None:
+            with torch.no_grad():
+                for name, weight in self._copied_weights():
+                    self._live[name].copy_(weight)
         path = self._saved[1] if self._saved and self._saved[0] == self.version else None
         return Weights(version=self.version, path=path, live=self._live)
 
@@ -194,12 +197,21 @@ class TorchLearner:
         self.version += 1
         return {"grad_norm": norm, "learning_rate": rate}
 
-    def _changed_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def _share(self) -> dict[str, Tensor] | None:
+        """Return shared memory for the plain model's parameters that training changes; on the CPU move them there."""
+        if self._adapted:
+            return shared_tensors({name: m.get_base_layer().weight.shape for name, m in self._adapted.items()})
+        parameters = dict(self.model.named_parameters())
+        live = shared_tensors({name: parameter.shape for name, parameter in parameters.items()})
+        if live is not None and self.model.device.type == "cpu":
+            move(parameters, live)
+        return live
+
+    def _copied_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the plain model's parameters that training changes and that are not in shared memory themselves."""
-        if isinstance(self.model, PeftModel):
-            for name, module in self.model.get_base_model().named_modules():
-                if isinstance(module, LoraLayer):
-                    yield f"{name}.weight", module.get_base_layer().weight + module.get_delta_weight("default")
+        if self._adapted:
+            for name, module in self._adapted.items():
+                yield name, module.get_base_layer().weight + module.get_delta_weight("default")
         elif self.model.device.type != "cpu":
             yield from self.model.named_parameters()
 
@@ -229,10 +241,3 @@ def _learning_rate(config: TrainConfig, rank: int, size: int) -> float:
     if rank:
         return 1e-4
     return 5e-4 if size < SMALL else 1e-5
-
-
-def _shared(parameter: Tensor) -> Tensor:
-    """Move a CPU parameter to shared memory, where it stays when it is trained; of another device's make a copy there."""
-    if parameter.device.type == "cpu":
-        return parameter.share_memory_().detach()
-    return parameter.detach().cpu().share_memory_()
