@@ -310,7 +310,8 @@ class Run:
     async def _save_for_engine(self, learner: Learner, weights: Weights) -> Weights:
         folder = self.run_dir / "serving"
         await in_thread(learner.save, folder)
-        return dataclasses.replace(weights, path=folder)
+        saved = await in_thread(learner.weights)
+        return dataclasses.replace(weights, path=saved.path or folder)
 
     def history(self) -> list[tuple[int, dict[str, float]]]:
         """Return (step, metrics) of the steps done; of a step that was done again after an interruption, the last."""

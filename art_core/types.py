@@ -41,7 +41,7 @@ class Call:
     choice: int = 0
     """The index among the n choices of one request."""
     reward: float | None = None
-    """Where single calls are rewarded; None: the trajectory's reward counts."""
+    """Where single calls are rewarded; None where they are not. No built-in loss reads it yet."""
     temperature: float = 1.0
     finish_reason: FinishReason = "stop"
     forced: tuple[int, ...] = ()
@@ -184,7 +184,8 @@ class Weights:
     path: Path | None
     """A Hugging Face model folder, or an adapter folder; None where only ``live`` exists."""
     live: Mapping[str, Tensor] | None = None
-    """Parameter name -> tensor in shared memory, adapters merged in. The learner changes them in place between swaps."""
+    """Parameter name -> tensor in shared memory, adapters merged in. The learner changes them in place between swaps;
+    parameters that training leaves alone may be missing."""
 
 
 @dataclass(frozen=True)

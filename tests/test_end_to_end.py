@@ -129,7 +129,7 @@ async def test_a_lora_run_trains_serves_and_is_evaluated_by_its_folder(tmp_path)
     )
     assert (tmp_path / "run" / "checkpoints" / "step-000002" / "adapter").is_dir()
     assert {c.policy_version for t in result.after.trajectories for c in t.calls} <= {0, 1, 2}
-    assert report.trajectories[0].calls[0].policy_version == 1
+    assert report.trajectories[0].calls[0].policy_version == 2, "the step of the checkpoint"
 
 
 def test_the_agent_of_the_example_does_not_import_art():
