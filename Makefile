@@ -17,6 +17,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: $(MANIFESTS) constraints.txt requirements-dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "art_core needs Python 3.11 or newer; give one with: make setup PYTHON=python3.12"; exit 1; }
+	@echo "setting up .venv: this takes a minute or two, and more where torch comes with CUDA"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
 	touch $@

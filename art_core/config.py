@@ -16,6 +16,11 @@ TINY = Path(__file__).parent / "models" / "tiny"
 """The model that ships with art_core: about one million parameters, made by ``tiny/make.py`` in the repository."""
 
 
+SMALL_MODEL = 10_000_000
+"""Parameters below which one thread is right: on cores that others use too, waiting for a second one cost up to 15 times
+the step; a higher learning rate is right there as well."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything that shapes a run's weights or its serving. Stored in the run folder."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 import torch
 from transformers import PreTrainedModel
 
-from art_core.config import TrainConfig
+from art_core.config import SMALL_MODEL, TrainConfig
 from art_core.engine.answer import Answer, message
 from art_core.engine.chat import Chat, Detokenizer
 from art_core.engine.loading import bind, load_adapter, load_model, load_tokenizer, make_key_values, memory_budget
@@ -28,8 +28,6 @@ from art_core.types import JsonDict, Weights
 
 STOP_WINDOW = 8
 """Tokens that are decoded to look for a stop string, besides one for each of its characters."""
-SMALL_MODEL = 10_000_000
-"""Parameters below which one thread decodes as fast as several."""
 
 
 class EmbeddedEngine:

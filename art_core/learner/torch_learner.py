@@ -20,16 +20,12 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from art_core.config import TrainConfig
+from art_core.config import SMALL_MODEL, TrainConfig
 from art_core.errors import ArtError, ConfigError
 from art_core.learner import checkpoint
 from art_core.learner.shared_memory import move, shared_tensors
 from art_core.learner.tree_forward import tree_logprobs
 from art_core.types import Loss, LossInputs, TokenTree, Weights
-
-SMALL = 10e6
-"""Parameters below which a model is trained by one thread: on cores that others use too, waiting for a second thread cost
-up to 15 times the step."""
 
 
 class TorchLearner:
@@ -50,7 +46,7 @@ class TorchLearner:
         size = model.num_parameters()
         rank = config.lora_rank if config.lora_rank is not None else (0 if size < 100e6 else 16)
         self.learning_rate = _learning_rate(config, rank, size)
-        self._threads = config.threads or (1 if size < SMALL else torch.get_num_threads())
+        self._threads = config.threads or (1 if size < SMALL_MODEL else torch.get_num_threads())
         self._reference = deepcopy(model).requires_grad_(False) if config.kl and not rank else None
         self.model: PreTrainedModel | PeftModel = model
         if rank:
@@ -240,4 +236,4 @@ def _learning_rate(config: TrainConfig, rank: int, size: int) -> float:
         return config.learning_rate
     if rank:
         return 1e-4
-    return 5e-4 if size < SMALL else 1e-5
+    return 5e-4 if size < SMALL_MODEL else 1e-5
