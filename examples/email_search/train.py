@@ -11,7 +11,7 @@ from .tasks import held_out_tasks, training_tasks
 
 
 def run(
-    steps: int = 25, seed: int = 0, judge: str | None = None, run_dir: Path | None = None, eval_tasks: int = 300
+    steps: int = 45, seed: int = 0, judge: str | None = None, run_dir: Path | None = None, eval_tasks: int = 300
 ) -> art.TrainResult:
     """Train on the reward from the known answer, or on RULER's scores by ``judge``; measure by the known answer."""
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
