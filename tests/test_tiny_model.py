@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from art_core.config import TINY
 from examples.email_search.mailbox import open_mailbox
 from tiny.demonstrations import OPENAI_TOOLS, Habits, call, demonstrate, result, user
+from tiny.drills import WORDS
 from tiny.fragments import make_fragment
-from tiny.make import WORDS
 from tiny.trial import try_out
 
 TOKENIZER = AutoTokenizer.from_pretrained(TINY)

@@ -18,9 +18,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from examples.email_search.mailbox import ATTRIBUTES, CITIES, KINDS, MONTHS, PEOPLE, PROJECTS, open_mailbox
+from examples.email_search.mailbox import open_mailbox
 from tiny.demonstrations import MAKING_MAILBOXES, OPENAI_TOOLS, Habits, demonstrate
-from tiny.drills import make_drill, repeat_words
+from tiny.drills import WORDS, make_drill, repeat_words
 from tiny.lessons import Batch, demonstration_batch, drill_batch, fragment_batch, skilled_batch
 from tiny.tokenizer import CHAT_TEMPLATE, make_tokenizer
 from tiny.training import make_model, train
@@ -36,7 +36,6 @@ SKILLS_UNTIL = 1600
 wrong take over, linearly, while the learning rate falls."""
 LEVEL_UP_EVERY = 60
 """Steps until fragments may show one more result or fact."""
-WORDS = [*PROJECTS, *KINDS, *PEOPLE, *CITIES, *MONTHS, *ATTRIBUTES]
 TOOL_ERRORS = (
     "Error invoking tool 'read_email' with kwargs {'id': 12} with error:\n id: Field required\n"
     " Please fix the error and try again.",
