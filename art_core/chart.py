@@ -36,7 +36,7 @@ def draw(run_dir: Path) -> Path:
                 [max(0.0, it["success"] - it["interval"][0]) for it in found],
                 [max(0.0, it["interval"][1] - it["success"]) for it in found],
             ],
-            fmt="o-", capsize=4, color=colour, label=f"held-out, {label}",
+            fmt="o:", capsize=4, color=colour, label=f"held-out, {label}",
         )  # fmt: skip
     axes.set_xlabel("step")
     axes.set_ylabel(name)
