@@ -7,10 +7,10 @@ import sys
 import textwrap
 
 import pytest
-from art_core.store import Store
 
 import art_core as art
 from art_core.errors import CaptureError, ConfigError, RewardError, StoreError, UpstreamError
+from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 

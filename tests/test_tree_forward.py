@@ -1,6 +1,5 @@
 """tree_logprobs: one pass over the tree equals training every call on its own."""
 
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings

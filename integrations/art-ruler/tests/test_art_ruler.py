@@ -9,7 +9,6 @@ import threading
 
 import pytest
 import uvicorn
-from art_ruler import Ruler
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -17,6 +16,7 @@ from starlette.routing import Route
 
 from art_core.errors import ConfigError
 from art_core.types import Call, Group, Trajectory
+from art_ruler import Ruler
 
 SYSTEM = {"role": "system", "content": "Be exact."}
 TASK = {"role": "user", "content": "Find the invoice."}

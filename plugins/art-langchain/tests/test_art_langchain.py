@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import art_langchain
-import art_openai
 import pydantic
 import pytest
 from langchain_core.caches import InMemoryCache
@@ -16,6 +14,8 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langchain_openai import AzureChatOpenAI, ChatOpenAI
 
+import art_langchain
+import art_openai
 from art_core.errors import CaptureError
 
 EARLY = ChatOpenAI(model="m", api_key="agent", base_url="http://127.0.0.1:9/v1")

@@ -5,9 +5,6 @@ import subprocess
 import sys
 from typing import TypedDict
 
-import art_langchain
-import art_langgraph
-import art_openai
 import pytest
 from langchain.agents import create_agent
 from langchain_core.tools import tool
@@ -16,6 +13,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from langgraph.graph import END, START, MessagesState, StateGraph
 
+import art_langchain
+import art_langgraph
+import art_openai
 from art_core.errors import AgentError
 
 MODEL = ChatOpenAI(model="m", api_key="agent", base_url="http://127.0.0.1:9/v1")

@@ -6,11 +6,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 
-import art_openai
 import openai
 import pydantic
 import pytest
 
+import art_openai
 from art_core.attribution import exempt, name_agents
 from art_core.errors import CaptureError
 
