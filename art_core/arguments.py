@@ -46,7 +46,14 @@ def load_file(path: Path) -> Any:
     assert spec and spec.loader, path
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        if "relative import" not in str(error):
+            raise
+        raise ConfigError(
+            f"{path} belongs to a package ({error}); name it as a module: PACKAGE.{path.stem}:NAME"
+        ) from error
     return module
 
 

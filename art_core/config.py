@@ -71,6 +71,7 @@ LEAST = {
     "kl": 0, "max_context": 1, "max_tokens": 1, "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1,
 }  # fmt: skip
 """The smallest value of every setting that is a number."""
+FRACTIONS = {"temperature", "rollout_timeout", "learning_rate", "max_grad_norm", "kl"}
 
 
 def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
@@ -86,8 +87,10 @@ def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
         values["passthrough"] = (values["passthrough"],)
     for name, least in LEAST.items():
         value = values.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= least):
-            raise ConfigError(f"{name}={value!r} cannot be used; give a number of at least {least}")
+        kind = int | float if name in FRACTIONS else int
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not value >= least):
+            number = "a number" if name in FRACTIONS else "a whole number"
+            raise ConfigError(f"{name}={value!r} cannot be used; give {number} of at least {least}")
     config = TrainConfig(**values)
     if config.advantage not in ("mean_std", "mean"):
         raise ConfigError(f"advantage={config.advantage!r} is unknown; use 'mean_std' or 'mean'")
@@ -113,7 +116,7 @@ def model_folder(model: str) -> str:
                 "give a folder that save_pretrained wrote, or model='tiny'"
             )
         return str(path)
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+    if model.startswith((".", "/", "~")) or model.count("/") != 1 or path.parent.is_dir():
         raise ConfigError(
             f"there is no model folder {model}; give an existing folder, a Hugging Face name such as "
             "'Qwen/Qwen2.5-0.5B-Instruct', or 'tiny', the model that ships with art_core"

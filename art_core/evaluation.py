@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory, We
 class Report:
     """What an evaluation found."""
 
-    trajectories: tuple[Trajectory, ...]
+    trajectories: tuple[Trajectory, ...] = field(repr=False)
     """One per task, in order."""
     temperature: float | None
     """That was imposed; None: the agent's own."""
@@ -39,6 +39,12 @@ class Report:
         return sum(rewards) / len(rewards) if rewards else math.nan
 
     @property
+    def counts_successes(self) -> bool:
+        """Whether there is a success to speak of: a reward set ``metrics["success"]``, or all rewards are 0 or 1."""
+        rewards = {t.reward for t in self.trajectories if t.reward is not None}
+        return any("success" in t.metrics for t in self.trajectories) or rewards <= {0.0, 1.0}
+
+    @property
     def successes(self) -> list[float]:
         """One number per run: ``metrics["success"]``, 0 where a run has none; the rewards where no run has any."""
         if any("success" in t.metrics for t in self.trajectories):
@@ -47,6 +53,7 @@ class Report:
 
     @property
     def success(self) -> float:
+        """The mean of ``successes``: a share of the runs where ``counts_successes``, else a mean reward."""
         return sum(self.successes) / len(self.successes)
 
     @property
@@ -58,6 +65,12 @@ class Report:
         variance = sum((x - self.success) ** 2 for x in self.successes) / (n - 1)
         return math.sqrt(variance / n)
 
+    def __str__(self) -> str:
+        low, high = self.interval
+        if self.counts_successes:
+            return f"success {self.success:.1%} (95 %: {low:.1%} to {high:.1%})"
+        return f"mean reward {self.success:.3g} (95 %: {low:.3g} to {high:.3g})"
+
     @property
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of ``success``: Wilson's where every run is 0 or 1, else the normal one."""
@@ -66,6 +79,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         return {
             "success": self.success,
+            "counts_successes": self.counts_successes,
             "n": len(self.trajectories),
             "stderr": self.stderr,
             "interval": self.interval,
@@ -123,7 +137,7 @@ class Evaluator:
         """Run the tasks, score the runs and keep the result as ``name``, in place of an earlier one."""
         at = "the agent's own temperature" if temperature is None else f"temperature {temperature:g}"
         assert self.tasks is not None
-        self.screen.phase(f"evaluation {name} at {at}", len(self.tasks))
+        self.screen.phase(f"evaluating, {name}: {at}", len(self.tasks))
         sampling = Sampling() if temperature is None else Sampling(temperature, top_p=1.0, top_k=0)
         groups = await self.run.collect(
             self.agent, self.tasks, group_size=1, split="eval", sampling=sampling, **self.shape
@@ -131,10 +145,7 @@ class Evaluator:
         groups = await self.run.score(groups, self.reward)
         self.run.forget_timings()
         report = Report(tuple(g.trajectories[0] for g in groups), temperature)
-        low, high = report.interval
-        self.screen.say(
-            f"{name}, {at}: success {report.success:.1%} (95 %: {low:.1%} to {high:.1%}) on {len(groups)} tasks"
-        )
+        self.screen.say(f"{name}, {at}: {report} on {len(groups)} tasks")
         kept = self.run.store.meta("evaluations", [])
         others = [it for it in kept if (it["name"], it["temperature"]) != (name, temperature)]
         ids = [t.rollout_id for t in report.trajectories]

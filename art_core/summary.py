@@ -35,7 +35,7 @@ def print_result(result: TrainResult, console: Console) -> None:
 
 
 def evaluation_table(report: Mapping[str, Any]) -> Table:
-    """Return a table of the evaluations: success with its 95 % interval."""
+    """Return a table of the evaluations, with 95 % intervals: of success, or of the mean reward where none is counted."""
     table = Table("evaluation", "temperature", "success", "95 % interval", "tasks", "mean reward")
     for it in report["evaluations"]:
         low, high = it["interval"]
@@ -43,8 +43,8 @@ def evaluation_table(report: Mapping[str, Any]) -> Table:
         table.add_row(
             it["name"],
             temperature,
-            f"{it['success']:.1%}",
-            f"{low:.1%} to {high:.1%}",
+            f"{it['success']:.1%}" if it["counts_successes"] else "-",
+            f"{low:.1%} to {high:.1%}" if it["counts_successes"] else f"{low:.3g} to {high:.3g}",
             str(it["n"]),
             "none" if it["mean_reward"] is None else f"{it['mean_reward']:.3f}",
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,23 +117,39 @@ async def _loop(
     eval_every: int, screen: Display, shape: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
-    flat = 0
+    flat = taught = 0
+    said: set[str] = set()
     await run.learner()
+    if run.step:
+        done = run.step >= run.config.steps
+        screen.say(f"{run.run_dir}: {'finished already' if done else 'going on'} after step {run.step}")
     screen.total(run.config.steps, run.step)
     while run.step < run.config.steps:
         batch = batch_of_step(tasks, run.step, run.config)
         screen.phase(f"step {run.step + 1}/{run.config.steps}: rollouts", len(batch) * run.config.group_size)
         groups = await run.collect(agent, batch, **shape)
+        for reason in why_failed(groups) - said:
+            screen.say(f"runs of the agent failed: {reason}; such runs are scored like all others")
+            said.add(reason)
         screen.phase(f"step {run.step + 1}/{run.config.steps}: scoring and learning", None)
         groups = await run.score(groups, reward)
         metrics = await run.learn(groups)
         for tracker in (*trackers, screen):
             tracker.log(run.step, metrics)
+        taught += bool(metrics["groups_with_contrast"])
         flat = 0 if metrics["groups_with_contrast"] else flat + 1
         if flat and flat % FLAT_STEPS == 0:
             screen.say(flat_advice(flat, groups))
         if eval_every and run.step % eval_every == 0 and run.step < run.config.steps:
             await evaluate_now.once(f"step {run.step}")
+    if flat and not taught and flat % FLAT_STEPS:
+        screen.say(flat_advice(flat, groups))
+
+
+def why_failed(groups: Sequence[Group]) -> set[str]:
+    """Return the reasons for which runs of the agent failed, the most frequent one where there are several."""
+    reasons = Counter(t.error for g in groups for t in g.trajectories if t.error)
+    return {reason for reason, _ in reasons.most_common(1)}
 
 
 def flat_advice(steps: int, groups: Sequence[Group]) -> str:
@@ -212,8 +229,14 @@ def open_run(run_dir: str | Path | None = None, *, model: str = "tiny", **settin
 
 def train_sync(*args: Any, **kwargs: Any) -> TrainResult:
     """``train`` for scripts: the same arguments, where no event loop runs."""
+    if _loop_runs():
+        raise ConfigError("an event loop is running here (a notebook, for example): use 'await art.train(...)'")
+    return asyncio.run(train(*args, **kwargs))
+
+
+def _loop_runs() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(train(*args, **kwargs))
-    raise ConfigError("an event loop is running here (a notebook, for example): use 'await art.train(...)'")
+        return False
+    return True

@@ -68,7 +68,7 @@ class Trajectory:
     """Every model call of one agent run, in the order in which they were answered, and how the run ended."""
 
     task: Any
-    calls: tuple[Call, ...]
+    calls: tuple[Call, ...] = field(repr=False)
     output: Any = None
     """What the agent returned; None where it failed."""
     reward: float | None = None

@@ -80,7 +80,7 @@ class Door:
 
     async def load(self, weights: Weights) -> None:
         """Serve these weights from the next call on. Calls in flight end with the old ones."""
-        if weights.live is not None:
+        if weights.live:
             # Teaches multiprocessing's pickler to send shared-memory tensors as handles.
             importlib.import_module("torch.multiprocessing")
         await self._ask("load", weights)

@@ -23,5 +23,4 @@ if __name__ == "__main__":
     report = asyncio.run(
         art.evaluate(build_agent(), tasks, model=options.model, reward=reward, temperature=options.temperature)
     )
-    low, high = report.interval
-    print(f"success {report.success:.1%} (95 %: {low:.1%} to {high:.1%}) on {len(tasks)} held-out tasks")
+    print(f"{report} on {len(tasks)} held-out tasks")
