@@ -54,16 +54,17 @@ class Report:
     @property
     def success(self) -> float:
         """The mean of ``successes``: a share of the runs where ``counts_successes``, else a mean reward."""
-        return sum(self.successes) / len(self.successes)
+        values = self.successes
+        return sum(values) / len(values)
 
     @property
     def stderr(self) -> float:
         """Standard error of ``success`` over the tasks; 0 for a single one."""
-        n = len(self.successes)
-        if n < 2:
+        values, mean = self.successes, self.success
+        if len(values) < 2:
             return 0.0
-        variance = sum((x - self.success) ** 2 for x in self.successes) / (n - 1)
-        return math.sqrt(variance / n)
+        variance = sum((x - mean) ** 2 for x in values) / (len(values) - 1)
+        return math.sqrt(variance / len(values))
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -74,7 +75,8 @@ class Report:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of ``success``: Wilson's where every run is 0 or 1, else the normal one."""
-        return interval(self.success, self.stderr, len(self.successes), binary=set(self.successes) <= {0.0, 1.0})
+        values = self.successes
+        return interval(self.success, self.stderr, len(values), binary=set(values) <= {0.0, 1.0})
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -45,6 +45,8 @@ class Plugins:
 
     def __init__(self, *extra: object, installed: bool = True) -> None:
         """``extra`` are plugin modules or objects beside the installed ones; ``installed=False`` looks for none."""
+        self._distributions: dict[str, importlib.metadata.Distribution] = {}
+        """By plugin name, of those that were found by their entry points."""
         self.manager = pluggy.PluginManager(GROUP)
         self.manager.add_hookspecs(hookspecs)
         # Calls go last-registered-first, so an installed plugin's answer beats the built-in one's.
@@ -77,6 +79,7 @@ class Plugins:
         where = f"plugin {entry.name!r} ({distribution.metadata['Name']} {distribution.version})"
         try:
             self.manager.register(entry.load(), entry.name)
+            self._distributions[entry.name] = distribution
         except Exception as error:
             raise PluginError(
                 f"{where} could not be loaded: {type(error).__name__}: {error}; "
@@ -87,10 +90,8 @@ class Plugins:
         """Return what is known of the plugin ``name``."""
         plugin = self.manager.get_plugin(name)
         hooks = tuple(sorted(caller.name for caller in self.manager.get_hookcallers(plugin) or ()))
-        for distribution in importlib.metadata.distributions():
-            if any(entry.group == GROUP and entry.name == name for entry in distribution.entry_points):
-                return Installed(name, distribution.metadata["Name"], distribution.version, hooks)
-        return Installed(name, "art-core", importlib.metadata.version("art-core"), hooks)
+        distribution = self._distributions.get(name) or importlib.metadata.distribution("art-core")
+        return Installed(name, distribution.metadata["Name"], distribution.version, hooks)
 
     def installed(self) -> list[Installed]:
         """Return every plugin, the built-in one first."""

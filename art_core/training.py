@@ -166,12 +166,14 @@ def flat_advice(steps: int, groups: Sequence[Group]) -> str:
 def batch_of_step(tasks: Sequence[Any], step: int, config: TrainConfig) -> list[Any]:
     """Return the tasks of a step: every epoch is a fresh order of all tasks, and the same for the same seed."""
     first = step * config.tasks_per_step
+    orders: dict[int, list[int]] = {}
     picked = []
     for index in range(first, first + config.tasks_per_step):
         epoch, place = divmod(index, len(tasks))
-        order = list(range(len(tasks)))
-        random.Random(f"{config.seed}/{epoch}").shuffle(order)
-        picked.append(tasks[order[place]])
+        if epoch not in orders:
+            orders[epoch] = list(range(len(tasks)))
+            random.Random(f"{config.seed}/{epoch}").shuffle(orders[epoch])
+        picked.append(tasks[orders[epoch][place]])
     return picked
 
 
