@@ -1,0 +1,166 @@
+"""Tokens to compute for some groups of runs, and the time from stored calls to tensors, beside ART's packing."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from art_core.store import Store
+from art_core.token_tree import build_tree
+from art_core.types import TokenTree, Trajectory
+from bench import tree as ours
+from bench.peers import art_side
+from bench.peers.batch import history_rows, load_tokenizer, trie_size
+from bench.synthetic import ChatCall, TokenCall, chat_group, token_calls, trajectories_of
+from bench.tables import table
+
+STYLES = ("text", "tools", "tools/sdk", "text+fork", "tools+fork", "tools+fork+subagent", "tools+fork+subagent/sdk")
+"""``/sdk``: assistant messages are sent back as the OpenAI client's objects; it changes nothing but for ART."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of runs in one style."""
+
+    chats: list[list[list[ChatCall]]]
+    runs: list[list[list[TokenCall]]]
+    rewards: list[list[float]]
+
+    @property
+    def calls(self) -> list[list[tuple[int, ...]]]:
+        """Per group: the tokens of every call."""
+        return [[call.prompt + call.sampled for run in group for call in run] for group in self.runs]
+
+
+def run(options: Namespace) -> None:
+    """Print the tables of tokens and of time."""
+    tokenizer = load_tokenizer()
+    tokens, times = [], []
+    styles = options.styles.split(",") if options.styles else STYLES
+    for style in styles:
+        groups = make_groups(tokenizer, style.split("/")[0], options.groups, options.group_size, options.max_turns)
+        art = measure_art(tokenizer, groups, options, sdk=style.endswith("/sdk"))
+        trees, seconds = measure_ours(groups, options.repeats)
+        unique = sum(trie_size(calls) for calls in groups.calls)
+        called = sum(len(row) for calls in groups.calls for row in calls)
+        histories = sum(len(row.ids) for group in groups.runs for run in group for row in history_rows(run))
+        mine = ours.computed_tokens(trees)
+        packed = ours.computed_tokens(trees, options.row)
+        tokens.append([
+            style, unique, called / unique, histories / unique, *(it / unique for it in art.areas), mine / unique,
+            packed / unique,
+        ])  # fmt: skip
+        micro = [1e6 * it for it in (art.seconds, sum(seconds))]
+        times.append([
+            style, micro[0] / called, *(1e6 * it / called for it in seconds), micro[1] / called, micro[0] / art.live,
+            micro[1] / unique,
+        ])  # fmt: skip
+    print(
+        f"\n## Tokens to compute, per unique token\n\n{options.groups} groups of {options.group_size} runs; padding counted; "
+        f"rows of {options.row} tokens where rows are packed\n"
+    )
+    head = ["style", "unique tokens", "calls", "histories", "ART a history a row", "ART packed", "ours", "ours packed"]
+    print(table(head, tokens))
+    print(
+        f"\n## Microseconds from stored calls to tensors\n\nBest of {options.repeats}. ART: tokenizing and packing what it "
+        "holds in memory. Ours: run.sqlite from the disk cache (read), tree (build), torch tensors.\n"
+    )
+    head = ["style", "ART / call token", "ours read", "ours build", "ours tensors", "ours / call token"]
+    print(table([*head, "ART / its live token", "ours / unique token"], times), flush=True)
+
+
+def make_groups(tokenizer: Any, style: str, groups: int, size: int, max_turns: int) -> Groups:
+    chats = [chat_group(tokenizer, seed=seed, style=style, size=size, max_turns=max_turns) for seed in range(groups)]
+    runs = [[token_calls(tokenizer, run) for run in group] for group in chats]
+    rng = random.Random(0)
+    return Groups(chats, runs, [[rng.random() for _ in group] for group in chats])
+
+
+@dataclass(frozen=True)
+class ArtFigures:
+    """What ART made of the groups; NaN without ART."""
+
+    areas: tuple[float, float] = (float("nan"), float("nan"))
+    """Tokens with padding: a history a row, and packed."""
+    live: float = float("nan")
+    seconds: float = float("nan")
+    """Tokenizing and packing; the best of the repeats."""
+
+
+def measure_art(tokenizer: Any, groups: Groups, options: Namespace, *, sdk: bool) -> ArtFigures:
+    try:
+        captured = art_side.capture(list(zip(groups.chats, groups.runs, groups.rewards, strict=True)), sdk=sdk)
+    except ImportError as error:
+        print(f"left out: ART, because {error}", flush=True)
+        return ArtFigures()
+    seconds = []
+    for _ in range(options.repeats):
+        gc.collect()
+        started = time.perf_counter()
+        histories = art_side.tokenize(tokenizer, captured)
+        tensors = art_side.pack(tokenizer, histories, options.row)
+        seconds.append(time.perf_counter() - started)
+    trained = [history for history in histories if sum(history.assistant_mask)]
+    longest = max(len(history.token_ids) for history in histories)
+    rows = float(len(trained) * -(-longest // 2048) * 2048)
+    live = float((tensors["group_ids"] != -1).sum())
+    return ArtFigures((rows, float(tensors["tokens"].numel())), live, min(seconds))
+
+
+def measure_ours(groups: Groups, repeats: int) -> tuple[list[TokenTree], tuple[float, float, float]]:
+    """Return the trees of the groups, and the least seconds of reading the calls, building the trees, making tensors."""
+    with tempfile.TemporaryDirectory(prefix="art-bench-store") as folder:
+        path = Path(folder) / "run.sqlite"
+        write(path, groups)
+        found = [read_and_build(path, len(groups.runs)) for _ in range(repeats)]
+    trees = found[0][0]
+    return trees, tuple(min(seconds[part] for _, seconds in found) for part in range(3))
+
+
+def write(path: Path, groups: Groups) -> None:
+    """Store the calls as a run would have, group after group."""
+    with Store(path) as store:
+        for number, (runs, rewards, chats) in enumerate(zip(groups.runs, groups.rewards, groups.chats, strict=True)):
+            for trajectory in trajectories_of(runs, rewards, chats):
+                rollout_id = f"{number}-{trajectory.rollout_id}"
+                store.add_rollout(rollout_id, task=trajectory.task, step=number, group=str(number))
+                for call in trajectory.calls:
+                    store.record(rollout_id, call)
+                store.finish_rollout(rollout_id)
+                store.add_scores([rollout_id], [trajectory.reward])
+
+
+def read_and_build(path: Path, groups: int) -> tuple[list[TokenTree], tuple[float, float, float]]:
+    """Go from the file to tensors once; the trees, and the seconds of the three parts."""
+    gc.collect()
+    with Store(path) as store:
+        stored, reading = timed(lambda: [store.trajectories(step=number) for number in range(groups)])
+    trees, building = timed(lambda: [build_tree(runs, advantages_of(runs)) for runs in stored])
+    _, converting = timed(lambda: [as_tensors(tree) for tree in trees])
+    return trees, (reading, building, converting)
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - started
+
+
+def advantages_of(runs: Sequence[Trajectory]) -> list[float]:
+    middle = median(run.reward or 0.0 for run in runs)
+    return [(run.reward or 0.0) - middle for run in runs]
+
+
+def as_tensors(tree: TokenTree) -> list[torch.Tensor]:
+    """Return every array of the tree as a tensor of its own."""
+    return [torch.from_numpy(array).clone() for array in vars(tree).values()]

@@ -1,0 +1,26 @@
+"""Numbers -> a table in Markdown. Knows nothing about what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def shown(value: object) -> str:
+    """Return a cell: three significant digits for a float, ``-`` for None and NaN."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table with aligned columns."""
+    cells = [list(head), *([shown(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
+    ]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])

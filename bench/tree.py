@@ -1,0 +1,53 @@
+"""The one place where the measurements touch art_core's tree forward, so that a change there is a change here only."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from art_core import losses
+from art_core.learner import tree_logprobs
+from art_core.types import LossInputs, TokenTree
+
+
+def logprobs(model: torch.nn.Module, tree: TokenTree, backend: str | None = None) -> Tensor:
+    """Return the logprobs of the trained targets. ``backend`` is one of art_core's; None leaves the choice to it."""
+    if backend is None:
+        return tree_logprobs(model, tree, weighted_only=True)
+    if "backend" not in inspect.signature(tree_logprobs).parameters:
+        raise NotImplementedError(f"tree_logprobs takes no backend, so {backend!r} cannot be asked for")
+    return tree_logprobs(model, tree, weighted_only=True, backend=backend)
+
+
+def loss_inputs(tree: TokenTree, new: Tensor, step_trajectories: int | None = None) -> LossInputs:
+    """Return the trained targets with the ratio at 1, as in the first step on freshly sampled runs."""
+    rows = np.flatnonzero(tree.weights)
+
+    def tensor(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values[rows]).to(new.device)
+
+    return LossInputs(
+        logprobs=new, old_logprobs=new.detach(), ref_logprobs=None, advantages=tensor(tree.advantages),
+        weights=tensor(tree.weights), trajectory=tensor(tree.trajectory), call=tensor(tree.call),
+        step_trajectories=step_trajectories,
+    )  # fmt: skip
+
+
+def backward(
+    model: torch.nn.Module,
+    trees: Sequence[TokenTree],
+    compute: Callable[[torch.nn.Module, TokenTree], Tensor] = logprobs,
+) -> None:
+    """Add the gradient of GRPO over all ``trees``; ``compute`` gives the logprobs of a tree's trained targets."""
+    trajectories = sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in trees)
+    for tree in trees:
+        losses.grpo(loss_inputs(tree, compute(model, tree), trajectories)).loss.backward()
+
+
+def computed_tokens(trees: Sequence[TokenTree], budget: int | None = None) -> int:
+    """Return the tokens, padding counted, that the forward passes over ``trees`` compute."""
+    return sum(tree.num_tokens for tree in trees)
