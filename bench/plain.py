@@ -78,27 +78,36 @@ def dense_tree_logprobs(model: torch.nn.Module, tree: TokenTree) -> Tensor:
 
 
 def call_logprobs(model: torch.nn.Module, tree: TokenTree, size: int = 1) -> Tensor:
-    """Return the logprobs of the trained targets in the tree's order, every call computed in a row of its own.
+    """Return the logprobs of the trained targets in the tree's order, every call computed in a row of its own."""
+    parts = list(call_batches(model, tree, size))
+    order = np.argsort(np.concatenate([places for places, _ in parts]), kind="stable")
+    return torch.cat([logprobs for _, logprobs in parts])[_tensor(order, parts[0][1].device)]
 
-    ``size`` rows are padded into one forward pass. Differentiable.
+
+def call_batches(model: torch.nn.Module, tree: TokenTree, size: int = 1) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Yield logprobs of trained targets with their places among them; ``size`` calls are padded into one forward pass.
+
+    Shortest calls first. Each can be sent backward before the next is computed.
     """
+    device = next(model.parameters()).device
     trained = np.flatnonzero(tree.weights)
-    members = [trained[tree.call[trained] == call] for call in np.unique(tree.call[trained])]
-    members.sort(key=lambda targets: int(tree.depths[tree.target_tokens[targets[-1]]]))
-    parts = []
-    for start in range(0, len(members), size):
-        batch = members[start : start + size]
-        device = next(model.parameters()).device
-        paths = [tree.tokens[path_to(tree, int(tree.target_tokens[targets[-1]]))] for targets in batch]
+    members = [np.flatnonzero(tree.call[trained] == call) for call in np.unique(tree.call[trained])]
+    ends = [int(tree.target_tokens[trained[places[-1]]]) for places in members]
+    order = np.argsort(tree.depths[ends], kind="stable")
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        paths = [tree.tokens[path_to(tree, ends[number])] for number in batch]
         mask = padded([np.ones(len(path)) for path in paths], device) if len(paths) > 1 else None
         logits = model(input_ids=padded(paths, device), attention_mask=mask, use_cache=False).logits
-        for row, targets in enumerate(batch):
-            rows = logits[row, _tensor(tree.depths[tree.target_contexts[targets]], device)].float()
-            scores = rows / _tensor(tree.temperatures[targets], device)[:, None]
-            sampled = _tensor(tree.tokens[tree.target_tokens[targets]], device)
-            parts.append(scores.gather(-1, sampled[:, None])[:, 0] - scores.logsumexp(-1))
-    order = np.argsort(np.concatenate(members), kind="stable")
-    return torch.cat(parts)[_tensor(order, parts[0].device)]
+        found = [_of_targets(logits[row], tree, trained[members[number]]) for row, number in enumerate(batch)]
+        yield np.concatenate([members[number] for number in batch]), torch.cat(found)
+
+
+def _of_targets(logits: Tensor, tree: TokenTree, targets: np.ndarray) -> Tensor:
+    rows = logits[_tensor(tree.depths[tree.target_contexts[targets]], logits.device)].float()
+    scores = rows / _tensor(tree.temperatures[targets], logits.device)[:, None]
+    sampled = _tensor(tree.tokens[tree.target_tokens[targets]], logits.device)
+    return scores.gather(-1, sampled[:, None])[:, 0] - scores.logsumexp(-1)
 
 
 def path_to(tree: TokenTree, token: int) -> np.ndarray:

@@ -23,18 +23,25 @@ def logprobs(model: torch.nn.Module, tree: TokenTree, backend: str | None = None
     return tree_logprobs(model, tree, weighted_only=True, backend=backend)
 
 
-def loss_inputs(tree: TokenTree, new: Tensor, step_trajectories: int | None = None) -> LossInputs:
-    """Return the trained targets with the ratio at 1, as in the first step on freshly sampled runs."""
+def loss_inputs(
+    tree: TokenTree, new: Tensor, step_trajectories: int | None = None, *, on_policy: bool = True
+) -> LossInputs:
+    """Return the trained targets; ``on_policy`` puts the ratio at 1, whatever old logprobs were recorded."""
     rows = np.flatnonzero(tree.weights)
 
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[rows]).to(new.device)
 
     return LossInputs(
-        logprobs=new, old_logprobs=new.detach(), ref_logprobs=None, advantages=tensor(tree.advantages),
-        weights=tensor(tree.weights), trajectory=tensor(tree.trajectory), call=tensor(tree.call),
-        step_trajectories=step_trajectories,
+        logprobs=new, old_logprobs=new.detach() if on_policy else tensor(tree.old_logprobs), ref_logprobs=None,
+        advantages=tensor(tree.advantages), weights=tensor(tree.weights), trajectory=tensor(tree.trajectory),
+        call=tensor(tree.call), step_trajectories=step_trajectories,
     )  # fmt: skip
+
+
+def trained_trajectories(trees: Sequence[TokenTree]) -> int:
+    """Return N of the loss: how many trajectories of the step have trained targets."""
+    return sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in trees)
 
 
 def backward(
@@ -43,7 +50,7 @@ def backward(
     compute: Callable[[torch.nn.Module, TokenTree], Tensor] = logprobs,
 ) -> None:
     """Add the gradient of GRPO over all ``trees``; ``compute`` gives the logprobs of a tree's trained targets."""
-    trajectories = sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in trees)
+    trajectories = trained_trajectories(trees)
     for tree in trees:
         losses.grpo(loss_inputs(tree, compute(model, tree), trajectories)).loss.backward()
 

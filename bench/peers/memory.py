@@ -15,6 +15,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -45,9 +46,8 @@ def run(options: Namespace) -> None:
     for side in sides:
         for vocabulary in (int(size) for size in options.vocabularies.split(",")):
             peaks = [peak_of_child(side, tokens, vocabulary, options) for tokens in sizes]
-            growth = [later / before if before else None for before, later in zip(peaks, peaks[1:], strict=False)]
-            worst = max((it for it in growth if it is not None), default=None)
-            rows.append([side, vocabulary, *peaks, worst])
+            growth = [later / before for before, later in pairwise(peaks) if before and later]
+            rows.append([side, vocabulary, *peaks, max(growth, default=None)])
             print(f"  {side}, vocabulary {vocabulary}: {peaks}", file=sys.stderr, flush=True)
     print(
         table(["side", "vocabulary", *(f"{size} tokens" for size in sizes), "most growth per step"], rows), flush=True

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import art_core as art
 
@@ -11,16 +12,20 @@ from .tasks import held_out_tasks, training_tasks
 
 
 def run(
-    steps: int = 45, seed: int = 0, judge: str | None = None, run_dir: Path | None = None, eval_tasks: int = 300
-) -> art.TrainResult:
-    """Train on the reward from the known answer, or on RULER's scores by ``judge``; measure by the known answer."""
+    steps: int = 45, seed: int = 0, judge: str | None = None, run_dir: Path | None = None, eval_tasks: int = 300,
+    **settings: Any,
+) -> art.TrainResult:  # fmt: skip
+    """Train on the reward from the known answer, or on RULER's scores by ``judge``; measure by the known answer.
+
+    ``settings`` are further keywords of ``art.train``.
+    """
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
     if judge:
         os.environ["ART_JUDGE"] = judge
     return art.train_sync(
         build_agent(), training_tasks(500, seed), model="tiny", reward="ruler" if judge else reward, steps=steps,
         learning_rate=5e-4, seed=seed, run_dir=run_dir, eval_tasks=held_out_tasks(eval_tasks), eval_reward=reward,
-        eval_temperatures=(1.0, None),
+        eval_temperatures=(1.0, None), **settings,
     )  # fmt: skip
 
 
