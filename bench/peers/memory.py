@@ -55,7 +55,7 @@ def run(options: Namespace) -> None:
 
 
 def peak_of_child(side: str, tokens: int, vocabulary: int, options: Namespace) -> float | None:
-    """Return the peak in MB; None where the child needed more than ``--most-gb`` and was ended by its limit."""
+    """Return the peak in MB; None where the child needed more than ``--most-gb`` (on Linux) and was ended by that limit."""
     job = {
         "side": side, "tokens": tokens, "vocabulary": vocabulary, "size": options.size, "runs": options.group_size,
         "most": options.most_gb, "micro_batch": options.micro_batch,
@@ -76,8 +76,8 @@ def peak_of_child(side: str, tokens: int, vocabulary: int, options: Namespace) -
 
 def measure(job: dict) -> float:
     """Do one side's step in this process and return its peak in MB."""
-    limit = int(job["most"] * 2**30)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_DATA, (int(job["most"] * 2**30), resource.RLIM_INFINITY))
     model = random_model(job["size"], job["vocabulary"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
 

@@ -1,0 +1,326 @@
+"""What one machine with an NVIDIA GPU can check alone: exactness, speed and memory of the tree forward, on random weights.
+
+    python -m bench.gpu_check --out gpu.md
+    python -m bench.gpu_check --device cpu --tiny          the same code at a toy size
+
+Needs torch, transformers and peft, no network. Every section is a process of its own, so that none can end another; what
+fails stands in the table with its error. ``--only`` takes some of the sections, ``--timeout`` bounds each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bench.tables import table
+
+if TYPE_CHECKING:
+    import torch
+
+    from art_core.types import TokenTree
+
+# torch, transformers and what imports them come inside functions: Unsloth has to be imported before them.
+
+BACKENDS = ("flex", "dense", "segments", "paths")
+"""art_core's ways through a tree; which exist depends on the device."""
+CALLS = "call by call"
+CHOICE = "art_core's choice"
+HEAD = ["model", "tokens", "way", "seconds", "tree tokens/s", "computed tokens/s", "peak GiB above weights", "note"]
+
+Work = Callable[[], Sequence[object]]
+
+
+class Machine:
+    """Where to measure and how large."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        self.torch = torch
+        self.device = torch.device(options.device)
+        self.tiny = options.tiny
+        self.repeats = options.repeats
+        self.sizes: list[str] = ["toy"] if self.tiny else options.sizes.split(",")
+        self.tokens = [96, 192] if self.tiny else [int(it) for it in options.tokens.split(",")]
+        self.runs = options.runs
+        self.backends: list[str] = options.backends.split(",")
+
+    @property
+    def vocabulary(self) -> int:
+        from bench.shapes import QWEN3_VOCABULARY
+
+        return 512 if self.tiny else QWEN3_VOCABULARY
+
+    def model(self, size: str, dtype: torch.dtype) -> torch.nn.Module:
+        from bench.shapes import random_model
+
+        return random_model("toy" if self.tiny else size, self.vocabulary, dtype, self.device)
+
+    def tree(self, tokens: int) -> TokenTree:
+        from art_core.token_tree import build_tree
+        from bench.synthetic import random_trajectories
+
+        trajectories = random_trajectories(tokens, self.vocabulary, runs=self.runs)
+        return build_tree(trajectories, [1.0 if number % 2 else -0.5 for number in range(self.runs)])
+
+    def clear(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            self.torch.cuda.empty_cache()
+
+    def timed(self, work: Callable[[], None]) -> tuple[float, float | None]:
+        """Return the median seconds of ``work`` after a first, unmeasured time, and its peak memory in GiB above what
+        was there before (None on the CPU)."""
+        cuda = self.torch.cuda if self.device.type == "cuda" else None
+        work()  # compiles kernels, where a way has them
+        self.clear()
+        before = cuda.memory_allocated() if cuda else 0
+        if cuda:
+            cuda.reset_peak_memory_stats()
+        seconds = []
+        for _ in range(self.repeats):
+            started = time.perf_counter()
+            work()
+            if cuda:
+                cuda.synchronize()
+            seconds.append(time.perf_counter() - started)
+        return median(seconds), (cuda.max_memory_allocated() - before) / 2**30 if cuda else None
+
+
+def exactness(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
+    """Logprobs and gradients of every way against call by call in float32."""
+    torch = machine.torch
+    tree = machine.tree(min(machine.tokens[0], 4096))
+    size = machine.sizes[0]
+    reference, gradient = _logprobs_and_gradient(machine, machine.model(size, torch.float32), tree, CALLS)
+    rows: list[Sequence[object]] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = machine.model(size, torch.float32).to(dtype)  # the same numbers, rounded
+        for way in (CALLS, CHOICE, *machine.backends):
+
+            def work(way: str = way, model: Any = model) -> Sequence[object]:
+                new, found = _logprobs_and_gradient(machine, model, tree, way)
+                gap = (new - reference).abs()
+                error = float((found - gradient).norm() / gradient.norm())
+                return [f"{float(gap.max()):.1e}", f"{float(gap.mean()):.1e}", f"{error:.1e}"]
+
+            rows.append([str(dtype).removeprefix("torch."), way, *attempt(work, 3)])
+        del model
+        machine.clear()
+    head = ["dtype", "way", "largest logprob gap", "mean gap", "relative gradient error", "note"]
+    return head, rows
+
+
+def _logprobs_and_gradient(machine: Machine, model: Any, tree: TokenTree, way: str) -> tuple[Any, Any]:
+    """Return the logprobs, and the gradient of a fixed sum of them, both on the CPU in float32."""
+    torch = machine.torch
+    model.zero_grad()
+    new = torch.cat([it.detach() for it in _backward(model, tree, way)])
+    parameters = [it for it in model.parameters() if it.grad is not None]
+    gradient = torch.cat([it.grad.flatten().float().cpu() for it in parameters])
+    model.zero_grad()
+    return new.float().cpu(), gradient
+
+
+def _backward(model: Any, tree: TokenTree, way: str) -> list[Any]:
+    """Add the gradient of the sum of advantage * logprob / targets; return the logprobs, in the tree's order."""
+    import numpy as np
+    import torch
+
+    from bench import tree as ours
+    from bench.plain import call_batches
+
+    device = next(model.parameters()).device
+    weights = torch.from_numpy(tree.advantages[np.flatnonzero(tree.weights)]).to(device) / tree.num_targets
+    if way != CALLS:
+        new = ours.logprobs(model, tree, None if way == CHOICE else way)
+        (new * weights).sum().backward()
+        return [new]
+    ordered = torch.zeros_like(weights)
+    for places, new in call_batches(model, tree):
+        index = torch.from_numpy(places).to(device)
+        (new * weights[index]).sum().backward()
+        ordered[index] = new.detach()
+    return [ordered]
+
+
+def speed(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
+    """Forward and backward in bfloat16, all weights trained."""
+    rows: list[Sequence[object]] = []
+    for size in machine.sizes[:1]:
+        model = machine.model(size, machine.torch.bfloat16)
+        rows += _speed_rows(machine, model, size, (CALLS, CHOICE, *machine.backends))
+        del model
+        machine.clear()
+    return HEAD, rows
+
+
+def lora(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
+    """LoRA of rank 16 on every linear layer with gradient checkpointing, bfloat16."""
+    from peft import LoraConfig, get_peft_model
+
+    rows: list[Sequence[object]] = []
+    for size in machine.sizes[-1:]:
+        model = machine.model(size, machine.torch.bfloat16)
+        config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, config).train()
+        rows += _speed_rows(machine, model, f"{size} LoRA", (CALLS, CHOICE))
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        rows += _speed_rows(machine, model, f"{size} LoRA, checkpointing", (CALLS, CHOICE, *machine.backends))
+    return HEAD, rows
+
+
+def _speed_rows(machine: Machine, model: Any, name: str, ways: Sequence[str]) -> list[Sequence[object]]:
+    from bench.plain import call_tokens, path_tokens
+
+    rows: list[Sequence[object]] = []
+    for tokens in machine.tokens:
+        tree = machine.tree(tokens)
+        for way in ways:
+
+            def work(tree: TokenTree = tree, way: str = way) -> Sequence[object]:
+                def step() -> None:
+                    _backward(model, tree, way)
+                    model.zero_grad()
+
+                seconds, peak = machine.timed(step)
+                computed = {CALLS: call_tokens, "paths": path_tokens}.get(way, lambda it: it.num_tokens)(tree)
+                return [seconds, tree.num_tokens / seconds, computed / seconds, peak]
+
+            rows.append([name, tree.num_tokens, way, *attempt(work, 4)])
+            model.zero_grad()
+            machine.clear()
+    return rows
+
+
+def unsloth(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
+    """Unsloth's FastLanguageModel with LoRA of rank 16: call by call, and through the tree."""
+    from unsloth import FastLanguageModel
+
+    from art_core.config import TINY
+
+    torch = machine.torch
+    with tempfile.TemporaryDirectory(prefix="art-gpu-check") as folder:
+        model = machine.model(machine.sizes[0], torch.bfloat16)
+        model.save_pretrained(folder)
+        del model
+        machine.clear()
+        for file in (*TINY.glob("*token*"), TINY / "chat_template.jinja"):
+            shutil.copy(file, folder)
+        model, _ = FastLanguageModel.from_pretrained(
+            folder, max_seq_length=max(machine.tokens), dtype=torch.bfloat16, load_in_4bit=False, local_files_only=True
+        )
+    model = FastLanguageModel.get_peft_model(model, r=16, lora_alpha=32, use_gradient_checkpointing="unsloth")
+    model.config.use_cache = False
+    return HEAD, _speed_rows(machine, model.train(), f"{machine.sizes[0]} Unsloth LoRA", (CALLS, CHOICE, "paths"))
+
+
+SECTIONS = {"exactness": exactness, "speed": speed, "lora": lora, "unsloth": unsloth}
+
+
+def attempt(work: Work, width: int) -> list[object]:
+    """Return the ``width`` cells that ``work`` gives and an empty note, or its error as the note: the boundary within a
+    section."""
+    try:
+        return [*work(), ""]
+    except Exception as error:  # noqa: BLE001 - whatever one way cannot do, the others are still measured
+        return [*[None] * width, _short(f"{type(error).__name__}: {error}")]
+
+
+def _short(text: str) -> str:
+    first = next((line for line in text.splitlines() if line.strip()), "no message")
+    return first.strip().replace("|", "/")[:110]
+
+
+def run_section(name: str, options: argparse.Namespace) -> str:
+    """Return a section's table as Markdown, measured in a child process."""
+    command = [sys.executable, "-m", "bench.gpu_check", "--child", name, "--device", options.device]
+    for option in ("sizes", "tokens", "backends", "repeats", "runs"):
+        command += [f"--{option}", str(getattr(options, option))]
+    started = time.perf_counter()
+    try:
+        child = subprocess.run(
+            [*command, *(["--tiny"] if options.tiny else [])],
+            capture_output=True,
+            text=True,
+            timeout=options.timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"## {name}\n\nnot finished within {options.timeout:.0f} s\n"
+    if child.returncode:
+        lines = [line for line in child.stderr.splitlines() if line.strip()] or ["no message"]
+        return f"## {name}\n\nfailed with exit code {child.returncode}: {_short(lines[-1])}\n"
+    head, rows = json.loads(child.stdout.splitlines()[-1])
+    took = f"({time.perf_counter() - started:.0f} s with loading)"
+    return f"## {name}\n\n{SECTIONS[name].__doc__} {took}\n\n{table(head, rows)}\n"
+
+
+def describe(options: argparse.Namespace) -> str:
+    """Return the lines that say what was measured on."""
+    import torch
+
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    versions = []
+    for package in ("torch", "transformers", "peft", "unsloth"):
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            versions.append(f"no {package}")
+    return (
+        f"# {name}\n\n{', '.join(versions)}, CUDA {torch.version.cuda}, Python {sys.version.split()[0]}; random weights; "
+        f"trees of {options.runs} runs of 4 turns, an eighth of each tree shared by all; median of {options.repeats}, the "
+        "first left out; TF32 off\n"
+    )
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", type=Path, help="also write the tables here, after every section")
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--tiny", action="store_true", help="a toy model and two small trees")
+    add("--only", help=f"comma separated, of {', '.join(SECTIONS)}")
+    add("--sizes", default="0.6b,4b", help="the first for exactness, speed and Unsloth, the last for LoRA")
+    add("--tokens", default="4096,8192,16384,32768", help="of a tree")
+    add("--backends", default=",".join(BACKENDS))
+    add("--runs", type=int, default=8)
+    add("--repeats", type=int, default=3)
+    add("--timeout", type=float, default=1200.0, help="seconds for each section")
+    add("--child", choices=tuple(SECTIONS), help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.child:
+        if options.child == "unsloth":
+            import unsloth as _  # noqa: F401 - it has to come before torch and transformers
+        print("\n" + json.dumps(SECTIONS[options.child](Machine(options))))
+        return
+    report = describe(options)
+    print(report, flush=True)
+    for name in options.only.split(",") if options.only else SECTIONS:
+        section = run_section(name, options)
+        print(section, flush=True)
+        report += "\n" + section
+        if options.out:
+            options.out.write_text(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The measurements at a toy size, so that they cannot rot. No timing is looked at."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from tree_cases import FORKED, make_model
+
+from art_core.config import TINY, TrainConfig
+from art_core.learner import TorchLearner, tree_logprobs
+from art_core.losses import grpo
+from art_core.token_tree import build_tree
+from bench import gpu_check, sample_efficiency, tables
+from bench import tree as ours
+from bench.peers import memory, packing, step
+from bench.peers.__main__ import parse
+from bench.peers.batch import load_tokenizer, make_batch, trie_size
+from bench.plain import call_logprobs, call_tokens, dense_tree_logprobs, path_tokens
+from bench.shapes import random_model
+from bench.synthetic import random_trajectories
+
+TOY = ["--size", "toy", "--group-size", "2", "--max-turns", "2", "--repeats", "1"]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_reference_computes_every_call_in_a_row_of_its_own(size):
+    model, tree = make_model("qwen3"), build_tree(FORKED)
+    trained = np.flatnonzero(tree.weights)
+    torch.testing.assert_close(call_logprobs(model, tree, size), tree_logprobs(model, tree)[trained].float())
+
+
+def test_tokens_are_counted_as_the_calls_and_paths_have_them():
+    tree = build_tree(FORKED)
+    trained = [call for trajectory in FORKED for call in trajectory.calls if call.finish_reason != "aborted"]
+    assert call_tokens(tree) == sum(len(call.prompt_ids) + len(call.sampled_ids) for call in trained)
+    assert path_tokens(tree) == 9 + 6 + 8
+
+
+def test_random_runs_make_a_tree_of_the_size_that_was_asked_for():
+    tree = build_tree(random_trajectories(1000, 2048))
+    assert tree.num_tokens == 1000
+    assert len(np.unique(tree.call)) == 8 * 4
+
+
+def test_all_sides_of_the_step_have_one_gradient(capsys):
+    batch = make_batch(load_tokenizer(), style="text+fork", group_size=2, max_turns=3)
+    assert batch.trained == batch.tree.num_targets
+    sides = step.make_sides(load_tokenizer(), random_model("toy", 2048), batch, 2, ["TRL", "ART"])
+    step.measure(sides, 1)
+    _, rows = step.rows_of(sides, batch)
+    assert [row[0] for row in rows] == [step.CALLS, step.HISTORIES, step.PADDED, step.DENSE, step.OURS]
+    assert all(float(row[-1]) < 1e-5 for row in rows)
+
+
+def test_the_step_says_what_the_tree_saves(capsys):
+    step.run(parse(["--only", "step", *TOY, "--skip", "TRL,ART,naive"]))
+    said = capsys.readouterr().out
+    assert "| ours " in said
+    assert "x the tree's tokens, ours" in said
+
+
+def test_packing_computes_no_token_of_a_group_twice(capsys):
+    groups = packing.make_groups(load_tokenizer(), "tools+fork+subagent", 2, 2, 3)
+    trees, _ = packing.measure_ours(groups, 1)
+    assert ours.computed_tokens(trees) == sum(trie_size(calls) for calls in groups.calls)
+    packing.run(parse(["--only", "pack", *TOY, "--groups", "1", "--styles", "text"]))
+    assert "| text " in capsys.readouterr().out
+
+
+def test_memory_is_measured_in_a_process_of_its_own():
+    options = parse(["--only", "memory", *TOY])
+    peak = memory.peak_of_child("ours", 512, 2048, options)
+    assert peak is not None
+    assert 0 < peak < 1000
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
+def test_a_side_that_needs_too_much_memory_has_no_figure():
+    options = parse(["--only", "memory", *TOY, "--most-gb", "2"])
+    assert memory.peak_of_child("naive tree, dense mask", 20_000, 2048, options) is None
+
+
+@pytest.mark.parametrize("section", ["exactness", "speed", "lora"])
+def test_the_gpu_check_runs_without_a_gpu(section):
+    options = gpu_check.parse(["--device", "cpu", "--tiny", "--repeats", "1", "--backends", "no such way"])
+    head, rows = gpu_check.SECTIONS[section](gpu_check.Machine(options))
+    assert all(len(row) == len(head) for row in rows)
+    failed = [row for row in rows if row[-1]]
+    assert {row[head.index("way")] for row in failed} == {"no such way"}
+    if section == "exactness":
+        assert all(float(row[-2]) < 1e-5 for row in rows if row[0] == "float32" and row not in failed)
+
+
+def test_a_section_that_does_not_finish_stands_in_the_report(tmp_path, capsys):
+    out = tmp_path / "gpu.md"
+    gpu_check.main(["--device", "cpu", "--tiny", "--only", "speed,lora", "--timeout", "0.01", "--out", str(out)])
+    assert out.read_text().count("not finished within") == 2
+
+
+def test_dense_masks_agree_with_the_reference():
+    model, tree = random_model("toy", 64).double(), build_tree(random_trajectories(200, 64))
+    torch.testing.assert_close(
+        dense_tree_logprobs(model, tree).float(), call_logprobs(model, tree), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_call_by_call_takes_the_same_step_as_the_tree():
+    calls = [random_trajectories(120, 800, runs=3, seed=seed) for seed in (1, 2)]
+    trees = [build_tree([replace(it, reward=None) for it in group], [1.0, -1.0, 0.5]) for group in calls]
+    config = TrainConfig(learning_rate=1e-3, max_grad_norm=1e9)
+    learners = TorchLearner(TINY, config, grpo), sample_efficiency.CallByCallLearner(TINY, config, grpo)
+    norms = [learner.step(trees)["grad_norm"] for learner in learners]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+    assert learners[0].version == learners[1].version == 1
+
+
+def test_curves_of_several_seeds_are_pooled_and_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    for which in sample_efficiency.LEARNERS:
+        for seed in (0, 1):
+            folder = tmp_path / f"{which}-{seed}"
+            folder.mkdir()
+            found = [
+                {"step": at, "temperature": 1.0, "success": 0.25 + 0.1 * at, "n": 20, "interval": [0.1, 0.9]}
+                for at in (0, 1, 2)
+            ]
+            (folder / "report.json").write_text(json.dumps({"evaluations": found, "steps": 2}))
+            lines = [json.dumps({"step": at, "learner/seconds": 1.5}) for at in (1, 2)]
+            (folder / "metrics.jsonl").write_text("\n".join(lines))
+    picture = tmp_path / "curves.png"
+    sample_efficiency.main(["--seeds", "0", "1", "--out", str(tmp_path), "--picture", str(picture), "--draw-only"])
+    assert picture.stat().st_size > 1000
+    assert "45.0% (30.7% to 60.2%, n=40)" in capsys.readouterr().out
+
+
+def test_a_table_is_markdown():
+    assert tables.table(["a", "b"], [["x", 1234.5], ["yy", None]]) == (
+        "| a  | b     |\n|----|-------|\n| x  | 1,234 |\n| yy | -     |"
+    )
