@@ -54,7 +54,7 @@ class Machine:
         self.tiny = options.tiny
         self.repeats = options.repeats
         self.sizes: list[str] = ["toy"] if self.tiny else options.sizes.split(",")
-        self.tokens = [96, 192] if self.tiny else [int(it) for it in options.tokens.split(",")]
+        self.tokens = [128] if self.tiny else [int(it) for it in options.tokens.split(",")]
         self.runs = options.runs
         self.backends: list[str] = options.backends.split(",")
 
@@ -293,7 +293,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--out", type=Path, help="also write the tables here, after every section")
     add("--device", choices=("cuda", "cpu"), default="cuda")
-    add("--tiny", action="store_true", help="a toy model and two small trees")
+    add("--tiny", action="store_true", help="a toy model and a small tree")
     add("--only", help=f"comma separated, of {', '.join(SECTIONS)}")
     add("--sizes", default="0.6b,4b", help="the first for exactness, speed and Unsloth, the last for LoRA")
     add("--tokens", default="4096,8192,16384,32768", help="of a tree")
