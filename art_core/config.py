@@ -48,7 +48,8 @@ class TrainConfig:
     kl: float = 0.0
     """Coefficient of the KL term towards the start weights; 0 leaves the reference model out altogether."""
     advantage: str = "mean_std"
-    """``mean_std``: (reward - mean) / std of the group; ``mean``: reward - mean; ``leave_one_out``: reward - mean of the others."""
+    """``mean_std``: (reward - mean) / std of the group; ``mean``: reward - mean; ``leave_one_out``: reward - mean of the
+    others."""
     importance_cap: float | None = None
     """Truncates each target's ratio of the learner's probability, before the update, to the engine's (2 is usual); None:
     the loss itself compares the new weights with the engine's logprobs."""
@@ -73,7 +74,8 @@ class TrainConfig:
 LEAST = {
     "steps": 1, "tasks_per_step": 1, "group_size": 1, "seed": 0, "temperature": 0, "max_concurrent": 1,
     "max_concurrent_scores": 1, "rollout_timeout": 0, "learning_rate": 0, "warmup_steps": 0, "max_grad_norm": 0, "lora_rank": 0,
-    "kl": 0, "importance_cap": 1, "max_context": 1, "max_tokens": 1, "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1,
+    "kl": 0, "max_context": 1, "max_tokens": 1, "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1,
+    "importance_cap": 1,
 }  # fmt: skip
 """The smallest value of every setting that is a number."""
 FRACTIONS = {"temperature", "rollout_timeout", "learning_rate", "max_grad_norm", "kl", "importance_cap"}

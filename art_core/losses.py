@@ -55,6 +55,8 @@ def grpo(
     """Group-relative policy optimisation (DeepSeekMath, arXiv 2402.03300, equations 3 and 4)::
 
         gain = min(r A, clip(r) A)      share = w / (n N)
+
+    Every target is clipped by itself, and every trajectory weighs the same, long or short.
     """
     rows = _trained(inputs)
     ratio = _log_ratio(rows).exp()

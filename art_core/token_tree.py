@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from art_core.types import Call, TokenTree, Trajectory
+from art_core.types import Call, Group, TokenTree, Trajectory
 
 ROOT = 0
 """An empty node above all roots, so that inserting needs no special case; it is left out of the TokenTree."""
@@ -52,6 +52,13 @@ def build_tree(
         advantages=np.repeat(given, sizes),
         trajectory=trajectory,
         call=np.repeat(np.arange(len(calls), dtype=np.int64), sizes),
+    )
+
+
+def group_tree(group: Group, *, drop_overlong: bool = False) -> TokenTree:
+    """Return ``build_tree`` of a group's trajectories with the advantages that scoring gave them."""
+    return build_tree(
+        group.trajectories, group.advantages, call_advantages=group.call_advantages, drop_overlong=drop_overlong
     )
 
 
