@@ -25,11 +25,12 @@ from art_core.capture import Door
 from art_core.config import TrainConfig, model_folder, weights_hash
 from art_core.errors import ConfigError
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
+from art_core.losses import drops_overlong
 from art_core.plugins import Plugins
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
-from art_core.token_tree import build_tree
-from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, Weights
+from art_core.token_tree import group_tree
+from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, TokenTree, Weights
 
 T = TypeVar("T")
 OURS = frozenset(
@@ -122,7 +123,7 @@ class Run:
                 "give another run_dir=, or the model that it was begun with"
             )
         begun = self.store.meta("config")
-        for name in ("seed", "tasks_per_step", "group_size", "learning_rate", "temperature", "lora_rank"):
+        for name in ("seed", "tasks_per_step", "group_size", "learning_rate", "temperature", "lora_rank", "advantage"):
             if begun.get(name) != settings[name]:
                 log.warning(
                     "%s was begun with %s=%s and goes on with %s", self.run_dir, name, begun.get(name), settings[name]
@@ -251,6 +252,7 @@ class Run:
                 metrics=[t.metrics for t in runs],
                 advantages=group.advantages,
                 by=by,
+                call_rewards=[[call.reward for call in t.calls] for t in runs],
             )
         return scored
 
@@ -278,10 +280,15 @@ class Run:
             await self.checkpoint()
         return metrics
 
+    def tree(self, group: Group) -> TokenTree:
+        """Return a group with advantages as the token tree that a step trains on."""
+        overlong = self.config.overlong or ("drop" if drops_overlong(self._loss) else "train")
+        return group_tree(group, drop_overlong=overlong == "drop")
+
     async def _update(self, teachable: Sequence[Group]) -> dict[str, float]:
         """One optimizer step, while the engine holds new calls back, and the swap to the new weights."""
         learner = await self.learner()
-        trees = await in_thread(lambda: [build_tree(g.trajectories, g.advantages) for g in teachable])
+        trees = await in_thread(lambda: [self.tree(group) for group in teachable])
         try:
             await self.door.pause()
             self._half_done = True
