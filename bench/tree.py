@@ -55,6 +55,14 @@ def backward(
         losses.grpo(loss_inputs(tree, compute(model, tree), trajectories)).loss.backward()
 
 
-def computed_tokens(trees: Sequence[TokenTree], budget: int | None = None) -> int:
-    """Return the tokens, padding counted, that the forward passes over ``trees`` compute."""
+def computed_tokens(trees: Sequence[TokenTree]) -> int:
+    """Return the tokens, padding counted, that the forward passes over ``trees`` compute, each tree by itself."""
     return sum(tree.num_tokens for tree in trees)
+
+
+def packed_tokens(trees: Sequence[TokenTree], budget: int) -> float:
+    """Return the same where trees are packed, and cut, into passes of at most ``budget`` tokens.
+
+    NaN: ``tree_logprobs`` takes one tree a pass, whole.
+    """
+    return float("nan")

@@ -55,7 +55,7 @@ def run(options: Namespace) -> None:
         called = sum(len(row) for calls in groups.calls for row in calls)
         histories = sum(len(row.ids) for group in groups.runs for run in group for row in history_rows(run))
         mine = ours.computed_tokens(trees)
-        packed = ours.computed_tokens(trees, options.row)
+        packed = ours.packed_tokens(trees, options.row)
         tokens.append([
             style, unique, called / unique, histories / unique, *(it / unique for it in art.areas), mine / unique,
             packed / unique,
