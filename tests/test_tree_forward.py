@@ -1,5 +1,6 @@
 """tree_logprobs: one pass over the tree equals training every call on its own."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -7,9 +8,15 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from tree_cases import FORKED, PATH_FAMILIES, TREE_FAMILIES, VOCAB, make_call, make_model
 
+from art_core.errors import ConfigError
 from art_core.learner import tree_logprobs
+from art_core.learner.tree_forward import tree_outputs
+from art_core.learner.tree_mask import TreeMask, flex_blocks
+from art_core.learner.tree_support import support
 from art_core.token_tree import build_tree
 from art_core.types import Trajectory
+
+MODELS = {name: make_model(name) for name in TREE_FAMILIES if "window" in name or name == "qwen3"}
 
 
 @st.composite
@@ -36,7 +43,7 @@ def logprobs_call_by_call(model, trajectories):
     for call in (call for trajectory in trajectories for call in trajectory.calls):
         ids = torch.tensor([call.prompt_ids + call.sampled_ids])
         logits = model(input_ids=ids, use_cache=False).logits[0, len(call.prompt_ids) - 1 : -1]
-        scores = (logits.float() / (call.temperature or 1.0)).log_softmax(-1)
+        scores = (logits / (call.temperature or 1.0)).log_softmax(-1)
         rows.append(scores[range(len(call.sampled_ids)), list(call.sampled_ids)])
     return torch.cat(rows)
 
@@ -47,20 +54,64 @@ def gradient(model, logprobs):
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def check_equals_call_by_call(model, trajectories):
+def check_equals_call_by_call(model, trajectories, **how):
     tree = build_tree(trajectories)
-    ours, theirs = tree_logprobs(model, tree), logprobs_call_by_call(model, trajectories)
-    assert ours.shape == (tree.num_targets,) and ours.dtype == torch.float32
+    ours, theirs = tree_outputs(model, tree, **how).logprobs, logprobs_call_by_call(model, trajectories)
+    assert ours.shape == (tree.num_targets,) and ours.dtype == model.dtype
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     ours, theirs = gradient(model, ours), gradient(model, theirs)
     assert (ours - theirs).norm() <= 1e-5 * theirs.norm() + 1e-7
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
+@pytest.mark.parametrize("family", ["qwen3", "mistral with a window", "gemma3 with a window"])
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trajectories=trajectory_lists())
 def test_one_pass_over_the_tree_equals_training_every_call_on_its_own(family, trajectories):
-    check_equals_call_by_call(make_model(family), trajectories)
+    check_equals_call_by_call(MODELS[family], trajectories)
+
+
+@settings(max_examples=25, deadline=None)
+@given(trajectories=trajectory_lists(), tokens=st.integers(1, 9), again=st.booleans())
+def test_pieces_of_any_size_change_nothing(trajectories, tokens, again):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("art_core.learner.tree_forward.CACHE_FRIENDLY", 24 * tokens)
+        check_equals_call_by_call(
+            MODELS["qwen2 with a window in one layer"], trajectories, max_tokens=tokens if again else None
+        )
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+def test_every_family_is_a_tree_in_one_piece_and_in_several(family):
+    model = make_model(family, dtype=torch.float32 if "experts" in family else torch.float64)
+    check_equals_call_by_call(model, FORKED)
+    check_equals_call_by_call(model, FORKED, max_tokens=4)
+    how = support(model, None, compute=None)
+    assert (how.backend, how.head, how.pieces) == ("dense" if "cap" in family else "segments", True, True)
+
+
+@pytest.mark.parametrize("backend", ["dense", "paths"])
+def test_the_other_backends_compute_the_same(backend):
+    check_equals_call_by_call(MODELS["mistral with a window"], FORKED, backend=backend)
+
+
+def test_a_backend_that_a_model_cannot_be_computed_with_is_refused_by_name():
+    with pytest.raises(ConfigError, match="BloomForCausalLM cannot compute a token tree with backend='segments'"):
+        tree_logprobs(make_model("bloom", dtype=torch.float32), build_tree(FORKED), backend="segments")
+    with pytest.raises(ConfigError, match="backend='fast' is unknown; there are: segments, flex, dense, paths"):
+        tree_logprobs(make_model("qwen3"), build_tree(FORKED), backend="fast")
+
+
+def test_the_model_attends_as_before_afterwards():
+    model = make_model("qwen3").train()
+    model.set_attn_implementation("eager")
+    tree_logprobs(model, build_tree(FORKED))
+    assert model.config._attn_implementation == "eager" and model.training
+
+
+def test_layers_that_are_checkpointed_attend_to_the_tree_once_more_in_the_backward_pass():
+    model = make_model("qwen3").train()
+    model.gradient_checkpointing_enable()
+    check_equals_call_by_call(model, FORKED)
 
 
 @pytest.mark.parametrize("family", PATH_FAMILIES)
@@ -71,11 +122,6 @@ def test_a_model_whose_attention_cannot_be_a_tree_is_computed_path_by_path(famil
     assert caplog.text.count("cannot follow a token tree") == 1
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
-def test_eager_attention_takes_the_tree_too(family):
-    check_equals_call_by_call(make_model(family, attn_implementation="eager"), FORKED)
-
-
 def test_an_adapted_model_takes_the_tree_too():
     model = make_model("qwen3")
     config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
@@ -83,8 +129,36 @@ def test_an_adapted_model_takes_the_tree_too():
 
 
 def test_chunks_of_the_vocabulary_projection_change_nothing(monkeypatch):
-    monkeypatch.setattr("art_core.learner.tree_forward.CHUNK", 2 * VOCAB)
+    monkeypatch.setattr("art_core.learner.head.CHUNK", 2 * VOCAB)
     check_equals_call_by_call(make_model("qwen3"), FORKED)
+
+
+def test_the_entropy_is_that_of_each_distribution_that_was_sampled_from():
+    model, call = make_model("gemma2 with a cap"), make_call([3, 4], [5, 6], temperature=0.5)
+    logprobs = (model(input_ids=torch.tensor([[3, 4, 5, 6]])).logits[0, 1:3] / 0.5).log_softmax(-1)
+    outputs = tree_outputs(model, build_tree([Trajectory(task="t", calls=(call, call))]))
+    torch.testing.assert_close(outputs.entropy, -(logprobs.exp() * logprobs).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(trajectories=trajectory_lists(), window=st.sampled_from([None, 2, 5]), data=st.data())
+def test_the_block_mask_holds_what_the_dense_mask_shows(trajectories, window, data):
+    tree = build_tree(trajectories)
+    start = data.draw(st.integers(0, tree.num_tokens - 1))
+    stop = data.draw(st.integers(start + 1, tree.num_tokens))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("art_core.learner.tree_mask.FLEX_BLOCK", 4)
+        masks = TreeMask(tree, {"full_attention": window}, "dense", torch.float32, torch.device("cpu"))
+        seen = masks.rows(start, stop)[0, 0].numpy() == 0
+        some, whole = flex_blocks(masks.depths, masks.ends, start, stop, masks.windows["full_attention"])
+        for i, j in np.ndindex(some.shape):
+            block = seen[4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
+            assert block.all() if whole[i, j] else some[i, j] or not block.any()
+            assert not (some[i, j] and whole[i, j])
+        flex = TreeMask(tree, {"full_attention": window}, "flex", torch.float32, torch.device("cpu")).rows(start, stop)
+        rows, columns = torch.meshgrid(torch.arange(stop - start), torch.arange(stop), indexing="ij")
+        assert (flex.mask_mod(0, 0, rows, columns).numpy() == seen).all()
+        assert flex.shape == (1, 1, stop - start, stop)
 
 
 def test_weighted_only_leaves_out_what_is_not_trained():

@@ -23,6 +23,43 @@ TREE_FAMILIES = {
     "qwen3": (transformers.Qwen3Config, {"tie_word_embeddings": True}),
     "qwen2": (transformers.Qwen2Config, {}),
     "llama": (transformers.LlamaConfig, {}),
+    "gemma": (transformers.GemmaConfig, {}),
+    "gemma2 with a cap": (
+        transformers.Gemma2Config,
+        {
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "query_pre_attn_scalar": 4,
+            "sliding_window": 4,
+        },
+    ),
+    "granite with a scale": (transformers.GraniteConfig, {"logits_scaling": 3.0}),
+    "qwen3 with experts": (
+        transformers.Qwen3MoeConfig,
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "decoder_sparse_step": 1},
+    ),
+    "deepseek-v3 with experts": (
+        transformers.DeepseekV3Config,
+        {
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 4,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 4,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 8,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "gpt-oss with experts": (
+        transformers.GptOssConfig,
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 3},
+    ),
     "mistral with a window": (transformers.MistralConfig, {"sliding_window": 3}),
     "gemma3 with a window": (
         transformers.Gemma3TextConfig,
@@ -57,7 +94,8 @@ def make_model(family, dtype=torch.float64, **fields):
     make_config, own = (TREE_FAMILIES | PATH_FAMILIES)[family]
     torch.manual_seed(0)
     config = make_config(**{**SIZES, **own, **fields})
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    attention = "eager" if "cap" in family else None  # the other attentions leave the cap out
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
 
 
 def make_call(prompt, sampled, **fields):

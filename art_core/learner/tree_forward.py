@@ -1,137 +1,215 @@
 """One forward pass over a token tree: logprobs of its targets. Knows nothing about rewards, losses or optimizers.
 
 A token sees its ancestors and itself, its position is its depth, and a sliding window is a distance in depth; so every
-target has the logprob, and every weight the gradient, that the calls would have on their own. Models whose layers carry
-state along the row (linear attention, convolutions) or take no positions get one row per root-to-leaf path instead.
+target has the logprob, and every weight the gradient, that the calls would have on their own. The tokens are computed in
+depth-first order, a piece at a time, each piece with the keys and values of all before it; which pieces changes nothing.
+Models whose layers carry state along the row (linear attention, convolutions) or take no positions get one row per
+root-to-leaf path instead.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedModel
+from torch.utils.checkpoint import checkpoint
+from transformers import Cache, DynamicLayer, PreTrainedModel
 
+from art_core.learner.head import Targets, head_of, logprobs_of
+from art_core.learner.tree_mask import TreeMask
+from art_core.learner.tree_support import Support, attention_of, support
 from art_core.types import TokenTree
 
-logger = logging.getLogger("art_core.learner")
+CACHE_FRIENDLY = 2**22
+"""Activations of one kind in a piece, on a CPU: beyond 16 MiB a tensor the allocator hands pages back to the system and
+fetches them again, which costs a tenth of the step."""
 
-CHUNK = 2**24
-"""Most logits that are copied to float32 at a time: 64 MiB."""
+
+class TreeOutputs(NamedTuple):
+    """What one forward pass gives."""
+
+    logprobs: Tensor
+    """(targets,): of each target at its temperature; differentiable."""
+    entropy: Tensor | None
+    """(rows,): of the distributions that the targets were taken from, each once; None where the model's own head ran."""
 
 
-def tree_logprobs(model: torch.nn.Module, tree: TokenTree, *, weighted_only: bool = False) -> Tensor:
-    """Return the logprob of every target at its temperature: (num_targets,) float32, differentiable.
+def tree_logprobs(
+    model: torch.nn.Module, tree: TokenTree, *, weighted_only: bool = False, backend: str | None = None
+) -> Tensor:
+    """Return the logprob of every target at its temperature: (num_targets,), differentiable; float32 or float64.
 
     ``model`` is a transformers causal LM, with or without PEFT adapters; it is used in the mode (train or eval) it is in.
     The order is the tree's: trajectory, call, position. ``weighted_only`` leaves out the targets of weight 0, and with
-    them their part of the LM head.
+    them their part of the LM head. ``backend`` is ``"segments"``, ``"flex"``, ``"dense"`` or ``"paths"``; None takes the
+    fastest with which the model computes what it computes row by row.
+    """
+    return tree_outputs(model, tree, weighted_only=weighted_only, backend=backend).logprobs
+
+
+def tree_outputs(
+    model: torch.nn.Module,
+    tree: TokenTree,
+    *,
+    weighted_only: bool = False,
+    backend: str | None = None,
+    max_tokens: int | None = None,
+) -> TreeOutputs:
+    """``tree_logprobs`` with entropies. A tree of more than ``max_tokens`` keeps the activations of that many at most.
+
+    Its pieces are then computed again in the backward pass; only keys and values are kept of the others.
     """
     targets = np.flatnonzero(tree.weights) if weighted_only else np.arange(tree.num_targets)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
-    device = base.get_input_embeddings().weight.device
     if not len(targets):
-        return torch.zeros(0, device=device)
-    windows = _attention_windows(base)
-    if windows is not None:
-        inputs = {
-            "input_ids": _tensor(tree.tokens, device)[None],
-            "position_ids": _tensor(tree.depths, device)[None],
-            "attention_mask": _attention_mask(tree, windows, base.dtype, device),
-        }
-        return _logprobs(model, inputs, tree, targets, tree.target_contexts[targets])
-    _say_once(type(base).__name__)
+        return TreeOutputs(torch.zeros(0, device=_device(base)), None)
+
+    def compute(tried: TokenTree, how: Support, piece: int | None) -> Tensor:
+        return _compute(base, tried, np.arange(tried.num_targets), how, piece or tried.num_tokens, False).logprobs
+
+    how = support(base, backend, compute)
+    again = how.pieces and max_tokens is not None and tree.num_tokens > max_tokens and torch.is_grad_enabled()
+    return _compute(base, tree, targets, how, max_tokens if again else _piece_tokens(base, how, tree), again)
+
+
+def _compute(
+    base: PreTrainedModel, tree: TokenTree, targets: np.ndarray, how: Support, piece: int, again: bool
+) -> TreeOutputs:
+    """Compute ``targets`` by the way ``how``; ``again`` keeps no activations but keys and values."""
+    if how.backend == "paths":
+        return _path_by_path(base, tree, targets)
+    masks = TreeMask(tree, how.windows, how.backend, base.dtype, _device(base))
+    if how.head:
+        return _piece_by_piece(base, tree, targets, how, masks, piece, again)
+    with attention_of(base, how.attention):
+        inputs = _inputs(base, tree, masks, 0, tree.num_tokens)
+        return TreeOutputs(_by_own_head(base, inputs, tree, targets, tree.target_contexts[targets]), None)
+
+
+def _piece_by_piece(
+    base: PreTrainedModel, tree: TokenTree, targets: np.ndarray, how: Support, masks: TreeMask, size: int, again: bool
+) -> TreeOutputs:
+    """Run the decoder over the tree's pieces, then the head over the rows that predict a target."""
+    device = _device(base)
+    rows = _Rows(tree, targets, tree.target_contexts[targets])
+    past: list[Tensor] = []
+    hidden = []
+    for number, start in enumerate(range(0, tree.num_tokens, size)):
+        stop = min(start + size, tree.num_tokens)
+        keep = rows.columns[slice(*np.searchsorted(rows.columns, (start, stop)))] - start
+        inputs = _inputs(base, tree, masks, start, stop)
+        # Not every model that can be a tree has a cache that can.
+        pieces = None if size >= tree.num_tokens else number
+        arguments = (base, how.attention, inputs, _tensor(keep, device), pieces, *past)
+        states, *new = checkpoint(_piece, *arguments, use_reentrant=False) if again else _piece(*arguments)
+        hidden.append(states)
+        past.extend(new)
+    logprobs, entropy = logprobs_of(torch.cat(hidden), head_of(base), rows.targets(tree, device))
+    return TreeOutputs(logprobs[_tensor(rows.back, device)], entropy)
+
+
+def _piece(
+    base: PreTrainedModel, attention: str, inputs: dict[str, Any], keep: Tensor, pieces: int | None, *past: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the hidden states of ``keep`` and the piece's keys and values, layer by layer.
+
+    ``past`` holds those of the ``pieces`` before it, one piece after the other; None: the only piece.
+    """
+    with attention_of(base, attention):  # here, because the backward pass may come by again
+        decoder = base.get_decoder()
+        if pieces is None:
+            return (decoder(**inputs, use_cache=False).last_hidden_state[0, keep],)
+        width = 2 * base.config.get_text_config().num_hidden_layers
+        layers = [_Layer(past[2 * number :: width], past[2 * number + 1 :: width]) for number in range(width // 2)]
+        states = decoder(**inputs, past_key_values=Cache(layers=layers), use_cache=True).last_hidden_state
+        return states[0, keep], *(tensor for layer in layers for tensor in layer.own)
+
+
+class _Layer(DynamicLayer):
+    """Keys and values of one layer: those of the pieces before, and those of this one."""
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.before = keys, values
+        self.own: tuple[Tensor, Tensor]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.own = key_states, value_states
+        keys, values = self.before
+        return torch.cat([*keys, key_states], dim=-2), torch.cat([*values, value_states], dim=-2)
+
+    def get_seq_length(self) -> int:
+        return sum(keys.shape[-2] for keys in self.before[0])
+
+
+def _inputs(base: PreTrainedModel, tree: TokenTree, masks: TreeMask, start: int, stop: int) -> dict[str, Any]:
+    device = _device(base)
+    return {
+        "input_ids": _tensor(tree.tokens[start:stop], device)[None],
+        "position_ids": _tensor(tree.depths[start:stop], device)[None],
+        "attention_mask": masks.rows(start, stop),
+    }
+
+
+def _piece_tokens(base: PreTrainedModel, how: Support, tree: TokenTree) -> int:
+    """Return the tokens of a piece where all activations are kept."""
+    if _device(base).type != "cpu" or not how.pieces or (base.is_gradient_checkpointing and base.training):
+        return tree.num_tokens
+    config = base.config.get_text_config()
+    widest = max(config.hidden_size, getattr(config, "intermediate_size", None) or 0)
+    return -(-tree.num_tokens // -(-tree.num_tokens * widest // CACHE_FRIENDLY))
+
+
+class _Rows:
+    """Targets with one context and one temperature share a row of logits."""
+
+    def __init__(self, tree: TokenTree, targets: np.ndarray, columns: np.ndarray) -> None:
+        key = np.stack([columns, tree.temperatures[targets].view(np.int32)])
+        unique, first, row = np.unique(key, axis=1, return_index=True, return_inverse=True)
+        self.columns = unique[0]
+        """(rows,): where each row's context stands, ascending; twice where two temperatures share it."""
+        self.temperatures = tree.temperatures[targets[first]]
+        by_row = np.argsort(row, kind="stable")
+        self.rows, self.members = row[by_row], targets[by_row]
+        self.back = np.argsort(by_row)
+        """Puts what was computed in the order of rows back into that of ``targets``."""
+
+    def targets(self, tree: TokenTree, device: torch.device) -> Targets:
+        tokens = tree.tokens[tree.target_tokens[self.members]]
+        return Targets(_tensor(self.rows, device), _tensor(tokens, device), _tensor(self.temperatures, device))
+
+
+def _by_own_head(
+    base: PreTrainedModel, inputs: dict[str, Any], tree: TokenTree, targets: np.ndarray, columns: np.ndarray
+) -> Tensor:
+    """Run the whole model; the contexts of ``targets`` stand in ``columns`` of the input row."""
+    device = inputs["input_ids"].device
+    rows = _Rows(tree, targets, columns)
+    keep = _tensor(rows.columns, device)
+    if "logits_to_keep" in inspect.signature(base.forward).parameters:
+        logits = base(**inputs, use_cache=False, logits_to_keep=keep).logits[0]
+    else:
+        logits = base(**inputs, use_cache=False).logits[0, keep]
+    wanted = rows.targets(tree, device)
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / wanted.temperatures[:, None]
+    logprobs = scores[wanted.rows, wanted.tokens] - scores.logsumexp(-1)[wanted.rows]
+    return logprobs[_tensor(rows.back, device)]
+
+
+def _path_by_path(base: PreTrainedModel, tree: TokenTree, targets: np.ndarray) -> TreeOutputs:
+    device = _device(base)
     parts, order = [], []
     for path, members in _paths(tree, targets):
         inputs = {"input_ids": _tensor(tree.tokens[path], device)[None]}
-        parts.append(_logprobs(model, inputs, tree, members, tree.depths[tree.target_contexts[members]]))
+        parts.append(_by_own_head(base, inputs, tree, members, tree.depths[tree.target_contexts[members]]))
         order.append(members)
-    back = np.argsort(np.concatenate(order))
-    return torch.cat(parts)[_tensor(back, device)]
-
-
-def _logprobs(
-    model: torch.nn.Module, inputs: dict, tree: TokenTree, targets: np.ndarray, columns: np.ndarray
-) -> Tensor:
-    """Run ``model`` and return the logprobs of ``targets``, whose contexts stand in ``columns`` of the input row."""
-    # Targets with one context and one temperature share a row of logits and its normaliser.
-    key = np.stack([columns, tree.temperatures[targets].view(np.int32)])
-    unique, first, row = np.unique(key, axis=1, return_index=True, return_inverse=True)
-    device = inputs["input_ids"].device
-    keep = _tensor(unique[0], device)
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    if "logits_to_keep" in inspect.signature(base.forward).parameters:
-        logits = model(**inputs, use_cache=False, logits_to_keep=keep).logits[0]
-    else:
-        logits = model(**inputs, use_cache=False).logits[0, keep]
-    temperatures = tree.temperatures[targets[first]]
-    by_row = np.argsort(row, kind="stable")
-    tokens = tree.tokens[tree.target_tokens[targets[by_row]]]
-    size = max(1, CHUNK // logits.shape[-1])
-    bounds = np.searchsorted(row[by_row], np.arange(0, len(keep) + size, size))
-    parts = []
-    for number, chunk in enumerate(logits.split(size)):
-        members = slice(bounds[number], bounds[number + 1])
-        scale = temperatures[number * size :][: len(chunk)]
-        scores = chunk.float()
-        if (scale != 1).any():
-            scores = scores / _tensor(scale, device)[:, None]
-        local = _tensor(row[by_row][members] - number * size, device)
-        parts.append(scores[local, _tensor(tokens[members], device)] - scores.logsumexp(-1)[local])
-    return torch.cat(parts)[_tensor(np.argsort(by_row), device)]
-
-
-def _attention_windows(base: PreTrainedModel) -> dict[str, int | None] | None:
-    """Return layer type -> sliding window in tokens (None: unlimited), or None where attention cannot be a tree."""
-    config = base.config.get_text_config()
-    if (
-        base._is_stateful
-        or "position_ids" not in inspect.signature(base.forward).parameters
-        or config._attn_implementation not in ("sdpa", "eager")
-        or getattr(config, "alibi", False)
-    ):
-        return None
-    window = getattr(config, "sliding_window", None)
-    # The key alone says little: converted checkpoints carry it into architectures that do not declare and do not use it.
-    alone = "sliding_attention" if window and hasattr(type(config), "sliding_window") else "full_attention"
-    kinds = set(getattr(config, "layer_types", None) or [alone])
-    if kinds - {"full_attention", "sliding_attention"} or ("sliding_attention" in kinds and not window):
-        return None
-    return {kind: window if kind == "sliding_attention" else None for kind in kinds}
-
-
-def _attention_mask(
-    tree: TokenTree, windows: dict[str, int | None], dtype: torch.dtype, device: torch.device
-) -> Tensor | dict[str, Tensor]:
-    """Return additive masks (1, 1, num_tokens, num_tokens), by layer type where the model has several."""
-    position = torch.arange(tree.num_tokens, device=device)
-    depths = _tensor(tree.depths, device)
-    ends = _tensor(np.repeat(_subtree_ends(tree), np.diff(tree.node_starts)), device)
-    # Depth-first order: a token's descendants are the rest of its node and what follows up to the end of the subtree.
-    seen = (position[:, None] >= position) & (position[:, None] < ends)
-    masks = {}
-    for kind, window in windows.items():
-        visible = seen if window is None else seen & (depths[:, None] - depths < window)
-        # Additive and finite: eager attention adds the mask, and -inf makes NaN where a whole block is masked.
-        mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, torch.finfo(dtype).min)
-        masks[kind] = mask[None, None]
-    return masks if len(masks) > 1 else next(iter(masks.values()))
-
-
-def _subtree_ends(tree: TokenTree) -> np.ndarray:
-    """Return, per node, where the tokens of its subtree end."""
-    ends = tree.node_starts[1:].copy()
-    for node in range(len(ends) - 1, -1, -1):
-        parent = tree.node_parents[node]
-        if parent >= 0:
-            ends[parent] = max(ends[parent], ends[node])
-    return ends
+    places = np.searchsorted(targets, np.concatenate(order))
+    return TreeOutputs(torch.cat(parts)[_tensor(np.argsort(places), device)], None)
 
 
 def _paths(tree: TokenTree, targets: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -150,12 +228,9 @@ def _paths(tree: TokenTree, targets: np.ndarray) -> Iterator[tuple[np.ndarray, n
         yield np.concatenate(path[::-1]), targets[leaves[nodes] == leaf]
 
 
-@cache
-def _say_once(model: str) -> None:
-    logger.warning(
-        "the attention of %s cannot follow a token tree; every root-to-leaf path is computed on its own", model
-    )
+def _device(base: PreTrainedModel) -> torch.device:
+    return base.get_input_embeddings().weight.device
 
 
-def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+def _tensor(array: Sequence[float] | np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
