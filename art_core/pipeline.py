@@ -38,6 +38,7 @@ class Pipeline(Generic[T]):
                 return await self._make(next(self._steps))
             while len(self._ahead) <= self._depth and (step := next(self._steps, None)) is not None:
                 self._ahead.append(asyncio.create_task(self._make(step)))
+            await asyncio.sleep(0)  # a cancellation is met here, not in the step that would be begun
             result = await self._ahead[0]
             self._ahead.popleft()
             return result
