@@ -30,6 +30,13 @@ class TrainConfig:
     steps: int = 20
     tasks_per_step: int = 8
     group_size: int = 8
+    dynamic_sampling: bool = False
+    """Whether groups without contrast are replaced by groups of other tasks (DAPO, arXiv 2503.14476, section 3.2)."""
+    max_extra_rounds: int = 4
+    """Of ``dynamic_sampling`` in a step, each with a task for every group that is still missing."""
+    max_staleness: int = 0
+    """Optimizer steps that the weights which sampled a trained call may be behind those being trained. 0: rollouts and
+    learning take turns; from 1 on, rollouts of up to so many later steps run meanwhile."""
     seed: int = 0
     temperature: float = 1.0
     """Of every training rollout, whatever the agent asks for: at temperature 0 a group has nothing to compare."""
@@ -72,10 +79,10 @@ class TrainConfig:
 
 
 LEAST = {
-    "steps": 1, "tasks_per_step": 1, "group_size": 1, "seed": 0, "temperature": 0, "max_concurrent": 1,
-    "max_concurrent_scores": 1, "rollout_timeout": 0, "learning_rate": 0, "warmup_steps": 0, "max_grad_norm": 0, "lora_rank": 0,
-    "kl": 0, "max_context": 1, "max_tokens": 1, "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1,
-    "importance_cap": 1,
+    "steps": 1, "tasks_per_step": 1, "group_size": 1, "max_extra_rounds": 0, "max_staleness": 0, "seed": 0, "temperature": 0,
+    "max_concurrent": 1, "max_concurrent_scores": 1, "rollout_timeout": 0, "learning_rate": 0, "warmup_steps": 0,
+    "max_grad_norm": 0, "lora_rank": 0, "kl": 0, "max_context": 1, "max_tokens": 1, "checkpoint_every": 1,
+    "keep_checkpoints": 1, "port": 0, "threads": 1, "importance_cap": 1,
 }  # fmt: skip
 """The smallest value of every setting that is a number."""
 FRACTIONS = {"temperature", "rollout_timeout", "learning_rate", "max_grad_norm", "kl", "importance_cap"}
@@ -103,6 +110,8 @@ def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
     config = TrainConfig(**values)
     for name in CHOICES:
         check_choice(name, getattr(config, name))
+    if not isinstance(config.dynamic_sampling, bool):
+        raise ConfigError(f"dynamic_sampling={config.dynamic_sampling!r} cannot be used; give True or False")
     if config.group_size == 1 and "group_size" in values:
         raise ConfigError("group_size=1 has nothing to compare a run with; give at least 2 (8 is usual)")
     if config.temperature <= 0:

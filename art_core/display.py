@@ -29,6 +29,7 @@ class Display:
         self._steps: TaskID | None = None
         self._now: TaskID | None = None
         self._last_phase = ""
+        self._said: set[str] = set()
 
     def __enter__(self) -> Display:
         self.bars.start()
@@ -59,12 +60,20 @@ class Display:
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def say_once(self, text: str, about: str = "") -> None:
+        """Say it, but only the first time that this is said ``about`` something (default: these very words)."""
+        if (about or text) not in self._said:
+            self._said.add(about or text)
+            self.say(text)
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print one line for a finished step."""
         shown = [f"step {step:3d}", f"reward {metrics.get('reward', float('nan')):6.3f}"]
         if "success" in metrics:
             shown.append(f"success {metrics['success']:6.1%}")
         shown.append(f"groups with contrast {metrics.get('groups_with_contrast', 0):.0f}")
+        if "groups_sampled" in metrics:
+            shown[-1] += f" of {metrics['groups_sampled']:.0f}"
         if metrics.get("failed"):
             shown.append(f"failed runs {metrics['failed']:.0f}")
         if metrics.get("rollout_seconds"):

@@ -16,6 +16,7 @@ from typing import Any
 from art_core.config import make_config
 from art_core.display import Display, display
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
+from art_core.metrics import apart
 from art_core.plugins import Plugins
 from art_core.rollout import task_id, task_input
 from art_core.run import Run, check_tasks
@@ -141,11 +142,11 @@ class Evaluator:
         assert self.tasks is not None
         self.screen.phase(f"evaluating, {name}: {at}", len(self.tasks))
         sampling = Sampling() if temperature is None else Sampling(temperature, top_p=1.0, top_k=0)
-        groups = await self.run.collect(
-            self.agent, self.tasks, group_size=1, split="eval", sampling=sampling, **self.shape
-        )
-        groups = await self.run.score(groups, self.reward)
-        self.run.forget_timings()
+        with apart():
+            groups = await self.run.collect(
+                self.agent, self.tasks, group_size=1, split="eval", sampling=sampling, **self.shape
+            )
+            groups = await self.run.score(groups, self.reward)
         report = Report(tuple(g.trajectories[0] for g in groups), temperature)
         self.screen.say(f"{name}, {at}: {report} on {len(groups)} tasks")
         kept = self.run.store.meta("evaluations", [])

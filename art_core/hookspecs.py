@@ -87,7 +87,7 @@ def register_executors(register: Register) -> None:
 
     Called once, when a run starts. The factory is called without arguments and returns an object with
     ``async def run(jobs)``: ``jobs`` are functions that start one rollout each, and it returns their trajectories in the
-    same order. The return value is ignored.
+    same order; with ``max_staleness`` it is called for several steps at the same time. The return value is ignored.
     """
 
 

@@ -155,9 +155,8 @@ async def run_once(
     return rollout.trajectory
 
 
-async def gather_limited(jobs: Sequence[Callable[[], Awaitable[Any]]], limit: int) -> list[Any]:
-    """Run the jobs, at most ``limit`` at a time; the first exception cancels the rest and is raised as it is."""
-    gate = asyncio.Semaphore(limit)
+async def gather_limited(jobs: Sequence[Callable[[], Awaitable[Any]]], gate: asyncio.Semaphore) -> list[Any]:
+    """Run the jobs, each once ``gate`` lets it; the first exception cancels the rest and is raised as it is."""
 
     async def one(job: Callable[[], Awaitable[Any]]) -> Any:
         async with gate:

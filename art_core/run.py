@@ -10,11 +10,10 @@ import dataclasses
 import functools
 import logging
 import shutil
-import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -26,6 +25,7 @@ from art_core.config import TrainConfig, model_folder, weights_hash
 from art_core.errors import ConfigError
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
 from art_core.losses import drops_overlong
+from art_core.metrics import OURS, Timer, oldest, seconds_of_step, staleness, summary
 from art_core.plugins import Plugins
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
@@ -33,13 +33,6 @@ from art_core.token_tree import group_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, TokenTree, Weights
 
 T = TypeVar("T")
-OURS = frozenset(
-    {
-        "step", "reward", "trajectories", "failed", "unscored", "calls", "sampled_tokens", "groups_with_contrast",
-        "seconds", "rollout_seconds", "score_seconds", "learn_seconds",
-    }
-)  # fmt: skip
-"""Metrics of the whole step. A reward's or a learner's own of these names are kept as ``reward/...`` and ``learner/...``."""
 
 log = logging.getLogger("art_core.run")
 
@@ -74,8 +67,10 @@ class Run:
         """Steps done, those that taught nothing included."""
         self.on_rollout: Callable[[], None] = lambda: None
         """Called after every finished rollout, for progress displays."""
-        self._spent: dict[str, float] = {}
-        """Seconds of the step that is under way, by arrow."""
+        self._timer = Timer()
+        # Shared by all that is under way at a time: steps may overlap.
+        self._rollouts = asyncio.Semaphore(config.max_concurrent)
+        self._scorings = asyncio.Semaphore(config.max_concurrent_scores)
 
     async def __aenter__(self) -> Run:
         self._resolve_names()
@@ -177,16 +172,27 @@ class Run:
         return self._rewards[reward]
 
     def rollout(
-        self, task: Any, *, split: str = "train", sampling: Sampling | None = None, group_id: str = ""
+        self,
+        task: Any,
+        *,
+        split: str = "train",
+        sampling: Sampling | None = None,
+        group_id: str = "",
+        step: int | None = None,
     ) -> Rollout:
-        """Return a rollout to open with ``async with``; every call to its address is recorded."""
+        """Return a rollout to open with ``async with``; every call to its address is recorded.
+
+        ``step`` is noted in the store; None: the one to be done next, and for an evaluation the last that was done.
+        """
+        if step is None:
+            step = self.step + 1 if split == "train" else self.step
         return Rollout(
             task,
             self.door,
             self.store,
             sampling=self.training_sampling if sampling is None else sampling,
             split=split,
-            step=self.step + 1 if split == "train" else self.step,
+            step=step,
             group_id=group_id or uuid.uuid4().hex,
             passthrough=frozenset(self.config.passthrough),
         )
@@ -206,16 +212,19 @@ class Run:
         sampling: Sampling | None = None,
         to_input: Callable[[Any], Any] = task_input,
         to_output: Callable[[Any], Any] | None = None,
+        step: int | None = None,
+        allow_no_calls: bool = False,
     ) -> list[Group]:
         """Run ``agent`` ``group_size`` times on every task and return a group per task, in order.
 
-        A run that fails is a trajectory with ``error``. Raises CaptureError where no run made a recorded call.
+        A run that fails is a trajectory with ``error``. Raises CaptureError where no run made a recorded call, unless
+        ``allow_no_calls``. ``step`` is as in ``rollout``.
         """
         check_tasks(tasks)
         widen_default_executor(self.config.max_concurrent)
         run, size = self.adapt(agent), group_size or self.config.group_size
         rollouts = [
-            self.rollout(task, split=split, sampling=sampling, group_id=group_id)
+            self.rollout(task, split=split, sampling=sampling, group_id=group_id, step=step)
             for task, group_id in ((task, uuid.uuid4().hex) for task in tasks)
             for _ in range(size)
         ]
@@ -226,22 +235,23 @@ class Run:
             self.on_rollout()
             return trajectory
 
-        with self._timed("rollout_seconds"):
+        with self._timer.timed("rollout_seconds"):
             trajectories = await self._execute([functools.partial(one, rollout) for rollout in rollouts])
         groups = [Group(task, tuple(trajectories[i * size : (i + 1) * size])) for i, task in enumerate(tasks)]
-        check_captured(groups)
+        if not allow_no_calls:
+            check_captured(groups)
         return groups
 
     async def _execute(self, jobs: list[Callable[[], Awaitable[Any]]]) -> list[Any]:
         if self._executor is None:
-            return await gather_limited(jobs, self.config.max_concurrent)
+            return await gather_limited(jobs, self._rollouts)
         return await self._executor.run(jobs)
 
     async def score(self, groups: Sequence[Group], reward: str | Reward | GroupReward) -> list[Group]:
         """Return the groups with rewards and advantages; what was scored is stored."""
         jobs = [functools.partial(scoring.score, group, self.reward(reward)) for group in groups]
-        with exempt(), self._timed("score_seconds"):
-            scored = await gather_limited(jobs, self.config.max_concurrent_scores)
+        with exempt(), self._timer.timed("score_seconds"):
+            scored = await gather_limited(jobs, self._scorings)
         scored = [scoring.advantages(group, self.config.advantage) for group in scored]
         by = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
         for group in scored:
@@ -256,23 +266,24 @@ class Run:
             )
         return scored
 
-    async def learn(self, groups: Sequence[Group]) -> dict[str, float]:
+    async def learn(self, groups: Sequence[Group], *, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
         """Take one optimizer step on the groups that have contrast, serve the new weights, and return metrics.
 
         Groups without advantages get them from their rewards. Counts as a step, and is written to the run folder as one,
-        even where no group had contrast. Once begun it is finished, also where the caller is cancelled meanwhile.
+        even where no group had contrast. With ``max_staleness`` groups with an older call are left out and counted as
+        ``groups_stale``. Once begun it is finished, also where the caller is cancelled meanwhile. ``seconds`` are those that
+        the groups took, by arrow; None: what this run's ``collect`` and ``score`` took since the last step.
         """
-        return await finished(self._learn(groups))
+        return await finished(self._learn(groups, self._timer.taken() if seconds is None else dict(seconds)))
 
-    async def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
+    async def _learn(self, groups: Sequence[Group], seconds: dict[str, float]) -> dict[str, float]:
         groups = [g if g.advantages else scoring.advantages(g, self.config.advantage) for g in groups]
         teachable = [group for group in groups if scoring.has_contrast(group)]
         metrics = {**summary(groups), "groups_with_contrast": float(len(teachable))}
-        with self._timed("learn_seconds"):
+        with self._timer.timed("learn_seconds"):
             if teachable:
-                metrics |= await self._update(teachable)
-        metrics |= {**self._spent, "seconds": sum(self._spent.values())}
-        self._spent.clear()
+                metrics |= await self._update_within_bound(teachable)
+        metrics |= seconds_of_step(seconds | self._timer.taken())
         self.store.add_step(self.step + 1, metrics)
         self.step += 1
         self._half_done = False
@@ -285,14 +296,25 @@ class Run:
         overlong = self.config.overlong or ("drop" if drops_overlong(self._loss) else "train")
         return group_tree(group, drop_overlong=overlong == "drop")
 
+    async def _update_within_bound(self, teachable: Sequence[Group]) -> dict[str, float]:
+        """Train on the groups that are new enough; without ``max_staleness`` on all, because nothing runs ahead."""
+        version, bound = (await self.learner()).version, self.config.max_staleness
+        trained = [group for group in teachable if not bound or oldest(group, version) <= bound]
+        metrics = {"groups_stale": float(len(teachable) - len(trained))} if bound else {}
+        if trained:
+            metrics |= staleness(trained, version) | await self._update(trained)
+        return metrics
+
     async def _update(self, teachable: Sequence[Group]) -> dict[str, float]:
-        """One optimizer step, while the engine holds new calls back, and the swap to the new weights."""
+        """One optimizer step and the swap to the new weights. New calls are held back while what is served changes."""
         learner = await self.learner()
         trees = await in_thread(lambda: [self.tree(group) for group in teachable])
         try:
-            await self.door.pause()
+            if not self.config.max_staleness:
+                await self.door.pause()  # the engine may read the very weights that the step changes
             self._half_done = True
             metrics = await in_thread(learner.step, trees)
+            await self.door.pause()
             weights = await in_thread(learner.weights)
             if weights.live is None:
                 weights = await self._save_for_engine(learner, weights)
@@ -301,18 +323,6 @@ class Run:
         finally:
             await self.door.resume()
         return {f"learner/{name}" if name in OURS else name: value for name, value in metrics.items()}
-
-    def forget_timings(self) -> None:
-        """Leave what was done since the last step out of the next step's seconds: it was an evaluation."""
-        self._spent.clear()
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._spent[name] = self._spent.get(name, 0.0) + time.monotonic() - started
 
     async def _save_for_engine(self, learner: Learner, weights: Weights) -> Weights:
         folder = self.run_dir / "serving"
@@ -358,25 +368,6 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
         return await finished(asyncio.get_running_loop().run_in_executor(executor, function, *arguments))
     finally:
         executor.shutdown(wait=False)
-
-
-def summary(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the means over all trajectories: reward, every metric that a reward function set, calls, failures."""
-    trajectories = [t for g in groups for t in g.trajectories]
-    values: dict[str, list[float]] = {}
-    for trajectory in trajectories:
-        for name, value in trajectory.metrics.items():
-            values.setdefault(f"reward/{name}" if name in OURS else name, []).append(float(value))
-        if trajectory.reward is not None:
-            values.setdefault("reward", []).append(trajectory.reward)
-    means = {name: sum(them) / len(them) for name, them in values.items()}
-    return means | {
-        "trajectories": float(len(trajectories)),
-        "failed": float(sum(t.error is not None for t in trajectories)),
-        "unscored": float(sum(t.reward is None for t in trajectories)),
-        "calls": float(sum(len(t.calls) for t in trajectories)),
-        "sampled_tokens": float(sum(len(c.sampled_ids) for t in trajectories for c in t.calls)),
-    }
 
 
 def widen_default_executor(threads: int) -> None:

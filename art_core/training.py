@@ -6,11 +6,13 @@ agent run -> trajectory -> group -> scored -> token tree -> loss -> weights -> s
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from art_core.display import Display, display
 from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import write_whole
+from art_core.metrics import apart
+from art_core.pipeline import Pipeline
 from art_core.plugins import Plugins
 from art_core.rollout import task_input
 from art_core.run import Run, check_tasks, in_thread
@@ -117,38 +121,67 @@ async def _loop(
 ) -> None:  # fmt: skip
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
     flat = taught = 0
-    said: set[str] = set()
     await run.learner()
+    steps, ahead = run.config.steps, run.config.max_staleness
     if run.step:
-        done = run.step >= run.config.steps
-        screen.say(f"{run.run_dir}: {'finished already' if done else 'going on'} after step {run.step}")
-    screen.total(run.config.steps, run.step)
-    while run.step < run.config.steps:
-        batch = batch_of_step(tasks, run.step, run.config)
-        screen.phase(f"step {run.step + 1}/{run.config.steps}: rollouts", len(batch) * run.config.group_size)
-        groups = await run.collect(agent, batch, **shape)
-        for reason in why_failed(groups) - said:
-            screen.say(f"runs of the agent failed: {reason}; such runs are scored like all others")
-            said.add(reason)
-        screen.phase(f"step {run.step + 1}/{run.config.steps}: scoring and learning", None)
-        groups = await run.score(groups, reward)
-        metrics = await run.learn(groups)
-        for tracker in (*trackers, screen):
-            tracker.log(run.step, metrics)
-        taught += bool(metrics["groups_with_contrast"])
-        flat = 0 if metrics["groups_with_contrast"] else flat + 1
-        if flat and flat % FLAT_STEPS == 0:
-            screen.say(flat_advice(flat, groups))
-        if eval_every and run.step % eval_every == 0 and run.step < run.config.steps:
-            await evaluate_now.once(f"step {run.step}")
+        screen.say(f"{run.run_dir}: {'finished already' if run.step >= steps else 'going on'} after step {run.step}")
+    screen.total(steps, run.step)
+    sample = functools.partial(_sample, run, agent, tasks, reward, screen, shape)
+    async with Pipeline(sample, range(run.step, steps), depth=ahead) as pipeline:
+        while run.step < steps:
+            if ahead:
+                screen.phase(f"step {run.step + 1}/{steps}: rollouts, scoring and learning", None)
+            groups, seconds = await pipeline.next()
+            metrics = await run.learn(groups, seconds={**seconds, "wait_seconds": pipeline.waited()})
+            for tracker in (*trackers, screen):
+                tracker.log(run.step, metrics)
+            taught += bool(metrics["groups_with_contrast"])
+            flat = 0 if metrics["groups_with_contrast"] else flat + 1
+            if flat and flat % FLAT_STEPS == 0:
+                screen.say(flat_advice(flat, groups))
+            if eval_every and run.step % eval_every == 0 and run.step < steps:
+                await pipeline.settled()  # the evaluation has the engine to itself
+                await evaluate_now.once(f"step {run.step}")
     if flat and not taught and flat % FLAT_STEPS:
         screen.say(flat_advice(flat, groups))
 
 
-def why_failed(groups: Sequence[Group]) -> set[str]:
-    """Return the reasons for which runs of the agent failed, the most frequent one where there are several."""
+async def _sample(
+    run: Run, agent: object, tasks: Sequence[Any], reward: Any, screen: Display, shape: Mapping[str, Any], step: int
+) -> tuple[list[Group], dict[str, float]]:
+    """Run the agent on a step's tasks and score the runs; return all groups, and the seconds by arrow.
+
+    With ``dynamic_sampling``, again on fresh tasks until ``tasks_per_step`` groups have contrast.
+    """
+    config, groups = run.config, []
+    batch, fresh = batch_of_step(tasks, step, config), fresh_tasks(tasks, step, config)
+    shown = Display(quiet=True) if config.max_staleness else screen  # several steps cannot share a bar
+    with apart() as seconds:
+        for number in range(1 + config.max_extra_rounds * config.dynamic_sampling):
+            extra = f", extra round {number}" if number else ""
+            shown.phase(f"step {step + 1}/{config.steps}: rollouts{extra}", len(batch) * config.group_size)
+            found = await run.collect(agent, batch, step=step + 1, allow_no_calls=number > 0, **shape)
+            for reason in why_failed(found):
+                screen.say_once(f"runs of the agent failed: {reason}; such runs are scored like all others")
+            shown.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)
+            groups += await run.score(found, reward)
+            missing = config.tasks_per_step - sum(map(has_contrast, groups))
+            if not missing:
+                break
+            batch = list(islice(fresh, missing))
+    if missing and config.dynamic_sampling:
+        screen.say_once(
+            f"step {step + 1}: {config.tasks_per_step - missing} of {config.tasks_per_step} groups have contrast after "
+            f"max_extra_rounds={config.max_extra_rounds}; steps of this kind train on those",
+            about="max_extra_rounds",
+        )
+    return groups, seconds
+
+
+def why_failed(groups: Sequence[Group]) -> list[str]:
+    """Return the reason for which runs of the agent failed, the most frequent one where there are several."""
     reasons = Counter(t.error for g in groups for t in g.trajectories if t.error)
-    return {reason for reason, _ in reasons.most_common(1)}
+    return [reason for reason, _ in reasons.most_common(1)]
 
 
 def flat_advice(steps: int, groups: Sequence[Group]) -> str:
@@ -164,16 +197,32 @@ def flat_advice(steps: int, groups: Sequence[Group]) -> str:
 
 def batch_of_step(tasks: Sequence[Any], step: int, config: TrainConfig) -> list[Any]:
     """Return the tasks of a step: every epoch is a fresh order of all tasks, and the same for the same seed."""
+    return [tasks[index] for index in _places(len(tasks), step, config)]
+
+
+def fresh_tasks(tasks: Sequence[Any], step: int, config: TrainConfig) -> Iterator[Any]:
+    """Yield, without end, the tasks for a step's extra rounds: all others first, in an order of this step's own.
+
+    As a function of seed and step alone it needs no cursor: a run that goes on draws what it would have drawn.
+    """
+    order = list(range(len(tasks)))
+    random.Random(f"{config.seed}/extra/{step}").shuffle(order)
+    order.sort(key=set(_places(len(tasks), step, config)).__contains__)
+    return (tasks[index] for index in cycle(order))
+
+
+def _places(count: int, step: int, config: TrainConfig) -> list[int]:
+    """Return where the tasks of a step stand among ``count`` tasks."""
     first = step * config.tasks_per_step
     orders: dict[int, list[int]] = {}
-    picked = []
+    places = []
     for index in range(first, first + config.tasks_per_step):
-        epoch, place = divmod(index, len(tasks))
+        epoch, place = divmod(index, count)
         if epoch not in orders:
-            orders[epoch] = list(range(len(tasks)))
+            orders[epoch] = list(range(count))
             random.Random(f"{config.seed}/{epoch}").shuffle(orders[epoch])
-        picked.append(tasks[orders[epoch][place]])
-    return picked
+        places.append(orders[epoch][place])
+    return places
 
 
 def write_metrics(run: Run) -> None:

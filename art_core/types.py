@@ -196,8 +196,8 @@ class Weights:
     path: Path | None
     """A Hugging Face model folder, or an adapter folder; None where only ``live`` exists."""
     live: Mapping[str, Tensor] | None = None
-    """Parameter name -> tensor in shared memory, adapters merged in. The learner changes them in place between swaps;
-    parameters that training leaves alone may be missing."""
+    """Parameter name -> tensor in shared memory, adapters merged in. The learner changes them in place between swaps
+    (with ``max_staleness`` in ``Learner.weights`` only); parameters that training leaves alone may be missing."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,12 @@ class Learner(Protocol):
         """Do the work of a step without changing the weights, and return its seconds; for a dry run."""
         ...
 
-    def weights(self) -> Weights: ...
+    def weights(self) -> Weights:
+        """Return what to serve. Called while no request is in flight.
+
+        With ``max_staleness`` in the config, requests are answered while ``step`` runs: it must not change these then.
+        """
+        ...
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and random state; nothing in the folder needs unpickling."""

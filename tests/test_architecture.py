@@ -15,7 +15,7 @@ MODULES = sorted(path for path in CORE.rglob("*.py"))
 ROWS = [
     {"types"},
     {"errors"},
-    {"config", "hookspecs", "attribution", "folder", "arguments"},
+    {"config", "hookspecs", "attribution", "folder", "arguments", "metrics", "pipeline"},
     {"capture", "scoring", "token_tree", "losses", "store"},  # the stages know the nouns, not each other
     {"engine", "learner"},
     {"builtin"},

@@ -28,9 +28,9 @@ def command(tmp_path):
     (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
     (tmp_path / "tasks.jsonl").write_text('"one"\n"two"\n"three"\n')
 
-    def start(steps):
+    def start(steps, *more):
         arguments = ["train", "agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward", "--steps", str(steps)]
-        arguments += ["--run-dir", "run", "--set", "tasks_per_step=1", "--set", "group_size=4"]
+        arguments += ["--run-dir", "run", "--set", "tasks_per_step=1", "--set", "group_size=4", *more]
         return subprocess.Popen(
             [sys.executable, "-m", "art_core", *arguments],
             cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -52,8 +52,9 @@ def wait_for_steps(tmp_path, steps, process):
         time.sleep(0.05)
 
 
-def test_ctrl_c_leaves_a_usable_run_that_goes_on(tmp_path, command):
-    process = command(1000)
+@pytest.mark.parametrize("more", [(), ("--set", "max_staleness=2")], ids=["in turn", "rollouts ahead"])
+def test_ctrl_c_leaves_a_usable_run_that_goes_on(tmp_path, command, more):
+    process = command(1000, *more)
     wait_for_steps(tmp_path, 3, process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
@@ -61,7 +62,7 @@ def test_ctrl_c_leaves_a_usable_run_that_goes_on(tmp_path, command):
     assert "Traceback" not in said
     done = json.loads((tmp_path / "run" / "report.json").read_text())["steps"]
     assert done == len(lines(tmp_path)) >= 3
-    again = command(done + 1)
+    again = command(done + 1, *more)
     _, said = again.communicate(timeout=120)
     assert again.returncode == 0, said
     assert lines(tmp_path) == list(range(1, done + 2))

@@ -90,8 +90,8 @@ class TorchLearner:
         """Return the weights of this version. ``path`` is set where it was saved.
 
         ``live`` holds those of the plain model's parameters that training changes (with LoRA the adapted ones, merged), on
-        the CPU in shared memory, the same at every call; on a GPU this call copies them there. It is None where they do
-        not fit in shared memory; save and serve ``path`` then.
+        the CPU in shared memory, the same at every call. On a GPU, and with ``max_staleness``, they are a copy that only this
+        call changes. It is None where they do not fit in shared memory; save and serve ``path`` then.
         """
         if self._live is not None:
             with torch.no_grad():
@@ -204,16 +204,20 @@ class TorchLearner:
             return shared_tensors({name: m.get_base_layer().weight.shape for name, m in self._adapted.items()})
         parameters = dict(self.model.named_parameters())
         live = shared_tensors({name: parameter.shape for name, parameter in parameters.items()})
-        if live is not None and self.model.device.type == "cpu":
+        if live is not None and self._serves_in_place():
             move(parameters, live)
         return live
+
+    def _serves_in_place(self) -> bool:
+        """Whether the engine reads the very weights that are trained: not where it answers while a step is under way."""
+        return self.model.device.type == "cpu" and not self.config.max_staleness
 
     def _copied_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the plain model's parameters that training changes and that are not in shared memory themselves."""
         if self._adapted:
             for name, module in self._adapted.items():
                 yield name, module.get_base_layer().weight + module.get_delta_weight("default")
-        elif self.model.device.type != "cpu":
+        elif not self._serves_in_place():
             yield from self.model.named_parameters()
 
 

@@ -1,0 +1,98 @@
+"""Groups -> the numbers of a step, and where the seconds go. Knows nothing about how groups come about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from art_core.types import Group
+
+OURS = frozenset(
+    {
+        "step", "reward", "trajectories", "failed", "unscored", "calls", "sampled_tokens", "groups_sampled",
+        "groups_with_contrast", "groups_stale", "staleness", "staleness_max", "seconds", "rollout_seconds", "score_seconds",
+        "wait_seconds", "learn_seconds",
+    }
+)  # fmt: skip
+"""Metrics of the whole step. A reward's or a learner's own of these names are kept as ``reward/...`` and ``learner/...``."""
+
+
+def summary(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the means over all trajectories: reward, every metric that a reward function set, calls, failures."""
+    trajectories = [t for g in groups for t in g.trajectories]
+    values: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
+            values.setdefault(f"reward/{name}" if name in OURS else name, []).append(float(value))
+        if trajectory.reward is not None:
+            values.setdefault("reward", []).append(trajectory.reward)
+    means = {name: sum(them) / len(them) for name, them in values.items()}
+    return means | {
+        "groups_sampled": float(len(groups)),
+        "trajectories": float(len(trajectories)),
+        "failed": float(sum(t.error is not None for t in trajectories)),
+        "unscored": float(sum(t.reward is None for t in trajectories)),
+        "calls": float(sum(len(t.calls) for t in trajectories)),
+        "sampled_tokens": float(sum(len(c.sampled_ids) for t in trajectories for c in t.calls)),
+    }
+
+
+def oldest(group: Group, version: int) -> int:
+    """Return how many optimizer steps older than ``version`` the weights are that sampled the group's oldest call."""
+    return max(_ages([group], version), default=0)
+
+
+def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Return mean and maximum over the groups' calls of the optimizer steps from the weights that sampled to ``version``."""
+    ages = _ages(groups, version)
+    return {"staleness": sum(ages) / max(1, len(ages)), "staleness_max": float(max(ages, default=0))}
+
+
+def _ages(groups: Sequence[Group], version: int) -> list[int]:
+    return [version - call.policy_version for g in groups for t in g.trajectories for call in t.calls]
+
+
+def seconds_of_step(spent: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds by arrow with their sum; of groups that were made aside, only waiting for them is in the sum."""
+    waited = spent.get("wait_seconds")
+    total = sum(spent.values()) if waited is None else waited + spent["learn_seconds"]
+    return {**spent, "seconds": total}
+
+
+class Timer:
+    """Seconds by arrow, added up until somebody takes them."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Count the block's seconds under ``name``; inside ``apart()`` they are counted there."""
+        spent = _apart.get()
+        spent = self._spent if spent is None else spent
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            spent[name] = spent.get(name, 0.0) + time.monotonic() - started
+
+    def taken(self) -> dict[str, float]:
+        """Return what was counted since this was last called."""
+        spent, self._spent = self._spent, {}
+        return spent
+
+
+@contextmanager
+def apart() -> Iterator[dict[str, float]]:
+    """Count the seconds of this block in the dict that is given, not in the step under way: it may be another's."""
+    spent: dict[str, float] = {}
+    token = _apart.set(spent)
+    try:
+        yield spent
+    finally:
+        _apart.reset(token)
+
+
+_apart: ContextVar[dict[str, float] | None] = ContextVar("art_timed_apart", default=None)

@@ -1,0 +1,451 @@
+"""Rollouts while the learner works, and groups without contrast that are replaced: through train and open_run."""
+
+import asyncio
+import io
+import json
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import PeftModel
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+import art_core as art
+from art_core.config import TINY
+from art_core.display import Display
+from art_core.errors import ConfigError, RewardError
+from art_core.pipeline import Pipeline
+from art_core.store import Store
+from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
+from art_core.training import batch_of_step, fresh_tasks
+from art_core.types import Call
+
+
+class Numbers:
+    """Answer every request with its number, so that the runs of a group differ."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, request):
+        self.count += 1
+        return str(self.count)
+
+
+def odd(trajectory):
+    return float(int(trajectory.output) % 2)
+
+
+def settings(tmp_path, **more):
+    return {
+        "model": "tiny", "steps": 4, "tasks_per_step": 2, "group_size": 4, "engine": FakeEngine(Numbers()),
+        "learner": CountingLearner(), "run_dir": tmp_path / "run", "reward": odd, "progress": False, **more,
+    }  # fmt: skip
+
+
+def lines(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def stored(tmp_path):
+    with Store(tmp_path / "run" / "run.sqlite") as store:
+        return [(rollout, store.calls(rollout.rollout_id)) for rollout in store.rollouts()]
+
+
+# The pipeline alone
+
+
+@given(depth=st.integers(0, 3), naps=st.lists(st.integers(0, 6), min_size=1, max_size=8), use=st.integers(0, 6))
+def test_nothing_is_begun_more_than_depth_steps_before_its_turn_and_all_comes_in_order(depth, naps, use):
+    done = 0
+    begun_at = {}
+
+    async def make(step):
+        begun_at[step] = done
+        for _ in range(naps[step]):
+            await asyncio.sleep(0)
+        return step
+
+    async def run():
+        nonlocal done
+        async with Pipeline(make, range(len(naps)), depth) as pipeline:
+            for step in range(len(naps)):
+                assert await pipeline.next() == step
+                for _ in range(use):
+                    await asyncio.sleep(0)
+                done += 1
+
+    asyncio.run(run())
+    assert all(step - begun <= depth for step, begun in begun_at.items()) and list(begun_at) == sorted(begun_at)
+    assert depth == 0 or len(naps) == 1 or any(begun_at[step] < step for step in begun_at)
+
+
+async def test_what_fails_ahead_is_raised_when_its_turn_comes():
+    async def make(step):
+        if step == 1:
+            raise ValueError("step 1")
+        return step
+
+    async with Pipeline(make, range(3), 2) as pipeline:
+        assert await pipeline.next() == 0
+        await pipeline.settled()
+        with pytest.raises(ValueError, match="step 1"):
+            await pipeline.next()
+
+
+async def test_leaving_cancels_what_is_under_way_and_tells_of_other_failures(caplog):
+    cancelled = []
+
+    async def make(step):
+        if step == 1:
+            raise ValueError("step 1")
+        try:
+            await asyncio.sleep(60 * step)
+        except asyncio.CancelledError:
+            cancelled.append(step)
+            raise
+
+    with pytest.raises(KeyError):
+        async with Pipeline(make, range(5), 3) as pipeline:
+            await pipeline.next()
+            raise KeyError
+    assert cancelled == [2, 3] and "ValueError: step 1" in caplog.text
+
+
+# Rollouts while training
+
+
+class OverlappingLearner(CountingLearner):
+    """A step ends only when a call of a later step's rollouts has been answered since it began."""
+
+    def __init__(self, engine, steps):
+        super().__init__()
+        self.engine, self.steps = engine, steps
+
+    def step(self, trees):
+        before = len(self.engine.answered)
+        if self.version + 1 < self.steps:
+            with self.engine.changed:
+                assert self.engine.changed.wait_for(lambda: len(self.engine.answered) > before, 30)
+        return super().step(trees)
+
+
+class SlowEngine(FakeEngine):
+    """Answers one call at a time, and says so."""
+
+    def __init__(self, reply):
+        super().__init__(reply)
+        self.answered, self.changed = [], threading.Condition()
+
+    async def chat(self, request):
+        await asyncio.sleep(0.01)
+        answer = await super().chat(request)
+        with self.changed:
+            self.answered.append(answer["policy_version"])
+            self.changed.notify_all()
+        return answer
+
+
+async def test_rollouts_of_the_next_step_are_answered_while_the_learner_works(tmp_path):
+    engine = SlowEngine(Numbers())
+    learner = OverlappingLearner(engine, 4)
+    await art.train(
+        ScriptedAgent(3), ["a", "b"],
+        **settings(tmp_path, engine=engine, learner=learner, max_staleness=1, max_concurrent=2),
+    )  # fmt: skip
+    assert learner.version == 4
+    assert lines(tmp_path)[0]["staleness_max"] == 0
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3])
+async def test_no_trained_call_is_older_than_the_bound(tmp_path, bound):
+    class Learner(CountingLearner):
+        def step(self, trees):
+            threading.Event().wait(0.02 * (self.version % 3))
+            return super().step(trees)
+
+    await art.train(
+        ScriptedAgent(2), ["a", "b", "c"],
+        **settings(tmp_path, steps=8, learner=Learner(), max_staleness=bound),
+    )  # fmt: skip
+    oldest = {}
+    for rollout, calls in stored(tmp_path):
+        ages = [rollout.step - 1 - call.policy_version for call in calls]
+        oldest[rollout.step] = max(oldest.get(rollout.step, 0), *ages)
+    assert max(oldest.values()) <= bound and any(oldest.values())
+    assert [line["staleness_max"] for line in lines(tmp_path)] == [oldest[step] for step in range(1, 9)]
+    assert all(0 <= line["staleness"] <= line["staleness_max"] and not line["groups_stale"] for line in lines(tmp_path))
+
+
+async def test_without_staleness_no_call_is_answered_while_the_learner_works(tmp_path):
+    engine = FakeEngine(Numbers())
+
+    class Learner(CountingLearner):
+        def step(self, trees):
+            before = len(engine.requests)
+            threading.Event().wait(0.05)
+            assert len(engine.requests) == before
+            return super().step(trees)
+
+    await art.train(ScriptedAgent(2), ["a", "b"], **settings(tmp_path, engine=engine, learner=Learner()))
+    assert [(line["staleness"], line["staleness_max"]) for line in lines(tmp_path)] == [(0, 0)] * 4
+    assert {rollout.step - 1 - call.policy_version for rollout, calls in stored(tmp_path) for call in calls} == {0}
+
+
+async def test_groups_with_a_call_beyond_the_bound_are_dropped_and_counted(tmp_path):
+    def group(*versions):
+        def run(reward):
+            calls = tuple(
+                Call(prompt_ids=(1,), sampled_ids=(2,), logprobs=(-0.5,), policy_version=version)
+                for version in versions
+            )
+            return art.Trajectory(task="t", calls=calls, reward=reward)
+
+        return art.Group(task="t", trajectories=(run(0.0), run(1.0)))
+
+    learner = CountingLearner()
+    learner.version = 7
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=learner, max_staleness=2) as run:
+        metrics = await run.learn([group(5, 7), group(4, 7), group(7)])
+        assert len(learner.trees[0]) == 2 and metrics["groups_stale"] == 1 and metrics["groups_with_contrast"] == 3
+        assert metrics["staleness_max"] == 2 and metrics["staleness"] == pytest.approx(2 / 3)
+        metrics = await run.learn([group(4)])
+    assert metrics["groups_stale"] == 1 and learner.version == 8 and run.step == 2
+
+
+async def test_a_swap_waits_for_calls_in_flight_so_a_call_has_one_version(tmp_path):
+    class Engine(SlowEngine):
+        async def chat(self, request):
+            before = len(self.loaded)
+            answer = await super().chat(request)
+            assert len(self.loaded) == before
+            return answer
+
+    engine = Engine(Numbers())
+    result = await art.train(ScriptedAgent(4), ["a"], **settings(tmp_path, engine=engine, max_staleness=2, steps=6))
+    assert result.report["steps"] == 6 and [weights.version for weights in engine.loaded] == [1, 2, 3, 4, 5, 6]
+    assert not [rollout.error for rollout, _ in stored(tmp_path) if rollout.error]
+
+
+async def test_an_evaluation_between_steps_has_the_engine_to_itself_and_settled_weights(tmp_path):
+    engine = FakeEngine(Numbers())
+    await art.train(
+        ScriptedAgent(2), ["a", "b"],
+        **settings(tmp_path, steps=6, engine=engine, max_staleness=1, eval_tasks=["x", "y"], eval_every=2, group_size=2),
+    )  # fmt: skip
+    kinds = ["x" if request["messages"][0]["content"] in "xy" else "-" for request in engine.requests]
+    stretches = [kind for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind]
+    assert "".join(stretches) == "x-x-x-x" and kinds.count("x") == 4 * 2 * 2
+    held_out = [(rollout.step, calls) for rollout, calls in stored(tmp_path) if rollout.split == "eval"]
+    assert {(step, call.policy_version) for step, calls in held_out for call in calls} == {(n, n) for n in (0, 2, 4, 6)}
+
+
+async def test_no_more_rollouts_run_at_a_time_than_allowed_however_many_steps_overlap(tmp_path):
+    running = most = 0
+
+    async def agent(task_input, address):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        answer = await ScriptedAgent(2)(task_input, address)
+        running -= 1
+        return answer
+
+    await art.train(agent, ["a", "b"], **settings(tmp_path, max_staleness=3, max_concurrent=3))
+    assert most == 3
+
+
+async def test_seconds_are_those_the_loop_took_and_overlapped_rollouts_are_not_in_them(tmp_path):
+    await art.train(ScriptedAgent(2), ["a"], **settings(tmp_path, max_staleness=1))
+    for line in lines(tmp_path):
+        assert line["seconds"] == pytest.approx(line["wait_seconds"] + line["learn_seconds"])
+        assert line["rollout_seconds"] > 0
+
+
+async def test_a_reward_that_fails_in_a_later_steps_rollouts_ends_the_run_when_that_step_comes(tmp_path):
+    asked = 0
+
+    def reward(trajectory):
+        nonlocal asked
+        asked += 1
+        if asked > 2 * 8:
+            raise RuntimeError("no more")
+        return odd(trajectory)
+
+    with pytest.raises(RewardError, match="no more"):
+        await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=reward, max_staleness=1))
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+
+
+async def test_an_interrupted_run_keeps_what_ran_ahead_and_trains_on_fresh_rollouts(tmp_path):
+    class Stop:
+        def log(self, step, metrics):
+            if step == 2:
+                task.cancel()
+
+        def close(self):
+            pass
+
+    task = asyncio.ensure_future(
+        art.train(ScriptedAgent(), ["a", "b", "c"], **settings(tmp_path, steps=5, max_staleness=2, trackers=[Stop()]))
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    kept = {rollout.rollout_id: rollout.step for rollout, _ in stored(tmp_path)}
+    assert {3, 4} <= set(kept.values())
+    again = CountingLearner()
+    await art.train(ScriptedAgent(), ["a", "b", "c"], **settings(tmp_path, steps=5, max_staleness=2, learner=again))
+    assert (
+        again.version == 5 and len(again.trees) == 3 and [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5]
+    )
+    now = {rollout.rollout_id: rollout for rollout, _ in stored(tmp_path)}
+    assert set(kept) <= set(now)
+    assert sum(rollout.step == 3 for id_, rollout in now.items() if id_ not in kept) == 8
+
+
+async def test_a_dry_run_and_hand_made_overlap_work_with_staleness(tmp_path):
+    result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, max_staleness=1, dry_run=True))
+    assert result.report["dry_run"]["calls"] == 4
+    async with art.open_run(
+        tmp_path / "hand", engine=FakeEngine(Numbers()), learner=CountingLearner(), max_staleness=1, group_size=4
+    ) as run:
+        groups = await run.score(await run.collect(ScriptedAgent(), ["a"]), odd)
+        for _ in range(3):
+            metrics, fresh = await asyncio.gather(
+                run.learn(groups), run.collect(ScriptedAgent(), ["a"], step=run.step + 2)
+            )
+            groups = await run.score(fresh, odd)
+            assert metrics["staleness_max"] <= 1 and metrics["groups_stale"] == 0
+
+
+# Groups without contrast, replaced
+
+
+def flat_for(*tasks):
+    """Return a reward that is the same for every run of ``tasks``."""
+    return lambda trajectory: 0.0 if trajectory.task in tasks else odd(trajectory)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_groups_without_contrast_are_replaced_by_fresh_tasks_and_stay_in_the_store(tmp_path, max_staleness):
+    tasks = [f"task {i}" for i in range(12)]
+    learner = CountingLearner()
+    await art.train(
+        ScriptedAgent(), tasks,
+        **settings(
+            tmp_path, tasks_per_step=3, group_size=2, reward=flat_for(*tasks[:6]), learner=learner, dynamic_sampling=True,
+            max_staleness=max_staleness, max_extra_rounds=20,
+        ),
+    )  # fmt: skip
+    assert [len(trees) for trees in learner.trees] == [3] * 4
+    for line in lines(tmp_path):
+        of_step = [rollout for rollout, _ in stored(tmp_path) if rollout.step == line["step"]]
+        assert line["groups_with_contrast"] == 3 and line["groups_sampled"] == len({r.group for r in of_step})
+        assert len({rollout.task for rollout in of_step}) == line["groups_sampled"], (
+            "no task twice while others are there"
+        )
+        assert all(rollout.reward is not None for rollout in of_step)
+    assert sum(line["groups_sampled"] for line in lines(tmp_path)) > 12
+
+
+async def test_extra_rounds_have_an_end_that_is_said(tmp_path):
+    told = io.StringIO()
+    learner = CountingLearner()
+    await art.train(
+        ScriptedAgent(), list("abcdefgh"),
+        **settings(
+            tmp_path, steps=2, learner=learner, reward=lambda trajectory: 1.0, dynamic_sampling=True, max_extra_rounds=3,
+            progress=Display(console=Console(file=told, width=200)),
+        ),
+    )  # fmt: skip
+    assert [line["groups_sampled"] for line in lines(tmp_path)] == [8, 8] and learner.version == 0
+    assert told.getvalue().count("step 1: 0 of 2 groups have contrast after max_extra_rounds=3") == 1
+    assert "step 2: 0 of" not in told.getvalue() and "groups with contrast 0 of 8" in told.getvalue()
+
+
+async def test_a_run_that_goes_on_draws_the_tasks_that_it_would_have_drawn(tmp_path):
+    def tasks_of(folder):
+        found = {}
+        for rollout, _ in stored(folder):
+            found.setdefault(rollout.step, {})[rollout.group] = rollout.task
+        return {step: list(groups.values()) for step, groups in found.items()}
+
+    tasks = [f"task {i}" for i in range(9)]
+    common = {"group_size": 2, "reward": flat_for(*tasks[::2]), "dynamic_sampling": True, "seed": 5}
+    await art.train(ScriptedAgent(), tasks, **settings(tmp_path / "whole", **common))
+    for steps in (2, 4):
+        await art.train(ScriptedAgent(), tasks, **settings(tmp_path / "twice", steps=steps, **common))
+    assert tasks_of(tmp_path / "twice") == tasks_of(tmp_path / "whole")
+
+
+async def test_an_extra_round_in_which_every_run_fails_is_data(tmp_path):
+    tasks = ["a", "b"]
+    (first,) = batch_of_step(tasks, 0, art.TrainConfig(tasks_per_step=1))
+
+    async def agent(task_input, address):
+        if task_input != first:
+            raise RuntimeError("before any call")
+        return await ScriptedAgent()(task_input, address)
+
+    more = {"steps": 1, "tasks_per_step": 1, "reward": lambda trajectory: 0.0, "dynamic_sampling": True}
+    await art.train(agent, tasks, **settings(tmp_path, max_extra_rounds=1, **more))
+    assert [(line["failed"], line["groups_sampled"]) for line in lines(tmp_path)] == [(4, 2)]
+
+
+def test_fresh_tasks_are_others_first_the_same_for_a_seed_and_never_end():
+    config = art.TrainConfig(tasks_per_step=3, seed=2)
+    tasks = list(range(8))
+    drawn = fresh_tasks(tasks, 4, config)
+    first = [next(drawn) for _ in range(16)]
+    assert not set(first[:5]) & set(batch_of_step(tasks, 4, config)) and sorted(first[:8]) == tasks
+    assert first[8:] == first[:8]
+    again = fresh_tasks(tasks, 4, config)
+    assert first == [next(again) for _ in range(16)]
+    assert next(fresh_tasks(["only"], 0, art.TrainConfig())) == "only"
+
+
+@pytest.mark.parametrize("wrong", [{"max_staleness": -1}, {"max_extra_rounds": 1.5}, {"dynamic_sampling": "yes"}])
+def test_settings_that_cannot_work_are_refused(tmp_path, wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        art.open_run(tmp_path, **wrong)
+
+
+# The real thing
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+async def test_every_call_of_a_run_with_staleness_replays_with_the_weights_of_its_version(tmp_path, lora_rank):
+    """The engine answered while the optimizer worked: a torn snapshot would show as logprobs that no checkpoint gives."""
+    await art.train(
+        ScriptedAgent(2, max_tokens=8), ["hello", "there"], model="tiny", steps=5, tasks_per_step=1, group_size=6,
+        reward=lambda trajectory: int(trajectory.rollout_id, 16) % 997, max_staleness=1, learning_rate=5e-4,
+        warmup_steps=0, keep_checkpoints=None, lora_rank=lora_rank, run_dir=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    models = [replayed(tmp_path / "run", version) for version in range(6)]
+    assert [line["groups_with_contrast"] for line in lines(tmp_path)] == [1] * 5, "so a step's number is its version"
+    calls = [(rollout.step, call) for rollout, of_rollout in stored(tmp_path) for call in of_rollout]
+    assert {step - 1 - call.policy_version for step, call in calls} == {0, 1}
+    assert max(gap(models[call.policy_version], call) for _, call in calls) < 1e-4
+    assert max(gap(models[call.policy_version + 1], call) for _, call in calls) > 1e-3, "other weights would show"
+    first, *later = lines(tmp_path)
+    assert first["logprob_gap"] < 1e-4 < later[0]["logprob_gap"] and later[0]["staleness_max"] == 1
+
+
+def replayed(run_dir, version):
+    base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    folder = run_dir / "checkpoints" / f"step-{version:06d}"
+    if version == 0:
+        return base
+    if (folder / "adapter").is_dir():
+        return PeftModel.from_pretrained(base, str(folder / "adapter")).merge_and_unload().eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@torch.no_grad()
+def gap(model, call):
+    logits = model(torch.tensor([[*call.prompt_ids, *call.sampled_ids]])).logits[0, len(call.prompt_ids) - 1 : -1]
+    there = logits.log_softmax(-1).gather(1, torch.tensor(call.sampled_ids)[:, None])[:, 0]
+    return (there - torch.tensor(call.logprobs)).abs().max().item()
