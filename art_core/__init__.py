@@ -3,6 +3,7 @@
 ``import art_core as art`` is light: torch, transformers and the clients of agents are loaded when they are needed.
 """
 
+from art_core.audit import Audit, audit
 from art_core.attribution import agent_name, destination, exempt, name_agents
 from art_core.config import TrainConfig
 from art_core.errors import ArtError
@@ -14,6 +15,7 @@ from art_core.types import Call, Group, Trajectory
 
 __all__ = [
     "ArtError",
+    "Audit",
     "Call",
     "Group",
     "Report",
@@ -22,6 +24,7 @@ __all__ = [
     "TrainResult",
     "Trajectory",
     "agent_name",
+    "audit",
     "destination",
     "evaluate",
     "exempt",

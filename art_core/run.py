@@ -144,12 +144,12 @@ class Run:
 
     async def _resume(self) -> None:
         newest = last_checkpoint(self.run_dir)
-        if newest is None:
-            return
-        self.step = self._checkpointed = checkpoint_step(newest)
-        learner = await self.learner()
-        learner.restore(newest)
-        await self.door.load(learner.weights())
+        if newest is not None:
+            self.step = self._checkpointed = checkpoint_step(newest)
+            learner = await self.learner()
+            learner.restore(newest)
+            await self.door.load(learner.weights())
+        self.store.add_opening(0 if newest is None else learner.version)
 
     async def learner(self) -> Learner:
         """Return the learner, loaded at the first call."""
@@ -286,6 +286,8 @@ class Run:
             await self.door.pause()
             self._half_done = True
             metrics = await in_thread(learner.step, trees)
+            note = functools.partial(self.store.add_update, targets=metrics.get("targets"))
+            await in_thread(note, self.step + 1, learner.version, [t for g in teachable for t in g.trajectories])
             weights = await in_thread(learner.weights)
             if weights.live is None:
                 weights = await self._save_for_engine(learner, weights)

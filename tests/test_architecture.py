@@ -22,7 +22,7 @@ ROWS = [
     {"plugins"},
     {"rollout", "display"},
     {"run"},
-    {"evaluation"},
+    {"evaluation", "audit"},
     {"training"},
     {"__init__"},
     {"summary", "chart", "doctor", "testing"},
