@@ -3,13 +3,14 @@
 ``import art_core as art`` is light: torch, transformers and the clients of agents are loaded when they are needed.
 """
 
-from art_core.audit import Audit, audit
 from art_core.attribution import agent_name, destination, exempt, name_agents
+from art_core.audit import Audit, audit
 from art_core.config import TrainConfig
 from art_core.errors import ArtError
 from art_core.evaluation import Report, evaluate
 from art_core.hookspecs import hookimpl
 from art_core.run import Run
+from art_core.sft import load_trajectories
 from art_core.training import TrainResult, open_run, train, train_sync
 from art_core.types import Call, Group, Trajectory
 
@@ -29,6 +30,7 @@ __all__ = [
     "evaluate",
     "exempt",
     "hookimpl",
+    "load_trajectories",
     "name_agents",
     "open_run",
     "train",

@@ -83,3 +83,16 @@ def _k3(log_ratio: Tensor) -> Tensor:
 
 def _mean(values: Tensor) -> float:
     return values.detach().mean().item()
+
+
+def sft(inputs: LossInputs) -> LossOutputs:
+    """Maximum likelihood of what was sampled (supervised fine-tuning)::
+
+        L = -(1/N) sum over trajectories of (1/n) sum over targets of w logprob
+
+    with w, n and N as in ``grpo``; advantages and old logprobs are not read. Metrics: ``nll`` (mean -logprob).
+    """
+    rows = _trained(inputs)
+    if not len(rows.weights):
+        return LossOutputs(inputs.logprobs.sum() * 0.0, {})
+    return LossOutputs(-_mean_of_trajectories(rows.logprobs, rows), {"nll": _mean(-rows.logprobs)})

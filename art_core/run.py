@@ -5,7 +5,6 @@ Knows nothing about when to do what: ``training.py`` puts the pieces in order.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import logging
@@ -13,13 +12,11 @@ import shutil
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
-from weakref import WeakSet
+from typing import Any
 
-from art_core import scoring
+from art_core import losses, scoring, sft
 from art_core.attribution import exempt
 from art_core.capture import Door
 from art_core.config import TrainConfig, model_folder, weights_hash
@@ -28,10 +25,10 @@ from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoi
 from art_core.plugins import Plugins
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
+from art_core.threads import finished, in_thread, widen_default_executor
 from art_core.token_tree import build_tree
-from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, Weights
+from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, Trajectory, Weights
 
-T = TypeVar("T")
 OURS = frozenset(
     {
         "step", "reward", "trajectories", "failed", "unscored", "calls", "sampled_tokens", "groups_with_contrast",
@@ -269,6 +266,37 @@ class Run:
         with self._timed("learn_seconds"):
             if teachable:
                 metrics |= await self._update(teachable)
+        return await self._finish_step(metrics)
+
+    async def learn_sft(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        min_reward: float | None = None,
+        epochs: int = 1,
+        batch_size: int = 32,
+    ) -> list[dict[str, float]]:
+        """Imitate the trajectories: raise the likelihood of what was sampled in them, by supervised steps (``losses.sft``).
+
+        Taken are those without an error and, with ``min_reward``, with at least that reward. Every epoch goes through them
+        in an order of its own, ``batch_size`` for one optimizer step. Each step counts as one of the run: it is served,
+        written to the run folder and checkpointed, and its metrics are an item of the list. The likelihood is that at
+        temperature 1, whatever the trajectories were sampled at: it is the model itself that should say the tokens. Only
+        sampled tokens are trained; the ids must be of this model's tokenizer. Raises ConfigError where nothing is left.
+        """
+        chosen = sft.chosen(trajectories, min_reward)
+        steps = sft.batches(chosen, epochs, batch_size, f"{self.config.seed}/{self.step}")
+        return [await finished(self._imitate(groups)) for groups in steps]
+
+    async def _imitate(self, groups: Sequence[Group]) -> dict[str, float]:
+        metrics = summary(groups)
+        with self._timed("learn_seconds"):
+            metrics |= await self._update(groups, imitate=True)
+        # Other weights may have sampled these, at another temperature: the gap would say nothing.
+        metrics.pop("logprob_gap", None)
+        return await self._finish_step(metrics)
+
+    async def _finish_step(self, metrics: dict[str, float]) -> dict[str, float]:
         metrics |= {**self._spent, "seconds": sum(self._spent.values())}
         self._spent.clear()
         self.store.add_step(self.step + 1, metrics)
@@ -278,14 +306,18 @@ class Run:
             await self.checkpoint()
         return metrics
 
-    async def _update(self, teachable: Sequence[Group]) -> dict[str, float]:
+    async def _update(self, teachable: Sequence[Group], *, imitate: bool = False) -> dict[str, float]:
         """One optimizer step, while the engine holds new calls back, and the swap to the new weights."""
         learner = await self.learner()
         trees = await in_thread(lambda: [build_tree(g.trajectories, g.advantages) for g in teachable])
+        step: Callable[..., dict[str, float]] = learner.step
+        if imitate:
+            trees = [sft.at_temperature_1(tree) for tree in trees]
+            step = functools.partial(learner.step, loss=losses.sft)
         try:
             await self.door.pause()
             self._half_done = True
-            metrics = await in_thread(learner.step, trees)
+            metrics = await in_thread(step, trees)
             note = functools.partial(self.store.add_update, targets=metrics.get("targets"))
             await in_thread(note, self.step + 1, learner.version, [t for g in teachable for t in g.trajectories])
             weights = await in_thread(learner.weights)
@@ -333,28 +365,6 @@ class Run:
         return folder
 
 
-async def finished(work: Awaitable[T]) -> T:
-    """Await ``work``; when cancelled, wait for its end first, so that nothing is left half done."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-
-
-async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run a function in a thread of its own to its end, also where the caller is cancelled meanwhile.
-
-    Not in the loop's default executor: agents' sync tools that hang there would keep the learner waiting for ever.
-    """
-    executor = ThreadPoolExecutor(1, thread_name_prefix="art-learner")
-    try:
-        return await finished(asyncio.get_running_loop().run_in_executor(executor, function, *arguments))
-    finally:
-        executor.shutdown(wait=False)
-
-
 def summary(groups: Sequence[Group]) -> dict[str, float]:
     """Return the means over all trajectories: reward, every metric that a reward function set, calls, failures."""
     trajectories = [t for g in groups for t in g.trajectories]
@@ -372,20 +382,6 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
         "calls": float(sum(len(t.calls) for t in trajectories)),
         "sampled_tokens": float(sum(len(c.sampled_ids) for t in trajectories for c in t.calls)),
     }
-
-
-def widen_default_executor(threads: int) -> None:
-    """Let the running loop's default executor have a thread per rollout.
-
-    Frameworks run sync nodes and tools there; with asyncio's default, a few threads for each core, most rollouts would wait.
-    """
-    loop = asyncio.get_running_loop()
-    if loop not in _widened:
-        loop.set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="asyncio"))
-        _widened.add(loop)
-
-
-_widened: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def check_tasks(tasks: Sequence[Any]) -> None:

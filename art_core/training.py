@@ -21,8 +21,9 @@ from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import write_whole
 from art_core.plugins import Plugins
 from art_core.rollout import task_input
-from art_core.run import Run, check_tasks, in_thread
+from art_core.run import Run, check_tasks
 from art_core.scoring import has_contrast
+from art_core.threads import in_thread
 from art_core.token_tree import build_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tracker
 

@@ -15,12 +15,12 @@ MODULES = sorted(path for path in CORE.rglob("*.py"))
 ROWS = [
     {"types"},
     {"errors"},
-    {"config", "hookspecs", "attribution", "folder", "arguments"},
+    {"config", "hookspecs", "attribution", "folder", "arguments", "threads"},
     {"capture", "scoring", "token_tree", "losses", "store"},  # the stages know the nouns, not each other
     {"engine", "learner"},
     {"builtin"},
     {"plugins"},
-    {"rollout", "display"},
+    {"rollout", "display", "sft"},
     {"run"},
     {"evaluation", "audit"},
     {"training"},

@@ -101,7 +101,9 @@ def _check_update(store: Store, update: Update, findings: Findings) -> None:
         stored = {call_digest(call): (number, call) for number, call in enumerate(rows)}
         found = [stored[digest] for digest in digests if digest in stored]
         if missing := len(digests) - len(found):
-            text = f"step {update.step} trained {missing} of its calls otherwise than the store has them, or they are gone"
+            text = (
+                f"step {update.step} trained {missing} of its calls otherwise than the store has them, or they are gone"
+            )
             findings.add("trained", text, rollout_id)
             whole = False
         places += [(rollout_id, number) for number, _ in found]

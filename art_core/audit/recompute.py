@@ -72,7 +72,9 @@ def _start_weights(store: Store, findings: Findings) -> str | None:
         return None
     then, now = store.meta("start_weights"), weights_hash(folder)
     if then != now:
-        text = f"the start weights in {folder} are not those that the run began with: SHA-256 {now[:12]}, not {then!s:.12}"
+        text = (
+            f"the start weights in {folder} are not those that the run began with: SHA-256 {now[:12]}, not {then!s:.12}"
+        )
         findings.add("weights", text)
         return None
     return folder

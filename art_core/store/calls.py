@@ -211,9 +211,7 @@ class CallReader:
 
     def recorded(self) -> tuple[RecordedCall, ...]:
         """Return all the rows, in the order in which they were answered."""
-        return tuple(
-            RecordedCall(row[0], bool(row[-2]), row[-1], self._call(row, texts=False)) for row in self._rows()
-        )
+        return tuple(RecordedCall(row[0], bool(row[-2]), row[-1], self._call(row, texts=False)) for row in self._rows())
 
     def _rows(self) -> list[tuple]:
         return self._db.execute(
@@ -222,10 +220,10 @@ class CallReader:
 
     def _call(self, row: tuple, *, texts: bool = True) -> Call:
         seq, parent, shared, suffix, sampled, logprobs, forced, *plain, messages, tools, settings, response, _, _ = row
-        prompt = self._prompt(seq, parent, shared, suffix)
-        self._tokens[seq] = prompt + sampled
         version, agent, request_id, choice, reward, temperature, finish_reason = plain
         try:
+            prompt = self._prompt(seq, parent, shared, suffix)
+            self._tokens[seq] = prompt + sampled
             return Call(
                 prompt_ids=ids_from_bytes(prompt),
                 sampled_ids=ids_from_bytes(sampled),
@@ -241,7 +239,7 @@ class CallReader:
                 request=self._request(messages, tools, settings) if texts else {},
                 response=self._blobs[response] if texts else {},
             )
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise StoreError(f"call {seq} of rollout {self._rollout['rollout']} is damaged: {error}") from error
 
     def _request(self, messages: int, tools: int | None, settings: int) -> JsonDict:
@@ -267,9 +265,7 @@ class CallReader:
     def _of_call(self, seq: int) -> bytes:
         """Return the tokens of a call, which may belong to another rollout."""
         if seq not in self._tokens:
-            row = self._db.execute(
-                "SELECT parent, shared, suffix, sampled FROM calls WHERE seq = ?", (seq,)
-            ).fetchone()
+            row = self._db.execute("SELECT parent, shared, suffix, sampled FROM calls WHERE seq = ?", (seq,)).fetchone()
             if row is None:
                 return b""
             parent, shared, suffix, sampled = row
