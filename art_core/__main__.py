@@ -120,7 +120,9 @@ def audit(
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0, help="Largest difference of a logprob, in nats; default 0.001, for bfloat16 engines 0.5."),
+        typer.Option(
+            min=0, help="Largest difference of a logprob, in nats; default 0.0001; give 0.5 for engines in bfloat16."
+        ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_sample_of_each_version_can_be_drawn(recorded):
         (f"UPDATE calls SET parent = seq WHERE seq = {SECOND_TURN}", "file"),
         (f"UPDATE calls SET parent = 100000 WHERE seq = {SECOND_TURN}", "file"),
         (f"UPDATE calls SET logprobs = X'00' WHERE seq = {SECOND_TURN}", "file"),
+        (f"UPDATE calls SET forced = {blob(99)} WHERE seq = {SECOND_TURN}", "file"),
         (f"UPDATE calls SET suffix = 'text' WHERE seq = {SECOND_TURN}", "file"),
         (f"UPDATE calls SET sampled = 'text' WHERE seq = {SECOND_TURN}", "file"),
         (f"UPDATE calls SET rollout_id = 'other' WHERE seq = {SECOND_TURN}", "file"),
@@ -180,6 +181,13 @@ def test_a_change_with_new_digests_is_found_by_its_logprobs(run_dir, statement):
     change(run_dir, statement)
     refresh(run_dir)
     assert kinds(audit(run_dir)) == {"logprob"}
+
+
+def test_a_token_that_the_model_does_not_have_is_found(run_dir):
+    change(run_dir, f"UPDATE calls SET sampled = CAST({blob(10**6)} || substr(sampled, 5) AS BLOB) WHERE seq = {LAST}")
+    refresh(run_dir)
+    report = audit(run_dir)
+    assert kinds(report) == {"context"} and report.checked == report.calls
 
 
 def test_trained_tokens_that_are_hidden_with_new_digests_are_missed_in_the_count(run_dir):

@@ -44,7 +44,7 @@ def _recompute_version(
     store: Store, start: str | None, folder: Path | None, places: list[Place], findings: Findings, screen: Display,
     tolerance: float,
 ) -> None:  # fmt: skip
-    from art_core.learner.replay import load_weights, replay
+    from art_core.learner.replay import load_weights, replay, vocabulary
 
     try:
         model = load_weights(start or "", folder)
@@ -52,7 +52,14 @@ def _recompute_version(
         findings.add("weights", str(error))
         findings.counts["not_kept"] += len(places)
         return
+    ids = vocabulary(model)
     for batch in _batches(store, places):
+        unknown = [place for place, call in batch if not _within(call, ids)]
+        for place in unknown:
+            findings.add("context", f"it has token ids that the model does not have: it has {ids}", *place)
+            findings.counts["checked"] += 1
+            screen.advance()
+        batch = [(place, call) for place, call in batch if place not in unknown]
         tree = _tree(batch)
         check_paths(tree, [place for place, _ in batch], [call for _, call in batch], findings)
         logprobs = replay(model, tree).astype(np.float64)
@@ -62,6 +69,10 @@ def _recompute_version(
             found = logprobs[end - len(call.sampled_ids) : end]
             findings.compare(place, np.array(call.logprobs), found, free, tolerance)
             screen.advance()
+
+
+def _within(call: Call, ids: int) -> bool:
+    return all(0 <= token < ids for token in (*call.prompt_ids, *call.sampled_ids))
 
 
 def _start_weights(store: Store, findings: Findings) -> str | None:

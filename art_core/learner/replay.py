@@ -38,6 +38,11 @@ def saved_version(folder: Path) -> int:
     return checkpoint.read_manifest(folder)["version"]
 
 
+def vocabulary(model: PreTrainedModel | PeftModel) -> int:
+    """Return how many token ids the model has."""
+    return model.get_input_embeddings().num_embeddings
+
+
 @torch.inference_mode()
 def replay(model: torch.nn.Module, tree: TokenTree) -> np.ndarray:
     """Return the logprob of every target: (num_targets,) float32."""

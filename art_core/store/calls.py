@@ -224,6 +224,9 @@ class CallReader:
         try:
             prompt = self._prompt(seq, parent, shared, suffix)
             self._tokens[seq] = prompt + sampled
+            positions = ids_from_bytes(forced)
+            if any(not 0 <= position < len(sampled) // 4 for position in positions):
+                raise ValueError(f"it has {len(sampled) // 4} sampled tokens and forced ones at {positions}")
             return Call(
                 prompt_ids=ids_from_bytes(prompt),
                 sampled_ids=ids_from_bytes(sampled),
@@ -235,7 +238,7 @@ class CallReader:
                 reward=reward,
                 temperature=temperature,
                 finish_reason=finish_reason,
-                forced=ids_from_bytes(forced),
+                forced=positions,
                 request=self._request(messages, tools, settings) if texts else {},
                 response=self._blobs[response] if texts else {},
             )
