@@ -1,6 +1,7 @@
 """The audit: a real run is clean, and whatever is changed in its folder afterwards is found and named."""
 
 import asyncio
+import itertools
 import json
 import shutil
 import sqlite3
@@ -21,8 +22,11 @@ from art_core.types import Call
 AGENT = ScriptedAgent(turns=2, max_tokens=10)
 
 
+_scored = itertools.count()
+
+
 def contrast(trajectory):
-    return float(sum(trajectory.calls[0].sampled_ids) % 7)
+    return float(next(_scored) % 2)
 
 
 async def record(run_dir, **settings):
