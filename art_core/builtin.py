@@ -1,5 +1,5 @@
 """What works with no plugin installed, as a plugin like any other: functions as agents, the embedded engine, the torch
-learner, GRPO, the metrics file. Loads what is heavy only when it is asked for.
+learner, GRPO and its kin, the metrics file. Loads what is heavy only when it is asked for.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def _positional(agent: Any) -> int:
 
 @hookimpl
 def register_losses(register: Register) -> None:
-    register("grpo", losses.grpo)
+    for loss in (losses.grpo, losses.dr_grpo, losses.dapo, losses.cispo, losses.gspo):
+        register(loss.__name__, loss)
 
 
 @hookimpl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,13 @@ class TrainConfig:
     kl: float = 0.0
     """Coefficient of the KL term towards the start weights; 0 leaves the reference model out altogether."""
     advantage: str = "mean_std"
-    """``mean_std``: (reward - mean) / std of the group; ``mean``: reward - mean."""
+    """``mean_std``: (reward - mean) / std of the group; ``mean``: reward - mean; ``leave_one_out``: reward - mean of the
+    others."""
+    importance_cap: float | None = None
+    """Truncates each target's ratio of the learner's probability, before the update, to the engine's (2 is usual); None:
+    the loss itself compares the new weights with the engine's logprobs."""
+    overlong: str | None = None
+    """Calls that were cut off at their token limit: ``train`` or ``drop`` them; None: what the loss asks for (dapo drops)."""
     max_context: int | None = None
     """Prompt plus answer, in tokens; None: what the model's config says."""
     max_tokens: int = 512
@@ -69,9 +75,12 @@ LEAST = {
     "steps": 1, "tasks_per_step": 1, "group_size": 1, "seed": 0, "temperature": 0, "max_concurrent": 1,
     "max_concurrent_scores": 1, "rollout_timeout": 0, "learning_rate": 0, "warmup_steps": 0, "max_grad_norm": 0, "lora_rank": 0,
     "kl": 0, "max_context": 1, "max_tokens": 1, "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1,
+    "importance_cap": 1,
 }  # fmt: skip
 """The smallest value of every setting that is a number."""
-FRACTIONS = {"temperature", "rollout_timeout", "learning_rate", "max_grad_norm", "kl"}
+FRACTIONS = {"temperature", "rollout_timeout", "learning_rate", "max_grad_norm", "kl", "importance_cap"}
+CHOICES = {"advantage": ("mean_std", "mean", "leave_one_out"), "overlong": (None, "train", "drop")}
+"""The values of every setting that is a name."""
 
 
 def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
@@ -92,13 +101,20 @@ def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
             number = "a number" if name in FRACTIONS else "a whole number"
             raise ConfigError(f"{name}={value!r} cannot be used; give {number} of at least {least}")
     config = TrainConfig(**values)
-    if config.advantage not in ("mean_std", "mean"):
-        raise ConfigError(f"advantage={config.advantage!r} is unknown; use 'mean_std' or 'mean'")
+    for name in CHOICES:
+        check_choice(name, getattr(config, name))
     if config.group_size == 1 and "group_size" in values:
         raise ConfigError("group_size=1 has nothing to compare a run with; give at least 2 (8 is usual)")
     if config.temperature <= 0:
         raise ConfigError(f"temperature={config.temperature}: training samples, so it must be above 0 (1.0 is usual)")
     return config
+
+
+def check_choice(name: str, value: object) -> None:
+    """Raise ConfigError where ``value`` is none of the ``CHOICES`` of the setting ``name``."""
+    if value not in CHOICES[name]:
+        *others, last = (repr(choice) for choice in CHOICES[name])
+        raise ConfigError(f"{name}={value!r} is unknown; use {', '.join(others)} or {last}")
 
 
 def model_folder(model: str) -> str:
@@ -135,3 +151,9 @@ def weights_hash(folder: str | Path) -> str:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def check_tasks(tasks: Sequence[Any]) -> None:
+    """Raise ConfigError where there is nothing to run."""
+    if len(tasks) == 0:
+        raise ConfigError("the task list is empty: give at least one task (any JSON-able value)")

@@ -58,7 +58,8 @@ def register_rewards(register: Register) -> None:
 def register_losses(register: Register) -> None:
     """Offer losses by name: ``register("mine", loss)``, for ``train(loss="mine")``.
 
-    Called once, when a run starts. A loss is a function ``LossInputs -> LossOutputs``. The return value is ignored.
+    Called once, when a run starts. A loss is a function ``LossInputs -> LossOutputs``; where a run sets ``kl`` or
+    ``importance_cap`` it is given that keyword. The return value is ignored.
     """
 
 

@@ -1,58 +1,171 @@
 """LossInputs -> LossOutputs: pure functions of tensors. Knows nothing about models, trees or optimizers.
 
-Normalisation. A trajectory weighs the same however many calls, branches or rows its tokens came in: the terms of its
-targets are averaged over the trajectory, and the trajectories are averaged over the optimizer step. Where a step is
-computed in parts, ``step_trajectories`` makes the parts' losses add up to the loss of the step.
+Every loss is ``L = - sum over targets of share (c gain - kl D)``. The gain is the loss's own; its docstring gives it, with
+
+- r = exp(logprob - proximal_logprob), the ratio of the weights being trained to those before the update; without
+  ``proximal_logprobs`` the recorded ``old_logprobs`` stand for them. clip(r) is r held in [1 - clip_low, 1 + clip_high]
+- A, the target's advantage
+- D = exp(d) - d - 1 with d = ref_logprob - logprob, the estimator "k3" of the KL divergence from the reference (Schulman,
+  http://joschu.net/blog/kl-approx.html): unbiased and never negative
+- c = min(exp(proximal_logprob - old_logprob), importance_cap), no gradient; 1 without ``proximal_logprobs``. This is
+  truncated importance sampling: it corrects for an engine that sampled with other numerics or older weights than the
+  learner's, and the cap bounds the variance (V-trace, arXiv 1802.01561, section 4.1; between engine and learner: Yao et
+  al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"). ``importance_cap=None`` does not cap
+
+Normalisation. The share of a target depends on its weight w, on the sum n of its trajectory's weights, on the sum W of the
+step's weights (``step_weight``) and on the number N of trajectories with trained targets in the step
+(``step_trajectories``)::
+
+    grpo, gspo     w / (n N)           the mean over each trajectory's targets, then over the trajectories
+    dapo, cispo    w / W               the mean over all targets of the step
+    dr_grpo        w / (max_tokens N)  the sum over each trajectory's targets by a constant, then the mean over trajectories
+
+None of these depends on calls, branches or rows, so a trajectory weighs the same in whatever pieces its tokens came. With
+the step's totals given, the losses of a step's parts add up to the loss of the step: parts of whole trajectories for all,
+and any parts at all for dapo, cispo and dr_grpo.
 
 Metrics are means over the trained targets (weight > 0) of these rows, so those of a step are the parts' means weighted
-by their numbers of trained targets.
+by their numbers of trained targets; one whose name ends with ``_max`` is the largest value, and that of a step the largest
+of its parts'. ``ratio``: r. ``clip_fraction``: targets whose gain was clipped. ``kl_old``: k3 of the divergence between the
+sampling weights and these. ``kl_ref``, with reference logprobs: D. With proximal logprobs ``mismatch`` and ``mismatch_max``:
+exp(proximal_logprob - old_logprob), and ``mismatch_truncated``: the share of targets at which it was above the cap.
+
+Every loss raises ValueError where ``kl`` is asked for without reference logprobs, or ``importance_cap`` without proximal ones.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
-from art_core.types import LossInputs, LossOutputs
+from art_core.types import Loss, LossInputs, LossOutputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def grpo(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, kl: float = 0.0) -> LossOutputs:
+def grpo(
+    inputs: LossInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    kl: float = 0.0,
+    importance_cap: float | None = None,
+) -> LossOutputs:
     """Group-relative policy optimisation (DeepSeekMath, arXiv 2402.03300, equations 3 and 4)::
 
-        L = -(1/N) sum over trajectories of (1/n) sum over targets of w [min(r A, clip(r) A) - kl D]
+        gain = min(r A, clip(r) A)      share = w / (n N)
 
-    with r = exp(logprob - old_logprob) the ratio, clip(r) = r held in [1 - clip_low, 1 + clip_high], A the advantage, w
-    the weight, n the sum of the trajectory's weights and N the number of trajectories with trained targets in the step.
-    D = exp(d) - d - 1 with d = ref_logprob - logprob is the estimator "k3" of the KL divergence from the reference
-    (Schulman, http://joschu.net/blog/kl-approx.html): unbiased and never negative.
-
-    Metrics: ``clip_fraction`` (targets whose term was clipped), ``ratio`` (mean r), ``kl_old`` (k3 of the divergence
-    between the sampling weights and these) and, where there are reference logprobs, ``kl_ref`` (mean D).
-    Raises ValueError where ``kl`` is asked for without reference logprobs.
+    Every target is clipped by itself, and every trajectory weighs the same, long or short.
     """
-    if kl and inputs.ref_logprobs is None:
-        raise ValueError(f"kl={kl} needs ref_logprobs; give the reference's logprobs, or kl=0")
     rows = _trained(inputs)
-    if not len(rows.weights):
-        return LossOutputs(inputs.logprobs.sum() * 0.0, {})
-    log_ratio = rows.logprobs - rows.old_logprobs
-    ratio = log_ratio.exp()
-    unclipped = ratio * rows.advantages
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * rows.advantages
-    gain = unclipped.minimum(clipped)
-    metrics = {
-        "clip_fraction": _mean((unclipped > clipped).float()),
-        "ratio": _mean(ratio),
-        "kl_old": _mean(_k3(log_ratio)),
-    }
-    if rows.ref_logprobs is not None:
-        divergence = _k3(rows.ref_logprobs - rows.logprobs)
-        metrics["kl_ref"] = _mean(divergence)
-        if kl:
-            gain = gain - kl * divergence
-    return LossOutputs(-_mean_of_trajectories(gain, rows), metrics)
+    ratio = _log_ratio(rows).exp()
+    gain, clipped = _clipped_gain(ratio, rows, clip_low, clip_high)
+    share = _trajectory_mean(rows)
+    return _outputs(rows, gain, share, ratio=ratio, clipped=clipped, kl=kl, importance_cap=importance_cap)
+
+
+def dr_grpo(
+    inputs: LossInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    kl: float = 0.0,
+    importance_cap: float | None = None,
+    max_tokens: float = 512.0,
+) -> LossOutputs:
+    """GRPO without its length bias (Dr. GRPO, arXiv 2503.20783, section 3.2)::
+
+        gain = min(r A, clip(r) A)      share = w / (max_tokens N)
+
+    A constant takes the place of the trajectory's length, so every token of the step weighs the same. ``max_tokens`` is the
+    budget of one trajectory's sampled tokens; it only scales the loss. Its default is a run's default limit of one answer.
+    The paper's advantage is ``"mean"``.
+    """
+    rows = _trained(inputs)
+    ratio = _log_ratio(rows).exp()
+    gain, clipped = _clipped_gain(ratio, rows, clip_low, clip_high)
+    share = rows.weights / (max_tokens * _trajectories(rows))
+    return _outputs(rows, gain, share, ratio=ratio, clipped=clipped, kl=kl, importance_cap=importance_cap)
+
+
+def dapo(
+    inputs: LossInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    kl: float = 0.0,
+    importance_cap: float | None = None,
+) -> LossOutputs:
+    """Decoupled clipping and the mean over tokens (DAPO, arXiv 2503.14476, sections 3.1 and 3.3)::
+
+        gain = min(r A, clip(r) A)      share = w / W
+
+    The higher upper bound leaves unlikely tokens room to become likelier. The paper's overlong filtering (section 3.4:
+    answers cut off at their token limit are not trained) is in the weights: see ``drops_overlong``.
+    """
+    rows = _trained(inputs)
+    ratio = _log_ratio(rows).exp()
+    gain, clipped = _clipped_gain(ratio, rows, clip_low, clip_high)
+    share = _target_mean(rows)
+    return _outputs(rows, gain, share, ratio=ratio, clipped=clipped, kl=kl, importance_cap=importance_cap)
+
+
+def cispo(
+    inputs: LossInputs,
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 4.0,
+    kl: float = 0.0,
+    importance_cap: float | None = None,
+) -> LossOutputs:
+    """Clipped importance weights (CISPO; MiniMax-M1, arXiv 2506.13585, equations 4 and 5)::
+
+        gain = clip(r) A logprob, no gradient through clip(r)      share = w / W
+
+    What is clipped is a weight, so no token loses its gradient. By default there is no lower bound, as in the paper, and
+    weights end at 5, in the range that ScaleRL (arXiv 2510.13786) found to work alike.
+    """
+    rows = _trained(inputs)
+    ratio = _log_ratio(rows).exp().detach()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    gain = weight * rows.advantages * rows.logprobs
+    share = _target_mean(rows)
+    return _outputs(rows, gain, share, ratio=ratio, clipped=weight != ratio, kl=kl, importance_cap=importance_cap)
+
+
+def gspo(
+    inputs: LossInputs,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    kl: float = 0.0,
+    importance_cap: float | None = None,
+) -> LossOutputs:
+    """Group sequence policy optimisation (GSPO, arXiv 2507.18071, section 4)::
+
+        s = exp((1/n) sum over the trajectory's targets of w (logprob - proximal_logprob))
+        gain = min(s A, clip(s) A)      share = w / (n N)
+
+    The sequence is the trajectory: all targets of all its calls. The ratio belongs to what is rewarded, which is the run; a
+    ratio per call would clip a run differently when the same tokens come in other calls. s is the geometric mean of the
+    targets' ratios, so long and short runs share one clip range. ``c`` stays each target's own.
+    """
+    rows = _trained(inputs)
+    member, totals = _members(rows)
+    terms = rows.weights * _log_ratio(rows)
+    means = terms.new_zeros(len(totals)).index_add(0, member, terms) / totals
+    ratio = means.exp()[member]
+    gain, clipped = _clipped_gain(ratio, rows, clip_low, clip_high)
+    share = _trajectory_mean(rows)
+    return _outputs(rows, gain, share, ratio=ratio, clipped=clipped, kl=kl, importance_cap=importance_cap)
+
+
+def drops_overlong(loss: Loss) -> bool:
+    """Whether ``loss`` leaves out calls that were cut off at their token limit, where a run does not say: ``dapo`` does."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return loss is dapo
 
 
 def _trained(inputs: LossInputs) -> LossInputs:
@@ -67,22 +180,84 @@ def _trained(inputs: LossInputs) -> LossInputs:
         trajectory=inputs.trajectory[keep],
         call=inputs.call[keep],
         step_trajectories=inputs.step_trajectories,
+        step_weight=inputs.step_weight,
+        proximal_logprobs=None if inputs.proximal_logprobs is None else inputs.proximal_logprobs[keep],
     )
 
 
-def _mean_of_trajectories(values: Tensor, rows: LossInputs) -> Tensor:
-    """Average over each trajectory's targets by weight, then over the step's trajectories."""
-    present, row_of = rows.trajectory.unique(return_inverse=True)
-    totals = rows.weights.new_zeros(len(present)).index_add(0, row_of, rows.weights)
-    return (values * rows.weights / totals[row_of]).sum() / (rows.step_trajectories or len(present))
+def _log_ratio(rows: LossInputs) -> Tensor:
+    return rows.logprobs - (rows.old_logprobs if rows.proximal_logprobs is None else rows.proximal_logprobs)
+
+
+def _clipped_gain(ratio: Tensor, rows: LossInputs, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Return PPO's gain, min(r A, clip(r) A), and where the clipped term was taken."""
+    unclipped = ratio * rows.advantages
+    clipped = ratio.clamp(1 - low, 1 + high) * rows.advantages
+    return unclipped.minimum(clipped), unclipped > clipped
+
+
+def _members(rows: LossInputs) -> tuple[Tensor, Tensor]:
+    """Return every row's trajectory, counted from 0 over those present, and the sum of each trajectory's weights."""
+    present, member = rows.trajectory.unique(return_inverse=True)
+    return member, rows.weights.new_zeros(len(present)).index_add(0, member, rows.weights)
+
+
+def _trajectories(rows: LossInputs) -> int:
+    return rows.step_trajectories or len(rows.trajectory.unique())
+
+
+def _trajectory_mean(rows: LossInputs) -> Tensor:
+    """Return the shares of a mean over each trajectory's targets, then over the step's trajectories."""
+    member, totals = _members(rows)
+    return rows.weights / (totals[member] * _trajectories(rows))
+
+
+def _target_mean(rows: LossInputs) -> Tensor:
+    """Return the shares of a mean over the step's targets."""
+    return rows.weights / (rows.step_weight or rows.weights.sum())
+
+
+def _outputs(
+    rows: LossInputs,
+    gain: Tensor,
+    share: Tensor,
+    *,
+    ratio: Tensor,
+    clipped: Tensor,
+    kl: float,
+    importance_cap: float | None,
+) -> LossOutputs:
+    """Put the loss together as the head of this file says, and measure."""
+    if kl and rows.ref_logprobs is None:
+        raise ValueError(f"kl={kl} needs ref_logprobs; give the reference's logprobs (kl= of a run does), or kl=0")
+    if importance_cap is not None and rows.proximal_logprobs is None:
+        raise ValueError(
+            f"importance_cap={importance_cap} needs proximal_logprobs; give the learner's logprobs before the update "
+            "(importance_cap= of a run does), or importance_cap=None"
+        )
+    measured = {"clip_fraction": clipped.float(), "ratio": ratio, "kl_old": _k3(rows.logprobs - rows.old_logprobs)}
+    if rows.proximal_logprobs is not None:
+        mismatch = (rows.proximal_logprobs - rows.old_logprobs).detach().exp()
+        correction = mismatch if importance_cap is None else mismatch.clamp(max=importance_cap)
+        gain = gain * correction
+        truncated = (correction < mismatch).float()
+        measured |= {"mismatch": mismatch, "mismatch_max": mismatch, "mismatch_truncated": truncated}
+    if rows.ref_logprobs is not None:
+        measured["kl_ref"] = _k3(rows.ref_logprobs - rows.logprobs)
+        if kl:
+            gain = gain - kl * measured["kl_ref"]
+    loss = -(share * gain).sum()
+    if not len(rows.weights):
+        return LossOutputs(loss, {})
+    return LossOutputs(loss, {name: _number(name, values.detach()) for name, values in measured.items()})
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
     return log_ratio.exp() - log_ratio - 1
 
 
-def _mean(values: Tensor) -> float:
-    return values.detach().mean().item()
+def _number(name: str, values: Tensor) -> float:
+    return (values.max() if name.endswith("_max") else values.mean()).item()
 
 
 def sft(inputs: LossInputs) -> LossOutputs:
@@ -93,6 +268,5 @@ def sft(inputs: LossInputs) -> LossOutputs:
     with w, n and N as in ``grpo``; advantages and old logprobs are not read. Metrics: ``nll`` (mean -logprob).
     """
     rows = _trained(inputs)
-    if not len(rows.weights):
-        return LossOutputs(inputs.logprobs.sum() * 0.0, {})
-    return LossOutputs(-_mean_of_trajectories(rows.logprobs, rows), {"nll": _mean(-rows.logprobs)})
+    loss = -(_trajectory_mean(rows) * rows.logprobs).sum()
+    return LossOutputs(loss, {"nll": -rows.logprobs.detach().mean().item()} if len(rows.weights) else {})

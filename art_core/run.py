@@ -19,15 +19,27 @@ from typing import Any
 from art_core import losses, scoring, sft
 from art_core.attribution import exempt
 from art_core.capture import Door
-from art_core.config import TrainConfig, model_folder, weights_hash
+from art_core.config import TrainConfig, check_tasks, model_folder, weights_hash
 from art_core.errors import ConfigError
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
 from art_core.plugins import Plugins
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
 from art_core.threads import finished, in_thread, widen_default_executor
-from art_core.token_tree import build_tree
-from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, Trajectory, Weights
+from art_core.token_tree import group_tree
+from art_core.types import (
+    Engine,
+    Group,
+    GroupReward,
+    Learner,
+    Loss,
+    Reward,
+    RunAgent,
+    Sampling,
+    TokenTree,
+    Trajectory,
+    Weights,
+)
 
 OURS = frozenset(
     {
@@ -119,7 +131,7 @@ class Run:
                 "give another run_dir=, or the model that it was begun with"
             )
         begun = self.store.meta("config")
-        for name in ("seed", "tasks_per_step", "group_size", "learning_rate", "temperature", "lora_rank"):
+        for name in ("seed", "tasks_per_step", "group_size", "learning_rate", "temperature", "lora_rank", "advantage"):
             if begun.get(name) != settings[name]:
                 log.warning(
                     "%s was begun with %s=%s and goes on with %s", self.run_dir, name, begun.get(name), settings[name]
@@ -248,6 +260,7 @@ class Run:
                 metrics=[t.metrics for t in runs],
                 advantages=group.advantages,
                 by=by,
+                call_rewards=[[call.reward for call in t.calls] for t in runs],
             )
         return scored
 
@@ -280,13 +293,11 @@ class Run:
 
         Taken are those without an error and, with ``min_reward``, with at least that reward. Every epoch goes through them
         in an order of its own, ``batch_size`` for one optimizer step. Each step counts as one of the run: it is served,
-        written to the run folder and checkpointed, and its metrics are an item of the list. The likelihood is that at
-        temperature 1, whatever the trajectories were sampled at: it is the model itself that should say the tokens. Only
-        sampled tokens are trained; the ids must be of this model's tokenizer. Raises ConfigError where nothing is left.
+        written to the run folder and checkpointed, and its metrics are an item of the list. Only sampled tokens are trained,
+        at temperature 1, whatever theirs was: the model itself should say them. Raises ConfigError where nothing is left.
         """
-        chosen = sft.chosen(trajectories, min_reward)
-        steps = sft.batches(chosen, epochs, batch_size, f"{self.config.seed}/{self.step}")
-        return [await finished(self._imitate(groups)) for groups in steps]
+        good, seed = sft.chosen(trajectories, min_reward), f"{self.config.seed}/{self.step}"
+        return [await finished(self._imitate(groups)) for groups in sft.batches(good, epochs, batch_size, seed)]
 
     async def _imitate(self, groups: Sequence[Group]) -> dict[str, float]:
         metrics = summary(groups)
@@ -306,10 +317,15 @@ class Run:
             await self.checkpoint()
         return metrics
 
+    def tree(self, group: Group) -> TokenTree:
+        """Return a group with advantages as the token tree that a step trains on."""
+        overlong = self.config.overlong or ("drop" if losses.drops_overlong(self._loss) else "train")
+        return group_tree(group, drop_overlong=overlong == "drop")
+
     async def _update(self, teachable: Sequence[Group], *, imitate: bool = False) -> dict[str, float]:
         """One optimizer step, while the engine holds new calls back, and the swap to the new weights."""
         learner = await self.learner()
-        trees = await in_thread(lambda: [build_tree(g.trajectories, g.advantages) for g in teachable])
+        trees = await in_thread(lambda: [self.tree(group) for group in teachable])
         step: Callable[..., dict[str, float]] = learner.step
         if imitate:
             trees = [sft.at_temperature_1(tree) for tree in trees]
@@ -382,9 +398,3 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
         "calls": float(sum(len(t.calls) for t in trajectories)),
         "sampled_tokens": float(sum(len(c.sampled_ids) for t in trajectories for c in t.calls)),
     }
-
-
-def check_tasks(tasks: Sequence[Any]) -> None:
-    """Raise ConfigError where there is nothing to run."""
-    if len(tasks) == 0:
-        raise ConfigError("the task list is empty: give at least one task (any JSON-able value)")

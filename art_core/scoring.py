@@ -6,15 +6,16 @@ import asyncio
 import inspect
 import math
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from art_core.errors import ConfigError, RewardError
-from art_core.types import Group, GroupReward, Reward, Trajectory
+from art_core.config import check_choice
+from art_core.errors import RewardError
+from art_core.types import Call, Group, GroupReward, Reward, Trajectory
 
 CONTRAST = 1e-8
 """Rewards that differ by less are equal: sums of floats in another order differ by about 1e-16."""
@@ -26,48 +27,108 @@ async def score(group: Group, reward: Reward | GroupReward) -> Group:
     ``reward`` is a function of one trajectory (a plain function is called directly; coroutines of one group run
     concurrently), or an object with ``async score(group)``, which may answer None for a trajectory it cannot score.
     A trajectory whose run failed is scored like any other: the function sees ``trajectory.error``, and what a failure
-    is worth is its decision. Raises RewardError for what is not a finite number per trajectory, and from any exception
-    that the reward raises.
+    is worth is its decision. Rewards of single calls, put into ``trajectory.call_rewards`` meanwhile, are moved to
+    ``Call.reward``; a call that is given none keeps its own. Raises RewardError for what is not a finite number per
+    trajectory or call, and from any exception that the reward raises.
     """
     if isinstance(reward, type) or not (callable(reward) or callable(getattr(reward, "score", None))):
         raise RewardError(
             f"{reward!r} is not a reward; give a function of one trajectory, "
             "or an instance of a class with `async def score(self, group)`"
         )
+    for trajectory in group.trajectories:
+        trajectory.call_rewards.clear()
     if callable(getattr(reward, "score", None)):
         rewards = await _score_together(group, reward)
     else:
         rewards = await _score_each(group, reward)
-    scored = (replace(trajectory, reward=value) for trajectory, value in zip(group.trajectories, rewards, strict=True))
-    return replace(group, trajectories=tuple(scored), advantages=())
+    scored = (
+        replace(trajectory, reward=value, calls=_rewarded_calls(trajectory, reward))
+        for trajectory, value in zip(group.trajectories, rewards, strict=True)
+    )
+    return replace(group, trajectories=tuple(scored), advantages=(), call_advantages=())
 
 
 def has_contrast(group: Group) -> bool:
-    """Whether two of the group's rewards differ; without that there is nothing to learn from it."""
-    rewards = _known_rewards(group)
-    return len(rewards) > 1 and max(rewards) - min(rewards) > CONTRAST
+    """Whether two rewards that are compared differ, those of trajectories or those of calls of one agent.
+
+    Without that there is nothing to learn from the group.
+    """
+    return any(map(_differ, [_known(t.reward for t in group.trajectories), *_call_rewards(group).values()]))
 
 
 def advantages(group: Group, how: str = "mean_std") -> Group:
     """Return ``group`` with one advantage per trajectory, relative to the group's scored trajectories.
 
-    ``how``: ``"mean_std"`` is (reward - mean) / (std + 1e-4) with the sample's standard deviation (n - 1), ``"mean"``
-    is reward - mean. Unscored trajectories get 0, and all do in a group without contrast. Raises ConfigError for
-    another ``how``.
+    ``how``, for n rewards:
+
+    - ``"mean_std"``: (reward - mean) / (std + 1e-4), std that of the sample (n - 1) (GRPO, arXiv 2402.03300)
+    - ``"mean"``: reward - mean (Dr. GRPO, arXiv 2503.20783)
+    - ``"leave_one_out"``: reward - mean of the other n - 1 rewards, that is (reward - mean) n / (n - 1) (RLOO, arXiv
+      2402.14740): the baseline does not depend on the run itself
+
+    Unscored trajectories get 0, and all do whose rewards are equal. Where calls have rewards of their own, ``call_advantages``
+    are filled: such a call's reward is compared in the same way with those of the group's rewarded calls of the same
+    agent name, and the other calls take their trajectory's advantage. Raises ConfigError for another ``how``.
     """
-    if how not in ("mean_std", "mean"):
-        raise ConfigError(f"advantage={how!r} is unknown; use 'mean_std' or 'mean'")
-    if not has_contrast(group):
-        return replace(group, advantages=(0.0,) * len(group.trajectories))
-    rewards = _known_rewards(group)
-    mean = sum(rewards) / len(rewards)
-    scale = float(np.std(rewards, ddof=1)) + 1e-4 if how == "mean_std" else 1.0
-    values = (0.0 if t.reward is None else (t.reward - mean) / scale for t in group.trajectories)
-    return replace(group, advantages=tuple(values))
+    check_choice("advantage", how)
+    relative = _relative([t.reward for t in group.trajectories], how)
+    by_agent = {agent: iter(_relative(rewards, how)) for agent, rewards in _call_rewards(group).items()}
+    by_call = tuple(
+        tuple(of_run if call.reward is None else next(by_agent[call.agent]) for call in trajectory.calls)
+        for trajectory, of_run in zip(group.trajectories, relative, strict=True)
+    )
+    return replace(group, advantages=relative, call_advantages=by_call if by_agent else ())
 
 
-def _known_rewards(group: Group) -> list[float]:
-    return [trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None]
+def _relative(rewards: Sequence[float | None], how: str) -> tuple[float, ...]:
+    """Return the advantage of each reward among those that are known."""
+    known = _known(rewards)
+    if not _differ(known):
+        return (0.0,) * len(rewards)
+    mean, count = sum(known) / len(known), len(known)
+    scale = {
+        "mean_std": float(np.std(known, ddof=1)) + 1e-4,
+        "mean": 1.0,
+        "leave_one_out": (count - 1) / count,
+    }[how]
+    return tuple(0.0 if reward is None else (reward - mean) / scale for reward in rewards)
+
+
+def _call_rewards(group: Group) -> dict[str | None, list[float]]:
+    """Return the rewards of the group's calls that have one, by agent name, in the order of trajectories and calls."""
+    rewards: dict[str | None, list[float]] = {}
+    for trajectory in group.trajectories:
+        for call in trajectory.calls:
+            if call.reward is not None:
+                rewards.setdefault(call.agent, []).append(call.reward)
+    return rewards
+
+
+def _known(rewards: Iterable[float | None]) -> list[float]:
+    return [reward for reward in rewards if reward is not None]
+
+
+def _differ(rewards: Sequence[float]) -> bool:
+    return len(rewards) > 1 and max(rewards) - min(rewards) > CONTRAST
+
+
+def _rewarded_calls(trajectory: Trajectory, reward: Reward | GroupReward) -> tuple[Call, ...]:
+    """Return the calls with the rewards that ``reward`` put into ``trajectory.call_rewards``."""
+    given = trajectory.call_rewards
+    strangers = [index for index in given if index not in range(len(trajectory.calls))]
+    if strangers:
+        raise RewardError(
+            f"{_name(reward)} set call_rewards[{strangers[0]!r}] for {_describe(trajectory)}, which has "
+            f"{len(trajectory.calls)} calls; the key is the call's index in trajectory.calls, from 0"
+        )
+    numbers = {
+        index: _number(value, reward, trajectory, f"set call_rewards[{index}] to") for index, value in given.items()
+    }
+    return tuple(
+        replace(call, reward=numbers[index]) if index in numbers else call
+        for index, call in enumerate(trajectory.calls)
+    )
 
 
 async def _score_each(group: Group, reward: Reward) -> list[float]:
@@ -116,14 +177,14 @@ async def _score_together(group: Group, reward: GroupReward) -> list[float | Non
     ]
 
 
-def _number(value: Any, reward: Reward | GroupReward, trajectory: Trajectory) -> float:
+def _number(value: Any, reward: Reward | GroupReward, trajectory: Trajectory, did: str = "returned") -> float:
     number = float(value) if isinstance(value, Real | np.bool_) else math.nan
     if math.isfinite(number):
         return number
-    hint = " (is a `return` missing?)" if value is None else ""
+    hint = " (is a `return` missing?)" if value is None and did == "returned" else ""
     raise RewardError(
-        f"{_name(reward)} returned {reprlib.repr(value)} ({type(value).__name__}) for {_describe(trajectory)}{hint}; "
-        "return a finite int, float or bool"
+        f"{_name(reward)} {did} {reprlib.repr(value)} ({type(value).__name__}) for {_describe(trajectory)}{hint}; "
+        f"{'return' if did == 'returned' else 'give'} a finite int, float or bool"
     )
 
 

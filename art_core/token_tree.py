@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from art_core.types import Call, TokenTree, Trajectory
+from art_core.types import Call, Group, TokenTree, Trajectory
 
 ROOT = 0
 """An empty node above all roots, so that inserting needs no special case; it is left out of the TokenTree."""
 
 
-def build_tree(trajectories: Sequence[Trajectory], advantages: Sequence[float] = ()) -> TokenTree:
+def build_tree(
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[float] = (),
+    *,
+    call_advantages: Sequence[Sequence[float]] = (),
+    drop_overlong: bool = False,
+) -> TokenTree:
     """Store the calls of ``trajectories`` as a radix tree over token ids.
 
-    ``advantages`` has one number per trajectory, or is empty (all targets get 0). Targets are ordered by trajectory,
-    call and position. Raises ValueError where the number of advantages is not that of trajectories.
+    ``advantages`` has one number per trajectory, or is empty (all targets get 0); ``call_advantages``, where it is not
+    empty, has one sequence per trajectory with one number per call, and counts instead. ``drop_overlong`` gives the targets
+    of calls that were cut off at their token limit the weight 0. Targets are ordered by trajectory, call and position.
+    Raises ValueError where the number of advantages is not that of trajectories or calls.
     """
-    if len(advantages) not in (0, len(trajectories)):
-        raise ValueError(
-            f"{len(advantages)} advantages for {len(trajectories)} trajectories; give one per trajectory, or none"
-        )
-    given = np.asarray(advantages if len(advantages) else [0.0] * len(trajectories), dtype=np.float32)
+    given = _by_call(trajectories, advantages, call_advantages)
+    untrained = {"aborted", "length"} if drop_overlong else {"aborted"}
     radix = RadixTree()
     calls = [(number, call) for number, trajectory in enumerate(trajectories) for call in trajectory.calls]
     ends = [radix.insert(np.array(call.prompt_ids + call.sampled_ids, dtype=np.int64)) for _, call in calls]
@@ -43,10 +48,17 @@ def build_tree(trajectories: Sequence[Trajectory], advantages: Sequence[float] =
         target_contexts=_concatenate([path[:-1] for path in paths], np.int64),
         old_logprobs=_concatenate([call.logprobs for _, call in calls], np.float32),
         temperatures=np.repeat(np.array([call.temperature or 1.0 for _, call in calls], dtype=np.float32), sizes),
-        weights=_concatenate([_weights(call) for _, call in calls], np.float32),
-        advantages=given[trajectory],
+        weights=_concatenate([_weights(call, untrained) for _, call in calls], np.float32),
+        advantages=np.repeat(given, sizes),
         trajectory=trajectory,
         call=np.repeat(np.arange(len(calls), dtype=np.int64), sizes),
+    )
+
+
+def group_tree(group: Group, *, drop_overlong: bool = False) -> TokenTree:
+    """Return ``build_tree`` of a group's trajectories with the advantages that scoring gave them."""
+    return build_tree(
+        group.trajectories, group.advantages, call_advantages=group.call_advantages, drop_overlong=drop_overlong
     )
 
 
@@ -122,8 +134,25 @@ def _depths(starts: np.ndarray, parents: np.ndarray) -> np.ndarray:
     return np.arange(starts[-1], dtype=np.int64) - np.repeat(starts[:-1] - above, lengths)
 
 
-def _weights(call: Call) -> np.ndarray:
-    weights = np.full(len(call.sampled_ids), 0.0 if call.finish_reason == "aborted" else 1.0, dtype=np.float32)
+def _by_call(
+    trajectories: Sequence[Trajectory], advantages: Sequence[float], call_advantages: Sequence[Sequence[float]]
+) -> np.ndarray:
+    """Return one advantage per call, in the order of trajectories and calls."""
+    sizes = [len(trajectory.calls) for trajectory in trajectories]
+    if len(call_advantages):
+        given = [len(numbers) for numbers in call_advantages]
+        if given != sizes:
+            raise ValueError(f"call advantages for {given} calls of trajectories with {sizes} calls; give one per call")
+        return _concatenate(call_advantages, np.float32)
+    if len(advantages) not in (0, len(trajectories)):
+        raise ValueError(
+            f"{len(advantages)} advantages for {len(trajectories)} trajectories; give one per trajectory, or none"
+        )
+    return np.repeat(np.asarray(advantages if len(advantages) else [0.0] * len(sizes), dtype=np.float32), sizes)
+
+
+def _weights(call: Call, untrained: Collection[str]) -> np.ndarray:
+    weights = np.full(len(call.sampled_ids), 0.0 if call.finish_reason in untrained else 1.0, dtype=np.float32)
     weights[list(call.forced)] = 0.0
     return weights
 

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from art_core.config import TrainConfig, make_config
+from art_core.config import TrainConfig, check_tasks, make_config
 from art_core.display import Display, display
 from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import write_whole
 from art_core.plugins import Plugins
 from art_core.rollout import task_input
-from art_core.run import Run, check_tasks
+from art_core.run import Run
 from art_core.scoring import has_contrast
 from art_core.threads import in_thread
-from art_core.token_tree import build_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tracker
 
 FLAT_STEPS = 3
@@ -198,7 +197,7 @@ async def _dry_run(
     """Roll out, score and build one group; say what a step would train on."""
     screen.phase("dry run: one group", run.config.group_size)
     groups = await run.score(await run.collect(agent, [task], **shape), reward)
-    tree = build_tree(groups[0].trajectories, groups[0].advantages)
+    tree = run.tree(groups[0])
     learner = await run.learner()
     seconds = await in_thread(learner.measure, [tree])
     calls = [call for t in groups[0].trajectories for call in t.calls]

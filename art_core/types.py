@@ -41,7 +41,8 @@ class Call:
     choice: int = 0
     """The index among the n choices of one request."""
     reward: float | None = None
-    """Where single calls are rewarded; None where they are not. No built-in loss reads it yet."""
+    """Where single calls are rewarded; None where they are not. The call's tokens are then trained with the advantage of this
+    reward instead of the trajectory's. Reward functions set it through ``Trajectory.call_rewards``."""
     temperature: float = 1.0
     finish_reason: FinishReason = "stop"
     forced: tuple[int, ...] = ()
@@ -79,6 +80,9 @@ class Trajectory:
     """Why the agent's run failed, with the exception's type; None where it did not."""
     rollout_id: str = ""
     seconds: float = 0.0
+    call_rewards: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Where a reward function puts rewards of single calls, by their index in ``calls``: ``trajectory.call_rewards[0] = 1.0``.
+    Scoring empties it first, and moves what is put there to ``Call.reward``."""
 
     def messages(self) -> list[JsonDict]:
         """Return the last call's conversation with its answer, as chat messages; empty where nothing was called."""
@@ -96,6 +100,9 @@ class Group:
     trajectories: tuple[Trajectory, ...]
     advantages: tuple[float, ...] = ()
     """One per trajectory once scored; empty before. A trajectory without a reward has advantage 0."""
+    call_advantages: tuple[tuple[float, ...], ...] = ()
+    """Where calls have rewards of their own: per trajectory one per call, that of the trajectory where the call has none.
+    Empty where no call has one: all calls then have their trajectory's."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,7 @@ class TokenTree:
     temperatures: np.ndarray
     """(num_targets,) float32: of the distribution that ``old_logprobs`` are of; greedy calls have 1."""
     weights: np.ndarray
-    """(num_targets,) float32: 0 where a target is not trained (aborted call, forced token), else 1."""
+    """(num_targets,) float32: 0 where a target is not trained (aborted call, forced token, dropped overlong call), else 1."""
     advantages: np.ndarray
     """(num_targets,) float32: zero until scored."""
     trajectory: np.ndarray
@@ -166,6 +173,11 @@ class LossInputs:
     step_trajectories: int | None = None
     """Trajectories with trained targets in the whole optimizer step, where these rows are only a part of it. None: these
     rows are all. The losses of the parts then add up to the loss of the step."""
+    step_weight: float | None = None
+    """The sum of the weights in the whole optimizer step, where these rows are only a part of it. None: these rows are all."""
+    proximal_logprobs: Tensor | None = None
+    """Under the learner's weights before the update, no gradient; None: ``old_logprobs`` stand for them. They differ from
+    ``old_logprobs`` where the engine computes otherwise than the learner, or sampled with older weights."""
 
 
 @dataclass(frozen=True)

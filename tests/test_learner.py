@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,7 +17,7 @@ from art_core.config import TINY, TrainConfig
 from art_core.engine.loading import bind, load_adapter, load_model
 from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner import TorchLearner, tree_logprobs
-from art_core.losses import grpo
+from art_core.losses import cispo, dapo, dr_grpo, grpo, gspo
 from art_core.token_tree import build_tree
 from art_core.types import LossOutputs
 
@@ -366,3 +367,58 @@ def test_a_step_leaves_the_number_of_threads_as_it_was(model_folder):
     learner.step(make_trees(learner))
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("loss", [grpo, dr_grpo, dapo, cispo, gspo], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("cap", [None, 2.0], ids=["plain", "corrected"])
+def test_every_loss_makes_good_runs_likelier_and_bad_ones_less_likely(model_folder, loss, cap):
+    learner = make_learner(model_folder, loss=loss, learning_rate=0.003, importance_cap=cap, kl=0.01)
+    trees = make_trees(learner)
+    metrics = [learner.step(trees) for _ in range(3)][-1]
+    with torch.no_grad():
+        change = tree_logprobs(learner.model, trees[0]) - torch.from_numpy(trees[0].old_logprobs)
+    trajectory = torch.from_numpy(trees[0].trajectory)
+    assert change[trajectory == 0].sum() > 0 > change[trajectory == 1].sum()
+    assert metrics["kl_ref"] > 0 and ("mismatch" in metrics) is (cap is not None)
+
+
+@pytest.mark.parametrize("loss", [grpo, dr_grpo, dapo, cispo, gspo], ids=lambda loss: loss.__name__)
+def test_one_tree_or_one_per_run_is_the_same_step_for_every_loss(model_folder, loss):
+    metrics, weights = [], []
+    for split in (False, True):
+        learner = make_learner(model_folder, loss=loss, importance_cap=1.5, max_grad_norm=1e9)
+        old = make_trees(learner)[0].old_logprobs + np.linspace(-1, 1, 12, dtype=np.float32)
+        ends = iter(np.split(old, [5, 11]))
+        if split:
+            trees = [build_tree([run], [a]) for run, a in zip(FORKED, [1.0, -1.0, 0.5], strict=True)]
+            trees = [replace(tree, old_logprobs=next(ends)) for tree in trees]
+        else:
+            trees = [replace(build_tree(FORKED, [1.0, -1.0, 0.5]), old_logprobs=old)]
+        metrics.append(learner.step(trees))
+        weights.append(live(learner))
+    timings = ("seconds", "tokens_per_second", "tokens")
+    for name in metrics[0].keys() - set(timings):
+        assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-4, abs=1e-6), name
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(tensor, weights[1][name], rtol=1e-3, atol=2e-5)
+
+
+def test_the_correction_of_engine_and_learner_is_measured(model_folder):
+    learner = make_learner(model_folder, importance_cap=1.5)
+    trees = [
+        replace(tree, old_logprobs=tree.old_logprobs - np.log(2.0, dtype=np.float32)) for tree in make_trees(learner)
+    ]
+    metrics = learner.step(trees)
+    assert metrics["mismatch"] == pytest.approx(2.0, rel=1e-4) and metrics["mismatch_max"] == pytest.approx(
+        2.0, rel=1e-4
+    )
+    assert metrics["mismatch_truncated"] == 1.0
+    assert metrics["ratio"] == pytest.approx(1.0) and metrics["clip_fraction"] == 0.0
+
+
+def test_a_loss_without_importance_cap_is_refused_where_one_is_set(model_folder):
+    def mine(inputs):
+        return grpo(inputs)
+
+    with pytest.raises(ConfigError, match="the loss mine takes no argument importance_cap"):
+        make_learner(model_folder, loss=mine, importance_cap=2.0)

@@ -250,3 +250,51 @@ async def test_rollouts_of_a_step_carry_its_number(tmp_path):
             ("train", 1),
             ("train", 2),
         ]
+
+
+async def test_rewards_of_single_calls_reach_the_store_and_the_tree(tmp_path):
+    """The first turn is rewarded by itself, the second takes what the whole run is worth."""
+    order = []
+
+    def reward(trajectory):
+        order.append(trajectory.rollout_id)
+        better = float(len(order) > 1)
+        trajectory.call_rewards[0] = better
+        return -better
+
+    learner = CountingLearner()
+    async with run_of(tmp_path, learner=learner, advantage="mean") as run:
+        groups = await run.score(await run.collect(ScriptedAgent(turns=2), ["t"], group_size=2), reward)
+        await run.learn(groups)
+        stored = [run.store.trajectory(t.rollout_id) for t in groups[0].trajectories]
+    assert [[call.reward for call in t.calls] for t in stored] == [[0.0, None], [1.0, None]]
+    assert stored[0].calls == groups[0].trajectories[0].calls
+    [tree] = learner.trees[0]
+    by_call = dict(zip(tree.call.tolist(), tree.advantages.tolist(), strict=True))
+    assert by_call == {0: -0.5, 1: 0.5, 2: 0.5, 3: -0.5}
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "trained"),
+    [
+        ("grpo", {}, True),
+        ("dapo", {}, False),
+        ("grpo", {"overlong": "drop"}, False),
+        ("dapo", {"overlong": "train"}, True),
+    ],
+)
+async def test_overlong_calls_are_dropped_where_the_loss_or_the_run_asks_for_it(tmp_path, loss, settings, trained):
+    call = Call(prompt_ids=(1, 2), sampled_ids=(3,), logprobs=(-0.1,), finish_reason="length")
+    runs = tuple(art.Trajectory(task="t", calls=(call,), reward=reward) for reward in (0.0, 1.0))
+    learner = CountingLearner()
+    async with run_of(tmp_path, learner=learner, loss=loss, **settings) as run:
+        await run.learn([art.Group(task="t", trajectories=runs)])
+    assert learner.trees[0][0].weights.any() == trained
+
+
+@pytest.mark.parametrize(
+    "settings", [{"advantage": "median"}, {"overlong": "skip"}, {"importance_cap": 0.5}, {"importance_cap": "2"}]
+)
+def test_settings_of_the_step_that_cannot_be_are_refused(tmp_path, settings):
+    with pytest.raises(ConfigError, match=f"{next(iter(settings))}="):
+        run_of(tmp_path, **settings)

@@ -5,10 +5,12 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from art_core.errors import ConfigError, RewardError
 from art_core.scoring import advantages, has_contrast, score
-from art_core.types import Group, Trajectory
+from art_core.types import Call, Group, Trajectory
 
 
 def make_group(*rewards, outputs=None) -> Group:
@@ -133,6 +135,25 @@ def test_mean_leaves_the_scale_of_the_rewards():
     assert advantages(make_group(0.0, 1.0, 2.0), "mean").advantages == pytest.approx((-1, 0, 1))
 
 
+def test_leave_one_out_compares_a_run_with_the_others():
+    rewards = (0.0, 1.0, 5.0)
+    others = [(1 + 5) / 2, (0 + 5) / 2, (0 + 1) / 2]
+    by_hand = [reward - mean for reward, mean in zip(rewards, others, strict=True)]
+    assert advantages(make_group(*rewards), "leave_one_out").advantages == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("how", ["mean_std", "mean", "leave_one_out"])
+@given(rewards=st.lists(st.floats(-10, 10) | st.none(), max_size=8))
+def test_advantages_add_up_to_zero_and_are_in_the_order_of_the_rewards(how, rewards):
+    group = advantages(make_group(*rewards), how)
+    assert sum(group.advantages) == pytest.approx(0, abs=1e-6)
+    in_order = [
+        a for r, a in sorted(zip(rewards, group.advantages, strict=True), key=lambda p: p[0] or 0.0) if r is not None
+    ]
+    assert in_order == sorted(in_order)
+    assert group.call_advantages == ()
+
+
 def test_unscored_runs_have_no_advantage_and_do_not_move_the_mean():
     assert advantages(make_group(0.0, None, 2.0), "mean").advantages == pytest.approx((-1, 0, 1))
 
@@ -149,5 +170,91 @@ def test_different_rewards_are_contrast():
 
 
 def test_an_unknown_kind_of_advantage_is_refused():
-    with pytest.raises(ConfigError, match="use 'mean_std' or 'mean'"):
+    with pytest.raises(ConfigError, match="use .mean_std., .mean. or .leave_one_out."):
         advantages(make_group(0.0, 1.0), "median")
+
+
+def call_of(agent=None, reward=None) -> Call:
+    return Call(prompt_ids=(1,), sampled_ids=(2,), logprobs=(-0.5,), agent=agent, reward=reward)
+
+
+def run_of(*calls: Call, reward=None) -> Trajectory:
+    return Trajectory(task="t", calls=calls, reward=reward)
+
+
+async def test_a_reward_function_can_reward_single_calls():
+    def reward(trajectory):
+        trajectory.call_rewards[1] = trajectory.output
+        return trajectory.output
+
+    runs = tuple(Trajectory(task="t", calls=(call_of(), call_of()), output=value) for value in (0, 1))
+    scored = await score(Group(task="t", trajectories=runs), reward)
+    assert [[call.reward for call in t.calls] for t in scored.trajectories] == [[None, 0.0], [None, 1.0]]
+    assert [t.call_rewards for t in scored.trajectories] == [{}, {}]
+    assert [[call.reward for call in t.calls] for t in runs] == [[None, None]] * 2, "what was given is as it was"
+
+
+async def test_a_judge_can_reward_single_calls_too():
+    class Stepwise:
+        async def score(self, group):
+            for trajectory in group.trajectories:
+                trajectory.call_rewards[0] = np.float32(0.5)
+            return [None] * len(group.trajectories)
+
+    scored = await score(Group(task="t", trajectories=(run_of(call_of()),)), Stepwise())
+    assert scored.trajectories[0].calls[0].reward == 0.5 and scored.trajectories[0].reward is None
+
+
+async def test_call_rewards_of_another_reward_function_do_not_linger():
+    def stepwise(trajectory):
+        trajectory.call_rewards[0] = 1.0
+        return 0.0
+
+    group = Group(task="t", trajectories=(run_of(call_of(), call_of(reward=0.25)),))
+    await score(group, stepwise)
+    scored = await score(group, lambda trajectory: 0.0)
+    assert [call.reward for call in scored.trajectories[0].calls] == [None, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        (2, 1.0, r"call_rewards\[2\].*2 calls"),
+        (-1, 1.0, "index"),
+        ("a", 1.0, "index"),
+        (0, None, "finite"),
+        (0, "1", "finite"),
+    ],
+)
+async def test_what_is_no_call_reward_is_refused(index, value, message):
+    def stepwise(trajectory):
+        trajectory.call_rewards[index] = value
+        return 0.0
+
+    with pytest.raises(RewardError, match=message) as caught:
+        await score(Group(task="t", trajectories=(run_of(call_of(), call_of()),)), stepwise)
+    assert "stepwise set call_rewards[" in str(caught.value)
+
+
+def test_a_rewarded_call_is_compared_with_rewarded_calls_of_the_same_agent():
+    runs = (
+        run_of(call_of("plan", 0.0), call_of("write", 10.0), call_of("plan"), reward=1.0),
+        run_of(call_of("plan", 1.0), call_of("write", 30.0), call_of("plan", 2.0), reward=3.0),
+    )
+    group = advantages(Group(task="t", trajectories=runs), "mean")
+    assert group.advantages == (-1.0, 1.0)
+    assert group.call_advantages == ((-1.0, -10.0, -1.0), (0.0, 10.0, 1.0))
+
+
+def test_contrast_among_calls_alone_teaches():
+    different = tuple(run_of(call_of(reward=value), call_of(), reward=1.0) for value in (0.0, 1.0))
+    group = Group(task="t", trajectories=different)
+    assert has_contrast(group)
+    assert advantages(group, "mean").call_advantages == ((-0.5, 0.0), (0.5, 0.0))
+    apart = (run_of(call_of("plan", 0.0)), run_of(call_of("write", 1.0)))
+    assert not has_contrast(Group(task="t", trajectories=apart)), "agents are not compared with each other"
+
+
+def test_without_rewarded_calls_the_tree_takes_the_trajectorys_advantage():
+    group = advantages(Group(task="t", trajectories=(run_of(call_of(), reward=0.0), run_of(call_of(), reward=1.0))))
+    assert group.call_advantages == ()

@@ -366,3 +366,13 @@ def test_a_closed_store_says_so(store):
         store.record("r1", call())
     with pytest.raises(StoreError, match="was closed"):
         store.calls("r1")
+
+
+def test_calls_are_rewarded_after_they_were_recorded(store):
+    store.add_rollout("r1", task="t")
+    store.record("r1", call(request_id="a", finish_reason="aborted"))
+    store.record("r1", call(request_id="a"))  # takes the place of the one before
+    store.record("r1", call(request_id="b", reward=0.25))
+    store.record("r1", call(request_id="c"))
+    store.add_scores(["r1"], [1.0], call_rewards=[[np.float32(0.5), None, 0.75]])
+    assert [c.reward for c in store.calls("r1")] == [0.5, 0.25, 0.75]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_core.token_tree import build_tree
-from art_core.types import Call, TokenTree, Trajectory
+from art_core.token_tree import build_tree, group_tree
+from art_core.types import Call, Group, TokenTree, Trajectory
 
 token = st.integers(0, 2)  # few tokens, so that prefixes are shared, calls repeat and calls are prefixes of others
 
@@ -156,3 +156,29 @@ def test_without_advantages_every_target_has_zero(given):
 def test_advantages_must_be_one_per_trajectory():
     with pytest.raises(ValueError, match="3 advantages for 1 trajectories"):
         build_tree([Trajectory(task="t", calls=())], [1.0, 2.0, 3.0])
+
+
+def test_a_calls_own_advantage_counts_instead_of_its_trajectorys():
+    runs = [
+        Trajectory(task="t", calls=(make_call([1], [2, 3]), make_call([1, 2, 3, 4], [5]))),
+        Trajectory(task="t", calls=()),
+        Trajectory(task="t", calls=(make_call([1], [6]),)),
+    ]
+    tree = group_tree(Group("t", tuple(runs), (1.0, 2.0, 3.0), ((0.5, 1.0), (), (3.0,))))
+    assert tree.advantages.tolist() == [0.5, 0.5, 1.0, 3.0]
+    assert group_tree(Group("t", tuple(runs), (1.0, 2.0, 3.0))).advantages.tolist() == [1.0, 1.0, 1.0, 3.0]
+
+
+def test_call_advantages_must_be_one_per_call():
+    run = Trajectory(task="t", calls=(make_call([1], [2]),))
+    with pytest.raises(ValueError, match=r"for \[2\] calls of trajectories with \[1\] calls"):
+        build_tree([run], [1.0], call_advantages=[(1.0, 2.0)])
+
+
+def test_calls_cut_off_at_their_token_limit_are_trained_unless_they_are_dropped():
+    calls = (make_call([1], [2, 3], finish_reason="length"), make_call([1], [4], finish_reason="stop"))
+    runs = [Trajectory(task="t", calls=calls)]
+    assert build_tree(runs).weights.tolist() == [1.0, 1.0, 1.0]
+    dropped = build_tree(runs, drop_overlong=True)
+    assert dropped.weights.tolist() == [0.0, 0.0, 1.0]
+    assert dropped.num_targets == 3

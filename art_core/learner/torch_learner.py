@@ -32,7 +32,7 @@ class TorchLearner:
     """Trains the causal LM in ``model_folder`` (a folder or a hub name) on token trees. Weights are float32.
 
     Dropout is off, so that a target's new logprob is its old one before the first step. Raises ConfigError where
-    ``config.kl`` is set and ``loss`` takes no ``kl``.
+    ``config.kl`` or ``config.importance_cap`` is set and ``loss`` takes no such keyword.
     """
 
     def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss) -> None:
@@ -40,7 +40,7 @@ class TorchLearner:
         self.version = 0
         self.config = config
         self.model_folder = str(model_folder)
-        self.loss = _with_kl(loss, config.kl)
+        self.loss = _with_keywords(loss, kl=config.kl, importance_cap=config.importance_cap)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = checkpoint.load_model(self.model_folder).to(device).eval()
         size = model.num_parameters()
@@ -139,15 +139,19 @@ class TorchLearner:
         """Add up the gradients of the trees' parts of the loss; return the metrics of the whole."""
         trajectories = sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in trees)
         targets = sum(np.count_nonzero(tree.weights) for tree in trees)
+        weight = float(sum(tree.weights.sum(dtype=np.float64) for tree in trees))
         metrics: dict[str, float] = {}
         self._optimizer.zero_grad()  # of a step that an exception ended
         for tree in trees:
-            for name, value in self._backward(tree, loss, trajectories, targets).items():
-                metrics[name] = metrics.get(name, 0.0) + value
+            for name, value in self._backward(tree, loss, trajectories, targets, weight).items():
+                so_far = metrics.get(name, 0.0)
+                metrics[name] = max(so_far, value) if name.endswith("_max") else so_far + value
         tokens = sum(tree.num_tokens for tree in trees)
         return metrics | {"tokens": float(tokens), "targets": float(targets), "trajectories": float(trajectories)}
 
-    def _backward(self, tree: TokenTree, loss: Loss | None, trajectories: int, targets: int) -> dict[str, float]:
+    def _backward(
+        self, tree: TokenTree, loss: Loss | None, trajectories: int, targets: int, weight: float
+    ) -> dict[str, float]:
         """Add the gradient of ``tree``'s part of the step's loss; return that part and its share of the mean metrics."""
         rows = np.flatnonzero(tree.weights)
         # First: switching adapters off and on would break a graph in use.
@@ -162,12 +166,15 @@ class TorchLearner:
             trajectory=torch.from_numpy(tree.trajectory[rows]).to(logprobs.device),
             call=torch.from_numpy(tree.call[rows]).to(logprobs.device),
             step_trajectories=trajectories,
+            step_weight=weight,
+            proximal_logprobs=logprobs.detach() if self.config.importance_cap is not None else None,
         )
         outputs = (loss or self.loss)(inputs)
         outputs.loss.backward()
         gap = (logprobs.detach() - inputs.old_logprobs).abs().mean().item()
         share = len(rows) / targets
-        means = {name: value * share for name, value in (outputs.metrics | {"logprob_gap": gap}).items()}
+        measured = outputs.metrics | {"logprob_gap": gap}
+        means = {name: value if name.endswith("_max") else value * share for name, value in measured.items()}
         return means | {"loss": outputs.loss.item()}
 
     @torch.no_grad()
@@ -224,13 +231,17 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _with_kl(loss: Loss, kl: float) -> Loss:
-    if not kl:
-        return loss
-    if "kl" not in inspect.signature(loss).parameters:
-        name = getattr(loss, "__name__", repr(loss))
-        raise ConfigError(f"kl={kl} was asked for, but the loss {name} takes no argument kl; give kl=0, or loss='grpo'")
-    return partial(loss, kl=kl)
+def _with_keywords(loss: Loss, **settings: float | None) -> Loss:
+    """Return ``loss`` with those of the run's settings that are set."""
+    given = {name: value for name, value in settings.items() if value}
+    for name, value in given.items():
+        if name not in inspect.signature(loss).parameters:
+            called = getattr(loss, "__name__", repr(loss))
+            raise ConfigError(
+                f"{name}={value} was asked for, but the loss {called} takes no argument {name}; leave {name} out, or "
+                "give loss='grpo'"
+            )
+    return partial(loss, **given) if given else loss
 
 
 def _learning_rate(config: TrainConfig, rank: int, size: int) -> float:

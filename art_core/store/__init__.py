@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import StoreError
-from art_core.store.calls import CallReader, CallWriter, RecordedCall
+from art_core.store.calls import CallReader, CallWriter, RecordedCall, reward_calls
 from art_core.store.digest import SIZE, call_digest
 from art_core.store.schema import connect, unreadable
 from art_core.store.values import from_json, to_json
@@ -118,8 +118,12 @@ class Store:
         metrics: Sequence[Mapping[str, float]] | None = None,
         advantages: Sequence[float] | None = None,
         by: str | None = None,
+        call_rewards: Sequence[Sequence[float | None]] = (),
     ) -> None:
-        """Add one score per rollout, in the same order, all or none. Older scores stay; the newest counts."""
+        """Add one score per rollout, in the same order, all or none. Older scores stay; the newest counts.
+
+        ``call_rewards``, where there are any: per rollout one per call as ``calls`` returns them; None leaves a call's as it is.
+        """
         now = time.time()
         rows = [
             (rollout_id, _number(reward), to_json(dict(measured)), _number(advantage), by, now)
@@ -132,7 +136,14 @@ class Store:
             )
         ]
         insert = "INSERT INTO scores (rollout_id, reward, metrics, advantage, scored_by, at) VALUES (?, ?, ?, ?, ?, ?)"
-        self._writer.put(lambda db: db.executemany(insert, rows))
+        given = list(zip(rollout_ids, call_rewards, strict=True)) if call_rewards else []
+
+        def write(db: sqlite3.Connection) -> None:
+            db.executemany(insert, rows)
+            for rollout_id, of_calls in given:
+                reward_calls(db, rollout_id, of_calls)
+
+        self._writer.put(write)
 
     def add_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Note what a training step measured."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,6 +156,15 @@ class CallWriter:
             if len(self._blobs) > REFERENCES_REMEMBERED:
                 self._blobs.clear()
         return found
+
+
+def reward_calls(db: sqlite3.Connection, rollout_id: str, rewards: Sequence[float | None]) -> None:
+    """Set the rewards of a rollout's calls, in the order of ``CallReader.calls``; None leaves one as it is."""
+    found = db.execute(
+        "SELECT seq FROM calls WHERE rollout_id = ? AND replaced = 0 ORDER BY seq", (rollout_id,)
+    ).fetchall()
+    given = [(float(reward), seq) for (seq,), reward in zip(found, rewards, strict=False) if reward is not None]
+    db.executemany("UPDATE calls SET reward = ? WHERE seq = ?", given)
 
 
 _COLUMNS = (
