@@ -4,16 +4,19 @@
 """
 
 from art_core.attribution import agent_name, destination, exempt, name_agents
+from art_core.audit import Audit, audit
 from art_core.config import TrainConfig
 from art_core.errors import ArtError
 from art_core.evaluation import Report, evaluate
 from art_core.hookspecs import hookimpl
 from art_core.run import Run
+from art_core.sft import load_trajectories
 from art_core.training import TrainResult, open_run, train, train_sync
 from art_core.types import Call, Group, Trajectory
 
 __all__ = [
     "ArtError",
+    "Audit",
     "Call",
     "Group",
     "Report",
@@ -22,10 +25,12 @@ __all__ = [
     "TrainResult",
     "Trajectory",
     "agent_name",
+    "audit",
     "destination",
     "evaluate",
     "exempt",
     "hookimpl",
+    "load_trajectories",
     "name_agents",
     "open_run",
     "train",

@@ -112,6 +112,37 @@ def evaluate(
     print(json.dumps(report.as_json()))  # noqa: T201 - the command's result
 
 
+@app.command(epilog="Example: `art audit runs/my-run --sample 200`")
+def audit(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="Recompute so many calls of each version of the weights; default: all.")
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Largest difference of a logprob, in nats; default 0.0001; give 0.5 for engines in bfloat16."
+        ),
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Prove that what was trained is what was sampled, id for id; exit code 1 where anything is wrong.
+
+    Recomputes the stored calls with the weights that sampled them, where these are kept, and checks the store, its digests
+    and the records of the steps against each other.
+    """
+    import art_core as art
+    from art_core.summary import print_audit
+
+    found = art.audit(run, sample=sample, **({} if tolerance is None else {"tolerance": tolerance}))
+    if json_:
+        print(json.dumps(found.as_json()))  # noqa: T201 - the command's result
+    else:
+        print_audit(found, Console())
+    if not found.clean:
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Example: `art plugins`")
 def plugins() -> None:
     """List the installed plugins with their hooks, and those that importable frameworks still lack."""

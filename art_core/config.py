@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,3 +160,9 @@ def weights_hash(folder: str | Path) -> str:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def check_tasks(tasks: Sequence[Any]) -> None:
+    """Raise ConfigError where there is nothing to run."""
+    if len(tasks) == 0:
+        raise ConfigError("the task list is empty: give at least one task (any JSON-able value)")

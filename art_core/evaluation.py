@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from art_core.config import make_config
+from art_core.config import check_tasks, make_config
 from art_core.display import Display, display
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.metrics import apart
 from art_core.plugins import Plugins
 from art_core.rollout import task_id, task_input
-from art_core.run import Run, check_tasks
+from art_core.run import Run
 from art_core.store import Store
 from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory, Weights
 

@@ -258,3 +258,15 @@ def _k3(log_ratio: Tensor) -> Tensor:
 
 def _number(name: str, values: Tensor) -> float:
     return (values.max() if name.endswith("_max") else values.mean()).item()
+
+
+def sft(inputs: LossInputs) -> LossOutputs:
+    """Maximum likelihood of what was sampled (supervised fine-tuning)::
+
+        L = -(1/N) sum over trajectories of (1/n) sum over targets of w logprob
+
+    with w, n and N as in ``grpo``; advantages and old logprobs are not read. Metrics: ``nll`` (mean -logprob).
+    """
+    rows = _trained(inputs)
+    loss = -(_trajectory_mean(rows) * rows.logprobs).sum()
+    return LossOutputs(loss, {"nll": -rows.logprobs.detach().mean().item()} if len(rows.weights) else {})

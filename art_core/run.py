@@ -12,27 +12,35 @@ import logging
 import shutil
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, TypeVar
-from weakref import WeakSet
+from typing import Any
 
-from art_core import scoring
+from art_core import losses, scoring, sft
 from art_core.attribution import exempt
 from art_core.capture import Door
-from art_core.config import TrainConfig, model_folder, weights_hash
+from art_core.config import TrainConfig, check_tasks, model_folder, weights_hash
 from art_core.errors import ConfigError
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
-from art_core.losses import drops_overlong
 from art_core.metrics import OURS, Timer, oldest, seconds_of_step, staleness, summary
 from art_core.plugins import Plugins
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
+from art_core.threads import finished, in_thread, widen_default_executor
 from art_core.token_tree import group_tree
-from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, TokenTree, Weights
-
-T = TypeVar("T")
+from art_core.types import (
+    Engine,
+    Group,
+    GroupReward,
+    Learner,
+    Loss,
+    Reward,
+    RunAgent,
+    Sampling,
+    TokenTree,
+    Trajectory,
+    Weights,
+)
 
 log = logging.getLogger("art_core.run")
 
@@ -140,12 +148,12 @@ class Run:
 
     async def _resume(self) -> None:
         newest = last_checkpoint(self.run_dir)
-        if newest is None:
-            return
-        self.step = self._checkpointed = checkpoint_step(newest)
-        learner = await self.learner()
-        learner.restore(newest)
-        await self.door.load(learner.weights())
+        if newest is not None:
+            self.step = self._checkpointed = checkpoint_step(newest)
+            learner = await self.learner()
+            learner.restore(newest)
+            await self.door.load(learner.weights())
+        self.store.add_opening(0 if newest is None else learner.version)
 
     async def learner(self) -> Learner:
         """Return the learner, loaded at the first call."""
@@ -283,7 +291,36 @@ class Run:
         with self._timer.timed("learn_seconds"):
             if teachable:
                 metrics |= await self._update_within_bound(teachable)
-        metrics |= seconds_of_step(seconds | self._timer.taken())
+        return await self._finish_step(metrics, seconds)
+
+    async def learn_sft(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        min_reward: float | None = None,
+        epochs: int = 1,
+        batch_size: int = 32,
+    ) -> list[dict[str, float]]:
+        """Imitate the trajectories: raise the likelihood of what was sampled in them, by supervised steps (``losses.sft``).
+
+        Taken are those without an error and, with ``min_reward``, with at least that reward. Every epoch goes through them
+        in an order of its own, ``batch_size`` for one optimizer step. Each step counts as one of the run: it is served,
+        written to the run folder and checkpointed, and its metrics are an item of the list. Only sampled tokens are trained,
+        at temperature 1, whatever theirs was: the model itself should say them. Raises ConfigError where nothing is left.
+        """
+        good, seed = sft.chosen(trajectories, min_reward), f"{self.config.seed}/{self.step}"
+        return [await finished(self._imitate(groups)) for groups in sft.batches(good, epochs, batch_size, seed)]
+
+    async def _imitate(self, groups: Sequence[Group]) -> dict[str, float]:
+        metrics = summary(groups)
+        with self._timer.timed("learn_seconds"):
+            metrics |= await self._update(groups, imitate=True)
+        # Other weights may have sampled these, at another temperature: the gap would say nothing.
+        metrics.pop("logprob_gap", None)
+        return await self._finish_step(metrics, {})
+
+    async def _finish_step(self, metrics: dict[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+        metrics |= seconds_of_step({**seconds, **self._timer.taken()})
         self.store.add_step(self.step + 1, metrics)
         self.step += 1
         self._half_done = False
@@ -293,7 +330,7 @@ class Run:
 
     def tree(self, group: Group) -> TokenTree:
         """Return a group with advantages as the token tree that a step trains on."""
-        overlong = self.config.overlong or ("drop" if drops_overlong(self._loss) else "train")
+        overlong = self.config.overlong or ("drop" if losses.drops_overlong(self._loss) else "train")
         return group_tree(group, drop_overlong=overlong == "drop")
 
     async def _update_within_bound(self, teachable: Sequence[Group]) -> dict[str, float]:
@@ -305,15 +342,21 @@ class Run:
             metrics |= staleness(trained, version) | await self._update(trained)
         return metrics
 
-    async def _update(self, teachable: Sequence[Group]) -> dict[str, float]:
+    async def _update(self, teachable: Sequence[Group], *, imitate: bool = False) -> dict[str, float]:
         """One optimizer step and the swap to the new weights. New calls are held back while what is served changes."""
         learner = await self.learner()
         trees = await in_thread(lambda: [self.tree(group) for group in teachable])
+        step: Callable[..., dict[str, float]] = learner.step
+        if imitate:
+            trees = [sft.at_temperature_1(tree) for tree in trees]
+            step = functools.partial(learner.step, loss=losses.sft)
         try:
             if not self.config.max_staleness:
                 await self.door.pause()  # the engine may read the very weights that the step changes
             self._half_done = True
-            metrics = await in_thread(learner.step, trees)
+            metrics = await in_thread(step, trees)
+            note = functools.partial(self.store.add_update, targets=metrics.get("targets"))
+            await in_thread(note, self.step + 1, learner.version, [t for g in teachable for t in g.trajectories])
             await self.door.pause()
             weights = await in_thread(learner.weights)
             if weights.live is None:
@@ -346,45 +389,3 @@ class Run:
             for old in checkpoints(self.run_dir)[: -self.config.keep_checkpoints]:
                 shutil.rmtree(old)
         return folder
-
-
-async def finished(work: Awaitable[T]) -> T:
-    """Await ``work``; when cancelled, wait for its end first, so that nothing is left half done."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-
-
-async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run a function in a thread of its own to its end, also where the caller is cancelled meanwhile.
-
-    Not in the loop's default executor: agents' sync tools that hang there would keep the learner waiting for ever.
-    """
-    executor = ThreadPoolExecutor(1, thread_name_prefix="art-learner")
-    try:
-        return await finished(asyncio.get_running_loop().run_in_executor(executor, function, *arguments))
-    finally:
-        executor.shutdown(wait=False)
-
-
-def widen_default_executor(threads: int) -> None:
-    """Let the running loop's default executor have a thread per rollout.
-
-    Frameworks run sync nodes and tools there; with asyncio's default, a few threads for each core, most rollouts would wait.
-    """
-    loop = asyncio.get_running_loop()
-    if loop not in _widened:
-        loop.set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="asyncio"))
-        _widened.add(loop)
-
-
-_widened: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-
-
-def check_tasks(tasks: Sequence[Any]) -> None:
-    """Raise ConfigError where there is nothing to run."""
-    if len(tasks) == 0:
-        raise ConfigError("the task list is empty: give at least one task (any JSON-able value)")

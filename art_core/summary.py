@@ -11,12 +11,14 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from art_core.audit import Audit
 from art_core.evaluation import Report
 from art_core.training import TrainResult
 from art_core.types import JsonDict, Trajectory
 
 SHORTENED = 600
 """Characters shown of one message."""
+PROBLEMS_SHOWN = 20
 
 
 def print_result(result: TrainResult, console: Console) -> None:
@@ -81,3 +83,32 @@ def shown(trajectory: Trajectory) -> list[tuple[JsonDict, str]]:
             text += f" {call['function']['name']}({call['function']['arguments']})"
         found.append((message, text.strip()))
     return found
+
+
+def print_audit(audit: Audit, console: Console) -> None:
+    """Print the numbers of an audit, and its problems."""
+    table = Table.grid("", "", padding=(0, 2))
+    unknown = f", {audit.not_kept} whose weights are not kept" if audit.not_kept else ""
+    drawn = f", {audit.not_drawn} not drawn" if audit.not_drawn else ""
+    table.add_row("calls", f"{audit.calls}: {audit.checked} recomputed{unknown}{drawn}")
+    elsewhere = f"; {audit.trained_elsewhere} trajectories came from elsewhere" if audit.trained_elsewhere else ""
+    table.add_row("trained", f"{audit.trained_tokens} tokens in {audit.updates} optimizer steps{elsewhere}")
+    if audit.checked:
+        table.add_row(
+            "logprobs",
+            f"{audit.checked_tokens} tokens: mean |difference| {audit.mismatch_mean:.2g}, largest {audit.mismatch_max:.2g} "
+            f"nats (tolerance {audit.tolerance:g})",
+        )
+        table.add_row("KL(stored || recomputed)", f"k1 {audit.kl_k1:.2g}, k3 {audit.kl_k3:.2g}")
+    console.print(table)
+    for problem in audit.problems[:PROBLEMS_SHOWN]:
+        console.print(str(problem), markup=False, highlight=False, soft_wrap=True)
+    if len(audit.problems) > PROBLEMS_SHOWN:
+        console.print(f"and {len(audit.problems) - PROBLEMS_SHOWN} more: --json shows all", highlight=False)
+    if not audit.clean:
+        said = f"NOT CLEAN: {len(audit.problems)} problems"
+    elif audit.checked == audit.calls:
+        said = "clean: every call has the logprobs that its weights give it, and what was trained is what was sampled"
+    else:
+        said = "clean as far as could be checked; train with keep_checkpoints=None to keep all weights"
+    console.print(said, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import StoreError, UpstreamError
-from art_core.types import JsonDict, TokenTree, Weights
+from art_core.types import JsonDict, Loss, TokenTree, Weights
 
 Reply = str | JsonDict
 """The answer's text, or an assistant message with ``content`` and ``tool_calls``."""
@@ -148,7 +148,7 @@ class CountingLearner:
         self.trees: list[Sequence[TokenTree]] = []
         """What every step was given."""
 
-    def step(self, trees: Sequence[TokenTree]) -> dict[str, float]:
+    def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         self.trees.append(trees)
         self.version += 1
         return {"tokens": float(sum(tree.num_tokens for tree in trees))}

@@ -16,7 +16,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from art_core.config import TrainConfig, make_config
+from art_core.config import TrainConfig, check_tasks, make_config
 from art_core.display import Display, display
 from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
@@ -25,8 +25,9 @@ from art_core.metrics import apart
 from art_core.pipeline import Pipeline
 from art_core.plugins import Plugins
 from art_core.rollout import task_input
-from art_core.run import Run, check_tasks, in_thread
+from art_core.run import Run
 from art_core.scoring import has_contrast
+from art_core.threads import in_thread
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tracker
 
 FLAT_STEPS = 3

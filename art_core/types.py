@@ -264,8 +264,8 @@ class Learner(Protocol):
     version: int
     """Optimizer steps done; the ``policy_version`` of calls sampled from ``weights()``."""
 
-    def step(self, trees: Sequence[TokenTree]) -> dict[str, float]:
-        """Take one optimizer step on all the trees together, and return metrics."""
+    def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
+        """Take one optimizer step on all the trees together, and return metrics. ``loss`` counts instead of the run's own."""
         ...
 
     def measure(self, trees: Sequence[TokenTree]) -> float:

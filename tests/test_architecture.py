@@ -15,14 +15,14 @@ MODULES = sorted(path for path in CORE.rglob("*.py"))
 ROWS = [
     {"types"},
     {"errors"},
-    {"config", "hookspecs", "attribution", "folder", "arguments", "metrics", "pipeline"},
+    {"config", "hookspecs", "attribution", "folder", "arguments", "metrics", "pipeline", "threads"},
     {"capture", "scoring", "token_tree", "losses", "store"},  # the stages know the nouns, not each other
     {"engine", "learner"},
     {"builtin"},
     {"plugins"},
-    {"rollout", "display"},
+    {"rollout", "display", "sft"},
     {"run"},
-    {"evaluation"},
+    {"evaluation", "audit"},
     {"training"},
     {"__init__"},
     {"summary", "chart", "doctor", "testing"},

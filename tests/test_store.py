@@ -65,7 +65,7 @@ def conversations(draw) -> list[tuple[str, Call]]:
                     reward=draw(st.none() | st.floats(-1, 1)),
                     temperature=draw(st.floats(0, 2)),
                     finish_reason=draw(st.sampled_from(["stop", "length", "tool_calls"])),
-                    forced=tuple(draw(st.lists(st.integers(0, 4), max_size=2))),
+                    forced=tuple(p for p in draw(st.lists(st.integers(0, 4), max_size=2)) if p < len(sampled)),
                     request=request,
                     response=draw(messages),
                 ),

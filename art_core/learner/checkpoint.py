@@ -70,23 +70,30 @@ def writing(folder: Path, state: Mapping[str, Any]) -> Iterator[Path]:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Return the state given to ``writing``, after comparing every file of ``folder`` with its hash; else StoreError."""
-    remedy = f"delete {folder}: the run then goes on from the checkpoint before it"
+    state = read_manifest(folder)
+    for name, digest in state.pop("files").items():
+        if not (folder / name).is_file():
+            raise StoreError(f"{folder / name} is missing; {_remedy(folder)}")
+        if _hash(folder / name) != digest:
+            raise StoreError(f"{folder / name} is not what was saved (SHA-256 differs); {_remedy(folder)}")
+    return state
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the state given to ``writing`` and under ``files`` the hash of every file, compared with none; else StoreError."""
     if not (folder / MANIFEST).is_file():
         raise StoreError(
             f"{folder} has no {MANIFEST}, so it is not a checkpoint; give a folder in checkpoints/ of a run"
         )
     try:
         state = json.loads((folder / MANIFEST).read_text())
-        files = dict(state.pop("files"))
-        int(state["version"])
+        return {**state, "files": dict(state["files"]), "version": int(state["version"])}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{folder / MANIFEST} is damaged ({error!r}); {remedy}") from error
-    for name, digest in files.items():
-        if not (folder / name).is_file():
-            raise StoreError(f"{folder / name} is missing; {remedy}")
-        if _hash(folder / name) != digest:
-            raise StoreError(f"{folder / name} is not what was saved (SHA-256 differs); {remedy}")
-    return state
+        raise StoreError(f"{folder / MANIFEST} is damaged ({error!r}); {_remedy(folder)}") from error
+
+
+def _remedy(folder: Path) -> str:
+    return f"delete {folder}: the run then goes on from the checkpoint before it"
 
 
 @contextmanager

@@ -58,9 +58,10 @@ class TorchLearner:
         self._optimizer = torch.optim.AdamW(self._trained.values(), betas=(0.9, 0.95), weight_decay=0.0)
         self._saved: tuple[int, Path] | None = None
 
-    def step(self, trees: Sequence[TokenTree]) -> dict[str, float]:
+    def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         """Take one optimizer step on all ``trees`` together; each is one forward and one backward pass.
 
+        ``loss`` counts instead of the learner's own; it is given no reference logprobs.
         Metrics: ``loss``, ``grad_norm`` (before clipping), ``learning_rate``, ``tokens`` (unique), ``targets`` and
         ``trajectories`` (those trained), ``logprob_gap`` (mean |new - old logprob|), ``seconds``, ``tokens_per_second``,
         and the loss function's own. Trees without trained targets are left out; where all are, no step is taken and the
@@ -74,7 +75,7 @@ class TorchLearner:
             return {"skipped": 1.0}
         started = time.perf_counter()
         with _threads(self._threads):
-            metrics = self._accumulate(trees) | self._update()
+            metrics = self._accumulate(trees, loss) | self._update()
         seconds = time.perf_counter() - started
         return metrics | {"seconds": seconds, "tokens_per_second": metrics["tokens"] / seconds}
 
@@ -134,7 +135,7 @@ class TorchLearner:
     def _note_saved(self, folder: Path) -> None:
         self._saved = self.version, folder / checkpoint.ADAPTER if isinstance(self.model, PeftModel) else folder
 
-    def _accumulate(self, trees: Sequence[TokenTree]) -> dict[str, float]:
+    def _accumulate(self, trees: Sequence[TokenTree], loss: Loss | None = None) -> dict[str, float]:
         """Add up the gradients of the trees' parts of the loss; return the metrics of the whole."""
         trajectories = sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in trees)
         targets = sum(np.count_nonzero(tree.weights) for tree in trees)
@@ -142,16 +143,19 @@ class TorchLearner:
         metrics: dict[str, float] = {}
         self._optimizer.zero_grad()  # of a step that an exception ended
         for tree in trees:
-            for name, value in self._backward(tree, trajectories, targets, weight).items():
+            for name, value in self._backward(tree, loss, trajectories, targets, weight).items():
                 so_far = metrics.get(name, 0.0)
                 metrics[name] = max(so_far, value) if name.endswith("_max") else so_far + value
         tokens = sum(tree.num_tokens for tree in trees)
         return metrics | {"tokens": float(tokens), "targets": float(targets), "trajectories": float(trajectories)}
 
-    def _backward(self, tree: TokenTree, trajectories: int, targets: int, weight: float) -> dict[str, float]:
+    def _backward(
+        self, tree: TokenTree, loss: Loss | None, trajectories: int, targets: int, weight: float
+    ) -> dict[str, float]:
         """Add the gradient of ``tree``'s part of the step's loss; return that part and its share of the mean metrics."""
         rows = np.flatnonzero(tree.weights)
-        reference = self._reference_logprobs(tree)  # first: switching adapters off and on would break a graph in use
+        # First: switching adapters off and on would break a graph in use.
+        reference = None if loss else self._reference_logprobs(tree)
         logprobs = tree_logprobs(self.model, tree, weighted_only=True)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -165,7 +169,7 @@ class TorchLearner:
             step_weight=weight,
             proximal_logprobs=logprobs.detach() if self.config.importance_cap is not None else None,
         )
-        outputs = self.loss(inputs)
+        outputs = (loss or self.loss)(inputs)
         outputs.loss.backward()
         gap = (logprobs.detach() - inputs.old_logprobs).abs().mean().item()
         share = len(rows) / targets

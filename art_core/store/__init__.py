@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import StoreError
-from art_core.store.calls import CallReader, CallWriter, reward_calls
+from art_core.store.calls import CallReader, CallWriter, RecordedCall, reward_calls
+from art_core.store.digest import SIZE, call_digest
 from art_core.store.schema import connect, unreadable
 from art_core.store.values import from_json, to_json
 from art_core.store.writer import Writer
 from art_core.types import Call, Trajectory
 
-__all__ = ["Store", "StoredRollout"]
+__all__ = ["RecordedCall", "Store", "StoredRollout", "Update"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,19 @@ class StoredRollout:
     metrics: dict[str, float] = field(default_factory=dict)
     advantage: float | None = None
     """Reward, metrics and advantage are the newest scores."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one optimizer step was given."""
+
+    step: int
+    version: int
+    """Of the weights that it made."""
+    targets: float | None
+    """Trained tokens, where the learner counts them."""
+    trained: tuple[tuple[str | None, tuple[bytes, ...]], ...]
+    """Per trajectory its rollout's id, None where this file has no such rollout, and ``call_digest`` of each of its calls."""
 
 
 class Store:
@@ -137,6 +151,39 @@ class Store:
             "INSERT INTO steps (step, metrics, at) VALUES (?, ?, ?)", (step, to_json(dict(metrics)), time.time())
         )
 
+    def add_update(
+        self, step: int, version: int, trajectories: Sequence[Trajectory], *, targets: float | None = None
+    ) -> None:
+        """Note what an optimizer step was given and which weights it made."""
+        trained = [
+            (t.rollout_id if t.rollout_id in self._rollout_ids else None, b"".join(map(call_digest, t.calls)).hex())
+            for t in trajectories
+        ]
+        self._write(
+            "INSERT INTO updates (step, version, targets, trained) VALUES (?, ?, ?, ?)",
+            (step, version, targets, to_json(trained)),
+        )
+
+    def updates(self) -> Iterator[Update]:
+        """Yield what optimizer steps were given, in the order in which they were taken."""
+        with self._read() as db:
+            numbers = [seq for (seq,) in db.execute("SELECT seq FROM updates ORDER BY seq")]
+        for number in numbers:
+            with self._read() as db:
+                step, version, targets, trained = db.execute(
+                    "SELECT step, version, targets, trained FROM updates WHERE seq = ?", (number,)
+                ).fetchone()
+            yield Update(step, version, targets, tuple((name, _cut(digests)) for name, digests in from_json(trained)))
+
+    def add_opening(self, version: int) -> None:
+        """Note that the run goes on, with the weights of this version: later ones made before are not those of its future."""
+        self._write("INSERT INTO openings (version, at) VALUES (?, ?)", (version, time.time()))
+
+    def openings(self) -> tuple[tuple[float, int], ...]:
+        """Return (Unix time, version) of every opening, in order."""
+        with self._read() as db:
+            return tuple(db.execute("SELECT at, version FROM openings ORDER BY seq"))
+
     def set_meta(self, key: str, value: Any) -> None:
         """Keep a JSON value under a key, over what stood there."""
         self._write("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, to_json(value)))
@@ -151,6 +198,32 @@ class Store:
         """Return a rollout's calls in the order in which they were answered, without those that a retry replaced."""
         with self._read() as db:
             return CallReader(db, rollout_id).calls()
+
+    def recorded(self, rollout_id: str) -> tuple[RecordedCall, ...]:
+        """Return a rollout's calls, those that a retry replaced too, without requests and answers, for checking."""
+        with self._read() as db:
+            return CallReader(db, rollout_id).recorded()
+
+    def callers(self) -> tuple[tuple[str, float | None, int], ...]:
+        """Return (rollout, when it was begun, number of calls) of all that made calls; None for one never begun."""
+        with self._read() as db:
+            return tuple(
+                db.execute(
+                    "SELECT calls.rollout_id, started, count(*) FROM calls LEFT JOIN rollouts USING (rollout_id) "
+                    "GROUP BY calls.rollout_id ORDER BY min(calls.seq)"
+                )
+            )
+
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """Return (first, last) of the runs of calls that were in the file once and are not any more."""
+        with self._read() as db:
+            [highest] = db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'calls'").fetchone()
+            found, before = [], 0
+            for (seq,) in db.execute("SELECT seq FROM calls ORDER BY seq"):
+                if seq > before + 1:
+                    found.append((before + 1, seq - 1))
+                before = seq
+        return (*found, (before + 1, highest)) if (highest or 0) > before else tuple(found)
 
     def rollouts(self, *, split: str | None = None, step: int | None = None) -> tuple[StoredRollout, ...]:
         """Return the rollouts in the order in which they began, finished or not; None takes every split or step."""
@@ -228,6 +301,11 @@ SELECT rollouts.rollout_id, step, split, task_id, task, grp, finished, output, e
 FROM rollouts LEFT JOIN scores
     ON scores.seq = (SELECT max(seq) FROM scores WHERE scores.rollout_id = rollouts.rollout_id)
 """
+
+
+def _cut(digests: str) -> tuple[bytes, ...]:
+    whole = bytes.fromhex(digests)
+    return tuple(whole[at : at + SIZE] for at in range(0, len(whole), SIZE))
 
 
 def _number(value: float | None) -> float | None:

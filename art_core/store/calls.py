@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from art_core.errors import StoreError
+from art_core.store.digest import call_digest, chained, parts_of
 from art_core.store.values import (
     floats_from_bytes,
-    floats_to_bytes,
     from_json,
     ids_from_bytes,
-    ids_to_bytes,
     request_to_json,
 )
 from art_core.types import Call, JsonDict
@@ -61,21 +61,26 @@ class CallWriter:
 
     def write(self, db: sqlite3.Connection, rollout_id: str, call: Call) -> None:
         """Add a call. An aborted predecessor with its request id is marked as replaced."""
-        prompt = np.asarray(call.prompt_ids, dtype=np.int32)
+        parts = parts_of(call)
+        prompt = np.frombuffer(parts.prompt, dtype=np.int32)
         parent, shared = self._parent(rollout_id, prompt)
         db.execute(
             "UPDATE calls SET replaced = 1 WHERE rollout_id = ? AND request_id = ? AND choice = ? AND request_id != '' "
             "AND finish_reason = 'aborted'",
             (rollout_id, call.request_id, call.choice),
         )
+        previous = db.execute(
+            "SELECT digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (rollout_id,)
+        ).fetchone()
         values = (
+            chained(rollout_id, previous and previous[0], call_digest(call, parts)),
             rollout_id,
             parent.seq if parent else None,
             shared,
             prompt[shared:].tobytes(),
-            ids_to_bytes(call.sampled_ids),
-            floats_to_bytes(call.logprobs),
-            ids_to_bytes(call.forced),
+            parts.sampled,
+            parts.logprobs,
+            parts.forced,
             int(call.policy_version),
             call.agent,
             call.request_id,
@@ -87,7 +92,7 @@ class CallWriter:
             self._blob(db, call.response),
         )
         added = db.execute(
-            "INSERT INTO calls (rollout_id, parent, shared, suffix, sampled, logprobs, forced, policy_version, agent, "
+            "INSERT INTO calls (digest, rollout_id, parent, shared, suffix, sampled, logprobs, forced, policy_version, agent, "
             "request_id, choice, reward, temperature, finish_reason, messages, tools, settings, response) "
             f"VALUES ({', '.join('?' * len(values))})",
             values,
@@ -164,7 +169,7 @@ def reward_calls(db: sqlite3.Connection, rollout_id: str, rewards: Sequence[floa
 
 _COLUMNS = (
     "seq, parent, shared, suffix, sampled, logprobs, forced, policy_version, agent, request_id, choice, reward, "
-    "temperature, finish_reason, messages, tools, settings, response, replaced"
+    "temperature, finish_reason, messages, tools, settings, response, replaced, digest"
 )
 _PATHS = """
 WITH RECURSIVE path (id, parent, blob) AS (
@@ -180,6 +185,18 @@ SELECT id, json FROM blobs WHERE id IN (
 """
 
 
+@dataclass(frozen=True)
+class RecordedCall:
+    """A row of ``calls``, for those who check the file."""
+
+    seq: int
+    replaced: bool
+    """A retry took its place; it is no part of the trajectory."""
+    digest: bytes
+    call: Call
+    """Without request and response."""
+
+
 class CallReader:
     """Reads the calls of one rollout."""
 
@@ -191,9 +208,7 @@ class CallReader:
 
     def calls(self) -> tuple[Call, ...]:
         """Return the calls in the order in which they were answered, without those that a retry replaced."""
-        rows = self._db.execute(
-            f"SELECT {_COLUMNS} FROM calls WHERE rollout_id = :rollout ORDER BY seq", self._rollout
-        ).fetchall()
+        rows = self._rows()
         self._blobs = {id: from_json(data) for id, data in self._db.execute(_BLOBS, self._rollout)}
         self._path: dict[int, tuple[int, int]] = {}
         for id, parent, blob, data in self._db.execute(_PATHS, self._rollout):
@@ -201,43 +216,73 @@ class CallReader:
             if blob not in self._blobs:
                 self._blobs[blob] = from_json(data)
         # Every row is read, a replaced one too: others may build on its tokens.
-        read = [(self._call(row[:-1]), row[-1]) for row in rows]
+        read = [(self._call(row), row[-2]) for row in rows]
         return tuple(call for call, replaced in read if not replaced)
 
-    def _call(self, row: tuple) -> Call:
-        seq, parent, shared, suffix, sampled, logprobs, forced, *plain, messages, tools, settings, response = row
-        prompt = (self._of_call(parent)[: 4 * shared] if parent is not None else b"") + suffix
-        self._tokens[seq] = prompt + sampled
+    def recorded(self) -> tuple[RecordedCall, ...]:
+        """Return all the rows, in the order in which they were answered."""
+        return tuple(RecordedCall(row[0], bool(row[-2]), row[-1], self._call(row, texts=False)) for row in self._rows())
+
+    def _rows(self) -> list[tuple]:
+        return self._db.execute(
+            f"SELECT {_COLUMNS} FROM calls WHERE rollout_id = :rollout ORDER BY seq", self._rollout
+        ).fetchall()
+
+    def _call(self, row: tuple, *, texts: bool = True) -> Call:
+        seq, parent, shared, suffix, sampled, logprobs, forced, *plain, messages, tools, settings, response, _, _ = row
+        version, agent, request_id, choice, reward, temperature, finish_reason = plain
+        try:
+            prompt = self._prompt(seq, parent, shared, suffix)
+            self._tokens[seq] = prompt + sampled
+            positions = ids_from_bytes(forced)
+            if any(not 0 <= position < len(sampled) // 4 for position in positions):
+                raise ValueError(f"it has {len(sampled) // 4} sampled tokens and forced ones at {positions}")
+            return Call(
+                prompt_ids=ids_from_bytes(prompt),
+                sampled_ids=ids_from_bytes(sampled),
+                logprobs=floats_from_bytes(logprobs, len(sampled) // 4),
+                policy_version=version,
+                agent=agent,
+                request_id=request_id,
+                choice=choice,
+                reward=reward,
+                temperature=temperature,
+                finish_reason=finish_reason,
+                forced=positions,
+                request=self._request(messages, tools, settings) if texts else {},
+                response=self._blobs[response] if texts else {},
+            )
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"call {seq} of rollout {self._rollout['rollout']} is damaged: {error}") from error
+
+    def _request(self, messages: int, tools: int | None, settings: int) -> JsonDict:
         request = dict(self._blobs[settings])
         if messages:
             request["messages"] = self._conversation(messages)
         if tools is not None:
             request["tools"] = self._blobs[tools]
-        version, agent, request_id, choice, reward, temperature, finish_reason = plain
-        return Call(
-            prompt_ids=ids_from_bytes(prompt),
-            sampled_ids=ids_from_bytes(sampled),
-            logprobs=floats_from_bytes(logprobs, len(sampled) // 4),
-            policy_version=version,
-            agent=agent,
-            request_id=request_id,
-            choice=choice,
-            reward=reward,
-            temperature=temperature,
-            finish_reason=finish_reason,
-            forced=ids_from_bytes(forced),
-            request=request,
-            response=self._blobs[response],
-        )
+        return request
+
+    def _prompt(self, seq: int, parent: int | None, shared: int, suffix: bytes) -> bytes:
+        """Return a call's prompt ids; StoreError where the parent that they start with cannot have been there."""
+        if parent is None:
+            return suffix
+        start = self._of_call(parent)[: 4 * shared] if 0 < parent < seq else b""
+        if not 0 < 4 * shared == len(start):
+            raise StoreError(
+                f"call {seq} of rollout {self._rollout['rollout']} is damaged: its prompt starts with {shared} tokens of "
+                f"call {parent}, which has {len(start) // 4} or did not come before it"
+            )
+        return start + suffix
 
     def _of_call(self, seq: int) -> bytes:
         """Return the tokens of a call, which may belong to another rollout."""
         if seq not in self._tokens:
-            parent, shared, suffix, sampled = self._db.execute(
-                "SELECT parent, shared, suffix, sampled FROM calls WHERE seq = ?", (seq,)
-            ).fetchone()
-            start = self._of_call(parent)[: 4 * shared] if parent is not None else b""
-            self._tokens[seq] = start + suffix + sampled
+            row = self._db.execute("SELECT parent, shared, suffix, sampled FROM calls WHERE seq = ?", (seq,)).fetchone()
+            if row is None:
+                return b""
+            parent, shared, suffix, sampled = row
+            self._tokens[seq] = self._prompt(seq, parent, shared, suffix) + sampled
         return self._tokens[seq]
 
     def _conversation(self, last: int) -> list[JsonDict]:

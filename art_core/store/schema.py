@@ -7,7 +7,7 @@ from pathlib import Path
 
 from art_core.errors import StoreError
 
-VERSION = 1
+VERSION = 2
 """Stands in ``PRAGMA user_version``; a file of another one is refused."""
 APPLICATION = 0x61727431
 
@@ -29,9 +29,9 @@ CREATE TABLE rollouts (
 CREATE INDEX rollouts_by_step ON rollouts (step, split);
 
 -- prompt = (prompt and sampled ids of the parent call)[:shared] + suffix. Ids are int32; log-probabilities are float32
--- where that loses nothing, else float64.
+-- where that loses nothing, else float64. AUTOINCREMENT: SQLite then remembers how many there have been. digest: digest.py.
 CREATE TABLE calls (
-    seq INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL, replaced INTEGER NOT NULL DEFAULT 0,
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL, rollout_id TEXT NOT NULL, replaced INTEGER NOT NULL DEFAULT 0,
     parent INTEGER, shared INTEGER NOT NULL, suffix BLOB NOT NULL, sampled BLOB NOT NULL, logprobs BLOB NOT NULL,
     forced BLOB NOT NULL, policy_version INTEGER NOT NULL, agent TEXT, request_id TEXT NOT NULL, choice INTEGER NOT NULL,
     reward REAL, temperature REAL NOT NULL, finish_reason TEXT NOT NULL,
@@ -46,6 +46,13 @@ CREATE TABLE scores (
 );
 CREATE INDEX scores_by_rollout ON scores (rollout_id, seq);
 CREATE TABLE steps (seq INTEGER PRIMARY KEY, step INTEGER NOT NULL, metrics BLOB NOT NULL, at REAL NOT NULL);
+
+-- What an optimizer step was given: JSON [[rollout_id or null, digests of its calls], ...], null where this file has no such
+-- rollout. Each time the run was opened: the version of the weights that it went on with.
+CREATE TABLE updates (
+    seq INTEGER PRIMARY KEY, step INTEGER NOT NULL, version INTEGER NOT NULL, targets REAL, trained BLOB NOT NULL
+);
+CREATE TABLE openings (seq INTEGER PRIMARY KEY, version INTEGER NOT NULL, at REAL NOT NULL);
 """
 
 

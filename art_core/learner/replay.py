@@ -1,0 +1,55 @@
+"""Stored calls and stored weights -> the logprobs that those weights give them. Knows nothing about where calls are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from art_core.config import SMALL_MODEL
+from art_core.errors import StoreError
+from art_core.learner import checkpoint
+from art_core.learner.tree_forward import tree_logprobs
+from art_core.types import TokenTree
+
+
+def load_weights(start: str | Path, folder: Path | None) -> PreTrainedModel | PeftModel:
+    """Load the weights that the checkpoint ``folder`` holds, whole or as an adapter on the start weights; None: the start
+    weights. float32, on the GPU where there is one. Raises StoreError where a file is damaged or cannot be loaded."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    adapter = folder is not None and not (folder / "config.json").is_file()
+    if folder is not None:
+        checkpoint.read_state(folder)
+    source = start if folder is None or adapter else folder
+    try:
+        model = checkpoint.load_model(source)
+        if adapter:
+            model = PeftModel.from_pretrained(model, str(folder / checkpoint.ADAPTER))
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreError(f"{source} cannot be loaded: {error}; put the model back where it was") from error
+    return model.requires_grad_(False).eval().to(device)
+
+
+def saved_version(folder: Path) -> int:
+    """Return the version of a checkpoint's weights; StoreError where its manifest is missing or damaged."""
+    return checkpoint.read_manifest(folder)["version"]
+
+
+def vocabulary(model: PreTrainedModel | PeftModel) -> int:
+    """Return how many token ids the model has."""
+    return model.get_input_embeddings().num_embeddings
+
+
+@torch.inference_mode()
+def replay(model: torch.nn.Module, tree: TokenTree) -> np.ndarray:
+    """Return the logprob of every target: (num_targets,) float32."""
+    before = torch.get_num_threads()
+    small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL
+    torch.set_num_threads(1 if small else before)
+    try:
+        return tree_logprobs(model, tree).float().cpu().numpy()
+    finally:
+        torch.set_num_threads(before)

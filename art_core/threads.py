@@ -1,0 +1,47 @@
+"""Work that blocks, beside an event loop. Knows nothing about what the work is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+T = TypeVar("T")
+
+
+async def finished(work: Awaitable[T]) -> T:
+    """Await ``work``; when cancelled, wait for its end first, so that nothing is left half done."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function in a thread of its own to its end, also where the caller is cancelled meanwhile.
+
+    Not in the loop's default executor: agents' sync tools that hang there would keep the learner waiting for ever.
+    """
+    executor = ThreadPoolExecutor(1, thread_name_prefix="art-learner")
+    try:
+        return await finished(asyncio.get_running_loop().run_in_executor(executor, function, *arguments))
+    finally:
+        executor.shutdown(wait=False)
+
+
+def widen_default_executor(threads: int) -> None:
+    """Let the running loop's default executor have a thread per rollout.
+
+    Frameworks run sync nodes and tools there; with asyncio's default, a few threads for each core, most rollouts would wait.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _widened:
+        loop.set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="asyncio"))
+        _widened.add(loop)
+
+
+_widened: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
