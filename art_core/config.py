@@ -50,6 +50,9 @@ class TrainConfig:
     """Peak of AdamW's; None: 1e-4 for LoRA, 5e-4 for full fine-tuning of models under 10M parameters, else 1e-5."""
     warmup_steps: int = 3
     max_grad_norm: float = 1.0
+    max_tokens_per_pass: int | None = None
+    """Tokens whose activations the learner keeps at a time: trees are put together up to this many, and a larger one is
+    computed in pieces, twice. None: what a quarter of the memory holds, by an estimate."""
     lora_rank: int | None = None
     """0 trains all weights; None: all weights below 100M parameters, else LoRA of rank 16."""
     kl: float = 0.0
@@ -81,8 +84,8 @@ class TrainConfig:
 LEAST = {
     "steps": 1, "tasks_per_step": 1, "group_size": 1, "max_extra_rounds": 0, "max_staleness": 0, "seed": 0, "temperature": 0,
     "max_concurrent": 1, "max_concurrent_scores": 1, "rollout_timeout": 0, "learning_rate": 0, "warmup_steps": 0,
-    "max_grad_norm": 0, "lora_rank": 0, "kl": 0, "max_context": 1, "max_tokens": 1, "checkpoint_every": 1,
-    "keep_checkpoints": 1, "port": 0, "threads": 1, "importance_cap": 1,
+    "max_grad_norm": 0, "lora_rank": 0, "kl": 0, "max_context": 1, "max_tokens": 1, "max_tokens_per_pass": 1,
+    "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1, "importance_cap": 1,
 }  # fmt: skip
 """The smallest value of every setting that is a number."""
 FRACTIONS = {"temperature", "rollout_timeout", "learning_rate", "max_grad_norm", "kl", "importance_cap"}

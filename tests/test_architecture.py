@@ -15,8 +15,8 @@ MODULES = sorted(path for path in CORE.rglob("*.py"))
 ROWS = [
     {"types"},
     {"errors"},
-    {"config", "hookspecs", "attribution", "folder", "arguments", "metrics", "pipeline", "threads"},
-    {"capture", "scoring", "token_tree", "losses", "store"},  # the stages know the nouns, not each other
+    {"config", "hookspecs", "attribution", "folder", "arguments", "memory", "metrics", "pipeline", "threads"},
+    {"capture", "scoring", "token_tree", "packing", "losses", "store"},  # the stages know the nouns, not each other
     {"engine", "learner"},
     {"builtin"},
     {"plugins"},

@@ -46,6 +46,21 @@ def live(learner):
     return {name: tensor.clone() for name, tensor in learner.weights().live.items()}
 
 
+@pytest.mark.parametrize("settings", [{"lora_rank": 2}, {"kl": 0.1}, {"importance_cap": 2.0}])
+def test_how_many_tokens_a_pass_has_changes_nothing(model_folder, settings):
+    outcomes = []
+    for tokens in (3, 20, 1000):
+        learner = make_learner(model_folder, max_tokens_per_pass=tokens, **settings)
+        tree = make_trees(learner)[0]
+        trees = [tree, replace(tree, advantages=-0.5 * tree.advantages), tree]
+        outcomes.append([learner.step(trees), learner.step(trees)])
+    assert [steps[0]["passes"] for steps in outcomes] == [3, 3, 1]
+    for steps in outcomes[:-1]:
+        for metrics, whole in zip(steps, outcomes[-1], strict=True):
+            for name in ("loss", "grad_norm", "entropy", "logprob_gap", "targets", "tokens", "ratio"):
+                assert metrics[name] == pytest.approx(whole[name], rel=1e-3, abs=1e-6), name
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_step_makes_the_good_runs_likelier_and_the_bad_ones_less_likely(model_folder, rank):
     learner = make_learner(model_folder, lora_rank=rank, learning_rate=0.003)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -16,11 +14,9 @@ from transformers.utils.logging import disable_progress_bar
 from art_core.engine.kv import ATTENTION, Batch, KeyValues, PackedKeyValues
 from art_core.engine.plain import PlainKeyValues
 from art_core.errors import ConfigError
+from art_core.memory import machine_memory
 
 log = logging.getLogger(__name__)
-
-CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux says how many bytes this container may use: control groups version 2 and version 1."""
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -98,12 +94,7 @@ def memory_budget() -> int:
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
         return int(0.4 * free)
-    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in CONTAINER_LIMITS:
-        # Each version of control groups has one of the files, macOS neither; "max" is no limit.
-        with suppress(OSError):
-            sizes += [int(text)] if (text := path.read_text().strip()).isdigit() else []
-    return min(sizes) // 4
+    return machine_memory() // 4
 
 
 @torch.inference_mode()

@@ -52,9 +52,9 @@ def head_of(model: nn.Module) -> Head | None:
 
 
 def logprobs_of(hidden: Tensor, head: Head, targets: Targets) -> tuple[Tensor, Tensor]:
-    """Return the targets' logprobs (targets,), differentiable, and the entropy of each row's distribution (rows,).
+    """Return the targets' logprobs, differentiable, and the entropies in nats of the distributions they are of, not so.
 
-    ``hidden`` is (rows, hidden size). Both are float32, float64 where the model is. The entropy carries no gradient.
+    ``hidden`` is (rows, hidden size); both results are (targets,), float32, or float64 where the model is.
     """
     weight, bias = head.projection.weight, head.projection.bias
     return _Logprobs.apply(hidden, weight, bias, head, targets)
@@ -73,7 +73,7 @@ class _Logprobs(torch.autograd.Function):
             local = targets.rows[members] - rows.start
             normaliser = scores.logsumexp(-1)
             logprobs.append(scores[local, targets.tokens[members]] - normaliser[local])
-            entropies.append(normaliser - ((scores - normaliser[:, None]).exp_() * scores).sum(-1))
+            entropies.append((normaliser - ((scores - normaliser[:, None]).exp_() * scores).sum(-1))[local])
         entropy = torch.cat(entropies)
         ctx.mark_non_differentiable(entropy)
         return torch.cat(logprobs), entropy

@@ -23,9 +23,11 @@ from transformers import PreTrainedModel
 from art_core.config import SMALL_MODEL, TrainConfig
 from art_core.errors import ArtError, ConfigError
 from art_core.learner import checkpoint
+from art_core.learner.gradients import accumulate, tokens_that_fit
 from art_core.learner.shared_memory import move, shared_tensors
-from art_core.learner.tree_forward import tree_logprobs
-from art_core.types import Loss, LossInputs, TokenTree, Weights
+from art_core.learner.tree_forward import tree_logprobs, tree_outputs
+from art_core.packing import pack
+from art_core.types import Loss, TokenTree, Weights
 
 
 class TorchLearner:
@@ -56,16 +58,19 @@ class TorchLearner:
         self._live = self._share()
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(self._trained.values(), betas=(0.9, 0.95), weight_decay=0.0)
+        self._pass_tokens = config.max_tokens_per_pass or tokens_that_fit(model)
         self._saved: tuple[int, Path] | None = None
 
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
-        """Take one optimizer step on all ``trees`` together; each is one forward and one backward pass.
+        """Take one optimizer step on all ``trees`` together, in passes of up to ``max_tokens_per_pass`` tokens.
 
         ``loss`` counts instead of the learner's own; it is given no reference logprobs.
         Metrics: ``loss``, ``grad_norm`` (before clipping), ``learning_rate``, ``tokens`` (unique), ``targets`` and
-        ``trajectories`` (those trained), ``logprob_gap`` (mean |new - old logprob|), ``seconds``, ``tokens_per_second``,
-        and the loss function's own. Trees without trained targets are left out; where all are, no step is taken and the
-        metrics are ``skipped`` = 1. Raises ValueError for an empty list, and ArtError, with the weights as they were,
+        ``trajectories`` (those trained), ``passes``, ``logprob_gap`` (mean |new - old logprob|), ``entropy`` (mean, in
+        nats, of the distributions that the targets were sampled from; left out where the model's own code computes its logits),
+        ``seconds``, ``tokens_per_second``, and the loss function's own. Trees without trained targets are left out; where
+        all are, no step is taken and the metrics are ``skipped`` = 1. Raises ValueError for an empty list, and ArtError,
+        with the weights as they were,
         where the gradient is not finite.
         """
         if not trees:
@@ -137,50 +142,19 @@ class TorchLearner:
 
     def _accumulate(self, trees: Sequence[TokenTree], loss: Loss | None = None) -> dict[str, float]:
         """Add up the gradients of the trees' parts of the loss; return the metrics of the whole."""
-        trajectories = sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in trees)
-        targets = sum(np.count_nonzero(tree.weights) for tree in trees)
-        weight = float(sum(tree.weights.sum(dtype=np.float64) for tree in trees))
-        metrics: dict[str, float] = {}
         self._optimizer.zero_grad()  # of a step that an exception ended
-        for tree in trees:
-            for name, value in self._backward(tree, loss, trajectories, targets, weight).items():
-                so_far = metrics.get(name, 0.0)
-                metrics[name] = max(so_far, value) if name.endswith("_max") else so_far + value
-        tokens = sum(tree.num_tokens for tree in trees)
-        return metrics | {"tokens": float(tokens), "targets": float(targets), "trajectories": float(trajectories)}
-
-    def _backward(
-        self, tree: TokenTree, loss: Loss | None, trajectories: int, targets: int, weight: float
-    ) -> dict[str, float]:
-        """Add the gradient of ``tree``'s part of the step's loss; return that part and its share of the mean metrics."""
-        rows = np.flatnonzero(tree.weights)
-        # First: switching adapters off and on would break a graph in use.
-        reference = None if loss else self._reference_logprobs(tree)
-        logprobs = tree_logprobs(self.model, tree, weighted_only=True)
-        inputs = LossInputs(
-            logprobs=logprobs,
-            old_logprobs=torch.from_numpy(tree.old_logprobs[rows]).to(logprobs.device),
-            ref_logprobs=reference,
-            advantages=torch.from_numpy(tree.advantages[rows]).to(logprobs.device),
-            weights=torch.from_numpy(tree.weights[rows]).to(logprobs.device),
-            trajectory=torch.from_numpy(tree.trajectory[rows]).to(logprobs.device),
-            call=torch.from_numpy(tree.call[rows]).to(logprobs.device),
-            step_trajectories=trajectories,
-            step_weight=weight,
-            proximal_logprobs=logprobs.detach() if self.config.importance_cap is not None else None,
+        passes = pack(trees, self._pass_tokens)
+        metrics = accumulate(
+            passes,
+            loss or self.loss,
+            forward=partial(tree_outputs, self.model, weighted_only=True, max_tokens=self._pass_tokens),
+            reference=self._reference_logprobs if self.config.kl and not loss else lambda _: None,
+            proximal=self.config.importance_cap is not None,
         )
-        outputs = (loss or self.loss)(inputs)
-        outputs.loss.backward()
-        gap = (logprobs.detach() - inputs.old_logprobs).abs().mean().item()
-        share = len(rows) / targets
-        measured = outputs.metrics | {"logprob_gap": gap}
-        means = {name: value if name.endswith("_max") else value * share for name, value in measured.items()}
-        return means | {"loss": outputs.loss.item()}
+        return metrics | {"passes": float(len(passes))}
 
     @torch.no_grad()
-    def _reference_logprobs(self, tree: TokenTree) -> Tensor | None:
-        if not self.config.kl:
-            return None
+    def _reference_logprobs(self, tree: TokenTree) -> Tensor:
         if self._reference is not None:
             return tree_logprobs(self._reference, tree, weighted_only=True)
         with self.model.disable_adapter():

@@ -36,7 +36,7 @@ class TreeOutputs(NamedTuple):
     logprobs: Tensor
     """(targets,): of each target at its temperature; differentiable."""
     entropy: Tensor | None
-    """(rows,): of the distributions that the targets were taken from, each once; None where the model's own head ran."""
+    """(targets,): in nats, of the distribution that each was sampled from; None where the model's own head ran."""
 
 
 def tree_logprobs(
@@ -110,7 +110,8 @@ def _piece_by_piece(
         hidden.append(states)
         past.extend(new)
     logprobs, entropy = logprobs_of(torch.cat(hidden), head_of(base), rows.targets(tree, device))
-    return TreeOutputs(logprobs[_tensor(rows.back, device)], entropy)
+    back = _tensor(rows.back, device)
+    return TreeOutputs(logprobs[back], entropy[back])
 
 
 def _piece(

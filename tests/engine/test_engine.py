@@ -12,6 +12,7 @@ import torch
 from capture_fakes import ListRecorder, wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
 
+from art_core import memory
 from art_core.capture import Door
 from art_core.config import TINY, TrainConfig
 from art_core.engine import EmbeddedEngine, loading
@@ -102,7 +103,7 @@ async def test_requests_wait_for_memory_instead_of_failing(open_engine, monkeypa
 def test_a_container_s_limit_counts_where_it_is_below_the_machine_s(limits, bytes_, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     files = [tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"]
-    monkeypatch.setattr(loading, "CONTAINER_LIMITS", files)
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", files)
     machine = loading.memory_budget()
     for file, limit in zip(files, limits, strict=True):
         if limit is not None:

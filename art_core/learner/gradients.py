@@ -1,0 +1,95 @@
+"""Token trees and a loss -> gradients and metrics, a pass at a time. Knows nothing about optimizers or how models are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from art_core.learner.tree_forward import TreeOutputs
+from art_core.memory import machine_memory
+from art_core.types import Loss, LossInputs, TokenTree
+
+MEMORY_SHARE = 0.25
+"""Of the memory, for the activations of one pass where ``max_tokens_per_pass`` does not say: agents, engine, optimizer
+and gradients need theirs."""
+MOST_TOKENS = 65536
+"""Of a pass, where memory would hold more: longer passes are not faster."""
+
+
+def accumulate(
+    passes: Sequence[TokenTree],
+    loss: Loss,
+    *,
+    forward: Callable[[TokenTree], TreeOutputs],
+    reference: Callable[[TokenTree], Tensor | None],
+    proximal: bool,
+) -> dict[str, float]:
+    """Add the gradients of the passes' parts of the loss to those of the parameters; return the metrics of the whole.
+
+    ``forward`` gives the trained targets of a pass, ``reference`` their logprobs under the reference weights or None;
+    ``proximal`` hands the loss the logprobs of before the update.
+    """
+    trajectories = sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in passes)
+    targets = sum(int(np.count_nonzero(tree.weights)) for tree in passes)
+    weight = float(sum(tree.weights.sum(dtype=np.float64) for tree in passes))
+    metrics: dict[str, float] = {}
+    for tree in passes:
+        known = reference(tree)  # first: switching adapters off and on would break a graph in use
+        outputs = forward(tree)
+        inputs = _loss_inputs(tree, outputs.logprobs, known, trajectories, weight, proximal)
+        result = loss(inputs)
+        result.loss.backward()
+        measured = result.metrics | _measured(inputs, outputs)
+        share = len(inputs.weights) / targets
+        for name, value in measured.items():
+            so_far = metrics.get(name, 0.0)
+            metrics[name] = max(so_far, value) if name.endswith("_max") else so_far + value * share
+        metrics["loss"] = metrics.get("loss", 0.0) + result.loss.item()
+    tokens = sum(tree.num_tokens for tree in passes)
+    return metrics | {"tokens": float(tokens), "targets": float(targets), "trajectories": float(trajectories)}
+
+
+def _loss_inputs(
+    tree: TokenTree, logprobs: Tensor, reference: Tensor | None, trajectories: int, weight: float, proximal: bool
+) -> LossInputs:
+    rows = np.flatnonzero(tree.weights)
+
+    def on_device(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array[rows]).to(logprobs.device)
+
+    return LossInputs(
+        logprobs=logprobs,
+        old_logprobs=on_device(tree.old_logprobs),
+        ref_logprobs=reference,
+        advantages=on_device(tree.advantages),
+        weights=on_device(tree.weights),
+        trajectory=on_device(tree.trajectory),
+        call=on_device(tree.call),
+        step_trajectories=trajectories,
+        step_weight=weight,
+        proximal_logprobs=logprobs.detach() if proximal else None,
+    )
+
+
+def _measured(inputs: LossInputs, outputs: TreeOutputs) -> dict[str, float]:
+    measured = {"logprob_gap": (inputs.logprobs.detach() - inputs.old_logprobs).abs().mean().item()}
+    if outputs.entropy is not None:
+        measured["entropy"] = outputs.entropy.mean().item()
+    return measured
+
+
+def tokens_that_fit(model: PreTrainedModel) -> int:
+    """Return how many tokens' activations a share of the memory holds: the GPU's free memory, or the machine's.
+
+    An estimate for dense transformer layers that keep what their backward pass needs: about 18 vectors of the hidden size
+    and 6 of the feed-forward size a layer.
+    """
+    config = model.config.get_text_config()
+    width = 18 * config.hidden_size + 6 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    token = config.num_hidden_layers * width * model.dtype.itemsize
+    memory = torch.cuda.mem_get_info()[0] if model.device.type == "cuda" else machine_memory()
+    return min(MOST_TOKENS, max(256, int(MEMORY_SHARE * memory / token)))
