@@ -91,7 +91,8 @@ def _attention_windows(base: PreTrainedModel) -> dict[str, int | None] | None:
     """Return layer type -> sliding window in tokens (None: unlimited), or None where attention cannot be a tree."""
     config = base.config.get_text_config()
     if (
-        base._is_stateful
+        getattr(base, "one_row_per_path", False)
+        or base._is_stateful
         or "position_ids" not in inspect.signature(base.forward).parameters
         or config._attn_implementation not in ("sdpa", "eager")
         or getattr(config, "alibi", False)
