@@ -130,7 +130,7 @@ def train():
             metrics = []
             for _ in range(2):
                 groups = await run.collect(agent, ["a", "b"], group_size=4)
-                groups = await run.score(groups, lambda t: float(len(t.output)) + len(set(t.output)) / 100)
+                groups = await run.score(groups, lambda t: float(sum(t.calls[0].sampled_ids)))
                 metrics.append(await run.learn(groups))
             taken.append(type(await run.learner()).__name__)
             return metrics

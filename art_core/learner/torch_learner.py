@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from peft.utils.integrations import dequantize_module_weight
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -51,7 +52,7 @@ class TorchLearner:
         self.model: PreTrainedModel | PeftModel = model
         if rank:
             self.model = self._add_adapter(model, rank).eval()
-        self._adapted = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, LoraLayer)}
+        self._adapted = dict(_adapted(model))
         self._live = self._share()
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(self._trained.values(), betas=(0.9, 0.95), weight_decay=0.0)
@@ -211,7 +212,7 @@ class TorchLearner:
     def _share(self) -> dict[str, Tensor] | None:
         """Return shared memory for the plain model's parameters that training changes; on the CPU move them there."""
         if self._adapted:
-            return shared_tensors({name: _shape(module) for name, module in self._adapted.items()})
+            return shared_tensors({name: _plain_shape(module) for name, module in self._adapted.items()})
         parameters = dict(self.model.named_parameters())
         live = shared_tensors({name: parameter.shape for name, parameter in parameters.items()})
         if live is not None and self.model.device.type == "cpu":
@@ -222,15 +223,27 @@ class TorchLearner:
         """Yield the plain model's parameters that training changes and that are not in shared memory themselves."""
         if self._adapted:
             for name, module in self._adapted.items():
-                yield name, dequantize_module_weight(module.get_base_layer()) + module.get_delta_weight("default")
+                yield name, _plain_weight(module) + module.get_delta_weight("default")
         elif self.model.device.type != "cpu":
             yield from self.model.named_parameters()
 
 
-def _shape(module: LoraLayer) -> torch.Size:
-    """Return the shape of the weight that ``module`` adapts, also where it is packed in 4 bits."""
-    weight = module.get_base_layer().weight
-    return getattr(weight, "quant_state", weight).shape
+def _adapted(model: PreTrainedModel) -> Iterator[tuple[str, LoraLayer]]:
+    """Yield the names that adapted parameters have in the plain model, each with the layer that adapts it."""
+    for name, module in model.named_modules():
+        if isinstance(module, ParamWrapper):  # one for each parameter of a block of experts, around each other
+            yield f"{name.replace('.base_layer', '')}.{module.parameter_name}", module
+        elif isinstance(module, LoraLayer):
+            yield f"{name}.weight", module
+
+
+def _plain_shape(module: LoraLayer) -> torch.Size:
+    weight = module.get_param() if isinstance(module, ParamWrapper) else module.get_base_layer().weight
+    return getattr(weight, "quant_state", weight).shape  # what is packed in 4 bits has another shape itself
+
+
+def _plain_weight(module: LoraLayer) -> Tensor:
+    return module.get_param() if isinstance(module, ParamWrapper) else dequantize_module_weight(module.get_base_layer())
 
 
 @contextmanager
