@@ -114,8 +114,12 @@ def unsloth_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learn
 def auto_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
     """Load the learner that uses Unsloth where it can be used and suits the model, else the torch learner; log which."""
     reason = unsloth.why_not(model_folder, config)
-    log.info("learner='auto' takes %s", f"torch: {reason}" if reason else "unsloth")
-    return (torch_learner if reason else unsloth_learner)(model_folder, config, loss)
+    choice = f"learner='auto' takes torch: {reason}" if reason else "learner='auto' takes unsloth"
+    log.info(choice)
+    learner = (torch_learner if reason else unsloth_learner)(model_folder, config, loss)
+    if unsloth.installed():  # who does not have it is not told at every run
+        learner.choice = choice
+    return learner
 
 
 def embedded_engine(model_folder: str, config: TrainConfig) -> Engine:

@@ -90,7 +90,9 @@ def _unsloth() -> Finding:
         return Finding("unsloth", "unknown", "torch is missing")
     if reason := unsloth.missing():
         return Finding("unsloth", "not usable", f"optional, LoRA with its kernels: {reason}")
-    return Finding("unsloth", f"{importlib.metadata.version('unsloth')}, {'' if unsloth.has_gpu() else 'no '}GPU kernels")
+    return Finding(
+        "unsloth", f"{importlib.metadata.version('unsloth')}, {'' if unsloth.has_gpu() else 'no '}GPU kernels"
+    )
 
 
 def _gpu() -> Finding:

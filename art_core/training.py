@@ -119,7 +119,8 @@ async def _loop(
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
     flat = taught = 0
     said: set[str] = set()
-    await run.learner()
+    if choice := getattr(await run.learner(), "choice", ""):
+        screen.say(choice)
     if run.step:
         done = run.step >= run.config.steps
         screen.say(f"{run.run_dir}: {'finished already' if done else 'going on'} after step {run.step}")

@@ -32,9 +32,13 @@ OPT_IN = "UNSLOTH_ALLOW_CPU"
 """With this variable at 1, ``"auto"`` takes Unsloth on a machine without a GPU too, where it has no kernels of its own."""
 
 
+def installed() -> bool:
+    return importlib.util.find_spec("unsloth") is not None
+
+
 def missing() -> str:
     """Return what keeps Unsloth from running here and what to do about it; empty where nothing does. Imports torch."""
-    if importlib.util.find_spec("unsloth") is None:
+    if not installed():
         return f"unsloth is not installed; run: {INSTALL}"
     version = importlib.metadata.version("unsloth")
     if not has_gpu() and tuple(int(part) for part in version.split(".")[:3]) < CPU_BACKEND_SINCE:

@@ -1,12 +1,13 @@
 """What test_unsloth.py runs in a process of its own: unsloth_child.py WHAT FAMILIES FOLDER; prints one line of JSON."""
 
-import asyncio
+import itertools
 import json
-import logging
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+
+import httpx
 
 import art_core as art
 from art_core import builtin
@@ -61,7 +62,7 @@ def fill_adapter(*learners):
 
 
 def gradients():
-    return {family: gradients_of(family) for family in FAMILIES}
+    return {"families": {family: gradients_of(family) for family in FAMILIES}}
 
 
 def gradients_of(family):
@@ -108,39 +109,24 @@ def steps():
     }
 
 
+def agent(task, address):
+    body = {"messages": [{"role": "user", "content": task}], "max_tokens": 8}
+    headers = {"Authorization": f"Bearer {address.api_key}"}
+    answer = httpx.post(f"{address.base_url}/chat/completions", json=body, headers=headers, timeout=60)
+    return answer.json()["choices"][0]["message"]["content"]
+
+
 def train():
-    taken, texts = [], []
-    logger = logging.getLogger("art_core.learner")
-    logger.setLevel(logging.INFO)
-    handler = logging.Handler()
-    handler.emit = lambda record: texts.append(record.getMessage())
-    logger.addHandler(handler)
-
-    def agent(task, address):
-        import httpx
-
-        body = {"messages": [{"role": "user", "content": task}], "max_tokens": 8}
-        headers = {"Authorization": f"Bearer {address.api_key}"}
-        answer = httpx.post(f"{address.base_url}/chat/completions", json=body, headers=headers, timeout=60)
-        return answer.json()["choices"][0]["message"]["content"]
-
-    async def main():
-        settings = {"lora_rank": 4, "seed": 1, "threads": 1, "learning_rate": 0.01, "warmup_steps": 0}
-        async with art.open_run(FOLDER / "run", model="tiny", **settings) as run:
-            metrics = []
-            for _ in range(2):
-                groups = await run.collect(agent, ["a", "b"], group_size=4)
-                groups = await run.score(groups, lambda t: float(sum(t.calls[0].sampled_ids)))
-                metrics.append(await run.learn(groups))
-            taken.append(type(await run.learner()).__name__)
-            return metrics
-
-    metrics = asyncio.run(main())
+    turn = itertools.count()
+    done = art.train_sync(
+        agent, ["a", "b"], model="tiny", learner="auto", reward=lambda trajectory: float(next(turn) % 2), steps=3,
+        tasks_per_step=2, group_size=4, lora_rank=4, learning_rate=0.003, warmup_steps=0, run_dir=FOLDER / "run",
+    )  # fmt: skip
+    lines = (done.run_dir / "metrics.jsonl").read_text().splitlines()
     return {
-        "learner": taken[0],
-        "steps": len(metrics),
-        "gaps": [m["logprob_gap"] for m in metrics],
-        "log": " ".join(texts),
+        "unsloth": "unsloth" in sys.modules,
+        "gaps": [json.loads(line)["logprob_gap"] for line in lines],
+        "grad_norms": [json.loads(line)["grad_norm"] for line in lines],
     }
 
 

@@ -37,6 +37,9 @@ class TorchLearner:
     ``config.kl`` is set and ``loss`` takes no ``kl``.
     """
 
+    choice = ""
+    """Why ``learner="auto"`` took this learner, for people; empty where it has nothing to say."""
+
     def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss) -> None:
         torch.manual_seed(config.seed)
         self.version = 0
