@@ -87,6 +87,13 @@ def test_gradients_agree_with_the_torch_learners(tmp_path):
 
 
 @pytest.mark.engines
+def test_a_model_that_forgets_its_mask_trains_one_row_per_path_and_says_so(tmp_path):
+    found = in_child("paths", "llama", tmp_path)
+    assert found["error"] < 1e-4 and found["passes"] > 1
+    assert "does not follow a token tree (logprobs differ by" in found["said"]
+
+
+@pytest.mark.engines
 def test_a_step_changes_the_weights_and_a_checkpoint_continues_to_the_bit(tmp_path):
     found = in_child("steps", "qwen3", tmp_path)
     assert found["changed"] > 0 and found["after_restore"] == 0

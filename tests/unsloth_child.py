@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 import art_core as art
-from art_core import builtin
+from art_core import builtin, unsloth
 from art_core.config import TINY, TrainConfig
 from art_core.errors import ConfigError
 from art_core.losses import grpo
@@ -65,11 +65,25 @@ def gradients():
     return {"families": {family: gradients_of(family) for family in FAMILIES}}
 
 
-def gradients_of(family):
+def paths():
+    """A model that forgets the mask it is given, as Unsloth's own forward does in training mode unless it is told."""
+    unsloth.load()
+    from art_core.learner.unsloth_learner import UnslothLearner
+
+    class Forgetful(UnslothLearner):
+        def _add_adapter(self, model, rank):
+            forget = lambda _, args, kwargs: (args, kwargs | {"attention_mask": None, "position_ids": None})  # noqa: E731
+            model.get_decoder().register_forward_pre_hook(forget, with_kwargs=True)
+            return super()._add_adapter(model, rank)
+
+    return gradients_of(FAMILIES[0], Forgetful)
+
+
+def gradients_of(family, make=builtin.unsloth_learner):
     import torch
 
     folder = model_folder(family)
-    ours, torchs = learner(builtin.unsloth_learner, folder), learner(builtin.torch_learner, folder)
+    ours, torchs = learner(make, folder), learner(builtin.torch_learner, folder)
     assert list(ours._trained) == list(torchs._trained)
     fill_adapter(ours, torchs)
     passes = []

@@ -68,6 +68,8 @@ def _logprobs(
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if "logits_to_keep" in inspect.signature(base.forward).parameters:
         logits = model(**inputs, use_cache=False, logits_to_keep=keep).logits[0]
+        if len(logits) != len(keep):  # Unsloth's forward for GPUs keeps all where it is given a tensor
+            logits = logits[keep]
     else:
         logits = model(**inputs, use_cache=False).logits[0, keep]
     temperatures = tree.temperatures[targets[first]]

@@ -6,16 +6,21 @@ Imports Unsloth, which changes transformers, peft and trl for the whole process:
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from art_core import unsloth
 from art_core.config import LORA_RANK, TrainConfig
-from art_core.errors import ConfigError
+from art_core.errors import ArtError, ConfigError
 from art_core.learner.checkpoint import no_progress_bars
 from art_core.learner.torch_learner import TorchLearner
 from art_core.learner.tree_forward import tree_logprobs
@@ -23,6 +28,9 @@ from art_core.token_tree import build_tree
 from art_core.types import Call, Loss, Trajectory
 
 logger = logging.getLogger("art_core.learner")
+
+TREE_ATTENTION = "art_tree"
+"""The name under which attention along a token tree is registered with transformers."""
 
 
 class UnslothLearner(TorchLearner):
@@ -39,9 +47,25 @@ class UnslothLearner(TorchLearner):
         self._unsloth = unsloth.load()
         super().__init__(model_folder, config, loss)
         self.model.train(unsloth.has_gpu())
-        if not follows_trees(self.model):
-            # The mark that tree_logprobs reads.
-            self.model.get_base_model().one_row_per_path = True
+        if difference := _difference(self.model):
+            self._train_paths(difference)
+
+    def _train_paths(self, reason: str) -> None:
+        """Compute every root-to-leaf path on its own from now on; ArtError where that is wrong as well."""
+        base = self.model.get_base_model()
+        base.one_row_per_path = True  # read by tree_logprobs
+        name = type(base).__name__
+        logger.warning(
+            "Unsloth's attention for %s does not follow a token tree (%s); every root-to-leaf path is computed on its own, "
+            "with its kernels",
+            name,
+            reason,
+        )
+        if difference := _difference(self.model):
+            raise ArtError(
+                f"Unsloth's {name} does not give the logprobs of a call that it gives to the same tokens alone "
+                f"({difference}), so nothing was trained; give learner='torch'"
+            )
 
     def _load(self) -> PreTrainedModel:
         with unsloth.quiet(), no_progress_bars():
@@ -81,6 +105,7 @@ class UnslothLearner(TorchLearner):
             )
         if unsloth.has_gpu():
             _keep_masks(adapted)
+            _use_registered_attention()
         return adapted
 
 
@@ -106,24 +131,44 @@ def _keep_masks(model: PeftModel) -> None:
             module.attention_dropout = 0.0
 
 
+def _use_registered_attention() -> None:
+    """Let attention whose mask is a description of the tree (integers) be computed by the function registered for that.
+
+    Unsloth's forward for GPUs asks its own dispatcher instead of transformers' registry; other masks still go there.
+    """
+    for module in [it for name, it in sys.modules.items() if name.startswith("unsloth.models.")]:
+        own = vars(module).get("run_attention")
+        if own is not None and not hasattr(own, "unregistered"):
+            module.run_attention = _dispatch(own)
+
+
+def _dispatch(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run_attention(*, config: Any, context: Any, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+        mask = context.attention_mask
+        if mask is None or mask.dtype == torch.bool or mask.is_floating_point():
+            return own(config=config, context=context, Q=Q, K=K, V=V)
+        layer = SimpleNamespace(num_key_value_groups=config.n_groups, training=context.training, is_causal=True)
+        attend = ALL_ATTENTION_FUNCTIONS[TREE_ATTENTION]
+        return attend(layer, Q, K, V, mask, scaling=context.head_dim**-0.5, dropout=0.0)[0]
+
+    run_attention.unregistered = own
+    return run_attention
+
+
 @torch.no_grad()
-def follows_trees(model: PeftModel) -> bool:
-    """Return whether one pass over a small tree gives the logprobs that its calls have on their own; said where not."""
+def _difference(model: PeftModel) -> str:
+    """Return how the logprobs of a small tree differ from those that its calls have on their own; empty where they do not."""
     vocabulary = model.config.get_text_config().vocab_size
     prompt, *answers = (tuple((step * i + 3) % vocabulary for i in range(8)) for step in (5, 7, 11))
     calls = [Call(prompt_ids=prompt, sampled_ids=answer, logprobs=(0.0,) * 8) for answer in answers]
-    together = tree_logprobs(model, build_tree([Trajectory(task=None, calls=(call,)) for call in calls]))
     alone = torch.cat([_own_logprobs(model, call) for call in calls])
+    try:
+        together = tree_logprobs(model, build_tree([Trajectory(task=None, calls=(call,)) for call in calls]))
+    except Exception as error:  # noqa: BLE001 - code made for other masks may fail in any way on a tree's
+        return f"{type(error).__name__}: {error}"
     difference = (together - alone).abs().max().item()
-    if difference <= (1e-3 if model.dtype == torch.float32 else 0.1):
-        return True
-    logger.warning(
-        "Unsloth's attention for %s does not follow a token tree (logprobs differ by %.3g); every root-to-leaf path is "
-        "computed on its own, with its kernels",
-        type(model.get_base_model()).__name__,
-        difference,
-    )
-    return False
+    tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
+    return "" if difference <= tolerance else f"logprobs differ by {difference:.3g}"
 
 
 def _own_logprobs(model: PeftModel, call: Call) -> Tensor:
