@@ -5,6 +5,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Beside .venv, so that make test runs without what only make test-engines needs.
+ENGINES := .engines
 PROJECTS := . $(wildcard plugins/*/) $(wildcard integrations/*/)
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
 SEED ?= 0
@@ -29,8 +31,13 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -m "not engines and not long"
 
-test-engines: setup
-	$(BIN)/python -m pytest -m engines
+$(ENGINES)/.ready: $(VENV)/.ready requirements-engines.txt
+	rm -rf $(ENGINES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(ENGINES) -r requirements-engines.txt
+	touch $@
+
+test-engines: setup $(ENGINES)/.ready
+	PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines
 
 test-long: setup
 	$(BIN)/python -m pytest -m long

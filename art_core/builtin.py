@@ -9,18 +9,21 @@ import concurrent.futures
 import contextvars
 import inspect
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_core import losses
+from art_core import losses, unsloth
 from art_core.hookspecs import Register, hookimpl
 from art_core.types import RolloutAddress, RunAgent
 
 if TYPE_CHECKING:
     from art_core.config import TrainConfig
     from art_core.types import Engine, Learner, Loss
+
+log = logging.getLogger("art_core.learner")
 
 
 @hookimpl
@@ -80,7 +83,8 @@ def register_losses(register: Register) -> None:
 @hookimpl
 def register_learners(register: Register) -> None:
     register("torch", torch_learner)
-    register("auto", torch_learner)
+    register("unsloth", unsloth_learner)
+    register("auto", auto_learner)
 
 
 @hookimpl
@@ -98,6 +102,25 @@ def torch_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner
     from art_core.learner import TorchLearner
 
     return TorchLearner(model_folder, config, loss)
+
+
+def unsloth_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
+    """Load the learner that uses Unsloth; ConfigError, which says what is missing, where that cannot be used."""
+    unsloth.load()  # first: it wants to be there before the libraries that it changes
+    from art_core.learner.unsloth_learner import UnslothLearner
+
+    return UnslothLearner(model_folder, config, loss)
+
+
+def auto_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
+    """Load the learner that uses Unsloth where it can be used and suits the model, else the torch learner; log which."""
+    reason = unsloth.why_not(model_folder, config)
+    choice = f"learner='auto' takes torch: {reason}" if reason else "learner='auto' takes unsloth"
+    log.info(choice)
+    learner = (torch_learner if reason else unsloth_learner)(model_folder, config, loss)
+    if unsloth.installed():  # who does not have it is not told at every run
+        learner.choice = choice
+    return learner
 
 
 def embedded_engine(model_folder: str, config: TrainConfig) -> Engine:

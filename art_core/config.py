@@ -20,6 +20,11 @@ SMALL_MODEL = 10_000_000
 """Parameters below which one thread is right: on cores that others use too, waiting for a second one cost up to 15 times
 the step; a higher learning rate is right there as well."""
 
+LORA_FROM = 100_000_000
+"""Parameters from which a LoRA adapter is trained where ``lora_rank`` does not say."""
+LORA_RANK = 16
+"""Of that adapter."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -55,6 +60,9 @@ class TrainConfig:
     computed in pieces, twice. None: what a quarter of the memory holds, by an estimate."""
     lora_rank: int | None = None
     """0 trains all weights; None: all weights below 100M parameters, else LoRA of rank 16."""
+    load_in_4bit: bool | None = None
+    """With ``learner="unsloth"`` on a GPU: the frozen weights in 4 bits. None: only where they would take more than half of
+    the GPU's memory in 16."""
     kl: float = 0.0
     """Coefficient of the KL term towards the start weights; 0 leaves the reference model out altogether."""
     advantage: str = "mean_std"

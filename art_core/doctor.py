@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from art_core import unsloth
 from art_core.plugins import ADAPTERS, Installed, Plugins
 
 NEEDED_BY = {
@@ -40,7 +41,7 @@ def examine() -> list[Finding]:
     found = [_python(), _sqlite()]
     for package, purpose in NEEDED_BY.items():
         found.append(_package(package, purpose))
-    found.append(_gpu())
+    found += [_gpu(), _unsloth()]
     plugins = Plugins().installed()
     found += [Finding(f"plugin {it.name}", f"{it.distribution} {it.version}") for it in plugins]
     found += [
@@ -82,6 +83,16 @@ def _package(package: str, purpose: str) -> Finding:
     # Several distributions may share a package (langgraph-prebuilt installs into langgraph too).
     own = min(names, key=lambda name: name.replace("-", "_") != package)
     return Finding(package, importlib.metadata.version(own))
+
+
+def _unsloth() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("unsloth", "unknown", "torch is missing")
+    if reason := unsloth.missing():
+        return Finding("unsloth", "not usable", f"optional, LoRA with its kernels: {reason}")
+    return Finding(
+        "unsloth", f"{importlib.metadata.version('unsloth')}, {'' if unsloth.has_gpu() else 'no '}GPU kernels"
+    )
 
 
 def _gpu() -> Finding:

@@ -122,7 +122,8 @@ async def _loop(
 ) -> None:  # fmt: skip
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
     flat = taught = 0
-    await run.learner()
+    if choice := getattr(await run.learner(), "choice", ""):
+        screen.say(choice)
     steps, ahead = run.config.steps, run.config.max_staleness
     if run.step:
         screen.say(f"{run.run_dir}: {'finished already' if run.step >= steps else 'going on'} after step {run.step}")

@@ -16,6 +16,7 @@ ROWS = [
     {"types"},
     {"errors"},
     {"config", "hookspecs", "attribution", "folder", "arguments", "memory", "metrics", "pipeline", "threads"},
+    {"unsloth"},
     {"capture", "scoring", "token_tree", "packing", "losses", "store"},  # the stages know the nouns, not each other
     {"engine", "learner"},
     {"builtin"},

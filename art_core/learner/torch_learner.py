@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
+from peft.utils.integrations import dequantize_module_weight
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from art_core.config import SMALL_MODEL, TrainConfig
+from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
 from art_core.errors import ArtError, ConfigError
 from art_core.learner import checkpoint
 from art_core.learner.gradients import accumulate, tokens_that_fit
@@ -37,29 +39,46 @@ class TorchLearner:
     ``config.kl`` or ``config.importance_cap`` is set and ``loss`` takes no such keyword.
     """
 
+    choice = ""
+    """Why ``learner="auto"`` took this learner, for people; empty where it has nothing to say."""
+
     def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss) -> None:
         torch.manual_seed(config.seed)
         self.version = 0
         self.config = config
         self.model_folder = str(model_folder)
         self.loss = _with_keywords(loss, kl=config.kl, importance_cap=config.importance_cap)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = checkpoint.load_model(self.model_folder).to(device).eval()
+        model = self._load().eval()
         size = model.num_parameters()
-        rank = config.lora_rank if config.lora_rank is not None else (0 if size < 100e6 else 16)
+        rank = self._rank(size)
         self.learning_rate = _learning_rate(config, rank, size)
         self._threads = config.threads or (1 if size < SMALL_MODEL else torch.get_num_threads())
         self._reference = deepcopy(model).requires_grad_(False) if config.kl and not rank else None
         self.model: PreTrainedModel | PeftModel = model
         if rank:
-            lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-            self.model = get_peft_model(model, lora).eval()
-        self._adapted = {f"{name}.weight": m for name, m in model.named_modules() if isinstance(m, LoraLayer)}
+            self.model = self._add_adapter(model, rank).eval()
+        self._adapted = dict(_adapted(model))
         self._live = self._share()
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(self._trained.values(), betas=(0.9, 0.95), weight_decay=0.0)
         self._pass_tokens = config.max_tokens_per_pass or tokens_that_fit(model)
         self._saved: tuple[int, Path] | None = None
+
+    def _load(self) -> PreTrainedModel:
+        if self.config.load_in_4bit:
+            raise ConfigError("load_in_4bit=True needs learner='unsloth'; leave it out for the torch learner")
+        model = checkpoint.load_model(self.model_folder)
+        return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def _rank(self, size: int) -> int:
+        """Return the rank of the adapter for a model of ``size`` parameters, 0 where all weights are trained."""
+        if self.config.lora_rank is not None:
+            return self.config.lora_rank
+        return 0 if size < LORA_FROM else LORA_RANK
+
+    def _add_adapter(self, model: PreTrainedModel, rank: int) -> PeftModel:
+        lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        return get_peft_model(model, lora)
 
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         """Take one optimizer step on all ``trees`` together, in passes of up to ``max_tokens_per_pass`` tokens.
@@ -179,7 +198,7 @@ class TorchLearner:
     def _share(self) -> dict[str, Tensor] | None:
         """Return shared memory for the plain model's parameters that training changes; on the CPU move them there."""
         if self._adapted:
-            return shared_tensors({name: m.get_base_layer().weight.shape for name, m in self._adapted.items()})
+            return shared_tensors({name: _plain_shape(module) for name, module in self._adapted.items()})
         parameters = dict(self.model.named_parameters())
         live = shared_tensors({name: parameter.shape for name, parameter in parameters.items()})
         if live is not None and self._serves_in_place():
@@ -194,9 +213,27 @@ class TorchLearner:
         """Yield the plain model's parameters that training changes and that are not in shared memory themselves."""
         if self._adapted:
             for name, module in self._adapted.items():
-                yield name, module.get_base_layer().weight + module.get_delta_weight("default")
+                yield name, _plain_weight(module) + module.get_delta_weight("default")
         elif not self._serves_in_place():
             yield from self.model.named_parameters()
+
+
+def _adapted(model: PreTrainedModel) -> Iterator[tuple[str, LoraLayer]]:
+    """Yield the names that adapted parameters have in the plain model, each with the layer that adapts it."""
+    for name, module in model.named_modules():
+        if isinstance(module, ParamWrapper):  # one for each parameter of a block of experts, around each other
+            yield f"{name.replace('.base_layer', '')}.{module.parameter_name}", module
+        elif isinstance(module, LoraLayer):
+            yield f"{name}.weight", module
+
+
+def _plain_shape(module: LoraLayer) -> torch.Size:
+    weight = module.get_param() if isinstance(module, ParamWrapper) else module.get_base_layer().weight
+    return getattr(weight, "quant_state", weight).shape  # what is packed in 4 bits has another shape itself
+
+
+def _plain_weight(module: LoraLayer) -> Tensor:
+    return module.get_param() if isinstance(module, ParamWrapper) else dequantize_module_weight(module.get_base_layer())
 
 
 @contextmanager

@@ -73,8 +73,11 @@ def tree_outputs(
         return _compute(base, tried, np.arange(tried.num_targets), how, piece or tried.num_tokens, False).logprobs
 
     how = support(base, backend, compute)
-    again = how.pieces and max_tokens is not None and tree.num_tokens > max_tokens and torch.is_grad_enabled()
-    return _compute(base, tree, targets, how, max_tokens if again else _piece_tokens(base, how, tree), again)
+    # Layers that are checkpointed one by one take no cache, which is what a piece knows the others by.
+    whole = not how.pieces or (base.is_gradient_checkpointing and base.training)
+    again = not whole and max_tokens is not None and tree.num_tokens > max_tokens and torch.is_grad_enabled()
+    piece = tree.num_tokens if whole else max_tokens if again else _piece_tokens(base, tree)
+    return _compute(base, tree, targets, how, piece, again)
 
 
 def _compute(
@@ -157,9 +160,9 @@ def _inputs(base: PreTrainedModel, tree: TokenTree, masks: TreeMask, start: int,
     }
 
 
-def _piece_tokens(base: PreTrainedModel, how: Support, tree: TokenTree) -> int:
+def _piece_tokens(base: PreTrainedModel, tree: TokenTree) -> int:
     """Return the tokens of a piece where all activations are kept."""
-    if _device(base).type != "cpu" or not how.pieces or (base.is_gradient_checkpointing and base.training):
+    if _device(base).type != "cpu":
         return tree.num_tokens
     config = base.config.get_text_config()
     widest = max(config.hidden_size, getattr(config, "intermediate_size", None) or 0)
@@ -194,6 +197,8 @@ def _by_own_head(
     keep = _tensor(rows.columns, device)
     if "logits_to_keep" in inspect.signature(base.forward).parameters:
         logits = base(**inputs, use_cache=False, logits_to_keep=keep).logits[0]
+        if len(logits) != len(keep):  # Unsloth's forward for GPUs keeps all where it is given a tensor
+            logits = logits[keep]
     else:
         logits = base(**inputs, use_cache=False).logits[0, keep]
     wanted = rows.targets(tree, device)

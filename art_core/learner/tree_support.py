@@ -64,6 +64,11 @@ def support(base: PreTrainedModel, backend: str | None, compute: Compute) -> Sup
     return known[backend]
 
 
+def compute_paths(base: PreTrainedModel) -> None:
+    """From now on compute one row per root-to-leaf path of ``base``: whoever loaded it knows that a tree goes wrong."""
+    _known[base] = {None: PATHS}
+
+
 @contextmanager
 def attention_of(base: PreTrainedModel, name: str) -> Iterator[None]:
     """Let ``base`` attend by the implementation ``name``."""

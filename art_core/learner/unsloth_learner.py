@@ -1,0 +1,177 @@
+"""Gradient steps with Unsloth: the torch learner's, on a model that Unsloth loads and patches. LoRA only.
+
+Imports Unsloth, which changes transformers, peft and trl for the whole process: docs/unsloth.md says what.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from art_core import unsloth
+from art_core.config import LORA_RANK, TrainConfig
+from art_core.errors import ArtError, ConfigError
+from art_core.learner.checkpoint import no_progress_bars
+from art_core.learner.torch_learner import TorchLearner
+from art_core.learner.tree_attention import ATTENTION
+from art_core.learner.tree_forward import tree_logprobs
+from art_core.learner.tree_support import compute_paths
+from art_core.token_tree import build_tree
+from art_core.types import Call, Loss, Trajectory
+
+logger = logging.getLogger("art_core.learner")
+
+
+class UnslothLearner(TorchLearner):
+    """Trains a LoRA adapter on token trees with Unsloth's kernels; everything else is as in ``TorchLearner``.
+
+    On a GPU weights are bfloat16 where it can, or 4-bit, and activations are recomputed as Unsloth does it; without one they
+    are float32 and Unsloth adds no kernels. Raises ConfigError where Unsloth cannot be used, and where ``config.lora_rank``
+    is 0.
+    """
+
+    def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss) -> None:
+        if config.lora_rank == 0:
+            raise ConfigError("learner='unsloth' trains LoRA adapters; give lora_rank=16, or learner='torch'")
+        self._unsloth = unsloth.load()
+        super().__init__(model_folder, config, loss)
+        self.model.train(unsloth.has_gpu())
+        if difference := _difference(self.model):
+            self._train_paths(difference)
+
+    def _train_paths(self, reason: str) -> None:
+        """Compute every root-to-leaf path on its own from now on; ArtError where that is wrong as well."""
+        base = self.model.get_base_model()
+        compute_paths(base)
+        name = type(base).__name__
+        logger.warning(
+            "Unsloth's attention for %s does not follow a token tree (%s); every root-to-leaf path is computed on its own, "
+            "with its kernels",
+            name,
+            reason,
+        )
+        if difference := _difference(self.model):
+            raise ArtError(
+                f"Unsloth's {name} does not give the logprobs of a call that it gives to the same tokens alone "
+                f"({difference}), so nothing was trained; give learner='torch'"
+            )
+
+    def _load(self) -> PreTrainedModel:
+        with unsloth.quiet(), no_progress_bars():
+            model, _ = self._unsloth.FastLanguageModel.from_pretrained(
+                self.model_folder,
+                max_seq_length=None,
+                dtype=None if unsloth.has_gpu() else torch.float32,
+                load_in_4bit=self._in_4bit(),
+                use_gradient_checkpointing=_recompute(),
+            )
+        return model
+
+    def _in_4bit(self) -> bool:
+        wanted = self.config.load_in_4bit
+        if not unsloth.has_gpu():
+            if wanted:
+                raise ConfigError("load_in_4bit=True needs a GPU and torch finds none; leave it out")
+            return False
+        if wanted is not None:
+            return wanted
+        memory = torch.cuda.get_device_properties(0).total_memory
+        return 2 * unsloth.parameters(self.model_folder) > memory / 2
+
+    def _rank(self, size: int) -> int:
+        return self.config.lora_rank or LORA_RANK
+
+    def _add_adapter(self, model: PreTrainedModel, rank: int) -> PeftModel:
+        with unsloth.quiet():
+            adapted = self._unsloth.FastLanguageModel.get_peft_model(
+                model,
+                r=rank,
+                lora_alpha=2 * rank,
+                lora_dropout=0.0,
+                target_modules="all-linear",
+                use_gradient_checkpointing=_recompute(),
+                random_state=self.config.seed,
+            )
+        if unsloth.has_gpu():
+            _keep_masks(adapted)
+            _use_registered_attention()
+        return adapted
+
+
+def _recompute() -> str | bool:
+    """Return Unsloth's way to recompute activations; without a GPU it would only cost time."""
+    return "unsloth" if unsloth.has_gpu() else False
+
+
+def _keep_masks(model: PeftModel) -> None:
+    """Let Unsloth's forward keep the mask that it is given, and rows of any length, in training mode; no dropout.
+
+    Training mode is what its recomputation needs. Its own trainers set the same two marks for their packed rows.
+    """
+    base = model.get_base_model()
+    base.set_attn_implementation("sdpa")
+    decoder = base.get_decoder()
+    decoder._unsloth_keep_padding_mask = True
+    decoder._unsloth_allow_packed_overlength = True
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+
+
+def _use_registered_attention() -> None:
+    """Let attention whose mask describes the tree (integers, or blocks) be computed by the function registered for that.
+
+    Unsloth's forward for GPUs asks its own dispatcher instead of transformers' registry; other masks still go there.
+    """
+    for module in [it for name, it in sys.modules.items() if name.startswith("unsloth.models.")]:
+        own = vars(module).get("run_attention")
+        if own is not None and not hasattr(own, "unregistered"):
+            module.run_attention = _dispatch(own)
+
+
+def _dispatch(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run_attention(*, config: Any, context: Any, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+        mask = context.attention_mask
+        if mask is None or (isinstance(mask, Tensor) and mask.dtype != torch.int64):
+            return own(config=config, context=context, Q=Q, K=K, V=V)
+        layer = SimpleNamespace(num_key_value_groups=config.n_groups, training=context.training, is_causal=True)
+        attend = ALL_ATTENTION_FUNCTIONS["flex_attention" if isinstance(mask, BlockMask) else ATTENTION]
+        return attend(layer, Q, K, V, mask, scaling=context.head_dim**-0.5, dropout=0.0)[0]
+
+    run_attention.unregistered = own
+    return run_attention
+
+
+@torch.no_grad()
+def _difference(model: PeftModel) -> str:
+    """Return how the logprobs of a small tree differ from those that its calls have on their own; empty where they do not."""
+    vocabulary = model.config.get_text_config().vocab_size
+    prompt, *answers = (tuple((step * i + 3) % vocabulary for i in range(8)) for step in (5, 7, 11))
+    calls = [Call(prompt_ids=prompt, sampled_ids=answer, logprobs=(0.0,) * 8) for answer in answers]
+    alone = torch.cat([_own_logprobs(model, call) for call in calls])
+    try:
+        together = tree_logprobs(model, build_tree([Trajectory(task=None, calls=(call,)) for call in calls]))
+    except Exception as error:  # noqa: BLE001 - code made for other masks may fail in any way on a tree's
+        return f"{type(error).__name__}: {error}"
+    difference = (together - alone).abs().max().item()
+    tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
+    return "" if difference <= tolerance else f"logprobs differ by {difference:.3g}"
+
+
+def _own_logprobs(model: PeftModel, call: Call) -> Tensor:
+    ids = torch.tensor([[*call.prompt_ids, *call.sampled_ids]], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(call.prompt_ids) - 1 : -1]
+    return logits.float().log_softmax(-1).gather(-1, ids[0, len(call.prompt_ids) :, None])[:, 0]

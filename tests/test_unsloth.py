@@ -1,0 +1,120 @@
+"""learner="unsloth": the torch learner's steps through a model that Unsloth loads; and when "auto" takes it.
+
+Importing Unsloth changes transformers for the whole process, so everything that does runs in a child process.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tree_cases import make_model
+
+from art_core import builtin, unsloth
+from art_core.config import TINY, TrainConfig
+from art_core.errors import ConfigError
+from art_core.losses import grpo
+
+CHILD = Path(__file__).parent / "unsloth_child.py"
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral with a window", "gemma3 with a window", "qwen3-moe"]
+
+
+def in_child(*arguments, **environment):
+    """Run unsloth_child.py and return what it says in its last line."""
+    path = os.pathsep.join([*map(str, (CHILD.parent.parent, CHILD.parent)), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(CHILD), *map(str, arguments)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.splitlines()) == 1, f"Unsloth printed: {done.stdout}"
+    return json.loads(done.stdout) | {"said": done.stderr}
+
+
+@pytest.fixture
+def usable(monkeypatch):
+    monkeypatch.setattr(unsloth, "missing", lambda: "")
+    monkeypatch.setenv("UNSLOTH_ALLOW_CPU", "1")
+
+
+def test_auto_is_the_torch_learner_where_unsloth_is_not_installed(monkeypatch, caplog):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with caplog.at_level("INFO", "art_core.learner"):
+        learner = builtin.auto_learner(str(TINY), TrainConfig(lora_rank=4), grpo)
+    assert type(learner).__name__ == "TorchLearner"
+    assert "takes torch: unsloth is not installed; run: pip install unsloth" in caplog.text
+
+
+def test_auto_leaves_a_machine_without_a_gpu_to_torch_unless_told(usable, monkeypatch):
+    assert unsloth.why_not(str(TINY), TrainConfig(lora_rank=4)) == ""
+    monkeypatch.delenv("UNSLOTH_ALLOW_CPU")
+    assert "there is no GPU" in unsloth.why_not(str(TINY), TrainConfig(lora_rank=4))
+
+
+def test_auto_leaves_models_that_train_all_their_weights_to_torch(usable):
+    assert "lora_rank=0" in unsloth.why_not(str(TINY), TrainConfig(lora_rank=0))
+    assert "trains all its weights" in unsloth.why_not(str(TINY), TrainConfig())
+
+
+def test_auto_leaves_other_families_and_what_is_no_model_to_torch(usable, tmp_path):
+    assert "could not be read" in unsloth.why_not(str(tmp_path), TrainConfig(lora_rank=4))
+    make_model("bloom").save_pretrained(tmp_path)
+    assert "models of type 'bloom'" in unsloth.why_not(str(tmp_path), TrainConfig(lora_rank=4))
+
+
+def test_unsloth_asked_for_and_not_installed_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="not installed; run: pip install unsloth, or give learner='torch'"):
+        builtin.unsloth_learner(str(TINY), TrainConfig(), grpo)
+
+
+def test_four_bits_are_refused_by_the_torch_learner():
+    with pytest.raises(ConfigError, match="needs learner='unsloth'"):
+        builtin.torch_learner(str(TINY), TrainConfig(load_in_4bit=True), grpo)
+
+
+@pytest.mark.engines
+def test_gradients_agree_with_the_torch_learners(tmp_path):
+    for family, found in in_child("gradients", ",".join(FAMILIES), tmp_path)["families"].items():
+        assert found["error"] < 1e-4 and found["gradients"] > 0, (family, found)
+        assert found["passes"] == 1, f"the tree of {family} must go through in one pass"
+
+
+@pytest.mark.engines
+def test_a_model_that_forgets_its_mask_trains_one_row_per_path_and_says_so(tmp_path):
+    found = in_child("paths", "llama", tmp_path)
+    assert found["error"] < 1e-4 and found["passes"] > 1
+    assert "does not follow a token tree (logprobs differ by" in found["said"]
+
+
+@pytest.mark.engines
+def test_a_step_changes_the_weights_and_a_checkpoint_continues_to_the_bit(tmp_path):
+    found = in_child("steps", "qwen3", tmp_path)
+    assert found["changed"] > 0 and found["after_restore"] == 0
+    assert found["adapter_merged_by_peft"] < 1e-6
+
+
+@pytest.mark.engines
+def test_a_run_trains_with_unsloth_and_its_engine_serves_the_merged_weights(tmp_path):
+    found = in_child("train", "tiny", tmp_path, UNSLOTH_ALLOW_CPU="1")
+    assert found["unsloth"] and "learner='auto' takes unsloth" in found["said"]
+    assert found["grad_norms"][0] > 0
+    assert len(found["gaps"]) == 3 and all(gap < 1e-4 for gap in found["gaps"])
+
+
+@pytest.mark.engines
+def test_whole_weights_and_four_bits_without_a_gpu_are_refused(tmp_path):
+    found = in_child("refusals", "tiny", tmp_path)
+    assert "lora_rank=16" in found["whole"] and "needs a GPU" in found["four_bits"]
+
+
+@pytest.mark.engines
+def test_the_torch_learner_and_the_engine_work_in_a_process_with_unsloth(tmp_path):
+    found = in_child("together", "qwen3", tmp_path)
+    assert found["torch_learner"] < 1e-6 and found["engine"] < 1e-4
