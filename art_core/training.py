@@ -98,6 +98,8 @@ async def train(
         async with run:
             run.on_rollout = screen.advance
             run.adapt(agent), run.reward(reward)  # what is misspelt or missing is refused before anything runs
+            if choice := getattr(await run.learner(), "choice", ""):
+                screen.say(choice)
             if dry_run:
                 return await _dry_run(run, agent, tasks[0], reward, screen, shape)
             told = _open_trackers(run, trackers)
@@ -122,8 +124,6 @@ async def _loop(
 ) -> None:  # fmt: skip
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
     flat = taught = 0
-    if choice := getattr(await run.learner(), "choice", ""):
-        screen.say(choice)
     steps, ahead = run.config.steps, run.config.max_staleness
     if run.step:
         screen.say(f"{run.run_dir}: {'finished already' if run.step >= steps else 'going on'} after step {run.step}")

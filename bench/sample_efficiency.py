@@ -24,7 +24,7 @@ from art_core import losses
 from art_core.config import TINY, TrainConfig
 from art_core.evaluation import interval
 from art_core.learner import TorchLearner
-from art_core.types import TokenTree
+from art_core.types import Loss, TokenTree
 from bench import tree as ours
 from bench.plain import call_logprobs, call_tokens
 from bench.tables import table
@@ -39,7 +39,7 @@ ROWS = 8
 class CallByCallLearner(TorchLearner):
     """Trains as ``TorchLearner`` does, but computes every call in a row of its own."""
 
-    def step(self, trees: Sequence[TokenTree]) -> dict[str, float]:
+    def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         """Take one optimizer step; ``seconds`` and ``tokens`` (computed, without padding) are the metrics."""
         trees = [tree for tree in trees if tree.weights.any()]
         if not trees:
@@ -48,7 +48,7 @@ class CallByCallLearner(TorchLearner):
         trajectories = ours.trained_trajectories(trees)
         for tree in trees:
             new = call_logprobs(self.model, tree, ROWS)
-            self.loss(ours.loss_inputs(tree, new, trajectories, on_policy=False)).loss.backward()
+            (loss or self.loss)(ours.loss_inputs(tree, new, trajectories, on_policy=False)).loss.backward()
         metrics = self._update()
         tokens = sum(call_tokens(tree) for tree in trees)
         return {**metrics, "tokens": float(tokens), "seconds": time.perf_counter() - started}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,15 +10,12 @@ from torch import Tensor
 
 from art_core import losses
 from art_core.learner import tree_logprobs
+from art_core.packing import pack
 from art_core.types import LossInputs, TokenTree
 
 
 def logprobs(model: torch.nn.Module, tree: TokenTree, backend: str | None = None) -> Tensor:
     """Return the logprobs of the trained targets. ``backend`` is one of art_core's; None leaves the choice to it."""
-    if backend is None:
-        return tree_logprobs(model, tree, weighted_only=True)
-    if "backend" not in inspect.signature(tree_logprobs).parameters:
-        raise NotImplementedError(f"tree_logprobs takes no backend, so {backend!r} cannot be asked for")
     return tree_logprobs(model, tree, weighted_only=True, backend=backend)
 
 
@@ -60,9 +56,10 @@ def computed_tokens(trees: Sequence[TokenTree]) -> int:
     return sum(tree.num_tokens for tree in trees)
 
 
-def packed_tokens(trees: Sequence[TokenTree], budget: int) -> float:
-    """Return the same where trees are packed, and cut, into passes of at most ``budget`` tokens.
+def packed_tokens(trees: Sequence[TokenTree], budget: int) -> int:
+    """Return the same where trees are packed into passes of at most ``budget`` tokens.
 
-    NaN: ``tree_logprobs`` takes one tree a pass, whole.
+    A larger tree is computed in pieces whose forward passes are repeated in the backward pass; this counts them once, as
+    it counts no recomputation elsewhere.
     """
-    return float("nan")
+    return computed_tokens(pack(trees, budget))
