@@ -19,7 +19,7 @@ from art_core.config import TINY, TrainConfig
 from art_core.learner import TorchLearner, tree_logprobs
 from art_core.losses import grpo
 from art_core.token_tree import build_tree
-from bench import gpu_check, sample_efficiency, tables
+from bench import families, gpu_check, sample_efficiency, tables
 from bench import tree as ours
 from bench.peers import memory, packing, step
 from bench.peers.__main__ import parse
@@ -105,6 +105,15 @@ def test_a_section_that_does_not_finish_stands_in_the_report(tmp_path, capsys):
     out = tmp_path / "gpu.md"
     gpu_check.main(["--device", "cpu", "--tiny", "--only", "speed,lora", "--timeout", "0.01", "--out", str(out)])
     assert out.read_text().count("not finished within") == 2
+
+
+def test_families_are_compared_with_their_calls(capsys):
+    families.main(["qwen3", "mamba", "no such family"])
+    rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()]
+    found = {row[1]: row[2] for row in rows if len(row) > 2}
+    assert (found["qwen3"], found["mamba"]) == ("segments", "paths")
+    assert not any("WRONG" in row for row in rows)
+    assert ["2 measured, 1 not:"] in rows
 
 
 def test_dense_masks_agree_with_the_reference():
