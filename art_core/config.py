@@ -57,7 +57,8 @@ class TrainConfig:
     max_grad_norm: float = 1.0
     max_tokens_per_pass: int | None = None
     """Tokens whose activations the learner keeps at a time: trees are put together up to this many, and a larger one is
-    computed in pieces, twice. None: what a quarter of the memory holds, by an estimate."""
+    computed in pieces, twice. A model that cannot be computed in pieces says so. None: what a quarter of the memory
+    holds, by an estimate."""
     lora_rank: int | None = None
     """0 trains all weights; None: all weights below 100M parameters, else LoRA of rank 16."""
     load_in_4bit: bool | None = None

@@ -1,7 +1,7 @@
 """Token trees -> passes: trees that are computed together, as one forest. Knows nothing about models or losses.
 
-A forest is a tree with several roots, so nothing is padded and no token is computed twice: tokens computed are the sum of
-the trees' unique tokens, whatever the budget.
+A forest is a tree with several roots, so nothing is padded: the tokens of the passes are the trees' unique tokens, whatever
+the budget.
 """
 
 from __future__ import annotations

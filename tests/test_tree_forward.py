@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from tree_cases import FORKED, PATH_FAMILIES, TREE_FAMILIES, VOCAB, make_call, make_model
+from tree_cases import FORKED, PATH_FAMILIES, SIZES, TREE_FAMILIES, VOCAB, make_call, make_model
 
 from art_core.errors import ConfigError
 from art_core.learner import tree_logprobs
@@ -101,6 +102,32 @@ def test_a_backend_that_a_model_cannot_be_computed_with_is_refused_by_name():
         tree_logprobs(make_model("qwen3"), build_tree(FORKED), backend="fast")
 
 
+@pytest.mark.parametrize("rope", ["longrope", "dynamic"])
+def test_a_tree_that_outgrows_a_length_dependent_rotary_embedding_is_computed_path_by_path(rope, caplog):
+    fields = {"rope_type": rope, "rope_theta": 100.0, "factor": 4.0}
+    if rope == "longrope":
+        fields |= {"short_factor": [1.0, 1.0], "long_factor": [3.0, 7.0], "original_max_position_embeddings": 20}
+    model = make_model("llama", rope_parameters=fields, max_position_embeddings=20 if rope == "dynamic" else 80)
+    check_equals_call_by_call(model, FORKED)
+    assert "path by path" not in caplog.text
+    check_equals_call_by_call(model, [Trajectory(task="t", calls=(make_call([3, 4, 5] * 7, [6, 7]),))], max_tokens=8)
+    assert "beyond 20 positions" in caplog.text
+
+
+def test_a_model_that_sees_what_follows_is_refused():
+    config = transformers.BertConfig(**{**SIZES, "is_decoder": False})
+    model = transformers.BertLMHeadModel(config).eval()
+    with pytest.raises(ConfigError, match="BertLMHeadModel is not causal as it is configured"):
+        tree_logprobs(model, build_tree(FORKED))
+
+
+def test_plain_rows_of_a_model_with_sinks_or_a_cap_are_refused_by_the_tree_s_attention():
+    model = make_model("gpt-oss with experts", dtype=torch.float32)
+    model.config._attn_implementation = "art_tree"
+    with pytest.raises(NotImplementedError, match="set_attn_implementation"):
+        model(input_ids=torch.tensor([[3, 4, 5]]))
+
+
 def test_the_model_attends_as_before_afterwards():
     model = make_model("qwen3").train()
     model.set_attn_implementation("eager")
@@ -118,7 +145,7 @@ def test_layers_that_are_checkpointed_attend_to_the_tree_once_more_in_the_backwa
 def test_a_model_whose_attention_cannot_be_a_tree_is_computed_path_by_path(family, caplog):
     model = make_model(family, dtype=torch.float32)  # experts have no float64
     check_equals_call_by_call(model, FORKED)
-    check_equals_call_by_call(model, FORKED)
+    check_equals_call_by_call(model, FORKED, max_tokens=3)
     assert caplog.text.count("cannot follow a token tree") == 1
 
 

@@ -46,8 +46,10 @@ def accumulate(
         measured = result.metrics | _measured(inputs, outputs)
         share = len(inputs.weights) / targets
         for name, value in measured.items():
-            so_far = metrics.get(name, 0.0)
-            metrics[name] = max(so_far, value) if name.endswith("_max") else so_far + value * share
+            if name.endswith("_max"):
+                metrics[name] = max(metrics.get(name, value), value)
+            else:
+                metrics[name] = metrics.get(name, 0.0) + value * share
         metrics["loss"] = metrics.get("loss", 0.0) + result.loss.item()
     tokens = sum(tree.num_tokens for tree in passes)
     return metrics | {"tokens": float(tokens), "targets": float(targets), "trajectories": float(trajectories)}
@@ -83,7 +85,7 @@ def _measured(inputs: LossInputs, outputs: TreeOutputs) -> dict[str, float]:
 
 
 def tokens_that_fit(model: PreTrainedModel) -> int:
-    """Return how many tokens' activations a share of the memory holds: the GPU's free memory, or the machine's.
+    """Return how many tokens' activations a share of the memory holds, the GPU's or the machine's.
 
     An estimate for dense transformer layers that keep what their backward pass needs: about 18 vectors of the hidden size
     and 6 of the feed-forward size a layer.
@@ -91,5 +93,6 @@ def tokens_that_fit(model: PreTrainedModel) -> int:
     config = model.config.get_text_config()
     width = 18 * config.hidden_size + 6 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     token = config.num_hidden_layers * width * model.dtype.itemsize
-    memory = torch.cuda.mem_get_info()[0] if model.device.type == "cuda" else machine_memory()
+    # Not what is free: a run that goes on must make the same passes.
+    memory = torch.cuda.mem_get_info()[1] if model.device.type == "cuda" else machine_memory()
     return min(MOST_TOKENS, max(256, int(MEMORY_SHARE * memory / token)))

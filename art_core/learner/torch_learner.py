@@ -27,7 +27,7 @@ from art_core.errors import ArtError, ConfigError
 from art_core.learner import checkpoint
 from art_core.learner.gradients import accumulate, tokens_that_fit
 from art_core.learner.shared_memory import move, shared_tensors
-from art_core.learner.tree_forward import tree_logprobs, tree_outputs
+from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
 from art_core.packing import pack
 from art_core.types import Loss, TokenTree, Weights
 
@@ -162,7 +162,7 @@ class TorchLearner:
     def _accumulate(self, trees: Sequence[TokenTree], loss: Loss | None = None) -> dict[str, float]:
         """Add up the gradients of the trees' parts of the loss; return the metrics of the whole."""
         self._optimizer.zero_grad()  # of a step that an exception ended
-        passes = pack(trees, self._pass_tokens)
+        passes = pack(trees, self._pass_tokens) if way_of(self.model).packs else trees
         metrics = accumulate(
             passes,
             loss or self.loss,
@@ -250,11 +250,14 @@ def _with_keywords(loss: Loss, **settings: float | None) -> Loss:
     """Return ``loss`` with those of the run's settings that are set."""
     given = {name: value for name, value in settings.items() if value}
     for name, value in given.items():
-        if name not in inspect.signature(loss).parameters:
+        taken = inspect.signature(loss).parameters
+        if name not in taken and all(
+            parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in taken.values()
+        ):
             called = getattr(loss, "__name__", repr(loss))
             raise ConfigError(
                 f"{name}={value} was asked for, but the loss {called} takes no argument {name}; leave {name} out, or "
-                "give loss='grpo'"
+                "give one of the built-in losses, such as loss='grpo'"
             )
     return partial(loss, **given) if given else loss
 

@@ -76,6 +76,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    dropout: float = 0.0,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -86,10 +87,19 @@ def attend(
     ``attention_mask`` is a tree: (1, 1, segments, 5) int64, a ``Segment`` a row. With anything else this is transformers'
     own SDPA attention, so a model left at ``ATTENTION`` still computes plain rows.
     """
-    if attention_mask is None or attention_mask.dtype != torch.int64:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    if softcap is not None:
-        raise NotImplementedError("the CPU's flash kernel has no soft cap")
+    plain = attention_mask is None or attention_mask.dtype != torch.int64
+    if softcap is not None or (plain and s_aux is not None):
+        raise NotImplementedError(
+            f"{ATTENTION} has no soft cap, and sinks along a tree only; call model.set_attn_implementation('eager')"
+        )
+    if plain:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    if dropout:
+        raise NotImplementedError(
+            "attention along a tree has no dropout; set attention_dropout to 0 or call model.eval()"
+        )
     width = value.shape[-1]
     if width < key.shape[-1]:  # multi-head latent attention: the kernel wants values as wide as keys
         value = pad(value, (0, key.shape[-1] - width))

@@ -10,8 +10,10 @@ root-to-leaf path instead.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,12 +24,21 @@ from transformers import Cache, DynamicLayer, PreTrainedModel
 
 from art_core.learner.head import Targets, head_of, logprobs_of
 from art_core.learner.tree_mask import TreeMask
-from art_core.learner.tree_support import Support, attention_of, support
+from art_core.learner.tree_support import PATHS, Support, attention_of, support
 from art_core.types import TokenTree
+
+logger = logging.getLogger("art_core.learner")
 
 CACHE_FRIENDLY = 2**22
 """Activations of one kind in a piece, on a CPU: beyond 16 MiB a tensor the allocator hands pages back to the system and
 fetches them again, which costs a tenth of the step."""
+
+ROPE_DEPENDS = (
+    "beyond {} positions its rotary embedding depends on a row's length, so such trees are computed path by path; calls "
+    "that end before their path does may differ from what was sampled"
+)
+MOST_PIECES = 8
+"""Where all activations are kept: every piece keeps the keys and values of those before it."""
 
 
 class TreeOutputs(NamedTuple):
@@ -60,42 +71,61 @@ def tree_outputs(
     backend: str | None = None,
     max_tokens: int | None = None,
 ) -> TreeOutputs:
-    """``tree_logprobs`` with entropies. A tree of more than ``max_tokens`` keeps the activations of that many at most.
+    """``tree_logprobs`` with entropies. Of a tree of more than ``max_tokens`` no more tokens' activations are kept.
 
-    Its pieces are then computed again in the backward pass; only keys and values are kept of the others.
+    Its pieces are then computed again in the backward pass; only keys and values are kept of the others. Where a model
+    is computed path by path, a path is a piece; one that can only be computed whole is, which is said once.
     """
     targets = np.flatnonzero(tree.weights) if weighted_only else np.arange(tree.num_targets)
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    base = _base(model)
     if not len(targets):
         return TreeOutputs(torch.zeros(0, device=_device(base)), None)
-
-    def compute(tried: TokenTree, how: Support, piece: int | None) -> Tensor:
-        return _compute(base, tried, np.arange(tried.num_targets), how, piece or tried.num_tokens, False).logprobs
-
-    how = support(base, backend, compute)
+    way = way_of(model, backend)
+    if way.positions and tree.depths.max(initial=0) >= way.positions:
+        _say_once(base, ROPE_DEPENDS.format(way.positions))
+        way = PATHS
     # Layers that are checkpointed one by one take no cache, which is what a piece knows the others by.
-    whole = not how.pieces or (base.is_gradient_checkpointing and base.training)
-    again = not whole and max_tokens is not None and tree.num_tokens > max_tokens and torch.is_grad_enabled()
-    piece = tree.num_tokens if whole else max_tokens if again else _piece_tokens(base, tree)
-    return _compute(base, tree, targets, how, piece, again)
+    whole = not way.pieces or (base.is_gradient_checkpointing and base.training)
+    recompute = max_tokens is not None and tree.num_tokens > max_tokens and torch.is_grad_enabled()
+    if recompute and whole and way.backend != "paths":
+        recompute = False
+        _say_once(base, "it cannot be computed in pieces, so max_tokens_per_pass does not bound a single tree")
+    piece = tree.num_tokens if whole else max_tokens if recompute else _piece_tokens(base, tree)
+    return _compute(base, tree, targets, way, piece, recompute)
+
+
+def way_of(model: torch.nn.Module, backend: str | None = None) -> Support:
+    """Return how ``tree_logprobs`` computes ``model``; tried at the first call for a model."""
+    base = _base(model)
+
+    def compute(tree: TokenTree, way: Support, piece: int | None) -> Tensor:
+        return _compute(base, tree, np.arange(tree.num_targets), way, piece or tree.num_tokens, False).logprobs
+
+    return support(base, backend, compute)
 
 
 def _compute(
-    base: PreTrainedModel, tree: TokenTree, targets: np.ndarray, how: Support, piece: int, again: bool
+    base: PreTrainedModel, tree: TokenTree, targets: np.ndarray, way: Support, piece: int, recompute: bool
 ) -> TreeOutputs:
-    """Compute ``targets`` by the way ``how``; ``again`` keeps no activations but keys and values."""
-    if how.backend == "paths":
-        return _path_by_path(base, tree, targets)
-    masks = TreeMask(tree, how.windows, how.backend, base.dtype, _device(base))
-    if how.head:
-        return _piece_by_piece(base, tree, targets, how, masks, piece, again)
-    with attention_of(base, how.attention):
+    """Compute ``targets`` in this ``way``; ``recompute`` keeps no activations but keys and values."""
+    if way.backend == "paths":
+        return _path_by_path(base, tree, targets, way.head, recompute)
+    masks = TreeMask(tree, way.windows, way.backend, base.dtype, _device(base))
+    if way.head:
+        return _piece_by_piece(base, tree, targets, way, masks, piece, recompute)
+    with attention_of(base, way.attention):
         inputs = _inputs(base, tree, masks, 0, tree.num_tokens)
         return TreeOutputs(_by_own_head(base, inputs, tree, targets, tree.target_contexts[targets]), None)
 
 
 def _piece_by_piece(
-    base: PreTrainedModel, tree: TokenTree, targets: np.ndarray, how: Support, masks: TreeMask, size: int, again: bool
+    base: PreTrainedModel,
+    tree: TokenTree,
+    targets: np.ndarray,
+    way: Support,
+    masks: TreeMask,
+    size: int,
+    recompute: bool,
 ) -> TreeOutputs:
     """Run the decoder over the tree's pieces, then the head over the rows that predict a target."""
     device = _device(base)
@@ -108,8 +138,8 @@ def _piece_by_piece(
         inputs = _inputs(base, tree, masks, start, stop)
         # Not every model that can be a tree has a cache that can.
         pieces = None if size >= tree.num_tokens else number
-        arguments = (base, how.attention, inputs, _tensor(keep, device), pieces, *past)
-        states, *new = checkpoint(_piece, *arguments, use_reentrant=False) if again else _piece(*arguments)
+        arguments = (base, way.attention, inputs, _tensor(keep, device), pieces, *past)
+        states, *new = checkpoint(_piece, *arguments, use_reentrant=False) if recompute else _piece(*arguments)
         hidden.append(states)
         past.extend(new)
     logprobs, entropy = logprobs_of(torch.cat(hidden), head_of(base), rows.targets(tree, device))
@@ -166,7 +196,7 @@ def _piece_tokens(base: PreTrainedModel, tree: TokenTree) -> int:
         return tree.num_tokens
     config = base.config.get_text_config()
     widest = max(config.hidden_size, getattr(config, "intermediate_size", None) or 0)
-    return -(-tree.num_tokens // -(-tree.num_tokens * widest // CACHE_FRIENDLY))
+    return -(-tree.num_tokens // min(MOST_PIECES, -(-tree.num_tokens * widest // CACHE_FRIENDLY)))
 
 
 class _Rows:
@@ -207,15 +237,35 @@ def _by_own_head(
     return logprobs[_tensor(rows.back, device)]
 
 
-def _path_by_path(base: PreTrainedModel, tree: TokenTree, targets: np.ndarray) -> TreeOutputs:
+def _path_by_path(
+    base: PreTrainedModel, tree: TokenTree, targets: np.ndarray, chunked: bool, recompute: bool
+) -> TreeOutputs:
+    """Compute every path in a row of its own, the head in chunks where ``chunked``."""
     device = _device(base)
-    parts, order = [], []
+    logprobs, entropies, order = [], [], []
     for path, members in _paths(tree, targets):
-        inputs = {"input_ids": _tensor(tree.tokens[path], device)[None]}
-        parts.append(_by_own_head(base, inputs, tree, members, tree.depths[tree.target_contexts[members]]))
+        ids = _tensor(tree.tokens[path], device)[None]
+        columns = tree.depths[tree.target_contexts[members]]
+        if chunked:
+            rows = _Rows(tree, members, columns)
+            arguments = (base, ids, _tensor(rows.columns, device))
+            hidden = checkpoint(_row, *arguments, use_reentrant=False) if recompute else _row(*arguments)
+            found, entropy = logprobs_of(hidden, head_of(base), rows.targets(tree, device))
+            back = _tensor(rows.back, device)
+            logprobs.append(found[back])
+            entropies.append(entropy[back])
+        else:
+            arguments = (base, {"input_ids": ids}, tree, members, columns)
+            logprobs.append(
+                checkpoint(_by_own_head, *arguments, use_reentrant=False) if recompute else _by_own_head(*arguments)
+            )
         order.append(members)
-    places = np.searchsorted(targets, np.concatenate(order))
-    return TreeOutputs(torch.cat(parts)[_tensor(np.argsort(places), device)], None)
+    back = _tensor(np.argsort(np.concatenate(order)), device)
+    return TreeOutputs(torch.cat(logprobs)[back], torch.cat(entropies)[back] if chunked else None)
+
+
+def _row(base: PreTrainedModel, ids: Tensor, keep: Tensor) -> Tensor:
+    return base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, keep]
 
 
 def _paths(tree: TokenTree, targets: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -232,6 +282,20 @@ def _paths(tree: TokenTree, targets: np.ndarray) -> Iterator[tuple[np.ndarray, n
             path.append(np.arange(tree.node_starts[node], tree.node_starts[node + 1]))
             node = tree.node_parents[node]
         yield np.concatenate(path[::-1]), targets[leaves[nodes] == leaf]
+
+
+def _say_once(base: PreTrainedModel, what: str) -> None:
+    said = _said.setdefault(base, set())
+    if what not in said:
+        said.add(what)
+        logger.warning("%s: %s", type(base).__name__, what)
+
+
+_said: WeakKeyDictionary[PreTrainedModel, set[str]] = WeakKeyDictionary()
+
+
+def _base(model: torch.nn.Module) -> PreTrainedModel:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def _device(base: PreTrainedModel) -> torch.device:
