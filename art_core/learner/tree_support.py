@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -59,7 +59,6 @@ Compute = Callable[[TokenTree, Support, int | None], Tensor]
 """(tree, how, tokens of a piece, None for one piece) -> logprobs (targets,) without gradient."""
 _known: WeakKeyDictionary[PreTrainedModel, dict[tuple, Support]] = WeakKeyDictionary()
 """By what the answer depends on: the backend that was asked for, and what may be changed about a loaded model."""
-_only_paths: WeakSet[PreTrainedModel] = WeakSet()
 
 
 def support(base: PreTrainedModel, backend: str | None, compute: Compute) -> Support:
@@ -67,18 +66,11 @@ def support(base: PreTrainedModel, backend: str | None, compute: Compute) -> Sup
 
     Raises ConfigError where ``backend`` is given and the model does not compute the same with it.
     """
-    if base in _only_paths:
-        return PATHS
     known = _known.setdefault(base, {})
     key = (backend, base.device.type, base.dtype, bool(head_of(base)))
     if key not in known:
         known[key] = _find(base, backend, compute)
     return known[key]
-
-
-def compute_paths(base: PreTrainedModel) -> None:
-    """From now on compute one row per root-to-leaf path of ``base``: whoever loaded it knows that a tree goes wrong."""
-    _only_paths.add(base)
 
 
 @contextmanager

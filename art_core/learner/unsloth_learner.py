@@ -21,14 +21,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from art_core import unsloth
 from art_core.config import LORA_RANK, TrainConfig
-from art_core.errors import ArtError, ConfigError
+from art_core.errors import ConfigError
 from art_core.learner.checkpoint import no_progress_bars
 from art_core.learner.torch_learner import TorchLearner
 from art_core.learner.tree_attention import ATTENTION
-from art_core.learner.tree_forward import tree_logprobs
-from art_core.learner.tree_support import compute_paths
-from art_core.token_tree import build_tree
-from art_core.types import Call, Loss, Trajectory
+from art_core.learner.tree_forward import way_of
+from art_core.types import Loss
 
 logger = logging.getLogger("art_core.learner")
 
@@ -47,25 +45,8 @@ class UnslothLearner(TorchLearner):
         self._unsloth = unsloth.load()
         super().__init__(model_folder, config, loss)
         self.model.train(unsloth.has_gpu())
-        if difference := _difference(self.model):
-            self._train_paths(difference)
-
-    def _train_paths(self, reason: str) -> None:
-        """Compute every root-to-leaf path on its own from now on; ArtError where that is wrong as well."""
-        base = self.model.get_base_model()
-        compute_paths(base)
-        name = type(base).__name__
-        logger.warning(
-            "Unsloth's attention for %s does not follow a token tree (%s); every root-to-leaf path is computed on its own, "
-            "with its kernels",
-            name,
-            reason,
-        )
-        if difference := _difference(self.model):
-            raise ArtError(
-                f"Unsloth's {name} does not give the logprobs of a call that it gives to the same tokens alone "
-                f"({difference}), so nothing was trained; give learner='torch'"
-            )
+        if way_of(self.model).backend == "paths":
+            logger.warning("paths are computed one by one, with Unsloth's kernels where it has some for them")
 
     def _load(self) -> PreTrainedModel:
         with unsloth.quiet(), no_progress_bars():
@@ -153,25 +134,3 @@ def _dispatch(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     run_attention.unregistered = own
     return run_attention
-
-
-@torch.no_grad()
-def _difference(model: PeftModel) -> str:
-    """Return how the logprobs of a small tree differ from those that its calls have on their own; empty where they do not."""
-    vocabulary = model.config.get_text_config().vocab_size
-    prompt, *answers = (tuple((step * i + 3) % vocabulary for i in range(8)) for step in (5, 7, 11))
-    calls = [Call(prompt_ids=prompt, sampled_ids=answer, logprobs=(0.0,) * 8) for answer in answers]
-    alone = torch.cat([_own_logprobs(model, call) for call in calls])
-    try:
-        together = tree_logprobs(model, build_tree([Trajectory(task=None, calls=(call,)) for call in calls]))
-    except Exception as error:  # noqa: BLE001 - code made for other masks may fail in any way on a tree's
-        return f"{type(error).__name__}: {error}"
-    difference = (together - alone).abs().max().item()
-    tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
-    return "" if difference <= tolerance else f"logprobs differ by {difference:.3g}"
-
-
-def _own_logprobs(model: PeftModel, call: Call) -> Tensor:
-    ids = torch.tensor([[*call.prompt_ids, *call.sampled_ids]], device=model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(call.prompt_ids) - 1 : -1]
-    return logits.float().log_softmax(-1).gather(-1, ids[0, len(call.prompt_ids) :, None])[:, 0]
