@@ -50,11 +50,12 @@ async def score(group: Group, reward: Reward | GroupReward) -> Group:
 
 
 def has_contrast(group: Group) -> bool:
-    """Whether two rewards that are compared differ, those of trajectories or those of calls of one agent.
+    """Whether some run, or some call where calls have rewards of their own, has an advantage.
 
-    Without that there is nothing to learn from the group.
+    Without that there is nothing to learn from the group. Advantages that are not there yet are taken from the rewards.
     """
-    return any(map(_differ, [_known(t.reward for t in group.trajectories), *_call_rewards(group).values()]))
+    group = group if group.advantages else advantages(group)
+    return any(map(any, group.call_advantages or [group.advantages]))
 
 
 def advantages(group: Group, how: str = "mean_std") -> Group:

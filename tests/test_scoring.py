@@ -255,6 +255,13 @@ def test_contrast_among_calls_alone_teaches():
     assert not has_contrast(Group(task="t", trajectories=apart)), "agents are not compared with each other"
 
 
+def test_rewards_of_runs_are_no_contrast_where_every_call_has_its_own_and_all_are_equal():
+    runs = tuple(run_of(call_of(reward=0.5), call_of(reward=0.5), reward=value) for value in (0.0, 1.0))
+    assert not has_contrast(Group(task="t", trajectories=runs))
+    some = tuple(run_of(call_of(reward=0.5), call_of(), reward=value) for value in (0.0, 1.0))
+    assert has_contrast(Group(task="t", trajectories=some)), "the other calls take what the run is worth"
+
+
 def test_without_rewarded_calls_the_tree_takes_the_trajectorys_advantage():
     group = advantages(Group(task="t", trajectories=(run_of(call_of(), reward=0.0), run_of(call_of(), reward=1.0))))
     assert group.call_advantages == ()
