@@ -16,7 +16,7 @@ OURS = frozenset(
         "wait_seconds", "learn_seconds",
     }
 )  # fmt: skip
-"""Metrics of the whole step. A reward's or a learner's own of these names are kept as ``reward/...`` and ``learner/...``."""
+"""Metrics of the whole step. A reward's own of these names are kept as ``reward/...``, a learner's as ``learner/...``."""
 
 
 def summary(groups: Sequence[Group]) -> dict[str, float]:
@@ -37,6 +37,15 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
         "calls": float(sum(len(t.calls) for t in trajectories)),
         "sampled_tokens": float(sum(len(c.sampled_ids) for t in trajectories for c in t.calls)),
     }
+
+
+def joined(metrics: Mapping[str, float], learnt: Mapping[str, float]) -> dict[str, float]:
+    """Return a step's metrics with those of its learner, which are ``learner/...`` where the step or a reward has that name.
+
+    The reward's keep theirs: they are there in steps without a learner too, and a name should mean one thing in all steps.
+    """
+    taken = OURS | metrics.keys()
+    return {**metrics, **{f"learner/{name}" if name in taken else name: value for name, value in learnt.items()}}
 
 
 def oldest(group: Group, version: int) -> int:
@@ -70,12 +79,12 @@ class Timer:
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Count the block's seconds under ``name``; inside ``apart()`` they are counted there."""
-        spent = _apart.get()
-        spent = self._spent if spent is None else spent
-        started = time.monotonic()
+        aside, started = _apart.get(), time.monotonic()
         try:
             yield
         finally:
+            # Looked up now: what was counted before may have been taken while the block ran.
+            spent = self._spent if aside is None else aside
             spent[name] = spent.get(name, 0.0) + time.monotonic() - started
 
     def taken(self) -> dict[str, float]:

@@ -6,9 +6,7 @@ Knows nothing about when to do what: ``training.py`` puts the pieces in order.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
-import logging
 import shutil
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,13 +14,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from art_core import losses, scoring, sft
+from art_core import agreement, losses, scoring, sft
 from art_core.attribution import exempt
 from art_core.capture import Door
-from art_core.config import TrainConfig, check_tasks, model_folder, weights_hash
-from art_core.errors import ConfigError
+from art_core.config import TrainConfig, check_tasks, model_folder
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
-from art_core.metrics import OURS, Timer, oldest, seconds_of_step, staleness, summary
+from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary
 from art_core.plugins import Plugins
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
@@ -39,10 +36,8 @@ from art_core.types import (
     Sampling,
     TokenTree,
     Trajectory,
-    Weights,
 )
-
-log = logging.getLogger("art_core.run")
+from art_core.update import update
 
 
 class Run:
@@ -69,8 +64,10 @@ class Run:
         self._adapted: tuple[object, RunAgent] | None = None
         self._rewards: dict[str, Reward | GroupReward] = {}
         self._checkpointed = 0
-        self._half_done = False
-        """The learner has taken a step that is not counted: what it holds must not be saved as a checkpoint."""
+        self._counted = 0
+        """The learner's version after the last counted step: what it holds at another must not be saved as a checkpoint."""
+        self._learning = asyncio.Lock()
+        """Held by whoever has the learner: its weights change, and calls are held back meanwhile."""
         self.step = 0
         """Steps done, those that taught nothing included."""
         self.on_rollout: Callable[[], None] = lambda: None
@@ -85,7 +82,7 @@ class Run:
         async with AsyncExitStack() as stack:
             stack.enter_context(claimed(self.run_dir))
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
-            self._check_begun_with()
+            agreement.check_begun_with(self.store, self.run_dir, self.config, self.folder, self._loss_name)
             self.plugins.call("redirect_clients")
             self.door = await stack.enter_async_context(await self._open_door())
             await self._resume()
@@ -93,12 +90,14 @@ class Run:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        async with self._stack:
-            if self._learner is not None and self._checkpointed != self.step and not self._half_done:
-                await self.checkpoint()
+        async with self._stack, self._learning:
+            whole = self._learner is not None and self._learner.version == self._counted
+            if whole and self._checkpointed != self.step:
+                await self._checkpoint()
 
     def _resolve_names(self) -> None:
-        """Look up what was given by name, so that a misspelt one is refused before anything runs."""
+        """Look up what was given by name and check what was not, so that a mistake is refused before anything runs."""
+        self._loss_name = agreement.name_of(self._loss)
         if isinstance(self._loss, str):
             self._loss = self.plugins.choose("register_losses", self._loss)
         if isinstance(self._executor, str):
@@ -106,31 +105,8 @@ class Run:
         for hook, choice in (("register_learners", self._learner_choice), ("register_engines", self._engine)):
             if isinstance(choice, str):
                 self.plugins.choose(hook, choice)
-
-    def _check_begun_with(self) -> None:
-        """Refuse a run folder that was begun with other start weights; say which other settings differ."""
-        mine, settings = weights_hash(self.folder), dataclasses.asdict(self.config)
-        theirs = self.store.meta("start_weights")
-        if theirs is None:
-            model = self.config.model
-            self.store.set_meta("start_weights", mine)
-            self.store.set_meta(
-                "model", model if model == "tiny" or not Path(model).exists() else str(Path(model).resolve())
-            )
-            self.store.set_meta("config", settings)
-            return
-        if theirs != mine:
-            raise ConfigError(
-                f"the run folder {self.run_dir} belongs to another model: it was begun with {self.store.meta('model')!r} "
-                f"(weights {theirs[:12]}), this is {self.config.model!r} (weights {mine[:12]}); "
-                "give another run_dir=, or the model that it was begun with"
-            )
-        begun = self.store.meta("config")
-        for name in ("seed", "tasks_per_step", "group_size", "learning_rate", "temperature", "lora_rank", "advantage"):
-            if begun.get(name) != settings[name]:
-                log.warning(
-                    "%s was begun with %s=%s and goes on with %s", self.run_dir, name, begun.get(name), settings[name]
-                )
+        if not isinstance(self._learner_choice, str):
+            agreement.check_learner(self._learner_choice, self.config, self._loss, self._loss_name)
 
     async def _open_door(self) -> Door:
         engine, factory = self._engine, None
@@ -152,6 +128,7 @@ class Run:
             self.step = self._checkpointed = checkpoint_step(newest)
             learner = await self.learner()
             learner.restore(newest)
+            self._counted = learner.version
             await self.door.load(learner.weights())
         self.store.add_opening(0 if newest is None else learner.version)
 
@@ -163,6 +140,7 @@ class Run:
                 self._learner = await in_thread(factory, self.folder, self.config, self._loss)
             else:
                 self._learner = self._learner_choice
+            self._counted = self._learner.version
         return self._learner
 
     def adapt(self, agent: object) -> RunAgent:
@@ -279,8 +257,9 @@ class Run:
 
         Groups without advantages get them from their rewards. Counts as a step, and is written to the run folder as one,
         even where no group had contrast. With ``max_staleness`` groups with an older call are left out and counted as
-        ``groups_stale``. Once begun it is finished, also where the caller is cancelled meanwhile. ``seconds`` are those that
-        the groups took, by arrow; None: what this run's ``collect`` and ``score`` took since the last step.
+        ``groups_stale``. Once begun it is finished, also where the caller is cancelled meanwhile; steps that are asked for at
+        the same time are taken one after the other. ``seconds`` are those that the groups took, by arrow; None: what this
+        run's ``collect`` and ``score`` took since the last step.
         """
         return await finished(self._learn(groups, self._timer.taken() if seconds is None else dict(seconds)))
 
@@ -288,10 +267,11 @@ class Run:
         groups = [g if g.advantages else scoring.advantages(g, self.config.advantage) for g in groups]
         teachable = [group for group in groups if scoring.has_contrast(group)]
         metrics = {**summary(groups), "groups_with_contrast": float(len(teachable))}
-        with self._timer.timed("learn_seconds"):
-            if teachable:
-                metrics |= await self._update_within_bound(teachable)
-        return await self._finish_step(metrics, seconds)
+        async with self._learning:
+            with self._timer.timed("learn_seconds"):
+                if teachable:
+                    metrics = await self._update_within_bound(teachable, metrics)
+            return await self._finish_step(metrics, seconds)
 
     async def learn_sft(
         self,
@@ -306,26 +286,28 @@ class Run:
         Taken are those without an error and, with ``min_reward``, with at least that reward. Every epoch goes through them
         in an order of its own, ``batch_size`` for one optimizer step. Each step counts as one of the run: it is served,
         written to the run folder and checkpointed, and its metrics are an item of the list. Only sampled tokens are trained,
-        at temperature 1, whatever theirs was: the model itself should say them. Raises ConfigError where nothing is left.
+        at temperature 1, whatever theirs was: the model itself should say them; calls that were cut off at their token limit
+        too, whatever ``overlong`` and the loss say. Raises ConfigError where nothing is left.
         """
         good, seed = sft.chosen(trajectories, min_reward), f"{self.config.seed}/{self.step}"
         return [await finished(self._imitate(groups)) for groups in sft.batches(good, epochs, batch_size, seed)]
 
     async def _imitate(self, groups: Sequence[Group]) -> dict[str, float]:
-        metrics = summary(groups)
-        with self._timer.timed("learn_seconds"):
-            metrics |= await self._update(groups, imitate=True)
-        # Other weights may have sampled these, at another temperature: the gap would say nothing.
-        metrics.pop("logprob_gap", None)
-        return await self._finish_step(metrics, {})
+        async with self._learning:
+            with self._timer.timed("learn_seconds"):
+                learnt = await self._update(groups, sft.tree, losses.sft)
+            # Other weights may have sampled these, at another temperature: the gap would say nothing.
+            learnt.pop("logprob_gap", None)
+            return await self._finish_step(joined(summary(groups), learnt), {})
 
     async def _finish_step(self, metrics: dict[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
         metrics |= seconds_of_step({**seconds, **self._timer.taken()})
         self.store.add_step(self.step + 1, metrics)
         self.step += 1
-        self._half_done = False
-        if self._learner is not None and self.step % self.config.checkpoint_every == 0:
-            await self.checkpoint()
+        if self._learner is not None:
+            self._counted = self._learner.version
+            if self.step % self.config.checkpoint_every == 0:
+                await self._checkpoint()
         return metrics
 
     def tree(self, group: Group) -> TokenTree:
@@ -333,45 +315,34 @@ class Run:
         overlong = self.config.overlong or ("drop" if losses.drops_overlong(self._loss) else "train")
         return group_tree(group, drop_overlong=overlong == "drop")
 
-    async def _update_within_bound(self, teachable: Sequence[Group]) -> dict[str, float]:
-        """Train on the groups that are new enough; without ``max_staleness`` on all, because nothing runs ahead."""
+    async def _update_within_bound(self, teachable: Sequence[Group], metrics: dict[str, float]) -> dict[str, float]:
+        """Train on the groups that are new enough; without ``max_staleness`` on all, because nothing runs ahead.
+
+        Returns ``metrics`` with those of the update.
+        """
         version, bound = (await self.learner()).version, self.config.max_staleness
         trained = [group for group in teachable if not bound or oldest(group, version) <= bound]
-        metrics = {"groups_stale": float(len(teachable) - len(trained))} if bound else {}
+        if bound:
+            metrics |= {"groups_stale": float(len(teachable) - len(trained))}
         if trained:
-            metrics |= staleness(trained, version) | await self._update(trained)
+            metrics = joined(metrics | staleness(trained, version), await self._update(trained, self.tree))
         return metrics
 
-    async def _update(self, teachable: Sequence[Group], *, imitate: bool = False) -> dict[str, float]:
-        """One optimizer step and the swap to the new weights. New calls are held back while what is served changes."""
-        learner = await self.learner()
-        trees = await in_thread(lambda: [self.tree(group) for group in teachable])
-        step: Callable[..., dict[str, float]] = learner.step
-        if imitate:
-            trees = [sft.at_temperature_1(tree) for tree in trees]
-            step = functools.partial(learner.step, loss=losses.sft)
-        try:
-            if not self.config.max_staleness:
-                await self.door.pause()  # the engine may read the very weights that the step changes
-            self._half_done = True
-            metrics = await in_thread(step, trees)
-            note = functools.partial(self.store.add_update, targets=metrics.get("targets"))
-            await in_thread(note, self.step + 1, learner.version, [t for g in teachable for t in g.trajectories])
-            await self.door.pause()
-            weights = await in_thread(learner.weights)
-            if weights.live is None:
-                weights = await self._save_for_engine(learner, weights)
-            # Before calls go on: one that slipped in would be answered by new weights and counted as the old ones'.
-            await self.door.load(weights)
-        finally:
-            await self.door.resume()
-        return {f"learner/{name}" if name in OURS else name: value for name, value in metrics.items()}
-
-    async def _save_for_engine(self, learner: Learner, weights: Weights) -> Weights:
-        folder = self.run_dir / "serving"
-        await in_thread(learner.save, folder)
-        saved = await in_thread(learner.weights)
-        return dataclasses.replace(weights, path=saved.path or folder)
+    async def _update(
+        self, groups: Sequence[Group], tree: Callable[[Group], TokenTree], loss: Loss | None = None
+    ) -> dict[str, float]:
+        """Take one optimizer step on the groups and serve its weights; return the learner's metrics."""
+        return await update(
+            await self.learner(),
+            await in_thread(lambda: [tree(group) for group in groups]),
+            [trajectory for group in groups for trajectory in group.trajectories],
+            loss=loss,
+            step=self.step + 1,
+            in_place=not self.config.max_staleness,
+            door=self.door,
+            store=self.store,
+            folder=self.run_dir / "serving",
+        )
 
     def history(self) -> list[tuple[int, dict[str, float]]]:
         """Return (step, metrics) of the steps done; of a step that was done again after an interruption, the last."""
@@ -380,6 +351,10 @@ class Run:
 
     async def checkpoint(self) -> Path:
         """Save weights, optimizer and random state under ``checkpoints/``, and drop the oldest over the limit."""
+        async with self._learning:
+            return await self._checkpoint()
+
+    async def _checkpoint(self) -> Path:
         learner = await self.learner()
         self.store.flush()
         folder = self.run_dir / "checkpoints" / f"step-{self.step:06d}"

@@ -11,6 +11,7 @@ import numpy as np
 
 from art_core.errors import ConfigError
 from art_core.store import Store
+from art_core.token_tree import group_tree
 from art_core.types import Group, TokenTree, Trajectory
 
 
@@ -78,6 +79,7 @@ def _by_task(trajectories: Sequence[Trajectory]) -> list[Group]:
     return [Group(task=members[0].task, trajectories=tuple(members)) for members in tasks.values()]
 
 
-def at_temperature_1(tree: TokenTree) -> TokenTree:
-    """Return the tree with logprobs of the model's own distribution as what is trained."""
+def tree(group: Group) -> TokenTree:
+    """Return a group as the token tree that a step imitates: with logprobs of the model's own distribution as what is trained."""
+    tree = group_tree(group)
     return replace(tree, temperatures=np.ones_like(tree.temperatures))

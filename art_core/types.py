@@ -265,7 +265,10 @@ class Learner(Protocol):
     """Optimizer steps done; the ``policy_version`` of calls sampled from ``weights()``."""
 
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
-        """Take one optimizer step on all the trees together, and return metrics. ``loss`` counts instead of the run's own."""
+        """Take one optimizer step on all the trees together, and return metrics. ``loss`` counts instead of the run's own.
+
+        Where no step was taken, or this raises, ``version`` says whether the weights are still those of before.
+        """
         ...
 
     def measure(self, trees: Sequence[TokenTree]) -> float:

@@ -21,7 +21,7 @@ ROWS = [
     {"engine", "learner"},
     {"builtin"},
     {"plugins"},
-    {"rollout", "display", "sft"},
+    {"rollout", "display", "sft", "update", "agreement"},
     {"run"},
     {"evaluation", "audit"},
     {"training"},
