@@ -1,6 +1,7 @@
 """The audit: a real run is clean, and whatever is changed in its folder afterwards is found and named."""
 
 import asyncio
+import hashlib
 import itertools
 import json
 import shutil
@@ -16,7 +17,7 @@ from art_core.__main__ import app
 from art_core.errors import ConfigError
 from art_core.store import Store
 from art_core.store.digest import call_digest, chained
-from art_core.testing import ScriptedAgent
+from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call
 
 AGENT = ScriptedAgent(turns=2, max_tokens=10)
@@ -147,6 +148,7 @@ def test_a_sample_of_each_version_can_be_drawn(recorded):
         (f"UPDATE calls SET replaced = 1 WHERE seq = {LAST}", "missing"),
         (f"DELETE FROM calls WHERE seq = {LAST}", "missing"),
         (f"DELETE FROM calls WHERE seq = {SECOND_TURN}", "missing"),
+        ("DELETE FROM updates WHERE step = 1", "trained"),
         ("DELETE FROM updates WHERE step = 3", "trained"),
         ("UPDATE updates SET targets = targets - 1 WHERE step = 3", "trained"),
     ],
@@ -241,6 +243,60 @@ def test_a_lora_run_is_checked_with_its_adapters(tmp_path):
     assert report.clean, report.problems
     assert (report.checked, report.not_kept) == (16 + 4, 32), "the start weights are always there"
     assert report.mismatch_max < 1e-3
+
+
+@pytest.mark.parametrize("damage", ["another rank", "cut short"])
+def test_an_adapter_that_cannot_be_loaded_is_a_problem_also_where_its_hash_was_renewed(tmp_path, damage):
+    asyncio.run(record(tmp_path / "run", keep_checkpoints=1, lora_rank=4))
+    [folder] = (tmp_path / "run" / "checkpoints").iterdir()
+    if damage == "cut short":
+        file = folder / "adapter" / "adapter_model.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+    else:
+        file = folder / "adapter" / "adapter_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "r": 2}))
+    manifest = json.loads((folder / "learner.json").read_text())
+    manifest["files"][str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (folder / "learner.json").write_text(json.dumps(manifest))
+    report = audit(tmp_path / "run")
+    assert kinds(report) == {"weights"} and report.not_kept == 32 + 4
+    assert "cannot be loaded" in report.problems[0].text and "adapter" in report.problems[0].text
+
+
+async def test_trained_tokens_are_those_of_the_calls_that_were_not_dropped(tmp_path):
+    class Engine(FakeEngine):
+        def _choice(self, request, index):
+            cut = len(self.requests) % 2
+            return {**super()._choice(request, index), **({"finish_reason": "length"} if cut else {})}
+
+    class Learner(CountingLearner):
+        def step(self, trees, *, loss=None):
+            return {**super().step(trees), "targets": float(sum(tree.weights.sum() for tree in trees))}
+
+    async with art.open_run(tmp_path / "run", engine=Engine("four"), learner=Learner(), overlong="drop") as run:
+        groups = await run.score(await run.collect(ScriptedAgent(), ["one"], group_size=4), contrast)
+        metrics = await run.learn(groups)
+    report = audit(tmp_path / "run")
+    assert report.trained_tokens == metrics["targets"] == metrics["sampled_tokens"] / 2 > 0
+    assert "trained" not in kinds(report)
+
+
+async def test_metrics_of_a_reward_are_not_taken_for_what_was_trained(tmp_path):
+    def measured(trajectory):
+        trajectory.metrics["targets"] = 99.0
+        return 1.0
+
+    def teaching(trajectory):
+        measured(trajectory)
+        return contrast(trajectory)
+
+    async with art.open_run(tmp_path / "run", model="tiny") as run:
+        for reward in (measured, teaching):
+            metrics = await run.learn(await run.score(await run.collect(AGENT, ["one"], group_size=4), reward))
+            assert metrics["targets"] == 99
+    report = audit(tmp_path / "run")
+    assert report.clean, report.problems
+    assert report.trained_tokens == metrics["learner/targets"]
 
 
 def test_what_is_not_a_run_folder_or_holds_no_calls_is_refused(tmp_path):

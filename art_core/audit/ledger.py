@@ -17,18 +17,18 @@ from art_core.types import Call, TokenTree, Trajectory
 
 Place = tuple[str, int]
 """Rollout and index in ``Trajectory.calls``."""
-GONE = -1
-"""In place of a version: the weights were trained by a run of the loop that stopped, and the run went on without them."""
 
 
-def read_calls(store: Store, findings: Findings, screen: Display) -> dict[int, list[Place]]:
-    """Check every call against its digest, and return where the calls of each version of the weights are."""
-    for first, last in store.gaps():
-        numbers = f"number {first} is" if first == last else f"numbers {first} to {last} are"
+def read_calls(store: Store, findings: Findings, screen: Display) -> dict[int | None, list[Place]]:
+    """Check every call against its digest, and return where the calls of each version of the weights are.
+
+    None stands for weights that were trained by a run of the loop that stopped, and the run went on without them.
+    """
+    for numbers in _gone(store.gaps("calls")):
         findings.add("missing", f"calls were taken out of the store: {numbers} gone")
     callers, openings = store.callers(), store.openings()
     screen.phase("reading calls", sum(count for _, _, count in callers))
-    by_version: dict[int, list[Place]] = defaultdict(list)
+    by_version: dict[int | None, list[Place]] = defaultdict(list)
     for rollout_id, started, count in callers:
         if started is None:
             findings.add("file", "the store has calls of it and does not know it", rollout_id)
@@ -42,10 +42,14 @@ def read_calls(store: Store, findings: Findings, screen: Display) -> dict[int, l
         findings.counts["calls"] += len(calls)
         for number, call in enumerate(calls):
             lost = any(at > (started or 0.0) and version < call.policy_version for at, version in openings)
-            by_version[GONE if lost else call.policy_version].append((rollout_id, number))
+            by_version[None if lost else call.policy_version].append((rollout_id, number))
         for _ in range(count):
             screen.advance()
     return by_version
+
+
+def _gone(gaps: Sequence[tuple[int, int]]) -> list[str]:
+    return [f"number {first} is" if first == last else f"numbers {first} to {last} are" for first, last in gaps]
 
 
 def _check_rows(rollout_id: str, rows: Sequence[RecordedCall], findings: Findings) -> list[Call]:
@@ -73,15 +77,11 @@ def _was_replaced(call: Call, later: Sequence[RecordedCall]) -> bool:
 def read_updates(store: Store, findings: Findings, screen: Display) -> None:
     """Compare what optimizer steps were given with what the store holds, and rebuild their trees from it."""
     screen.phase("reading what was trained", None)
-    seen: set[tuple[int, float | None]] = set()
+    for numbers in _gone(store.gaps("updates")):
+        findings.add("trained", f"records of optimizer steps were taken out of the store: {numbers} gone")
     for update in store.updates():
         findings.counts["updates"] += 1
-        seen.add((update.step, update.targets))
         _check_update(store, update, findings)
-    for step, metrics in store.steps():
-        if "targets" in metrics and (step, metrics["targets"]) not in seen:
-            text = f"step {step} trained {metrics['targets']:.0f} targets by its metrics, and no record of an update says so"
-            findings.add("trained", text)
 
 
 def _check_update(store: Store, update: Update, findings: Findings) -> None:
@@ -110,9 +110,9 @@ def _check_update(store: Store, update: Update, findings: Findings) -> None:
         calls += [call for _, call in found]
     tree = build_tree([Trajectory(task=None, calls=tuple(calls))])
     check_paths(tree, places, calls, findings)
-    targets = int(np.count_nonzero(tree.weights))
-    findings.counts["trained_tokens"] += targets
-    if whole and update.targets is not None and update.targets not in (targets, _without_overlong(tree, calls)):
+    targets, ended = int(np.count_nonzero(tree.weights)), _without_overlong(tree, calls)
+    findings.counts["trained_tokens"] += ended if update.targets == ended else targets
+    if whole and update.targets is not None and update.targets not in (targets, ended):
         text = f"step {update.step} trained {update.targets:.0f} targets, its calls in the store have {targets}"
         findings.add("trained", text)
 

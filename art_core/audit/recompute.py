@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from art_core.audit.ledger import GONE, Place, check_paths
+from art_core.audit.ledger import Place, check_paths
 from art_core.audit.report import Findings
 from art_core.config import model_folder, weights_hash
 from art_core.display import Display
@@ -26,7 +26,7 @@ Batch = list[tuple[Place, Call]]
 
 
 def recompute(
-    store: Store, run_dir: Path, by_version: Mapping[int, list[Place]], findings: Findings, screen: Display,
+    store: Store, run_dir: Path, by_version: Mapping[int | None, list[Place]], findings: Findings, screen: Display,
     sample: int | None, tolerance: float,
 ) -> None:  # fmt: skip
     """Compare the stored logprobs with those of the weights that are still there."""
@@ -106,7 +106,6 @@ def _kept(run_dir: Path, start: str | None, findings: Findings) -> dict[int, Pat
             kept[version] = folder
     if start is not None:
         kept[0] = None
-    kept.pop(GONE, None)
     return kept
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from art_core.config import SMALL_MODEL
@@ -28,8 +29,9 @@ def load_weights(start: str | Path, folder: Path | None) -> PreTrainedModel | Pe
         model = checkpoint.load_model(source)
         if adapter:
             model = PeftModel.from_pretrained(model, str(folder / checkpoint.ADAPTER))
-    except (OSError, ValueError, KeyError) as error:
-        raise StoreError(f"{source} cannot be loaded: {error}; put the model back where it was") from error
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        what = f"{source}, with the adapter in {folder}," if adapter else source
+        raise StoreError(f"{what} cannot be loaded: {error}; put the model back where it was") from error
     return model.requires_grad_(False).eval().to(device)
 
 

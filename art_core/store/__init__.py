@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from art_core.errors import StoreError
 from art_core.store.calls import CallReader, CallWriter, RecordedCall, reward_calls
@@ -214,12 +214,12 @@ class Store:
                 )
             )
 
-    def gaps(self) -> tuple[tuple[int, int], ...]:
-        """Return (first, last) of the runs of calls that were in the file once and are not any more."""
+    def gaps(self, table: Literal["calls", "updates"]) -> tuple[tuple[int, int], ...]:
+        """Return (first, last) of the runs of rows that were in the table once and are not any more."""
         with self._read() as db:
-            [highest] = db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'calls'").fetchone()
+            [highest] = db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
             found, before = [], 0
-            for (seq,) in db.execute("SELECT seq FROM calls ORDER BY seq"):
+            for (seq,) in db.execute(f"SELECT seq FROM {table} ORDER BY seq"):
                 if seq > before + 1:
                     found.append((before + 1, seq - 1))
                 before = seq

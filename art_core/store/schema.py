@@ -48,9 +48,9 @@ CREATE INDEX scores_by_rollout ON scores (rollout_id, seq);
 CREATE TABLE steps (seq INTEGER PRIMARY KEY, step INTEGER NOT NULL, metrics BLOB NOT NULL, at REAL NOT NULL);
 
 -- What an optimizer step was given: JSON [[rollout_id or null, digests of its calls], ...], null where this file has no such
--- rollout. Each time the run was opened: the version of the weights that it went on with.
+-- rollout. AUTOINCREMENT as above. Each time the run was opened: the version of the weights that it went on with.
 CREATE TABLE updates (
-    seq INTEGER PRIMARY KEY, step INTEGER NOT NULL, version INTEGER NOT NULL, targets REAL, trained BLOB NOT NULL
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, step INTEGER NOT NULL, version INTEGER NOT NULL, targets REAL, trained BLOB NOT NULL
 );
 CREATE TABLE openings (seq INTEGER PRIMARY KEY, version INTEGER NOT NULL, at REAL NOT NULL);
 """
