@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -41,10 +42,16 @@ def missing() -> str:
     if not installed():
         return f"unsloth is not installed; run: {INSTALL}"
     version = importlib.metadata.version("unsloth")
-    if not has_gpu() and tuple(int(part) for part in version.split(".")[:3]) < CPU_BACKEND_SINCE:
+    if not has_gpu() and _release(version) < CPU_BACKEND_SINCE:
         since = ".".join(map(str, CPU_BACKEND_SINCE))
         return f"unsloth {version} needs a GPU and torch finds none; run: pip install 'unsloth>={since}'"
     return ""
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version, without what marks a candidate, a build or a post-release."""
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, numbers[0].split(".")[:3])) if numbers else ()
 
 
 def why_not(model_folder: str, config: TrainConfig) -> str:

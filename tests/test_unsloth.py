@@ -3,6 +3,7 @@
 Importing Unsloth changes transformers for the whole process, so everything that does runs in a child process.
 """
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -72,6 +73,24 @@ def test_unsloth_asked_for_and_not_installed_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="not installed; run: pip install unsloth, or give learner='torch'"):
         builtin.unsloth_learner(str(TINY), TrainConfig(), grpo)
+
+
+@pytest.mark.parametrize(
+    ("version", "enough"),
+    [
+        ("2026.11.1rc1", True),
+        ("2026.10.9.post2", True),
+        ("2026.11rc1", True),
+        ("2026.10.9+cpu", True),
+        ("2026.10.8rc9", False),
+        ("unknown", False),
+    ],
+)
+def test_versions_of_candidates_and_builds_are_understood(monkeypatch, version, enough):
+    monkeypatch.setattr(unsloth, "installed", lambda: True)
+    monkeypatch.setattr(unsloth, "has_gpu", lambda: False)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    assert (unsloth.missing() == "") is enough
 
 
 def test_four_bits_are_refused_by_the_torch_learner():
