@@ -10,7 +10,7 @@ import functools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -32,6 +32,9 @@ from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tr
 
 FLAT_STEPS = 3
 """Steps in a row without any contrast, after which advice is given."""
+
+Sample = Callable[[int], Awaitable[tuple[list[Group], dict[str, float]]]]
+"""A step's number, from 0 -> its scored groups and the seconds that they took, by arrow."""
 
 
 @dataclass(frozen=True)
@@ -103,32 +106,38 @@ async def train(
             if dry_run:
                 return await _dry_run(run, agent, tasks[0], reward, screen, shape)
             told = _open_trackers(run, trackers)
+            sample = functools.partial(_sample, run, agent, tasks, reward, screen, shape)
             evaluate_now = Evaluator(
                 run, agent, eval_tasks, eval_reward or reward, tuple(eval_temperatures), screen, shape
             )
-            try:
-                before = await evaluate_now.once("before")
-                await _loop(run, agent, tasks, reward, told, evaluate_now, eval_every, screen, shape)
-                after = await evaluate_now.once("after") if run.step else before
-            finally:
-                for tracker in told:
-                    tracker.close()
-                write_metrics(run)
-                report = write_report(run)
+            return await _train(run, sample, told, evaluate_now, eval_every, screen)
+
+
+async def _train(
+    run: Run, sample: Sample, trackers: Sequence[Tracker], evaluate_now: Evaluator, eval_every: int, screen: Display
+) -> TrainResult:
+    """Evaluate, train, evaluate again; what there is to show is written however it ends."""
+    try:
+        before = await evaluate_now.once("before")
+        await _loop(run, sample, trackers, evaluate_now, eval_every, screen)
+        after = await evaluate_now.once("after") if run.step else before
+    finally:
+        for tracker in trackers:
+            tracker.close()
+        write_metrics(run)
+        report = write_report(run)
     return TrainResult(run.run_dir, report, before, after)
 
 
 async def _loop(
-    run: Run, agent: object, tasks: Sequence[Any], reward: Any, trackers: Sequence[Tracker], evaluate_now: Evaluator,
-    eval_every: int, screen: Display, shape: Mapping[str, Any],
-) -> None:  # fmt: skip
+    run: Run, sample: Sample, trackers: Sequence[Tracker], evaluate_now: Evaluator, eval_every: int, screen: Display
+) -> None:
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
     flat = taught = 0
     steps, ahead = run.config.steps, run.config.max_staleness
     if run.step:
         screen.say(f"{run.run_dir}: {'finished already' if run.step >= steps else 'going on'} after step {run.step}")
     screen.total(steps, run.step)
-    sample = functools.partial(_sample, run, agent, tasks, reward, screen, shape)
     async with Pipeline(sample, range(run.step, steps), depth=ahead) as pipeline:
         while run.step < steps:
             if ahead:
