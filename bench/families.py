@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from art_core.errors import ConfigError
 from art_core.learner.tree_forward import tree_outputs
-from art_core.learner.tree_support import Support, support
+from art_core.learner.tree_support import PATHS, Support, support
 from art_core.token_tree import build_tree
 from art_core.types import Call, TokenTree, Trajectory
 from bench.plain import call_logprobs
@@ -147,6 +147,8 @@ class Result:
     """Norm of the difference over the norm."""
     in_pieces: float | None
     """Largest difference of logprobs where the tree is computed in pieces."""
+    own: float
+    """Largest difference of logprobs from calls in rows of their own under the attention that it was loaded with."""
     reason: str
     """Why not by segments."""
 
@@ -154,23 +156,34 @@ class Result:
     def wrong(self) -> bool:
         return max(self.logprobs, self.in_pieces or 0.0) > EQUAL * max(1.0, self.scale)
 
+    @property
+    def verdict(self) -> str:
+        if not self.wrong:
+            return ""
+        return "WRONG" if self.own > EQUAL * max(1.0, self.scale) else "not as eager"
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for each family, as it comes, then the table and what was left out."""
     names = parse(arguments).names or [*sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), *VARIANTS]
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     torch.set_num_threads(1)
-    rows, left_out = [], Counter[str]()
+    rows, refused, left_out = [], [], Counter[str]()
     for name in names:
         try:
             rows.append([name, *cells(measure(name))])
+        except ConfigError as error:
+            refused.append(f"{name}: {first_line(error)}")
         except Exception as error:  # noqa: BLE001 - a foreign config or model may fail in any way; the others go on
             reason = f"{type(error).__name__}: {first_line(error)[:90]}"
             print(f"{name}: {reason}", file=sys.stderr)
             left_out[reason] += 1
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, a CPU, float32\n")
     print(table(HEAD, rows))
-    print(f"\n{len(rows)} measured, {left_out.total()} not:")
+    print(f"\n{len(rows)} measured; {len(refused)} refused:")
+    for reason in refused:
+        print(f"- {reason}")
+    print(f"\n{left_out.total()} not made:")
     for reason, count in left_out.most_common():
         print(f"- {count}: {reason}")
 
@@ -191,9 +204,8 @@ def first_line(error: Exception) -> str:
 def cells(result: Result) -> list[object]:
     """Return a row without its name."""
     how, yes = result.how, {True: "yes", False: "no"}
-    verdict = "WRONG" if result.wrong else ""
     numbers = [f"{it:.1e}" if it is not None else "-" for it in (result.logprobs, result.gradients, result.in_pieces)]
-    return [how.backend, yes[how.head], yes[how.pieces], *numbers, verdict, result.reason]
+    return [how.backend, yes[how.head], yes[how.pieces], *numbers, result.verdict, result.reason]
 
 
 def measure(name: str) -> Result:
@@ -207,13 +219,17 @@ def measure(name: str) -> Result:
     expected, wanted = _with_gradient(plain, call_logprobs(plain, tree), coefficients)
     got, found = _with_gradient(model, tree_outputs(model, tree).logprobs, coefficients)
     how = support(model, None, _never)
+    reason = _reason(model, tree, how)
+    if how.positions and tree.depths.max() >= how.positions:
+        how, reason = PATHS, f"beyond {how.positions} positions it depends on a row's length"  # as tree_outputs does
     in_pieces = None
     if how.pieces:
         in_pieces = _gap(tree_outputs(model, tree, max_tokens=PIECE).logprobs, expected)
     gradients = float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
-    return Result(
-        how, _gap(got, expected), float(expected.abs().max()), gradients, in_pieces, _reason(model, tree, how)
-    )
+    scale = float(expected.abs().max())
+    with torch.no_grad():
+        own = _gap(got, call_logprobs(model, tree))
+    return Result(how, _gap(got, expected), scale, gradients, in_pieces, own, reason)
 
 
 def tiny_config(model_type: str, extras: dict[str, Any]) -> PreTrainedConfig:
@@ -273,16 +289,20 @@ def random_models(config: PreTrainedConfig) -> tuple[PreTrainedModel, PreTrained
 
 
 def forked_tree() -> TokenTree:
-    """Return a tree of two roots, forks at several depths, turns that extend others, and a second temperature."""
+    """Return a tree of two roots, forks at several depths, turns that extend others, and a second temperature.
+
+    The first call ends below ``LENGTH``, the turns that extend it above.
+    """
     ids = np.random.default_rng(0).integers(3, VOCABULARY, 400).tolist()
     long, short = ids[:100], ids[200:240]
     shapes = [
-        (long[:30], long[30:36], 1.0), (long[:60], long[60:68], 1.0), (long[:90], long[90:100], 1.0),
+        (long[:20], long[20:26], 1.0), (long[:30], long[30:36], 1.0), (long[:60], long[60:68], 1.0),
+        (long[:90], long[90:100], 1.0),
         (long[:36] + ids[100:110], ids[110:118], 0.7), (long[:75] + ids[120:130], ids[130:138], 1.0),
         (long[:75] + ids[120:124], ids[140:150], 1.0), (short[:20], short[20:26], 1.0), (short[:24], ids[150:190], 1.0),
     ]  # fmt: skip
     calls = [Call(tuple(it), tuple(sampled), (0.0,) * len(sampled), temperature=at) for it, sampled, at in shapes]
-    return build_tree([Trajectory(task=None, calls=tuple(calls[:3])), Trajectory(task=None, calls=tuple(calls[3:]))])
+    return build_tree([Trajectory(task=None, calls=tuple(calls[:4])), Trajectory(task=None, calls=tuple(calls[4:]))])
 
 
 def _with_gradient(model: PreTrainedModel, logprobs: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:

@@ -108,12 +108,13 @@ def test_a_section_that_does_not_finish_stands_in_the_report(tmp_path, capsys):
 
 
 def test_families_are_compared_with_their_calls(capsys):
-    families.main(["qwen3", "mamba", "no such family"])
+    families.main(["qwen3", "mamba", "rembert", "no such family"])
     rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()]
     found = {row[1]: row[2] for row in rows if len(row) > 2}
     assert (found["qwen3"], found["mamba"]) == ("segments", "paths")
     assert not any("WRONG" in row for row in rows)
-    assert ["2 measured, 1 not:"] in rows
+    assert ["2 measured; 1 refused:"] in rows and ["1 not made:"] in rows
+    assert any(row[0].startswith("- rembert: RemBertForCausalLM is not causal") for row in rows)
 
 
 def test_dense_masks_agree_with_the_reference():
