@@ -48,7 +48,8 @@ def head_of(model: nn.Module) -> Head | None:
     scale = getattr(config, "logit_scale", None) or 1.0
     if divisor := getattr(config, "logits_scaling", None):
         scale /= divisor
-    return Head(projection, scale, getattr(config, "final_logit_softcapping", None))
+    cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
+    return Head(projection, scale, cap)
 
 
 def logprobs_of(hidden: Tensor, head: Head, targets: Targets) -> tuple[Tensor, Tensor]:
