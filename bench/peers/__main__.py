@@ -51,6 +51,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--max-turns", type=int, default=10)
     add("--threads", type=int, default=1, help="of torch; on shared cores one is steadier")
     add("--repeats", type=int, default=3)
+    add(
+        "--cpu-time", action="store_true", help="seconds of processor time of a step, where other work shares the cores"
+    )
     add("--skip", default="", help="comma separated words: sides whose names hold one are left out, such as ART,naive")
     step = parser.add_argument_group("step").add_argument
     step("--style", default="text", help="text, tools, +fork, +subagent joined by +")

@@ -59,13 +59,14 @@ def run(options: Namespace) -> None:
     batch = make_batch(tokenizer, style=options.style, group_size=options.group_size, max_turns=options.max_turns)
     skipped = [word for word in options.skip.split(",") if word]
     sides = make_sides(tokenizer, model, batch, options.micro_batch, skipped)
-    measure(sides, options.repeats)
+    measure(sides, options.repeats, time.process_time if options.cpu_time else time.perf_counter)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"\n## One optimizer step\n\n{options.size}: {parameters / 1e6:.1f}M parameters, vocabulary {options.vocabulary}, "
         f"{dtype}; one group of {options.group_size} runs ({options.style}, at most {options.max_turns} turns): "
         f"{len(batch.calls)} calls, {len(batch.histories)} histories, {batch.trained} trained tokens; "
-        f"{torch.get_num_threads()} thread(s), median of {options.repeats} interleaved\n"
+        f"{torch.get_num_threads()} thread(s), median of {options.repeats} interleaved"
+        f"{'; seconds of processor time' if options.cpu_time else ''}\n"
     )
     print(table(*rows_of(sides, batch)))
     print("\n" + "\n".join(verdicts(sides, batch)), flush=True)
@@ -114,7 +115,7 @@ def make_sides(tokenizer: object, model: PreTrainedModel, batch: Batch, size: in
     return sides
 
 
-def measure(sides: list[Side], repeats: int) -> None:
+def measure(sides: list[Side], repeats: int, clock: Callable[[], float] = time.perf_counter) -> None:
     """Fill in ``seconds`` and ``gradient``; every round runs all sides, every other one in reverse."""
     optimizers = {
         id(side.model): torch.optim.AdamW(side.model.parameters(), lr=0.0, weight_decay=0.0) for side in sides
@@ -122,11 +123,11 @@ def measure(sides: list[Side], repeats: int) -> None:
 
     def step(side: Side) -> float:
         optimizer = optimizers[id(side.model)]
-        started = time.perf_counter()
+        started = clock()
         optimizer.zero_grad()
         side.run(side.model)
         optimizer.step()
-        return time.perf_counter() - started
+        return clock() - started
 
     for side in sides:
         seconds = step(side)
