@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from art_core.arguments import load_agent, load_example, load_reward, load_tasks, parse_settings
-from art_core.errors import ArtError
+from art_core.errors import ArtError, ConfigError
 from art_core.folder import new_run_dir
 from art_core.plugins import Plugins
 
@@ -126,7 +126,9 @@ def audit(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Prove that what was trained is what was sampled, id for id; exit code 1 where anything is wrong.
+    """Prove that what was trained is what was sampled, id for id.
+
+    Exit code 0: clean; 1: something is wrong; 2: there is no run to read. docs/audit.md says what this cannot prove.
 
     Recomputes the stored calls with the weights that sampled them, where these are kept, and checks the store, its digests
     and the records of the steps against each other.
@@ -134,7 +136,10 @@ def audit(
     import art_core as art
     from art_core.summary import print_audit
 
-    found = art.audit(run, sample=sample, **({} if tolerance is None else {"tolerance": tolerance}))
+    try:
+        found = art.audit(run, sample=sample, **({} if tolerance is None else {"tolerance": tolerance}))
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error  # exit code 2: nothing was found wrong, nothing was read
     if json_:
         print(json.dumps(found.as_json()))  # noqa: T201 - the command's result
     else:

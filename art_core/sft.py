@@ -43,6 +43,8 @@ def chosen(trajectories: Sequence[Trajectory], min_reward: float | None) -> list
                 "(art.load_trajectories), or build Trajectory(task=..., calls=[Call(prompt_ids=..., sampled_ids=..., "
                 "logprobs=...)]) with ids of the model's tokenizer.apply_chat_template; logprobs may be zeros"
             )
+    if not trajectories:
+        raise ConfigError("there are no trajectories to imitate: the list is empty; a lower min_reward may find some")
     whole = [t for t in trajectories if t.error is None and any(_trainable(t))]
     good = [t for t in whole if min_reward is None or (t.reward is not None and t.reward >= min_reward)]
     if not good:

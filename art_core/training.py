@@ -36,6 +36,11 @@ FLAT_STEPS = 3
 Sample = Callable[[int], Awaitable[tuple[list[Group], dict[str, float]]]]
 """A step's number, from 0 -> its scored groups and the seconds that they took, by arrow."""
 
+NOTHING_LEFT = (
+    "step {} trained nothing: every call of its groups was cut off at its token limit, aborted or forced; give a larger "
+    "max_tokens, or overlong='train' (the loss dapo drops calls that were cut off)"
+)
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -146,7 +151,9 @@ async def _loop(
             metrics = await run.learn(groups, seconds={**seconds, "wait_seconds": pipeline.waited()})
             for tracker in (*trackers, screen):
                 tracker.log(run.step, metrics)
-            taught += bool(metrics["groups_with_contrast"])
+            if metrics.get("skipped"):
+                screen.say_once(NOTHING_LEFT.format(run.step), about="skipped")
+            taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
             flat = 0 if metrics["groups_with_contrast"] else flat + 1
             if flat and flat % FLAT_STEPS == 0:
                 screen.say(flat_advice(flat, groups))

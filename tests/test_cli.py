@@ -70,7 +70,6 @@ def test_errors_are_one_message_without_a_traceback(art):
         (("train", "agent.py:build_agent", "nope.jsonl"), "there is no task file nope.jsonl"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "grup_size=2"), "did you mean 'group_size'"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--model", "./x"), "no model folder ./x"),
-        (("audit", "."), "is not a run folder"),
     ]:
         done = art(*arguments)
         assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -118,12 +118,12 @@ async def test_the_example_of_the_docs_runs_on_the_runs_of_another_folder(tmp_pa
     names = {"art": art}
     exec(compile(f"async def example():\n{body}", "settings.md", "exec"), names)
     await names["example"]()
-    assert "2 steps, -logprob" in capsys.readouterr().out
+    assert "4 steps, -logprob" in capsys.readouterr().out
     async with art.open_run("runs/warm", model="tiny") as run:
-        assert run.step == 2, "it goes on after the warm start"
+        assert run.step == 4, "it goes on after the warm start"
         await run.collect(ScriptedAgent(max_tokens=6), ["red"], group_size=2)
     report = art.audit("runs/warm", progress=False)
-    assert report.clean and (report.checked, report.trained_elsewhere) == (2, 2 * 3)
+    assert report.clean and (report.checked, report.trained_elsewhere) == (2, 4 * 3)
     with pytest.raises(ConfigError, match="is not a run folder"):
         art.load_trajectories("runs/nothing")
 

@@ -36,8 +36,8 @@ def audit(
     findings = Findings()
     with Store(file) as store, display(progress) as screen:
         by_version = read_calls(store, findings, screen)
-        if not findings.calls and not findings.problems:
-            raise ConfigError(f"{file} holds no calls: nothing has been sampled in this run yet")
         read_updates(store, findings, screen)
+        if not (findings.calls or findings.counts["updates"] or findings.problems):
+            raise ConfigError(f"{file} holds no calls: nothing has been sampled in this run yet")
         recompute(store, file.parent, by_version, findings, screen, sample, tolerance)
     return findings.report(file.parent, tolerance)
