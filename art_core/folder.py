@@ -53,6 +53,14 @@ def new_run_dir(model: str) -> Path:
     return folder
 
 
+def store_file(run_dir: str | Path) -> Path:
+    """Return the file of a run folder's store; ConfigError where ``run_dir`` is not a run folder."""
+    file = Path(run_dir).expanduser() / "run.sqlite"
+    if not file.is_file():
+        raise ConfigError(f"{run_dir} is not a run folder: it has no run.sqlite; give the run_dir of a run")
+    return file
+
+
 def checkpoints(run_dir: Path) -> list[Path]:
     """Return the checkpoint folders of a run, oldest first."""
     found = [path for path in (run_dir / "checkpoints").glob("step-*") if CHECKPOINT.fullmatch(path.name)]

@@ -59,10 +59,7 @@ def grpo(
     Every target is clipped by itself, and every trajectory weighs the same, long or short.
     """
     rows = _trained(inputs)
-    ratio = _log_ratio(rows).exp()
-    gain, clipped = _clipped_gain(ratio, rows, clip_low, clip_high)
-    share = _trajectory_mean(rows)
-    return _outputs(rows, gain, share, ratio=ratio, clipped=clipped, kl=kl, importance_cap=importance_cap)
+    return _clipped(rows, _log_ratio(rows).exp(), _trajectory_mean(rows), (clip_low, clip_high), kl, importance_cap)
 
 
 def dr_grpo(
@@ -83,10 +80,14 @@ def dr_grpo(
     The paper's advantage is ``"mean"``.
     """
     rows = _trained(inputs)
-    ratio = _log_ratio(rows).exp()
-    gain, clipped = _clipped_gain(ratio, rows, clip_low, clip_high)
-    share = rows.weights / (max_tokens * _trajectories(rows))
-    return _outputs(rows, gain, share, ratio=ratio, clipped=clipped, kl=kl, importance_cap=importance_cap)
+    return _clipped(
+        rows,
+        _log_ratio(rows).exp(),
+        rows.weights / (max_tokens * _trajectories(rows)),
+        (clip_low, clip_high),
+        kl,
+        importance_cap,
+    )
 
 
 def dapo(
@@ -105,10 +106,7 @@ def dapo(
     answers cut off at their token limit are not trained) is in the weights: see ``drops_overlong``.
     """
     rows = _trained(inputs)
-    ratio = _log_ratio(rows).exp()
-    gain, clipped = _clipped_gain(ratio, rows, clip_low, clip_high)
-    share = _target_mean(rows)
-    return _outputs(rows, gain, share, ratio=ratio, clipped=clipped, kl=kl, importance_cap=importance_cap)
+    return _clipped(rows, _log_ratio(rows).exp(), _target_mean(rows), (clip_low, clip_high), kl, importance_cap)
 
 
 def cispo(
@@ -156,9 +154,7 @@ def gspo(
     terms = rows.weights * _log_ratio(rows)
     means = terms.new_zeros(len(totals)).index_add(0, member, terms) / totals
     ratio = means.exp()[member]
-    gain, clipped = _clipped_gain(ratio, rows, clip_low, clip_high)
-    share = _trajectory_mean(rows)
-    return _outputs(rows, gain, share, ratio=ratio, clipped=clipped, kl=kl, importance_cap=importance_cap)
+    return _clipped(rows, ratio, _trajectory_mean(rows), (clip_low, clip_high), kl, importance_cap)
 
 
 def drops_overlong(loss: Loss) -> bool:
@@ -189,11 +185,15 @@ def _log_ratio(rows: LossInputs) -> Tensor:
     return rows.logprobs - (rows.old_logprobs if rows.proximal_logprobs is None else rows.proximal_logprobs)
 
 
-def _clipped_gain(ratio: Tensor, rows: LossInputs, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Return PPO's gain, min(r A, clip(r) A), and where the clipped term was taken."""
+def _clipped(
+    rows: LossInputs, ratio: Tensor, share: Tensor, clip: tuple[float, float], kl: float, importance_cap: float | None
+) -> LossOutputs:
+    """Return the loss with PPO's gain, min(r A, clip(r) A)."""
+    low, high = clip
     unclipped = ratio * rows.advantages
     clipped = ratio.clamp(1 - low, 1 + high) * rows.advantages
-    return unclipped.minimum(clipped), unclipped > clipped
+    gain = unclipped.minimum(clipped)
+    return _outputs(rows, gain, share, ratio=ratio, clipped=unclipped > clipped, kl=kl, importance_cap=importance_cap)
 
 
 def _members(rows: LossInputs) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from art_core.errors import ConfigError
+from art_core.folder import store_file
 from art_core.store import Store
 from art_core.token_tree import group_tree
 from art_core.types import Group, TokenTree, Trajectory
@@ -23,10 +24,7 @@ def load_trajectories(
     ``split`` is ``"train"`` or ``"eval"``; None takes all, as with ``step``. ``min_reward`` leaves out those with less or none.
     Raises ConfigError where ``run_dir`` is not a run folder, StoreError where it cannot be read.
     """
-    file = Path(run_dir).expanduser() / "run.sqlite"
-    if not file.is_file():
-        raise ConfigError(f"{run_dir} is not a run folder: it has no run.sqlite; give the run_dir of a run")
-    with Store(file) as store:
+    with Store(store_file(run_dir)) as store:
         found = store.trajectories(split=split, step=step)
     return [t for t in found if min_reward is None or (t.reward is not None and t.reward >= min_reward)]
 

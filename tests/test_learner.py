@@ -42,6 +42,13 @@ def make_trees(learner):
     return [replace(tree, old_logprobs=logprobs.numpy())]
 
 
+def check_good_and_bad_move_apart(learner, tree):
+    with torch.no_grad():
+        change = tree_logprobs(learner.model, tree) - torch.from_numpy(tree.old_logprobs)
+    trajectory = torch.from_numpy(tree.trajectory)
+    assert change[trajectory == 0].sum() > 0 > change[trajectory == 1].sum()
+
+
 def live(learner):
     return {name: tensor.clone() for name, tensor in learner.weights().live.items()}
 
@@ -66,10 +73,7 @@ def test_a_step_makes_the_good_runs_likelier_and_the_bad_ones_less_likely(model_
     learner = make_learner(model_folder, lora_rank=rank, learning_rate=0.003)
     trees = make_trees(learner)
     metrics = [learner.step(trees) for _ in range(3)][-1]
-    with torch.no_grad():
-        change = tree_logprobs(learner.model, trees[0]) - torch.from_numpy(trees[0].old_logprobs)
-    trajectory = torch.from_numpy(trees[0].trajectory)
-    assert change[trajectory == 0].sum() > 0 > change[trajectory == 1].sum()
+    check_good_and_bad_move_apart(learner, trees[0])
     assert learner.version == 3
     assert metrics["trajectories"] == 2 and metrics["targets"] == 11 and metrics["tokens"] == trees[0].num_tokens
     assert metrics["logprob_gap"] > 0 and metrics["grad_norm"] > 0 and metrics["learning_rate"] == 0.003
@@ -390,10 +394,7 @@ def test_every_loss_makes_good_runs_likelier_and_bad_ones_less_likely(model_fold
     learner = make_learner(model_folder, loss=loss, learning_rate=0.003, importance_cap=cap, kl=0.01)
     trees = make_trees(learner)
     metrics = [learner.step(trees) for _ in range(3)][-1]
-    with torch.no_grad():
-        change = tree_logprobs(learner.model, trees[0]) - torch.from_numpy(trees[0].old_logprobs)
-    trajectory = torch.from_numpy(trees[0].trajectory)
-    assert change[trajectory == 0].sum() > 0 > change[trajectory == 1].sum()
+    check_good_and_bad_move_apart(learner, trees[0])
     assert metrics["kl_ref"] > 0 and ("mismatch" in metrics) is (cap is not None)
 
 

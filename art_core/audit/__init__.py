@@ -9,6 +9,7 @@ from art_core.audit.recompute import recompute
 from art_core.audit.report import Audit, Findings, Problem
 from art_core.display import Display, display
 from art_core.errors import ConfigError
+from art_core.folder import store_file
 from art_core.store import Store
 
 __all__ = ["TOLERANCE", "Audit", "Problem", "audit"]
@@ -28,9 +29,7 @@ def audit(
     there can be asked: train with ``keep_checkpoints=None`` to keep all. Raises ConfigError where ``run_dir`` is not a run
     folder or holds no calls, StoreError where its file cannot be read; what is wrong with the run is in ``Audit.problems``.
     """
-    file = Path(run_dir).expanduser() / "run.sqlite"
-    if not file.is_file():
-        raise ConfigError(f"{run_dir} is not a run folder: it has no run.sqlite; give the run_dir of a run")
+    file = store_file(run_dir)
     if tolerance < 0 or (sample is not None and sample < 1):
         raise ConfigError(f"tolerance={tolerance} or sample={sample} cannot be used; give 0 or more, and at least 1")
     findings = Findings()

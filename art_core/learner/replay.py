@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from art_core.config import SMALL_MODEL
 from art_core.errors import StoreError
 from art_core.learner import checkpoint
+from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs
 from art_core.types import TokenTree
 
@@ -48,10 +49,6 @@ def vocabulary(model: PreTrainedModel | PeftModel) -> int:
 @torch.inference_mode()
 def replay(model: torch.nn.Module, tree: TokenTree) -> np.ndarray:
     """Return the logprob of every target: (num_targets,) float32."""
-    before = torch.get_num_threads()
     small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL
-    torch.set_num_threads(1 if small else before)
-    try:
+    with torch_threads(1 if small else torch.get_num_threads()):
         return tree_logprobs(model, tree).float().cpu().numpy()
-    finally:
-        torch.set_num_threads(before)

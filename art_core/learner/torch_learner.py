@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from art_core.errors import ArtError, ConfigError
 from art_core.learner import checkpoint
 from art_core.learner.gradients import accumulate, tokens_that_fit
 from art_core.learner.shared_memory import move, shared_tensors
+from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
 from art_core.packing import pack
 from art_core.types import Loss, TokenTree, Weights
@@ -86,11 +86,10 @@ class TorchLearner:
         ``loss`` counts instead of the learner's own; it is given no reference logprobs.
         Metrics: ``loss``, ``grad_norm`` (before clipping), ``learning_rate``, ``tokens`` (unique), ``targets`` and
         ``trajectories`` (those trained), ``passes``, ``logprob_gap`` (mean |new - old logprob|), ``entropy`` (mean, in
-        nats, of the distributions that the targets were sampled from; left out where the model's own code computes its logits),
+        nats, of the distributions that the targets were sampled from; not where the model's own code computes the logits),
         ``seconds``, ``tokens_per_second``, and the loss function's own. Trees without trained targets are left out; where
         all are, no step is taken and the metrics are ``skipped`` = 1. Raises ValueError for an empty list, and ArtError,
-        with the weights as they were,
-        where the gradient is not finite.
+        with the weights as they were, where the gradient is not finite.
         """
         if not trees:
             raise ValueError("step() was given no token trees; leave the step out where no group teaches anything")
@@ -98,7 +97,7 @@ class TorchLearner:
         if not trees:
             return {"skipped": 1.0}
         started = time.perf_counter()
-        with _threads(self._threads):
+        with torch_threads(self._threads):
             metrics = self._accumulate(trees, loss) | self._update()
         seconds = time.perf_counter() - started
         return metrics | {"seconds": seconds, "tokens_per_second": metrics["tokens"] / seconds}
@@ -106,7 +105,7 @@ class TorchLearner:
     def measure(self, trees: Sequence[TokenTree]) -> float:
         """Return the seconds that the forward and backward passes over ``trees`` take; no weight changes."""
         started = time.perf_counter()
-        with _threads(self._threads):
+        with torch_threads(self._threads):
             self._accumulate([tree for tree in trees if tree.weights.any()])
         self._optimizer.zero_grad()
         return time.perf_counter() - started
@@ -234,16 +233,6 @@ def _plain_shape(module: LoraLayer) -> torch.Size:
 
 def _plain_weight(module: LoraLayer) -> Tensor:
     return module.get_param() if isinstance(module, ParamWrapper) else dequantize_module_weight(module.get_base_layer())
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _with_keywords(loss: Loss, **settings: float | None) -> Loss:
