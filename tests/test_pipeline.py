@@ -35,14 +35,15 @@ class Numbers:
         return str(self.count)
 
 
-def odd(trajectory):
-    return float(int(trajectory.output) % 2)
+def number(trajectory):
+    """Give every run of a group its own reward, so that no step is without contrast whatever the order of the calls."""
+    return float(trajectory.output)
 
 
 def settings(tmp_path, **more):
     return {
         "model": "tiny", "steps": 4, "tasks_per_step": 2, "group_size": 4, "engine": FakeEngine(Numbers()),
-        "learner": CountingLearner(), "run_dir": tmp_path / "run", "reward": odd, "progress": False, **more,
+        "learner": CountingLearner(), "run_dir": tmp_path / "run", "reward": number, "progress": False, **more,
     }  # fmt: skip
 
 
@@ -273,7 +274,7 @@ async def test_a_reward_that_fails_in_a_later_steps_rollouts_ends_the_run_when_t
         asked += 1
         if asked > 2 * 8:
             raise RuntimeError("no more")
-        return odd(trajectory)
+        return number(trajectory)
 
     with pytest.raises(RewardError, match="no more"):
         await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=reward, max_staleness=1))
@@ -312,12 +313,12 @@ async def test_a_dry_run_and_hand_made_overlap_work_with_staleness(tmp_path):
     async with art.open_run(
         tmp_path / "hand", engine=FakeEngine(Numbers()), learner=CountingLearner(), max_staleness=1, group_size=4
     ) as run:
-        groups = await run.score(await run.collect(ScriptedAgent(), ["a"]), odd)
+        groups = await run.score(await run.collect(ScriptedAgent(), ["a"]), number)
         for _ in range(3):
             metrics, fresh = await asyncio.gather(
                 run.learn(groups), run.collect(ScriptedAgent(), ["a"], step=run.step + 2)
             )
-            groups = await run.score(fresh, odd)
+            groups = await run.score(fresh, number)
             assert metrics["staleness_max"] <= 1 and metrics["groups_stale"] == 0
 
 
@@ -326,7 +327,7 @@ async def test_a_dry_run_and_hand_made_overlap_work_with_staleness(tmp_path):
 
 def flat_for(*tasks):
     """Return a reward that is the same for every run of ``tasks``."""
-    return lambda trajectory: 0.0 if trajectory.task in tasks else odd(trajectory)
+    return lambda trajectory: 0.0 if trajectory.task in tasks else number(trajectory)
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
