@@ -188,7 +188,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"- {count}: {reason}")
 
 
-HEAD = ["family", "backend", "head in chunks", "pieces", "logprobs", "gradients", "in pieces", "", "why not segments"]
+HEAD = [
+    *("family", "backend", "head in chunks", "pieces", "rows left out"),
+    *("logprobs", "gradients", "in pieces", "", "why not segments"),
+]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -205,7 +208,7 @@ def cells(result: Result) -> list[object]:
     """Return a row without its name."""
     how, yes = result.how, {True: "yes", False: "no"}
     numbers = [f"{it:.1e}" if it is not None else "-" for it in (result.logprobs, result.gradients, result.in_pieces)]
-    return [how.backend, yes[how.head], yes[how.pieces], *numbers, result.verdict, result.reason]
+    return [how.backend, yes[how.head], yes[how.pieces], yes[how.trims], *numbers, result.verdict, result.reason]
 
 
 def measure(name: str) -> Result:

@@ -1,8 +1,9 @@
-"""Numbers -> a table in Markdown. Knows nothing about what was measured."""
+"""Numbers -> a table in Markdown, and which of its rows are wanted. Knows nothing about what was measured."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 
@@ -24,3 +25,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     ]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def wanted(name: str, skip: str) -> bool:
+    """Say whether ``name`` holds none of the comma separated words ``skip``; "padded" does not stand in "unpadded"."""
+    return not any(word and re.search(rf"\b{re.escape(word)}\b", name) for word in skip.split(","))

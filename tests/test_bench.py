@@ -54,7 +54,7 @@ def test_random_runs_make_a_tree_of_the_size_that_was_asked_for():
 def test_all_sides_of_the_step_have_one_gradient(capsys):
     batch = make_batch(load_tokenizer(), style="text+fork", group_size=2, max_turns=3)
     assert batch.trained == batch.tree.num_targets
-    sides = step.make_sides(load_tokenizer(), random_model("toy", 2048), batch, 2, ["TRL", "ART"])
+    sides = step.make_sides(load_tokenizer(), random_model("toy", 2048), batch, 2, "TRL,ART")
     step.measure(sides, 1)
     _, rows = step.rows_of(sides, batch)
     assert [row[0] for row in rows] == [step.CALLS, step.HISTORIES, step.PADDED, step.DENSE, step.OURS]
@@ -62,9 +62,10 @@ def test_all_sides_of_the_step_have_one_gradient(capsys):
 
 
 def test_the_step_says_what_the_tree_saves(capsys):
-    step.run(parse(["--only", "step", *TOY, "--skip", "TRL,ART,naive"]))
+    step.run(parse(["--only", "step", *TOY, "--skip", "TRL,ART,naive,padded"]))
     said = capsys.readouterr().out
     assert "| ours " in said
+    assert "| full histories, unpadded " in said and "| full histories, padded " not in said
     assert "x the tree's tokens, ours" in said
 
 

@@ -61,7 +61,8 @@ def check_equals_call_by_call(model, trajectories, **how):
     assert ours.shape == (tree.num_targets,) and ours.dtype == model.dtype
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     ours, theirs = gradient(model, ours), gradient(model, theirs)
-    assert (ours - theirs).norm() <= 1e-5 * theirs.norm() + 1e-7
+    # Norms and rotary angles are float32 in any model; targets that cancel leave only that rounding.
+    assert (ours - theirs).norm() <= 1e-5 * theirs.norm() + 1e-5
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral with a window", "gemma3 with a window"])
@@ -87,6 +88,7 @@ def test_every_family_is_a_tree_in_one_piece_and_in_several(family):
     check_equals_call_by_call(model, FORKED)
     check_equals_call_by_call(model, FORKED, max_tokens=4)
     how = support(model, None, compute=None)
+    assert how.trims is ("cap" not in family and "gpt-oss" not in family)
     assert (how.backend, how.head, how.pieces) == ("dense" if "cap" in family else "segments", True, True)
 
 

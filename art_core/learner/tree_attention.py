@@ -12,16 +12,20 @@ Knows nothing about calls, targets or losses: the tree arrives as a small intege
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+
+from art_core.learner.last_layer import ROWS, spread
 
 ATTENTION = "art_tree"
 """The name under which models find ``attend``."""
@@ -105,7 +109,15 @@ def attend(
         value = pad(value, (0, key.shape[-1] - width))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     segments = [Segment(*row) for row in attention_mask[0, 0].tolist()]
-    out = _TreeAttention.apply(query, key, value, s_aux, scale, segments)
+    queries, tokens = query.shape[2], key.shape[2]
+    first, depths = tokens - queries, _depths(segments, tokens)
+    rows = getattr(module, ROWS, None)
+    if rows is None or any(it.window for it in segments):
+        out = _TreeAttention.apply(query, key, value, s_aux, scale, _blocks(segments, first, tokens), depths)
+    else:
+        blocks = _blocks_of_rows(segments, rows.numpy(), first, tokens)
+        out = _TreeAttention.apply(query.index_select(2, rows), key, value, s_aux, scale, blocks, depths)
+        out = spread(out, 2, rows, queries)
     return out[..., :width].transpose(1, 2).contiguous(), None
 
 
@@ -114,11 +126,17 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, scale: float, segments: list[Segment]
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        scale: float,
+        blocks: Iterable[Block],
+        depths: Tensor,
     ) -> Tensor:
+        blocks = list(blocks)
         q, k, v = _grouped(query, key.shape[1]), key[0].unsqueeze(1), value[0].unsqueeze(1)
-        blocks = list(_blocks(segments, key.shape[2] - query.shape[2], key.shape[2]))
-        depths = _depths(segments, key.shape[2])
         precise = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(q.shape, dtype=precise)
         lse = torch.full(q.shape[:-1], float("-inf"), dtype=precise)
@@ -157,7 +175,7 @@ class _TreeAttention(torch.autograd.Function):
             # A sink is a key whose value is zero: its score's gradient is its weight times minus the output's share.
             weight = (_per_head(sinks, lse) - lse).exp()
             dsinks = -(weight * (grad * out).sum(-1)).sum(-1).to(sinks.dtype).view(sinks.shape)
-        return dq.view(query.shape), dk.transpose(0, 1), dv.transpose(0, 1), dsinks, None, None
+        return dq.view(query.shape), dk.transpose(0, 1), dv.transpose(0, 1), dsinks, None, None, None
 
 
 def _blocks(segments: list[Segment], first: int, tokens: int) -> Iterator[Block]:
@@ -173,6 +191,23 @@ def _blocks(segments: list[Segment], first: int, tokens: int) -> Iterator[Block]
             yield Block(q0 - first, q1 - first, it.start, min(it.end, q0), causal=False)
         if q0 < end:
             yield Block(q0 - first, q1 - first, q0, end, causal=True)
+
+
+def _blocks_of_rows(segments: list[Segment], rows: np.ndarray, first: int, tokens: int) -> Iterator[Block]:
+    """Yield the kernel calls of the queries ``rows``, ascending and counted from ``first``; no window slides."""
+    wanted = rows + first
+    gaps = np.flatnonzero(np.diff(wanted) != 1)
+    edges = np.unique(np.concatenate([wanted[:1], wanted[gaps] + 1, wanted[gaps + 1], wanted[-1:] + 1]))
+    # Cut where wanted rows begin and end, so that of each segment all rows are wanted or none.
+    cut = []
+    for it in segments:
+        inside = edges[slice(*np.searchsorted(edges, (it.start + 1, it.end)))].tolist()
+        for start, end in pairwise([it.start, *inside, it.end]):
+            cut.append(it._replace(start=start, end=end, depth=it.depth + start - it.start))
+    for block in _blocks(cut, first, tokens):
+        q0, q1 = np.searchsorted(rows, (block.q0, block.q1)).tolist()
+        if q0 < q1:
+            yield replace(block, q0=q0, q1=q1, causal=block.causal and rows[q0] == block.q0)
 
 
 def _windowed_blocks(it: Segment, q0: int, q1: int, first: int) -> Iterator[Block]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -23,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Cache, DynamicLayer, PreTrainedModel
 
 from art_core.learner.head import Targets, head_of, logprobs_of
+from art_core.learner.last_layer import only_rows
 from art_core.learner.tree_mask import TreeMask
 from art_core.learner.tree_support import PATHS, Support, attention_of, support
 from art_core.types import TokenTree
@@ -84,8 +87,11 @@ def tree_outputs(
     if way.positions and tree.depths.max(initial=0) >= way.positions:
         _say_once(base, ROPE_DEPENDS.format(way.positions))
         way = PATHS
-    # Layers that are checkpointed one by one take no cache, which is what a piece knows the others by.
-    whole = not way.pieces or (base.is_gradient_checkpointing and base.training)
+    if base.is_gradient_checkpointing and base.training:
+        # Layers that are checkpointed one by one take no cache, which is what a piece knows the others by, and are
+        # computed once more when nothing says any longer which rows are wanted.
+        way = replace(way, pieces=False, trims=False)
+    whole = not way.pieces
     recompute = max_tokens is not None and tree.num_tokens > max_tokens and torch.is_grad_enabled()
     if recompute and whole and way.backend != "paths":
         recompute = False
@@ -138,7 +144,7 @@ def _piece_by_piece(
         inputs = _inputs(base, tree, masks, start, stop)
         # Not every model that can be a tree has a cache that can.
         pieces = None if size >= tree.num_tokens else number
-        arguments = (base, way.attention, inputs, _tensor(keep, device), pieces, *past)
+        arguments = (base, way, inputs, _tensor(keep, device), pieces, *past)
         states, *new = checkpoint(_piece, *arguments, use_reentrant=False) if recompute else _piece(*arguments)
         hidden.append(states)
         past.extend(new)
@@ -148,13 +154,15 @@ def _piece_by_piece(
 
 
 def _piece(
-    base: PreTrainedModel, attention: str, inputs: dict[str, Any], keep: Tensor, pieces: int | None, *past: Tensor
+    base: PreTrainedModel, way: Support, inputs: dict[str, Any], keep: Tensor, pieces: int | None, *past: Tensor
 ) -> tuple[Tensor, ...]:
     """Return the hidden states of ``keep`` and the piece's keys and values, layer by layer.
 
     ``past`` holds those of the ``pieces`` before it, one piece after the other; None: the only piece.
     """
-    with attention_of(base, attention):  # here, because the backward pass may come by again
+    # Targets of two temperatures may share a row.
+    trimmed = only_rows(base, keep.unique_consecutive()) if way.trims else nullcontext()
+    with attention_of(base, way.attention), trimmed:  # here, because the backward pass may come by again
         decoder = base.get_decoder()
         if pieces is None:
             return (decoder(**inputs, use_cache=False).last_hidden_state[0, keep],)

@@ -45,6 +45,8 @@ class Support:
     """Whether the LM head is computed in chunks; else the model's own forward pass does it, at the wanted rows."""
     pieces: bool = False
     """Whether a tree can be computed a piece at a time."""
+    trims: bool = False
+    """Whether the last layer can leave out the rows that predict no target."""
     positions: int | None = None
     """Rotary frequencies depend on the row's length beyond this many positions, so longer trees go path by path."""
 
@@ -98,10 +100,9 @@ def _find(base: PreTrainedModel, backend: str | None, compute: Compute) -> Suppo
             for candidate in _candidates(base, windows, backend):
                 reason = _differs(compute, tree, candidate, expected, base.dtype)
                 if reason is None:
-                    pieces = (
-                        candidate.head and _differs(compute, tree, candidate, expected, base.dtype, PROBE_PIECE) is None
+                    return replace(
+                        _with_extras(compute, tree, candidate, expected, base.dtype), positions=_positions(base)
                     )
-                    return replace(candidate, pieces=pieces, positions=_positions(base))
                 logger.info("%s: %s with %s is not used: %s", type(base).__name__, candidate.backend, candidate, reason)
         if backend not in (None, "paths"):
             raise ConfigError(f"{type(base).__name__} cannot compute a token tree with backend={backend!r}: {reason}")
@@ -128,6 +129,16 @@ def _candidates(base: PreTrainedModel, windows: Mapping[str, int | None], backen
         for attention in attentions[name]:
             heads = (True, False) if head_of(base) else (False,)
             yield from (Support(name, attention, windows, head) for head in heads)
+
+
+def _with_extras(compute: Compute, tree: TokenTree, how: Support, expected: Tensor, dtype: torch.dtype) -> Support:
+    """Return ``how`` with what of ``pieces`` and ``trims`` changes nothing."""
+    if not how.head:
+        return how
+    how = replace(how, pieces=_differs(compute, tree, how, expected, dtype, PROBE_PIECE) is None)
+    trimmed = replace(how, trims=how.backend == "segments")
+    piece = PROBE_PIECE if how.pieces else None
+    return how if _differs(compute, tree, trimmed, expected, dtype, piece) else trimmed
 
 
 def _differs(

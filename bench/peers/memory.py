@@ -27,7 +27,7 @@ from bench.peers.batch import history_rows
 from bench.plain import dense_tree_logprobs, rows_backward
 from bench.shapes import random_model
 from bench.synthetic import TokenCall, random_trajectories
-from bench.tables import table
+from bench.tables import table, wanted
 
 SIDES = ("ours", "naive tree, dense mask", "histories, padded", "histories, one by one")
 RETURN_FREED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
@@ -41,7 +41,7 @@ def run(options: Namespace) -> None:
         f"\n## Peak memory of a step above weights, gradients and optimizer (MB)\n\n{options.size}, a group of "
         f"{options.group_size} runs of 4 turns; each figure a fresh process\n"
     )
-    sides = [side for side in SIDES if not any(word and word in side for word in options.skip.split(","))]
+    sides = [side for side in SIDES if wanted(side, options.skip)]
     rows = []
     for side in sides:
         for vocabulary in (int(size) for size in options.vocabularies.split(",")):

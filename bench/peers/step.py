@@ -21,7 +21,7 @@ from bench.peers.batch import Batch, load_tokenizer, make_batch
 from bench.peers.trl_side import trl_side
 from bench.plain import dense_tree_logprobs, padded_area, rows_backward
 from bench.shapes import random_model
-from bench.tables import table
+from bench.tables import table, wanted
 
 CALLS = "each call alone, unpadded"
 HISTORIES = "full histories, unpadded"
@@ -57,8 +57,7 @@ def run(options: Namespace) -> None:
     dtype = torch.float64 if options.float64 else torch.float32
     model = random_model(options.size, options.vocabulary, dtype)
     batch = make_batch(tokenizer, style=options.style, group_size=options.group_size, max_turns=options.max_turns)
-    skipped = [word for word in options.skip.split(",") if word]
-    sides = make_sides(tokenizer, model, batch, options.micro_batch, skipped)
+    sides = make_sides(tokenizer, model, batch, options.micro_batch, options.skip)
     measure(sides, options.repeats, time.process_time if options.cpu_time else time.perf_counter)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
@@ -72,8 +71,8 @@ def run(options: Namespace) -> None:
     print("\n" + "\n".join(verdicts(sides, batch)), flush=True)
 
 
-def make_sides(tokenizer: object, model: PreTrainedModel, batch: Batch, size: int, skipped: list[str]) -> list[Side]:
-    """Return the sides whose names hold none of the words ``skipped``; peers that are not installed are left out."""
+def make_sides(tokenizer: object, model: PreTrainedModel, batch: Batch, size: int, skip: str) -> list[Side]:
+    """Return the sides whose names hold none of the words ``skip``; peers that are not installed are left out."""
     calls, histories = sum(len(row.ids) for row in batch.calls), sum(len(row.ids) for row in batch.histories)
     area, trained = padded_area(batch.histories, size), batch.trained
     unique = batch.tree.num_tokens
@@ -106,7 +105,7 @@ def make_sides(tokenizer: object, model: PreTrainedModel, batch: Batch, size: in
     }
     sides = []
     for name, make in makers.items():
-        if any(word in name for word in skipped):
+        if not wanted(name, skip):
             continue
         try:
             sides.append(make())
