@@ -145,6 +145,10 @@ async def _loop(
     screen.total(steps, run.step)
     async with Pipeline(sample, range(run.step, steps), depth=ahead) as pipeline:
         while run.step < steps:
+            # Here, not at the end of a step, so that a run that goes on makes up for one that was interrupted.
+            if eval_every and run.step and run.step % eval_every == 0:
+                await pipeline.settled()  # the evaluation has the engine to itself
+                await evaluate_now.once(f"step {run.step}")
             if ahead:
                 screen.phase(f"step {run.step + 1}/{steps}: rollouts, scoring and learning", None)
             groups, seconds = await pipeline.next()
@@ -157,9 +161,6 @@ async def _loop(
             flat = 0 if metrics["groups_with_contrast"] else flat + 1
             if flat and flat % FLAT_STEPS == 0:
                 screen.say(flat_advice(flat, groups))
-            if eval_every and run.step % eval_every == 0 and run.step < steps:
-                await pipeline.settled()  # the evaluation has the engine to itself
-                await evaluate_now.once(f"step {run.step}")
     if flat and not taught and flat % FLAT_STEPS:
         screen.say(flat_advice(flat, groups))
 

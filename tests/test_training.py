@@ -190,6 +190,30 @@ async def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5]
 
 
+async def test_an_evaluation_that_was_interrupted_is_made_up_for_and_one_that_was_not_is_kept(tmp_path):
+    asked = []
+
+    async def agent(task_input, address):
+        if task_input == "held out":
+            asked.append(task_input)
+            if len(asked) == 2:
+                task.cancel()
+        return await ScriptedAgent()(task_input, address)
+
+    more = {"steps": 3, "eval_tasks": ["held out"], "eval_every": 1}
+    task = asyncio.ensure_future(art.train(agent, ["a"], **settings(tmp_path, **more)))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [it["name"] for it in evaluations(tmp_path)] == ["before"]
+    await art.train(agent, ["a"], **settings(tmp_path, **more))
+    assert [it["name"] for it in evaluations(tmp_path)] == ["before", "step 1", "step 2", "after"]
+    assert len(asked) == 1 + 4
+
+
+def evaluations(tmp_path):
+    return json.loads((tmp_path / "run" / "report.json").read_text())["evaluations"]
+
+
 async def test_only_the_newest_checkpoints_are_kept(tmp_path):
     await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, steps=5, keep_checkpoints=2))
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-000004", "step-000005"]

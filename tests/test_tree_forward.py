@@ -11,7 +11,7 @@ from tree_cases import FORKED, PATH_FAMILIES, SIZES, TREE_FAMILIES, VOCAB, make_
 
 from art_core.errors import ConfigError
 from art_core.learner import tree_logprobs
-from art_core.learner.tree_forward import tree_outputs
+from art_core.learner.tree_forward import tree_outputs, way_of
 from art_core.learner.tree_mask import TreeMask, flex_blocks
 from art_core.learner.tree_support import support
 from art_core.token_tree import build_tree
@@ -199,3 +199,14 @@ def test_weighted_only_leaves_out_what_is_not_trained():
 
 def test_a_tree_without_targets_has_no_logprobs():
     assert tree_logprobs(make_model("qwen3"), build_tree([])).shape == (0,)
+
+
+def test_the_last_layer_computes_only_the_rows_that_predict_a_target():
+    model, tree, rows = make_model("qwen3"), build_tree(FORKED), []
+    way_of(model)
+    for layer in model.model.layers:
+        layer.mlp.gate_proj.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
+    tree_logprobs(model, tree)
+    assert rows == [tree.num_tokens, len(set(tree.target_contexts.tolist()))] and rows[1] < rows[0]
+    assert model(input_ids=torch.tensor([[3, 4, 5]])).logits.shape == (1, 3, VOCAB)
+    assert rows[2:] == [3, 3]
