@@ -175,6 +175,8 @@ def write_report(run: Run) -> dict[str, Any]:
         "seed": run.config.seed,
         "model": run.config.model,
         "start_weights": run.store.meta("start_weights"),
+        "loss": run.store.meta("loss"),
+        "learner": run.store.meta("learner"),
         "config": dataclasses.asdict(run.config),
     }
     write_whole(run.run_dir / "report.json", json.dumps(report, indent=2) + "\n")

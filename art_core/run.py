@@ -141,6 +141,7 @@ class Run:
             else:
                 self._learner = self._learner_choice
             self._counted = self._learner.version
+            self.store.set_meta("learner", type(self._learner).__name__)
         return self._learner
 
     def adapt(self, agent: object) -> RunAgent:

@@ -64,6 +64,7 @@ async def test_the_run_folder_holds_what_anybody_needs_to_check_the_claim(tmp_pa
     for name in ("before", "after"):
         assert report[name]["n"] == 3 and 0 <= report[name]["success"] <= 1 and report[name]["stderr"] >= 0
     assert report["steps"] == 2 and report["seed"] == 0 and len(report["start_weights"]) == 64 and report["seconds"] > 0
+    assert report["loss"] == "grpo" and report["learner"] == "CountingLearner"
     assert (folder / "run.sqlite").is_file() and len(list((folder / "checkpoints").iterdir())) == 2
     assert result.before.success == report["before"]["success"]
 

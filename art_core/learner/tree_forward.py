@@ -183,6 +183,8 @@ class _Layer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         self.own = key_states, value_states
         keys, values = self.before
+        if not keys:
+            return self.own  # torch.cat would copy them
         return torch.cat([*keys, key_states], dim=-2), torch.cat([*values, value_states], dim=-2)
 
     def get_seq_length(self) -> int:
