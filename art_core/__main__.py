@@ -69,7 +69,8 @@ def train(
     eval_tasks: Annotated[str | None, typer.Option(help="Held-out tasks, given like TASKS.")] = None,
     seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE of any TrainConfig field; repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE of whatever docs/settings.md lists, such as loss=dapo; repeatable."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option(help="Roll out and score one group, say what would be trained, and stop.")
@@ -80,7 +81,7 @@ def train(
 
     settings = {"model": model, "steps": steps, "seed": seed, "run_dir": run_dir or new_run_dir(model)}
     settings |= {"eval_tasks": load_tasks(eval_tasks) if eval_tasks else None, "dry_run": dry_run}
-    settings |= parse_settings(set_ or [])
+    settings |= parse_settings(set_ or [], {"reward", *settings})
     with kept(settings["run_dir"]):
         result = art.train_sync(load_agent(agent), load_tasks(tasks), reward=load_reward(reward), **settings)
     if not dry_run:
@@ -99,7 +100,8 @@ def evaluate(
     temperature: Annotated[float | None, typer.Option(help="Imposed on the agent; default: the agent's own.")] = None,
     run_dir: RunDir = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE of any TrainConfig field; repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE of whatever docs/settings.md lists, such as loss=dapo; repeatable."),
     ] = None,
 ) -> None:
     """Run an agent once on every task and report success and mean reward."""
@@ -107,7 +109,8 @@ def evaluate(
 
     import art_core as art
 
-    settings = {"model": model, "temperature": temperature, "run_dir": run_dir} | parse_settings(set_ or [])
+    settings: dict[str, Any] = {"model": model, "temperature": temperature, "run_dir": run_dir}
+    settings |= parse_settings(set_ or [], {"reward", *settings})
     report = asyncio.run(art.evaluate(load_agent(agent), load_tasks(tasks), reward=load_reward(reward), **settings))
     print(json.dumps(report.as_json()))  # noqa: T201 - the command's result
 
@@ -195,7 +198,7 @@ def kept(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        text = f"stopped; everything up to the last finished step is kept: go on with --run-dir {run_dir}"
+        text = f"stopped; everything up to the last finished step is kept: go on with the same command and --run-dir {run_dir}"
         Console(stderr=True, soft_wrap=True, highlight=False).print(text)
         raise typer.Exit(130) from None
 

@@ -8,12 +8,15 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
+
+PYTHON = {"None": None, "True": True, "False": False}
+"""What the docs and errors call these values; JSON has other names."""
 
 
 def load_example() -> Any:
@@ -114,15 +117,20 @@ def load_reward(where: str) -> str | Callable[..., Any]:
     return load_object(where) if ":" in where else where
 
 
-def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """Return the settings of ``NAME=VALUE`` pairs; values are JSON where they can be."""
-    settings = {}
+def parse_settings(pairs: list[str], options: Collection[str]) -> dict[str, Any]:
+    """Return the settings of ``NAME=VALUE`` pairs; values are Python's None, True, False, JSON, or else words.
+
+    Raises ConfigError for one that has an option of its own, one of ``options``.
+    """
+    settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ConfigError(f"--set {pair!r}: write NAME=VALUE")
+        if name in options:
+            raise ConfigError(f"--set {pair!r}: give it as --{name.replace('_', '-')} {value}")
         try:
-            settings[name] = json.loads(value)
+            settings[name] = PYTHON[value] if value in PYTHON else json.loads(value)
         except json.JSONDecodeError:
             settings[name] = value
     return settings

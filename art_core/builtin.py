@@ -112,6 +112,9 @@ def unsloth_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learn
     return UnslothLearner(model_folder, config, loss)
 
 
+unsloth_learner.check = unsloth.check  # type: ignore[attr-defined]
+
+
 def auto_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
     """Load the learner that uses Unsloth where it can be used and suits the model, else the torch learner; log which."""
     reason = unsloth.why_not(model_folder, config)

@@ -98,6 +98,8 @@ LEAST = {
 }  # fmt: skip
 """The smallest value of every setting that is a number."""
 FRACTIONS = {"temperature", "rollout_timeout", "learning_rate", "max_grad_norm", "kl", "importance_cap"}
+PARTS = ("loss", "learner", "engine", "executor", "plugins")
+"""What a run is made of beside its config: keywords of ``train`` and ``open_run``."""
 CHOICES = {"advantage": ("mean_std", "mean", "leave_one_out"), "overlong": (None, "train", "drop")}
 """The values of every setting that is a name."""
 
@@ -107,7 +109,7 @@ def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
     names = [field.name for field in dataclasses.fields(TrainConfig)]
     for name in settings:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
+            near = [] if name in PARTS else difflib.get_close_matches(name, [*names, *PARTS], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}"
             raise ConfigError(f"{name!r} is not a setting of a run{hint}")
     values = {**known, **settings}

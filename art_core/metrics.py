@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from art_core.types import Group
+import numpy as np
+
+from art_core.types import Group, TokenTree
 
 OURS = frozenset(
     {
@@ -37,6 +39,12 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
         "calls": float(sum(len(t.calls) for t in trajectories)),
         "sampled_tokens": float(sum(len(c.sampled_ids) for t in trajectories for c in t.calls)),
     }
+
+
+def untrained(trees: Sequence[TokenTree]) -> float:
+    """Return the share of the targets that are not trained: their calls were cut off, aborted or forced."""
+    targets, trained = sum(it.num_targets for it in trees), sum(int(np.count_nonzero(it.weights)) for it in trees)
+    return 1 - trained / targets if targets else 0.0
 
 
 def joined(metrics: Mapping[str, float], learnt: Mapping[str, float]) -> dict[str, float]:

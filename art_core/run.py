@@ -19,7 +19,7 @@ from art_core.attribution import exempt
 from art_core.capture import Door
 from art_core.config import TrainConfig, check_tasks, model_folder
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
-from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary
+from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary, untrained
 from art_core.plugins import Plugins
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
@@ -104,7 +104,8 @@ class Run:
             self._executor = self.plugins.choose("register_executors", self._executor)()
         for hook, choice in (("register_learners", self._learner_choice), ("register_engines", self._engine)):
             if isinstance(choice, str):
-                self.plugins.choose(hook, choice)
+                factory = self.plugins.choose(hook, choice)
+                getattr(factory, "check", lambda: None)()
         if not isinstance(self._learner_choice, str):
             agreement.check_learner(self._learner_choice, self.config, self._loss, self._loss_name)
 
@@ -332,10 +333,11 @@ class Run:
     async def _update(
         self, groups: Sequence[Group], tree: Callable[[Group], TokenTree], loss: Loss | None = None
     ) -> dict[str, float]:
-        """Take one optimizer step on the groups and serve its weights; return the learner's metrics."""
-        return await update(
+        """Take one optimizer step on the groups and serve its weights; return the learner's metrics, and what was left out."""
+        trees = await in_thread(lambda: [tree(group) for group in groups])
+        learnt = await update(
             await self.learner(),
-            await in_thread(lambda: [tree(group) for group in groups]),
+            trees,
             [trajectory for group in groups for trajectory in group.trajectories],
             loss=loss,
             step=self.step + 1,
@@ -344,6 +346,7 @@ class Run:
             store=self.store,
             folder=self.run_dir / "serving",
         )
+        return learnt | {"untrained": untrained(trees)}
 
     def history(self) -> list[tuple[int, dict[str, float]]]:
         """Return (step, metrics) of the steps done; of a step that was done again after an interruption, the last."""

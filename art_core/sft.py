@@ -17,11 +17,12 @@ from art_core.types import Group, TokenTree, Trajectory
 
 
 def load_trajectories(
-    run_dir: str | Path, *, split: str | None = None, step: int | None = None, min_reward: float | None = None
+    run_dir: str | Path, *, split: str | None = "train", step: int | None = None, min_reward: float | None = None
 ) -> list[Trajectory]:
     """Return the finished runs of the agent that a run folder holds, with their calls and newest scores, oldest first.
 
-    ``split`` is ``"train"`` or ``"eval"``; None takes all, as with ``step``. ``min_reward`` leaves out those with less or none.
+    ``split`` is ``"train"`` or ``"eval"`` (runs on held-out tasks: to train on them spoils every later evaluation); None takes
+    both, and of ``step`` all. ``min_reward`` leaves out those with less or none.
     Raises ConfigError where ``run_dir`` is not a run folder, StoreError where it cannot be read.
     """
     with Store(store_file(run_dir)) as store:

@@ -16,7 +16,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from art_core.config import TrainConfig, check_tasks, make_config
+from art_core.config import PARTS, TrainConfig, check_tasks, make_config
 from art_core.display import Display, display
 from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
@@ -39,6 +39,11 @@ Sample = Callable[[int], Awaitable[tuple[list[Group], dict[str, float]]]]
 NOTHING_LEFT = (
     "step {} trained nothing: every call of its groups was cut off at its token limit, aborted or forced; give a larger "
     "max_tokens, or overlong='train' (the loss dapo drops calls that were cut off)"
+)
+MOSTLY_UNTRAINED = (
+    "step {}: {:.0%} of the tokens that were sampled in groups with contrast are not trained, because their calls were cut "
+    "off at their token limit, aborted or forced; give a larger max_tokens, or overlong='train' (the loss dapo drops calls "
+    "that were cut off)"
 )
 
 
@@ -126,6 +131,9 @@ async def _train(
         before = await evaluate_now.once("before")
         await _loop(run, sample, trackers, evaluate_now, eval_every, screen)
         after = await evaluate_now.once("after") if run.step else before
+    except asyncio.CancelledError:
+        screen.say(f"stopped: {run.run_dir} holds everything up to step {run.step}; with it as run_dir the run goes on")
+        raise
     finally:
         for tracker in trackers:
             tracker.close()
@@ -157,6 +165,8 @@ async def _loop(
                 tracker.log(run.step, metrics)
             if metrics.get("skipped"):
                 screen.say_once(NOTHING_LEFT.format(run.step), about="skipped")
+            if metrics.get("untrained", 0.0) > 0.5:
+                screen.say_once(MOSTLY_UNTRAINED.format(run.step, metrics["untrained"]), about="untrained")
             taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
             flat = 0 if metrics["groups_with_contrast"] else flat + 1
             if flat and flat % FLAT_STEPS == 0:
@@ -290,9 +300,7 @@ def open_run(run_dir: str | Path | None = None, *, model: str = "tiny", **settin
 
     Keywords are fields of ``TrainConfig`` and ``engine``, ``learner``, ``loss``, ``executor``, ``plugins`` as in ``train``.
     """
-    parts = {
-        name: settings.pop(name) for name in ("engine", "learner", "loss", "executor", "plugins") if name in settings
-    }
+    parts = {name: settings.pop(name) for name in PARTS if name in settings}
     return Run(run_dir, make_config(settings, model=model), **parts)
 
 

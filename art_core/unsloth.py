@@ -78,10 +78,15 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def load() -> ModuleType:
-    """Import Unsloth and return it; ConfigError where it cannot run here."""
+def check() -> None:
+    """Raise ConfigError where Unsloth cannot run here."""
     if reason := missing():
         raise ConfigError(f"learner='unsloth' cannot be used: {reason}, or give learner='torch'")
+
+
+def load() -> ModuleType:
+    """Import Unsloth and return it; ConfigError where it cannot run here."""
+    check()
     try:
         with quiet():
             import unsloth

@@ -69,6 +69,9 @@ def test_errors_are_one_message_without_a_traceback(art):
         (("train", "agent.py:nope", "tasks.jsonl"), "has no 'nope'"),
         (("train", "agent.py:build_agent", "nope.jsonl"), "there is no task file nope.jsonl"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "grup_size=2"), "did you mean 'group_size'"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "losss=dapo"), "did you mean 'loss'"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "reward=ruler"), "give it as --reward ruler"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "overlong=False"), "overlong=False is unknown"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--model", "./x"), "no model folder ./x"),
     ]:
         done = art(*arguments)

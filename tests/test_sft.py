@@ -110,7 +110,9 @@ async def test_the_example_of_the_docs_runs_on_the_runs_of_another_folder(tmp_pa
     async with art.open_run("runs/earlier", model="tiny") as run:
         groups = await run.collect(ScriptedAgent(max_tokens=6), ["red"], group_size=4)
         await run.score(groups, lambda t: float(t.rollout_id != groups[0].trajectories[0].rollout_id))
+        await run.collect(ScriptedAgent(max_tokens=6), ["held out"], group_size=1, split="eval")
     assert len(art.load_trajectories("runs/earlier")) == 4
+    assert len(art.load_trajectories("runs/earlier", split=None)) == 5
     [code] = re.findall(
         r"test_sft.py runs this -->\n```python\n(.*?)```", (DOCS / "settings.md").read_text(), re.DOTALL
     )

@@ -1,5 +1,7 @@
 """tree_logprobs: one pass over the tree equals training every call on its own."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from tree_cases import FORKED, PATH_FAMILIES, SIZES, TREE_FAMILIES, VOCAB, make_
 
 from art_core.errors import ConfigError
 from art_core.learner import tree_logprobs
+from art_core.learner.last_layer import filled, only_rows
 from art_core.learner.tree_forward import tree_outputs, way_of
 from art_core.learner.tree_mask import TreeMask, flex_blocks
 from art_core.learner.tree_support import support
@@ -73,9 +76,10 @@ def test_one_pass_over_the_tree_equals_training_every_call_on_its_own(family, tr
 
 
 @settings(max_examples=25, deadline=None)
-@given(trajectories=trajectory_lists(), tokens=st.integers(1, 9), again=st.booleans())
-def test_pieces_of_any_size_change_nothing(trajectories, tokens, again):
+@given(trajectories=trajectory_lists(), tokens=st.integers(1, 9), again=st.booleans(), gap=st.sampled_from([0, 1, 16]))
+def test_pieces_of_any_size_change_nothing(trajectories, tokens, again, gap):
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("art_core.learner.last_layer.SMALL_GAP", gap)
         patch.setattr("art_core.learner.tree_forward.CACHE_FRIENDLY", 24 * tokens)
         check_equals_call_by_call(
             MODELS["qwen2 with a window in one layer"], trajectories, max_tokens=tokens if again else None
@@ -201,7 +205,8 @@ def test_a_tree_without_targets_has_no_logprobs():
     assert tree_logprobs(make_model("qwen3"), build_tree([])).shape == (0,)
 
 
-def test_the_last_layer_computes_only_the_rows_that_predict_a_target():
+def test_the_last_layer_computes_only_the_rows_that_predict_a_target(monkeypatch):
+    monkeypatch.setattr("art_core.learner.last_layer.SMALL_GAP", 0)
     model, tree, rows = make_model("qwen3"), build_tree(FORKED), []
     way_of(model)
     for layer in model.model.layers:
@@ -210,3 +215,36 @@ def test_the_last_layer_computes_only_the_rows_that_predict_a_target():
     assert rows == [tree.num_tokens, len(set(tree.target_contexts.tolist()))] and rows[1] < rows[0]
     assert model(input_ids=torch.tensor([[3, 4, 5]])).logits.shape == (1, 3, VOCAB)
     assert rows[2:] == [3, 3]
+
+
+@given(rows=st.sets(st.integers(0, 60)), gap=st.integers(0, 20))
+def test_small_gaps_between_wanted_rows_are_filled_and_large_ones_are_not(rows, gap):
+    expected = {it for it in range(61) if it in rows or gap_around(it, rows) <= gap}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("art_core.learner.last_layer.SMALL_GAP", gap)
+        assert filled(torch.tensor(sorted(rows), dtype=torch.int64)).tolist() == sorted(expected)
+
+
+def gap_around(place, rows):
+    before, after = [it for it in rows if it < place], [it for it in rows if it > place]
+    return min(after) - max(before) - 1 if before and after else np.inf
+
+
+def test_other_threads_use_the_model_as_it_is_while_a_tree_is_computed():
+    model, ids = make_model("qwen3"), torch.tensor([[3, 4, 5, 6]])
+    plain, found = model(input_ids=ids).logits, []
+    with only_rows(model, torch.tensor([1])), only_rows(model, torch.tensor([2])):
+        thread = threading.Thread(target=lambda: found.append(model(input_ids=ids).logits))
+        thread.start()
+        thread.join()
+    torch.testing.assert_close(found, [plain])
+    torch.testing.assert_close(model(input_ids=ids).logits, plain)
+
+
+@pytest.mark.filterwarnings("ignore")  # dynamo's own
+def test_layers_that_are_compiled_later_compute_the_tree_too():
+    model = make_model("llama")
+    way_of(model)
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    check_equals_call_by_call(model, FORKED)

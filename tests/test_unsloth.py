@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tree_cases import make_model
 
+import art_core as art
 from art_core import builtin, unsloth
 from art_core.config import TINY, TrainConfig
 from art_core.errors import ConfigError
@@ -73,6 +74,14 @@ def test_unsloth_asked_for_and_not_installed_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="not installed; run: pip install unsloth, or give learner='torch'"):
         builtin.unsloth_learner(str(TINY), TrainConfig(), grpo)
+
+
+async def test_unsloth_that_cannot_run_here_is_refused_before_a_run_folder_is_made(monkeypatch, tmp_path):
+    monkeypatch.setattr(unsloth, "installed", lambda: False)
+    with pytest.raises(ConfigError, match="unsloth is not installed"):
+        async with art.open_run(tmp_path / "run", learner="unsloth"):
+            pass
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

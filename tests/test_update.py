@@ -77,6 +77,13 @@ async def test_a_step_that_trained_nothing_is_no_update_and_swaps_nothing(tmp_pa
         assert list(run.store.updates()) == [] and engine.loaded == []
 
 
+async def test_the_share_of_tokens_that_a_step_leaves_out_is_a_metric(tmp_path):
+    runs = (trajectory(0.0, "length"), trajectory(0.5, "length"), trajectory(0.7, "length"), trajectory(1.0))
+    async with run_of(tmp_path, learner=Learner(), loss="dapo") as run:
+        assert (await run.learn([art.Group("t", runs)]))["untrained"] == 0.75
+        assert (await run.learn([group()]))["untrained"] == 0
+
+
 @pytest.mark.parametrize("settings", [{"loss": "dapo"}, {"overlong": "drop"}])
 async def test_runs_that_were_cut_off_are_imitated_whatever_the_loss_drops(tmp_path, settings):
     async with run_of(tmp_path, learner=Learner(), **settings) as run:

@@ -25,7 +25,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from art_core.learner.last_layer import ROWS, spread
+from art_core.learner.last_layer import spread, wanted_rows
 
 ATTENTION = "art_tree"
 """The name under which models find ``attend``."""
@@ -111,7 +111,7 @@ def attend(
     segments = [Segment(*row) for row in attention_mask[0, 0].tolist()]
     queries, tokens = query.shape[2], key.shape[2]
     first, depths = tokens - queries, _depths(segments, tokens)
-    rows = getattr(module, ROWS, None)
+    rows = wanted_rows(module)
     if rows is None or any(it.window for it in segments):
         out = _TreeAttention.apply(query, key, value, s_aux, scale, _blocks(segments, first, tokens), depths)
     else:
@@ -207,7 +207,7 @@ def _blocks_of_rows(segments: list[Segment], rows: np.ndarray, first: int, token
     for block in _blocks(cut, first, tokens):
         q0, q1 = np.searchsorted(rows, (block.q0, block.q1)).tolist()
         if q0 < q1:
-            yield replace(block, q0=q0, q1=q1, causal=block.causal and rows[q0] == block.q0)
+            yield replace(block, q0=q0, q1=q1, causal=block.causal and bool(rows[q0] == block.q0))
 
 
 def _windowed_blocks(it: Segment, q0: int, q1: int, first: int) -> Iterator[Block]:

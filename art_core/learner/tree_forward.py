@@ -160,8 +160,7 @@ def _piece(
 
     ``past`` holds those of the ``pieces`` before it, one piece after the other; None: the only piece.
     """
-    # Targets of two temperatures may share a row.
-    trimmed = only_rows(base, keep.unique_consecutive()) if way.trims else nullcontext()
+    trimmed = only_rows(base, keep) if way.trims else nullcontext()
     with attention_of(base, way.attention), trimmed:  # here, because the backward pass may come by again
         decoder = base.get_decoder()
         if pieces is None:

@@ -136,9 +136,11 @@ def _with_extras(compute: Compute, tree: TokenTree, how: Support, expected: Tens
     if not how.head:
         return how
     how = replace(how, pieces=_differs(compute, tree, how, expected, dtype, PROBE_PIECE) is None)
-    trimmed = replace(how, trims=how.backend == "segments")
-    piece = PROBE_PIECE if how.pieces else None
-    return how if _differs(compute, tree, trimmed, expected, dtype, piece) else trimmed
+    if how.backend != "segments":
+        return how
+    trimmed = replace(how, trims=True)
+    sizes = (None, PROBE_PIECE) if how.pieces else (None,)
+    return how if any(_differs(compute, tree, trimmed, expected, dtype, size) for size in sizes) else trimmed
 
 
 def _differs(
