@@ -34,6 +34,16 @@ messages = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "to
 floats = st.one_of(st.floats(width=32, allow_nan=False), st.floats(allow_nan=False))
 
 
+def test_a_name_and_an_error_that_are_no_utf8_come_back(tmp_path):
+    with Store(tmp_path / "run.sqlite") as store:
+        store.add_rollout("r", task="t")
+        store.record("r", call(agent="\ud800"))
+        store.finish_rollout("r", error="no file \udcff")
+    with Store(tmp_path / "run.sqlite") as store:
+        assert store.calls("r")[0].agent == "\ud800"
+        assert store.trajectory("r").error == "no file \udcff"
+
+
 @st.composite
 def conversations(draw) -> list[tuple[str, Call]]:
     """Calls that extend, fork and compact each other, over three rollouts."""

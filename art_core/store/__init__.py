@@ -19,7 +19,7 @@ from art_core.errors import StoreError
 from art_core.store.calls import CallReader, CallWriter, RecordedCall, reward_calls
 from art_core.store.digest import SIZE, call_digest
 from art_core.store.schema import connect, unreadable
-from art_core.store.values import from_json, to_json
+from art_core.store.values import from_json, text_from_column, text_to_column, to_json
 from art_core.store.writer import Writer
 from art_core.types import Call, Trajectory
 
@@ -107,7 +107,7 @@ class Store:
         """Note how it ended. An output that JSON cannot say is kept as its fields, else as its repr."""
         self._write(
             "UPDATE rollouts SET finished = ?, output = ?, error = ?, seconds = ? WHERE rollout_id = ?",
-            (time.time(), to_json(output), error, seconds, rollout_id),
+            (time.time(), to_json(output), text_to_column(error), seconds, rollout_id),
         )
 
     def add_scores(
@@ -324,7 +324,7 @@ def _rollout(row: tuple) -> StoredRollout:
         group=group,
         finished=finished is not None,
         output=None if output is None else from_json(output),
-        error=error,
+        error=text_from_column(error),
         seconds=seconds or 0.0,
         reward=reward,
         metrics={} if metrics is None else from_json(metrics),

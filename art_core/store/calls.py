@@ -19,6 +19,8 @@ from art_core.store.values import (
     from_json,
     ids_from_bytes,
     request_to_json,
+    text_from_column,
+    text_to_column,
 )
 from art_core.types import Call, JsonDict
 
@@ -82,7 +84,7 @@ class CallWriter:
             parts.logprobs,
             parts.forced,
             int(call.policy_version),
-            call.agent,
+            text_to_column(call.agent),
             call.request_id,
             int(call.choice),
             None if call.reward is None else float(call.reward),
@@ -242,7 +244,7 @@ class CallReader:
                 sampled_ids=ids_from_bytes(sampled),
                 logprobs=floats_from_bytes(logprobs, len(sampled) // 4),
                 policy_version=version,
-                agent=agent,
+                agent=text_from_column(agent),
                 request_id=request_id,
                 choice=choice,
                 reward=reward,

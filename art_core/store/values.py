@@ -58,6 +58,23 @@ def from_json(data: bytes) -> Any:
     return json.loads(data.decode("utf-8", "surrogatepass"))
 
 
+def text_to_column(text: str | None) -> str | bytes | None:
+    """Return text as SQLite can hold it: as bytes where it has half of a surrogate pair, which UTF-8 cannot say."""
+    if text is None:
+        return None
+    data = text.encode("utf-8", "surrogatepass")
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return data
+    return text
+
+
+def text_from_column(value: str | bytes | None) -> str | None:
+    """Return what ``text_to_column`` was given."""
+    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
+
+
 def ids_to_bytes(ids: Sequence[int]) -> bytes:
     """Return token ids as int32. Raises OverflowError for ids that do not fit."""
     return np.asarray(ids, dtype=np.int32).tobytes()
