@@ -34,6 +34,10 @@ Tasks = Annotated[
     str, typer.Argument(help="A .jsonl file, one task a line, or MODULE:NAME of a list or of a function that makes it.")
 ]
 Reward = Annotated[str, typer.Option(help="MODULE:NAME of a reward function, or a registered name such as ruler.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="NAME=VALUE of what docs/settings.md lists for it, such as max_tokens=64; repeatable."),
+]
 Model = Annotated[str, typer.Option(help="tiny, a model folder, a Hugging Face name; for eval also a run folder.")]
 
 
@@ -68,10 +72,7 @@ def train(
     run_dir: RunDir = None,
     eval_tasks: Annotated[str | None, typer.Option(help="Held-out tasks, given like TASKS.")] = None,
     seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="NAME=VALUE of whatever docs/settings.md lists, such as loss=dapo; repeatable."),
-    ] = None,
+    set_: Settings = None,
     dry_run: Annotated[
         bool, typer.Option(help="Roll out and score one group, say what would be trained, and stop.")
     ] = False,
@@ -99,10 +100,7 @@ def evaluate(
     model: Model = "tiny",
     temperature: Annotated[float | None, typer.Option(help="Imposed on the agent; default: the agent's own.")] = None,
     run_dir: RunDir = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="NAME=VALUE of whatever docs/settings.md lists, such as loss=dapo; repeatable."),
-    ] = None,
+    set_: Settings = None,
 ) -> None:
     """Run an agent once on every task and report success and mean reward."""
     import asyncio

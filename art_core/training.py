@@ -165,7 +165,7 @@ async def _loop(
                 tracker.log(run.step, metrics)
             if metrics.get("skipped"):
                 screen.say_once(NOTHING_LEFT.format(run.step), about="skipped")
-            if metrics.get("untrained", 0.0) > 0.5:
+            elif metrics.get("untrained", 0.0) > 0.5:
                 screen.say_once(MOSTLY_UNTRAINED.format(run.step, metrics["untrained"]), about="untrained")
             taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
             flat = 0 if metrics["groups_with_contrast"] else flat + 1

@@ -12,7 +12,7 @@ Knows nothing about calls, targets or losses: the tree arrives as a small intege
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -113,9 +113,9 @@ def attend(
     first, depths = tokens - queries, _depths(segments, tokens)
     rows = wanted_rows(module)
     if rows is None or any(it.window for it in segments):
-        out = _TreeAttention.apply(query, key, value, s_aux, scale, _blocks(segments, first, tokens), depths)
+        out = _TreeAttention.apply(query, key, value, s_aux, scale, list(_blocks(segments, first, tokens)), depths)
     else:
-        blocks = _blocks_of_rows(segments, rows.numpy(), first, tokens)
+        blocks = list(_blocks_of_rows(segments, rows.numpy(), first, tokens))
         out = _TreeAttention.apply(query.index_select(2, rows), key, value, s_aux, scale, blocks, depths)
         out = spread(out, 2, rows, queries)
     return out[..., :width].transpose(1, 2).contiguous(), None
@@ -132,10 +132,9 @@ class _TreeAttention(torch.autograd.Function):
         value: Tensor,
         sinks: Tensor | None,
         scale: float,
-        blocks: Iterable[Block],
+        blocks: list[Block],
         depths: Tensor,
     ) -> Tensor:
-        blocks = list(blocks)
         q, k, v = _grouped(query, key.shape[1]), key[0].unsqueeze(1), value[0].unsqueeze(1)
         precise = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(q.shape, dtype=precise)

@@ -62,11 +62,10 @@ def text_to_column(text: str | None) -> str | bytes | None:
     """Return text as SQLite can hold it: as bytes where it has half of a surrogate pair, which UTF-8 cannot say."""
     if text is None:
         return None
-    data = text.encode("utf-8", "surrogatepass")
     try:
-        data.decode()
-    except UnicodeDecodeError:
-        return data
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
     return text
 
 
