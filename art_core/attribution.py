@@ -17,7 +17,7 @@ from functools import wraps
 from typing import Any
 
 from art_core.errors import CaptureError
-from art_core.types import RolloutAddress
+from art_core.types import RolloutAddress, within
 
 current_rollout: ContextVar[RolloutAddress | None] = ContextVar("art_current_rollout", default=None)
 """None outside every rollout."""
@@ -27,15 +27,16 @@ _exempt: ContextVar[bool] = ContextVar("art_exempt", default=False)
 def destination(model: str | None) -> RolloutAddress | None:
     """Return where a call to ``model`` goes: the current rollout's address, or None for where the caller sends it.
 
-    None where no rollout runs, where the rollout passes ``model`` through, inside ``exempt()``, and on the main thread and
-    the thread that runs the loop outside a rollout. Raises CaptureError on any other thread that carries no rollout while
-    some are live: the call may belong to any of them.
+    None where no rollout runs, where the rollout passes ``model`` or the calling node through, inside ``exempt()``, and on
+    the main thread and the thread that runs the loop outside a rollout. Raises CaptureError on any other thread that
+    carries no rollout while some are live: the call may belong to any of them.
     """
     if _exempt.get():
         return None
     address = current_rollout.get()
     if address is not None:
-        return None if model in address.passthrough else address
+        elsewhere = model in address.passthrough or (address.nodes and not within(agent_name(), address.nodes))
+        return None if elsewhere else address
     thread = threading.current_thread()
     if not _live.count or thread is threading.main_thread() or thread.ident in _live.loop_threads:
         return None
