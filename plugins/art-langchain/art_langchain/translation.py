@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("art")
 
-SAME = frozenset(
-    ("temperature", "top_p", "n", "seed", "max_tokens", "max_completion_tokens", "stop", "logprobs", "top_logprobs")
-    + ("presence_penalty", "frequency_penalty", "logit_bias", "parallel_tool_calls", "timeout", "extra_body")
-)
+SAME = {"temperature", "top_p", "n", "seed", "max_tokens", "max_completion_tokens", "stop", "logprobs", "top_logprobs"}
+SAME |= {"presence_penalty", "frequency_penalty", "logit_bias", "parallel_tool_calls", "timeout", "extra_body"}
 """Arguments that mean the same everywhere."""
 RENAMED = {
     "stop_sequences": "stop",
@@ -33,20 +31,16 @@ RENAMED = {
 }
 FORMATS = ("response_format", "output_format", "format", "response_json_schema", "response_schema")
 """Arguments that hold a schema of the answer."""
-READ = frozenset(("tools", "tool_choice", "top_k", "output_config", "response_mime_type", *FORMATS))
-LEFT_OUT = frozenset(
-    ("model", "stream", "stream_usage", "thinking", "reasoning", "reasoning_effort", "effort", "betas", "cache_control")
-    + ("metadata", "user", "service_tier", "extra_headers", "inference_geo", "safety_settings", "strict")
-    + ("ls_structured_output_format", "structured_output_format")
-)
+READ = {"tools", "tool_choice", "top_k", "output_config", "response_mime_type", *FORMATS}
+LEFT_OUT = {"model", "stream", "stream_usage", "thinking", "reasoning", "reasoning_effort", "effort", "betas", "strict"}
+LEFT_OUT |= {"metadata", "user", "service_tier", "extra_headers", "inference_geo", "cache_control", "safety_settings"}
+LEFT_OUT |= {"ls_structured_output_format", "structured_output_format"}
 """Arguments that do not change the question: the policy thinks as its chat template has it."""
 OWN = ("top_p", "top_k", "n", "stop", "stop_sequences", "output_config", "format")
 """Attributes under which classes keep such arguments for every call."""
-CALLED_TOOLS = frozenset(("function", "object", None))
+CALLED_TOOLS = {"function", "object", None}
 """The ``type`` of a tool that the agent runs itself: an OpenAI tool, a JSON schema, or none in other forms."""
-UNSEEN = frozenset(
-    ("thinking", "redacted_thinking", "reasoning", "reasoning_content", "tool_call", "invalid_tool_call")
-)
+UNSEEN = {"thinking", "redacted_thinking", "reasoning", "reasoning_content", "tool_call", "invalid_tool_call"}
 """Content blocks that repeat what the message says elsewhere, or that a provider does not show the model again."""
 
 
