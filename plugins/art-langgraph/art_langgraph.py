@@ -27,12 +27,7 @@ def adapt_agent(agent: object) -> RunAgent | None:
     # An object of LangGraph's exists only where its module was imported.
     if "langgraph.pregel" not in sys.modules:
         return None
-    from langgraph.graph import StateGraph
-    from langgraph.pregel import Pregel
-
-    if isinstance(agent, StateGraph):
-        raise AgentError("this StateGraph is not compiled: pass graph.compile()")
-    if not isinstance(agent, Pregel):
+    if not _is_graph(agent):
         return None
 
     async def run(input: Any, address: RolloutAddress) -> Any:
@@ -51,6 +46,9 @@ def answering(graph: Pregel, answer: Answer, *, context: Any = None) -> RunAgent
     """
     from langgraph.types import Command
 
+    if not _is_graph(graph):
+        raise AgentError(f"answering() runs a compiled LangGraph graph, not {graph!r:.100}")
+
     async def run(input: Any, address: RolloutAddress) -> Any:
         config, next_input = _thread(address), _state(graph, input)
         while True:
@@ -64,6 +62,16 @@ def answering(graph: Pregel, answer: Answer, *, context: Any = None) -> RunAgent
                 return output
 
     return run
+
+
+def _is_graph(agent: object) -> bool:
+    """Tell whether it is a compiled graph. Raises AgentError where it is one that is not compiled."""
+    from langgraph.graph import StateGraph
+    from langgraph.pregel import Pregel
+
+    if isinstance(agent, StateGraph):
+        raise AgentError("this StateGraph is not compiled: pass graph.compile()")
+    return isinstance(agent, Pregel)
 
 
 async def _answered(answer: Answer, value: Any) -> Any:

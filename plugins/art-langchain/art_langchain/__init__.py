@@ -20,8 +20,7 @@ def adapt_agent(agent: object) -> RunAgent | None:
         return None
 
     async def run(input: Any, address: RolloutAddress) -> Any:
-        # A graph with a checkpointer may stand anywhere in a chain; on one thread, runs would continue each other.
-        return await agent.ainvoke(input, {"configurable": {"thread_id": address.rollout_id}})
+        return await agent.ainvoke(input)
 
     return run
 

@@ -103,6 +103,7 @@ def _answered(name: str, ask: Callable[..., Any]) -> Callable[..., Any]:
 def _ask_policy(
     model: BaseChatModel,
     name: str,
+    /,
     messages: list[BaseMessage],
     stop: list[str] | None = None,
     run_manager: Any = None,
@@ -129,7 +130,8 @@ def _policy() -> ChatOpenAI:
         base_url="http://set-per-call",
         use_responses_api=False,
         stream_usage=True,
-        cache=False,
+        # A stream may wait for as long as a weight swap takes.
+        **({"stream_chunk_timeout": None} if "stream_chunk_timeout" in ChatOpenAI.model_fields else {}),
     )
 
 

@@ -91,9 +91,12 @@ def _tool(kind: str, tool: Any) -> dict[str, Any]:
             "provider. Give the agent a tool that it runs itself, or let this model answer for itself with passthrough="
         )
     try:
-        return convert_to_openai_tool(tool)
-    except ValueError as error:
+        function = convert_to_openai_tool(tool)["function"]
+    except (ValueError, KeyError) as error:
         raise CaptureError(f"{kind} was given a tool inside a rollout whose format is not known: {error}") from error
+    # In OpenAI's order: chat templates print a tool as it comes, and the prompt must not depend on the provider.
+    ordered = {key: function[key] for key in ("name", "description", "parameters") if key in function}
+    return {"type": "function", "function": ordered | function}
 
 
 def _tool_choice(kind: str, choice: Any) -> dict[str, Any]:
@@ -162,7 +165,7 @@ def _message(model: BaseChatModel, message: BaseMessage) -> list[BaseMessage]:
     except ValueError as error:
         raise CaptureError(
             f"{type(model).__name__} was given a {message.type} message inside a rollout whose content has no place in a chat "
-            f"completion: {error}"
+            f"completion: {' '.join(str(error).split()):.300}"
         ) from error
     ours = convert_to_messages(plain)
     if message.type == "ai":  # A call that was no JSON must come back as it was sampled.
