@@ -154,6 +154,20 @@ async def test_outside_a_rollout_and_where_it_is_let_through_a_model_answers_for
     assert len(stub.of("r")) == 2
 
 
+def test_a_model_around_another_is_answered_in_its_place_unless_it_is_let_through(stub):
+    class Router(Plain):
+        def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+            inner = ChatOpenAI(model="m", api_key="agent", base_url="http://127.0.0.1:9/v1")
+            answer = inner.invoke([SystemMessage("be brief"), *messages])
+            return ChatResult(generations=[ChatGeneration(message=AIMessage(f"routed: {answer.text}"))])
+
+    with stub.rollout():
+        assert Router().invoke("hello").content == "answer of r"
+    with stub.rollout(passthrough=("Router",)):
+        assert Router().invoke("hello").content == "routed: answer of r"
+    assert [len(asked.body["messages"]) for asked in stub.of("r")] == [1, 2]
+
+
 def test_the_policy_is_asked_for_the_model_that_the_agent_names(stub, model):
     with stub.rollout():
         model.invoke("hello")
