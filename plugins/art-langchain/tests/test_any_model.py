@@ -1,7 +1,6 @@
 """Chat models of every provider are answered by the policy, and all else about them stays as it was."""
 
 import asyncio
-import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
@@ -331,48 +330,6 @@ def test_the_rate_limiter_of_the_model_is_asked(stub):
     with stub.rollout():
         Plain(rate_limiter=limiter).invoke("hello")
     assert limiter.asked == 1
-
-
-def test_anthropics_content_blocks_become_openais(stub):
-    history = [
-        SystemMessage([{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}]),
-        HumanMessage(
-            [
-                {"type": "text", "text": "what is this?"},
-                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}},
-            ]
-        ),
-        AIMessage(
-            [
-                {"type": "thinking", "thinking": "hm", "signature": "s"},
-                {"type": "text", "text": "let me see"},
-                {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}},
-            ]
-        ),
-        HumanMessage(
-            [
-                {"type": "tool_result", "tool_use_id": "t1", "content": "rain"},
-                {"type": "text", "text": "and?"},
-            ]
-        ),
-    ]
-    with stub.rollout():
-        CLAUDE.invoke(history)
-    system, question, called, *rest = stub.of("r")[0].body["messages"]
-    assert system == {"role": "system", "content": "be brief"}
-    assert question["content"][1] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    assert called["content"] == "let me see"
-    assert json.loads(called["tool_calls"][0]["function"]["arguments"]) == {"city": "Oslo"}
-    assert sorted((message["role"], message["content"]) for message in rest) == [("tool", "rain"), ("user", "and?")]
-
-
-def test_a_tool_call_that_was_no_json_comes_back_as_it_was_sampled(stub):
-    broken = {"name": "weather", "args": "{oops", "id": "t1", "error": None, "type": "invalid_tool_call"}
-    for content in ("", [{"type": "text", "text": "so"}]):
-        with stub.rollout():
-            CLAUDE.invoke([HumanMessage("hello"), AIMessage(content, invalid_tool_calls=[broken])])
-    for asked in stub.of("r"):
-        assert asked.body["messages"][1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": "{oops"}
 
 
 def test_what_no_chat_completion_can_say_is_refused_by_name(stub):
