@@ -1,5 +1,5 @@
-"""Stand-ins for the heavy parts, for our tests and for those of plugin authors: an engine that answers from a script, a
-learner that only counts. They go through the same door as the real ones; nothing is patched.
+"""Stand-ins for the heavy parts: an engine that answers from a script, a learner that only counts, an agent without a
+framework. They know nothing about what is tested with them.
 """
 
 from __future__ import annotations
