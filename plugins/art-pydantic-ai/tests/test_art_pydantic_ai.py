@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import art_pydantic_ai
 import pydantic
 import pytest
 from pydantic_ai import Agent, ModelRetry, NativeOutput, PromptedOutput, RunContext, ToolOutput, UsageLimits
@@ -25,6 +25,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 import art_core as art
 import art_openai
+import art_pydantic_ai
 from art_core.errors import CaptureError
 from art_core.testing import CountingLearner, FakeEngine, check_adapter, scripted_reply
 
@@ -174,7 +175,7 @@ async def test_every_mode_of_structured_output_keeps_every_rule(output):
     def reply(request):
         answer = scripted_reply(request)
         if not request.get("tools") and not request.get("response_format", {}).get("json_schema"):
-            answer["content"] = '{"city": "%s"}' % answer["content"].removeprefix("answer to ")
+            answer["content"] = json.dumps({"city": answer["content"].removeprefix("answer to ")})
         return answer
 
     await check_adapter(
