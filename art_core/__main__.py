@@ -16,6 +16,7 @@ from rich.table import Table
 from art_core.arguments import load_agent, load_example, load_reward, load_tasks, parse_settings
 from art_core.errors import ArtError, ConfigError
 from art_core.folder import new_run_dir
+from art_core.new_plugin import Kind, write_plugin
 from art_core.plugins import Plugins
 
 app = typer.Typer(
@@ -151,17 +152,30 @@ def audit(
 
 @app.command(epilog="Example: `art plugins`")
 def plugins() -> None:
-    """List the installed plugins with their hooks, and those that importable frameworks still lack."""
-    from art_core.doctor import missing_plugins
+    """List the installed plugins with their hooks, and what the frameworks that are installed here still need."""
+    from art_core.doctor import frameworks
 
-    table = Table("plugin", "distribution", "version", "hooks")
+    installed, known = Table("plugin", "distribution", "version", "hooks"), Table("framework", "plugin", "what to do")
     found = Plugins().installed()
     for it in found:
-        table.add_row(it.name, it.distribution, it.version, ", ".join(it.hooks))
+        installed.add_row(it.name, it.distribution, it.version, ", ".join(it.hooks))
+    for framework in frameworks(found):
+        known.add_row(framework.name, framework.state, framework.advice)
     console = Console()
-    console.print(table)
-    for framework, distribution in missing_plugins(found):
-        console.print(f"{framework} is installed without its plugin: pip install {distribution}", highlight=False)
+    console.print(installed)
+    if known.row_count:
+        console.print(known)
+
+
+@app.command("new-plugin", epilog="Example: `art new-plugin crewai --dir plugins`")
+def new_plugin(
+    name: Annotated[str, typer.Argument(help="What it is for, such as crewai: the distribution becomes art-crewai.")],
+    dir_: Annotated[Path, typer.Option("--dir", help="Where its folder is made.")] = Path("."),
+    kind: Annotated[Kind, typer.Option(help="What it adds.")] = Kind.agent,
+) -> None:
+    """Write a plugin to begin with: a distribution that works and whose tests pass."""
+    plugin = write_plugin(name, dir_, kind)
+    Console(highlight=False, soft_wrap=True).print(plugin.next_steps(), markup=False)
 
 
 @app.command(epilog="Example: `art doctor`")

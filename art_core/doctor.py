@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from art_core import unsloth
-from art_core.plugins import ADAPTERS, Installed, Plugins
+from art_core.plugins import ADAPTERS, WITHOUT_PLUGIN, Installed, Plugins, as_function
 
 NEEDED_BY = {
     "torch": "training and the embedded engine: pip install 'art-core[train]'",
@@ -22,6 +22,7 @@ NEEDED_BY = {
     "openai": "agents that use the OpenAI client: pip install art-openai",
     "langchain_core": "LangChain agents: pip install art-langchain",
     "langgraph": "LangGraph agents: pip install art-langgraph",
+    "pydantic_ai": "PydanticAI agents: pip install art-pydantic-ai",
     "litellm": "RULER, the LLM judge: pip install art-ruler",
 }
 """Importable package -> what it is for and how to get it."""
@@ -44,21 +45,43 @@ def examine() -> list[Finding]:
     found += [_gpu(), _unsloth()]
     plugins = Plugins().installed()
     found += [Finding(f"plugin {it.name}", f"{it.distribution} {it.version}") for it in plugins]
-    found += [
-        Finding(f"plugin for {framework}", "missing", f"pip install {distribution}")
-        for framework, distribution in missing_plugins(plugins)
-    ]
+    found += [Finding(f"plugin for {it.name}", it.state, it.advice) for it in frameworks(plugins) if it.advice]
     return found
 
 
-def missing_plugins(installed: Iterable[Installed]) -> list[tuple[str, str]]:
-    """Return (framework, distribution) for importable frameworks whose plugin is not installed."""
+@dataclass(frozen=True)
+class Framework:
+    """An agent framework that can be imported here."""
+
+    name: str
+    """Of its package."""
+    state: str
+    advice: str = ""
+    """What to do; empty where its plugin is installed."""
+
+
+def frameworks(installed: Iterable[Installed]) -> list[Framework]:
+    """Return the known frameworks that can be imported here, with what each still needs."""
     have = {it.distribution for it in installed}
-    wanted: dict[str, str] = {}
+    found = []
     for package, distribution in ADAPTERS.items():
-        if distribution not in have and importlib.util.find_spec(package) is not None:
-            wanted.setdefault(distribution, package)
-    return [(package, distribution) for distribution, package in wanted.items()]
+        if _importable(package):
+            advice = "" if distribution in have else f"pip install {distribution}"
+            found.append(Framework(package, "missing" if advice else distribution, advice))
+    for package, model in WITHOUT_PLUGIN.items():
+        if _importable(package):
+            found.append(Framework(package, "works as a function", f"def agent(task), {as_function(model)}"))
+    return found
+
+
+def _importable(package: str) -> bool:
+    """Say whether a framework is there; a user's own folder called agents is not the OpenAI Agents SDK."""
+    if package == "agents":
+        return "openai-agents" in importlib.metadata.packages_distributions().get(package, ())
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
 
 
 def _python() -> Finding:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,24 @@ ADAPTERS = {
     "langchain": "art-langchain",
     "langchain_core": "art-langchain",
     "openai": "art-openai",
+    "agents": "art-openai",
+    "pydantic_ai": "art-pydantic-ai",
 }
 """The top-level package of an agent's class -> the distribution that adapts it."""
+WITHOUT_PLUGIN = {
+    "agno": "OpenAIChat(id=...)",
+    "autogen_agentchat": "OpenAIChatCompletionClient(model=...)",
+    "crewai": "LLM(model='openai/...')",
+    "dspy": "dspy.LM('openai/...')",
+    "google.adk": "LiteLlm(model='openai/...')",
+    "haystack": "OpenAIChatGenerator(model=...)",
+    "instructor": "instructor.from_openai(...)",
+    "llama_index": "llama_index.llms.openai.OpenAI(model=...)",
+    "semantic_kernel": "OpenAIChatCompletion(ai_model_id=...)",
+    "smolagents": "OpenAIModel(model_id=...)",
+    "strands": "strands.models.openai.OpenAIModel(model_id=...)",
+}
+"""The package of a known framework that has no plugin of ours -> its model that asks through the OpenAI client."""
 
 log = logging.getLogger("art_core.plugins")
 
@@ -156,10 +172,24 @@ class Plugins:
                 return run
         installed = self.installed()
         adapters = {it.distribution for it in installed if "adapt_agent" in it.hooks}
-        wanted = ADAPTERS.get(type(agent).__module__.partition(".")[0])
-        missing = wanted is not None and wanted not in {it.distribution for it in installed}
-        advice = f"install {wanted}" if missing else "wrap it in a function of one task, def agent(task)"
         raise AgentError(
             f"no installed plugin adapts an agent of type {type(agent).__module__}.{type(agent).__qualname__}; "
-            f"{advice}. Installed adapters: {', '.join(sorted(adapters))}."
+            f"{_advice(agent, {it.distribution for it in installed})}. Installed adapters: {', '.join(sorted(adapters))}."
         )
+
+
+def _advice(agent: object, installed: Container[str]) -> str:
+    module = type(agent).__module__
+    wanted = ADAPTERS.get(module.partition(".")[0])
+    if wanted is not None and wanted not in installed:
+        return f"install {wanted}"
+    wrap = "wrap it in a function of one task, def agent(task)"
+    for package, model in WITHOUT_PLUGIN.items():
+        if module == package or module.startswith(f"{package}."):
+            return f"{wrap}, {as_function(model)}"
+    return wrap
+
+
+def as_function(model: str) -> str:
+    """Return how an agent without a plugin is captured, where ``model`` asks through the OpenAI client."""
+    return f"with {model} and art-openai, or any client given address.base_url, def agent(task, address)"

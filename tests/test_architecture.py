@@ -26,7 +26,7 @@ ROWS = [
     {"evaluation", "audit"},
     {"training"},
     {"__init__"},
-    {"summary", "chart", "doctor", "testing"},
+    {"summary", "chart", "doctor", "new_plugin", "testing"},
     {"__main__"},
 ]
 ROW = {module: number for number, modules in enumerate(ROWS) for module in modules}

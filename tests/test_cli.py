@@ -85,6 +85,16 @@ def test_doctor_and_plugins_tell_what_is_installed(art):
     assert "GPU" in art("doctor").stdout
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "eval", "audit", "plugins", "doctor"])
+def test_new_plugin_writes_a_folder_and_says_what_to_do_next(art, tmp_path):
+    done = art("new-plugin", "my-thing", "--kind", "reward", "--dir", "made")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made" / "art-my-thing" / "art_my_thing.py").exists()
+    for said in ("pip install -e", "python -m pytest", "art plugins", "docs/extending.md"):
+        assert said in done.stdout
+    again = art("new-plugin", "my-thing", "--dir", "made")
+    assert again.returncode == 1 and "nothing there was changed" in again.stderr
+
+
+@pytest.mark.parametrize("command", ["demo", "train", "eval", "audit", "plugins", "doctor", "new-plugin"])
 def test_every_command_has_help_with_an_example(art, command):
     assert "Example: art" in art(command, "--help").stdout

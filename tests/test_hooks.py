@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from art_core import hookspecs
+from art_core.plugins import WITHOUT_PLUGIN
+from art_core.testing.report import KINDS
 
 ROOT = Path(__file__).parent.parent
 HOOKS = sorted(
@@ -29,6 +31,15 @@ def test_a_hook_says_when_it_is_called_and_what_its_answer_means(hook):
 def test_a_hook_has_a_heading_with_its_signature_in_the_docs(hook):
     names = ", ".join(inspect.signature(getattr(hookspecs, hook)).parameters)
     assert f"## `{hook}({names})`" in (ROOT / "docs" / "extending.md").read_text()
+
+
+def test_the_docs_say_how_to_begin_and_how_to_test_and_name_every_known_framework():
+    text = (ROOT / "docs" / "extending.md").read_text()
+    assert "## Start: `art new-plugin`" in text and "## Test it: `check_adapter`" in text
+    for framework, model in WITHOUT_PLUGIN.items():
+        assert f"| {framework} | `{model}` |" in text
+    for kind in KINDS:
+        assert f"`{kind}`" in text
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from art_core import hookimpl
+from art_core.doctor import frameworks
 from art_core.errors import AgentError, ConfigError, PluginError
-from art_core.plugins import Plugins
+from art_core.plugins import ADAPTERS, WITHOUT_PLUGIN, Installed, Plugins
 from art_core.types import RolloutAddress
 
 ADDRESS = RolloutAddress("r", "http://127.0.0.1:1/rollouts/r/v1", "key", "policy")
@@ -75,6 +76,36 @@ def test_an_agent_of_a_known_framework_gets_the_name_of_its_plugin():
     Alien = type("CompiledStateGraph", (), {"__module__": "langgraph.graph.state"})
     with pytest.raises(AgentError, match="install art-langgraph"):
         run(Alien())
+
+
+def test_an_agent_of_a_framework_without_a_plugin_is_told_how_it_works_as_a_function():
+    Alien = type("Agent", (), {"__module__": "google.adk.agents"})
+    with pytest.raises(AgentError, match=r"def agent\(task\), with LiteLlm.*art-openai, or any client given address"):
+        run(Alien())
+
+
+def test_frameworks_are_listed_with_what_they_need(monkeypatch):
+    there = {"crewai", "pydantic_ai", "google"}
+
+    def find_spec(name):
+        if name == "dspy":
+            raise ModuleNotFoundError("as where the package around it is missing")
+        return name if name in there else None
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
+    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"agents": ["somebodys-own"]})
+    missing, function = frameworks([])
+    assert (missing.name, missing.advice) == ("pydantic_ai", "pip install art-pydantic-ai")
+    assert (function.name, function.state) == ("crewai", "works as a function")
+    assert "address.base_url" in function.advice
+    installed, _ = frameworks([Installed("pydantic_ai", "art-pydantic-ai", "1", ())])
+    assert (installed.state, installed.advice) == ("art-pydantic-ai", "")
+    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"agents": ["openai-agents"]})
+    assert ("agents", "pip install art-openai") in [(it.name, it.advice) for it in frameworks([])]
+
+
+def test_what_is_called_a_frameworks_plugin_is_what_its_agents_are_told():
+    assert not set(ADAPTERS) & set(WITHOUT_PLUGIN)
 
 
 def test_a_misspelt_hook_is_refused():

@@ -1,5 +1,5 @@
-"""Stand-ins for the heavy parts, for our tests and for those of plugin authors: an engine that answers from a script, a
-learner that only counts. They go through the same door as the real ones; nothing is patched.
+"""Stand-ins for the heavy parts: an engine that answers from a script, a learner that only counts, an agent without a
+framework. They know nothing about what is tested with them.
 """
 
 from __future__ import annotations
@@ -126,12 +126,19 @@ OPEN, CLOSE = b"<assistant>", b"</>"
 
 
 def render(message: JsonDict) -> bytes:
-    """Return a message as FakeEngine's prompt shows it."""
+    """Return a message as FakeEngine's prompt shows it; arguments without their spacing, as chat templates show them."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    shown = json.dumps([[call["name"], call["arguments"]] for call in calls]) if calls else ""
+    shown = json.dumps([[call["name"], _parsed(call["arguments"])] for call in calls]) if calls else ""
     content = message.get("content") or ""
     text = content if isinstance(content, str) else json.dumps(content)
     return f"<{message['role']}>{text}{shown}".encode() + CLOSE
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except json.JSONDecodeError:
+        return arguments
 
 
 def prompt_ids(request: JsonDict) -> list[int]:

@@ -1,0 +1,100 @@
+"""A plain model provider on 127.0.0.1: what an agent talks to when nobody trains it. Knows nothing about rollouts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from art_core.capture.record import visible
+from art_core.capture.server import ChatCompletions, Dialect
+from art_core.errors import UpstreamError
+from art_core.testing.fakes import FakeEngine
+from art_core.types import JsonDict
+
+_CLOSE = {"connection": "close"}
+_UUID = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it arrived; ids that differ from run to run are masked."""
+
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    body: str
+
+
+class PlainProvider:
+    """Answers ``{base_url}/chat/completions``, and the paths of installed dialects, with a FakeEngine's answers.
+
+    Every connection ends with its answer: agents seldom close their clients, and an open one warns when it is collected.
+    """
+
+    def __init__(self, engine: FakeEngine, dialects: Mapping[str, Dialect]) -> None:
+        self._engine = engine
+        self._dialects = {"/v1/chat/completions": ChatCompletions(), **dialects}
+        self.base_url = ""
+        """``http://127.0.0.1:PORT/v1``, while it runs."""
+        self.asked: list[Asked] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[PlainProvider]:
+        """Serve from a thread of its own, as a provider elsewhere would."""
+        import uvicorn
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        app = Starlette(routes=[Route("/{rest:path}", self._answer, methods=["GET", "POST"])])
+        config = uvicorn.Config(
+            app, ws="none", lifespan="off", log_config=None, log_level="critical", timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+            self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+            thread = threading.Thread(target=server.run, args=([listener],), name="plain-provider", daemon=True)
+            thread.start()
+            try:
+                yield self
+            finally:
+                server.should_exit = True
+                thread.join(10)
+
+    async def _answer(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse, StreamingResponse
+
+        raw = (await request.body()).decode()
+        self.asked.append(_asked(request, raw))
+        dialect = self._dialects.get(request.url.path)
+        if dialect is None:
+            return JSONResponse(
+                {"error": {"message": f"there is no {request.url.path} here"}}, status_code=404, headers=_CLOSE
+            )
+        body = json.loads(raw)
+        try:
+            asked = dialect.to_chat(body)
+            if asked.get("stream"):
+                chunks = self._engine.stream(asked)
+                # The first chunk is waited for, because a refusal is a status and not an event.
+                events = dialect.stream_from_chat(body, _from(await anext(chunks), chunks))
+                return StreamingResponse(events, media_type="text/event-stream", headers=_CLOSE)
+            return JSONResponse(dialect.from_chat(body, visible(await self._engine.chat(asked))), headers=_CLOSE)
+        except UpstreamError as error:
+            refusal = {"error": {"message": str(error), "code": error.code}}
+            return JSONResponse(refusal, status_code=error.status, headers=_CLOSE)
+
+
+async def _from(first: JsonDict, rest: AsyncIterator[JsonDict]) -> AsyncIterator[JsonDict]:
+    yield visible(first)
+    async for chunk in rest:
+        yield visible(chunk)
+
+
+def _asked(request: Any, raw: str) -> Asked:
+    headers = tuple(sorted((name, _UUID.sub("ID", value)) for name, value in request.headers.items()))
+    return Asked(request.url.path, headers, _UUID.sub("ID", raw))

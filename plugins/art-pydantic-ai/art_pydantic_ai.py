@@ -1,0 +1,143 @@
+"""Runs PydanticAI agents, and has the policy answer for every provider's models. Knows nothing about HTTP.
+
+OpenAI's models ask through the OpenAI client, which art-openai redirects. Other models end in ``Model.request`` and
+``Model.request_stream``, which every provider's class implements: inside a rollout an OpenAI chat model answers there in
+their stead, with the same messages, settings, tools and output, and its client is redirected like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from art_core import destination, hookimpl, name_agents
+from art_core.errors import CaptureError
+
+if TYPE_CHECKING:
+    from pydantic_ai.models import Model, StreamedResponse
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    from art_core.types import RolloutAddress, RunAgent
+
+
+@hookimpl
+def adapt_agent(agent: object) -> RunAgent | None:
+    """Run an agent with ``run`` and return its output; None for anything else."""
+    # An agent of PydanticAI's exists only where its module was imported.
+    agents = sys.modules.get("pydantic_ai.agent")
+    if agents is None or not isinstance(agent, agents.AbstractAgent):
+        return None
+
+    async def run(input: Any, address: RolloutAddress) -> Any:
+        arguments = input if isinstance(input, dict) else {"user_prompt": input}
+        # The name would be inferred from our variable's.
+        return (await agent.run(**{"infer_name": False, **arguments})).output
+
+    return run
+
+
+@hookimpl
+def redirect_clients() -> None:
+    """Have the policy answer for models that art-openai does not redirect, and tell which agent is calling."""
+    name_agents(_agent)
+    _wrap()
+
+
+def _agent() -> str | None:
+    """Return the name of the agent that is calling; None outside an agent, and for one without a name."""
+    context = sys.modules["pydantic_ai._run_context"].get_current_run_context()  # it has no public name
+    return context.agent.name if context is not None and context.agent is not None else None
+
+
+@functools.cache
+def _wrap() -> None:
+    from pydantic_ai.models import Model
+
+    for kind in _derived(Model):
+        _redirect(kind)
+    later = Model.__init_subclass__.__func__
+
+    @classmethod
+    @functools.wraps(later)
+    def redirected(cls: type[Model], **kwargs: Any) -> None:
+        later(cls, **kwargs)
+        _redirect(cls)
+
+    Model.__init_subclass__ = redirected
+
+
+def _derived(kind: type) -> Iterator[type]:
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from _derived(derived)
+
+
+def _redirect(kind: type[Model]) -> None:
+    """Wrap what a model class itself defines; what it inherits is wrapped where it stands."""
+    for name, wrap in (("request", _answered), ("request_stream", _streamed), ("batch_create", _refused)):
+        if name in vars(kind):
+            setattr(kind, name, wrap(vars(kind)[name]))
+
+
+def _answered(request: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(request)
+    async def answered(self: Model, *args: Any, **kwargs: Any) -> Any:
+        policy = _policy(self)
+        return await (request(self, *args, **kwargs) if policy is None else policy.request(*args, **kwargs))
+
+    return answered
+
+
+def _streamed(request_stream: Callable[..., Any]) -> Callable[..., Any]:
+    @asynccontextmanager
+    @functools.wraps(request_stream)
+    async def streamed(self: Model, *args: Any, **kwargs: Any) -> AsyncIterator[StreamedResponse]:
+        policy = _policy(self)
+        opened = request_stream(self, *args, **kwargs) if policy is None else policy.request_stream(*args, **kwargs)
+        async with opened as stream:
+            yield stream
+
+    return streamed
+
+
+def _refused(batch_create: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(batch_create)
+    async def refused(self: Model, *args: Any, **kwargs: Any) -> Any:
+        if destination(self.model_name) is not None:
+            raise CaptureError(
+                f"{type(self).__name__} ({self.model_name!r}) was asked for a batch inside a rollout, which cannot be "
+                f"recorded: ask for single answers, or let the model through with passthrough=[{self.model_name!r}]"
+            )
+        return await batch_create(self, *args, **kwargs)
+
+    return refused
+
+
+def _policy(model: Model) -> OpenAIChatModel | None:
+    """Return who answers for ``model`` here; None where it answers itself."""
+    from pydantic_ai.models.fallback import FallbackModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.models.wrapper import WrapperModel
+
+    # The first two ask other models, the last two the OpenAI client.
+    if isinstance(model, WrapperModel | FallbackModel | OpenAIChatModel | OpenAIResponsesModel):
+        return None
+    if destination(model.model_name) is None:
+        return None
+    # The messages were prepared for this model: what its profile has put into them, the answer's reader takes out.
+    tokens = "may_tokenize_special_tokens_in_content"
+    profile = {tokens: model.profile.get(tokens, False)}
+    return OpenAIChatModel(model.model_name, provider=_provider(), settings=model.settings, profile=profile)
+
+
+@functools.cache
+def _provider() -> OpenAIProvider:
+    from openai import AsyncOpenAI
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    # art-openai sends its requests, to the rollout's address and with a client of its own.
+    return OpenAIProvider(openai_client=AsyncOpenAI(api_key="set-per-call", base_url="http://set-per-call"))

@@ -1,0 +1,508 @@
+"""The conformance kit: adapters that keep the rules pass, and each kind of broken one is told what is wrong."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+
+import httpx
+import openai
+import pydantic
+import pytest
+from langchain.agents import create_agent
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+import art_langchain
+import art_langgraph
+import art_openai
+from art_core import destination, hookimpl
+from art_core.errors import ConfigError
+from art_core.testing import AdapterError, AdapterReport, check_adapter, rules, scripted_reply
+from art_core.testing.report import KINDS
+from art_core.types import Call, Trajectory
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+class City(pydantic.BaseModel):
+    """A city."""
+
+    city: str
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+def blocking(base_url):
+    client = openai.OpenAI(api_key="k", base_url=base_url)
+    return lambda text: client.chat.completions.create(model="m", messages=user(text)).choices[0].message.content
+
+
+def asynchronous(base_url):
+    client = openai.AsyncOpenAI(api_key="k", base_url=base_url)
+
+    async def agent(text):
+        answer = await client.chat.completions.create(model="m", messages=user(text))
+        return answer.choices[0].message.content
+
+    return agent
+
+
+def streaming(base_url):
+    client = openai.AsyncOpenAI(api_key="k", base_url=base_url)
+
+    async def agent(text):
+        stream = await client.chat.completions.create(model="m", messages=user(text), stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    return agent
+
+
+def with_tools(base_url):
+    client = openai.AsyncOpenAI(api_key="k", base_url=base_url)
+
+    async def agent(text):
+        messages = user(text)
+        while True:
+            answer = await client.chat.completions.create(model="m", messages=messages, tools=[TOOL])
+            message = answer.choices[0].message
+            if not message.tool_calls:
+                return message.content
+            messages.append(message)
+            for call in message.tool_calls:
+                city = json.loads(call.function.arguments)["city"]
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": f"rain in {city}"})
+
+    return agent
+
+
+def structured(base_url):
+    client = openai.AsyncOpenAI(api_key="k", base_url=base_url)
+
+    async def agent(text):
+        answer = await client.chat.completions.parse(model="m", messages=user(text), response_format=City)
+        return answer.choices[0].message.parsed
+
+    return agent
+
+
+def threaded(base_url):
+    ask = blocking(base_url)
+
+    def agent(text):
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(ask, [text, text + " Again."]))
+
+    return agent
+
+
+def nested(base_url):
+    inner, outer = asynchronous(base_url), with_tools(base_url)
+
+    async def agent(text):
+        return await outer(await inner(text))
+
+    return agent
+
+
+def failing(base_url):
+    ask = asynchronous(base_url)
+
+    async def agent(text):
+        raise LookupError(await ask(text))
+
+    return agent
+
+
+async def test_functions_that_use_the_openai_client_keep_every_rule():
+    agents = {
+        "sync": blocking,
+        "async": asynchronous,
+        "stream": streaming,
+        "tools": with_tools,
+        "structured output": structured,
+        "threads": threaded,
+        "nested agents": nested,
+        "failing": failing,
+    }
+    report = await check_adapter(agents, framework="OpenAI client", plugin=art_openai, packages=["openai"])
+    assert str(report) == "| OpenAI client | yes | yes | yes | yes | yes | yes | yes |"
+    assert report.kinds == dict.fromkeys(KINDS, "yes")
+    assert report.checks == {"agent names": "not given", "light import": "yes"}
+    assert (report.runs, report.calls) == (8 * 17, 16 * (1 + 1 + 1 + 2 + 1 + 2 + 3 + 1))
+
+
+@tool
+def weather(city: str) -> str:
+    """Tell the weather."""
+    return f"rain in {city}"
+
+
+def chat_model(base_url):
+    return ChatOpenAI(model="m", api_key="k", base_url=base_url)
+
+
+async def test_langchain_runnables_keep_every_rule():
+    def structured_chain(base_url):
+        return chat_model(base_url).with_structured_output(City)
+
+    def stream_chain(base_url):
+        async def agent(text):
+            return "".join([chunk.text async for chunk in chat_model(base_url).astream(text)])
+
+        return agent
+
+    agents = {
+        "async": lambda base_url: ChatPromptTemplate.from_template("{text}") | chat_model(base_url),
+        "sync": lambda base_url: lambda text: chat_model(base_url).invoke(text).text,
+        "threads": lambda base_url: lambda text: [m.text for m in chat_model(base_url).batch([text, text])],
+        "stream": stream_chain,
+        "structured output": structured_chain,
+    }
+    report = await check_adapter(
+        agents,
+        framework="LangChain",
+        plugin=art_langchain,
+        packages=["langchain_core", "langchain"],
+        to_output=lambda output: getattr(output, "content", output),
+    )
+    assert str(report) == "| LangChain | yes | yes | yes | not given | yes | yes | not given |"
+
+
+async def test_langgraph_graphs_keep_every_rule_and_name_their_nodes():
+    def team(base_url):
+        @tool
+        async def expert(question: str) -> str:
+            """Ask the expert."""
+            state = await create_agent(chat_model(base_url), tools=[], name="expert").ainvoke(
+                {"messages": user(question)}
+            )
+            return state["messages"][-1].text
+
+        return create_agent(chat_model(base_url), tools=[expert])
+
+    agents = {
+        "async": lambda base_url: create_agent(chat_model(base_url), tools=[]),
+        "tools": lambda base_url: create_agent(chat_model(base_url), tools=[weather]),
+        "structured output": lambda base_url: create_agent(chat_model(base_url), tools=[], response_format=City),
+        "nested agents": team,
+    }
+    report = await check_adapter(
+        agents,
+        framework="LangGraph",
+        plugin=art_langgraph,
+        packages=["langgraph", "langchain_core"],
+        agent_names=["model"],
+        to_output=lambda state: [message.content for message in state["messages"]],
+    )
+    assert str(report) == "| LangGraph | not given | yes | not given | yes | yes | not given | yes |"
+    assert report.checks["agent names"] == "yes"
+
+
+class Mine:
+    """A framework with one agent and a client of its own, and a plugin for it that can be broken in every way."""
+
+    def __init__(self, base_url):
+        self.base_url = base_url
+
+    async def ask(self, text, **more):
+        return await Mine.send(self.base_url, {}, {"model": "m", "messages": user(text), **more})
+
+    async def run(self, text):
+        return (await self.ask(text))["choices"][0]["message"]["content"]
+
+    async def send(base_url, headers, body):
+        async with httpx.AsyncClient(verify=False, trust_env=False) as client:
+            answer = await client.post(f"{base_url}/chat/completions", headers=headers, json=body)
+        if answer.is_error:
+            raise ConnectionError(answer.text)
+        return answer.json()
+
+
+SEND = Mine.send
+
+
+class Plugin:
+    """The plugin as it should be."""
+
+    @hookimpl
+    def adapt_agent(self, agent):
+        return self.adapted(agent) if isinstance(agent, Mine) else None
+
+    @hookimpl
+    def redirect_clients(self):
+        async def redirected(base_url, headers, body):
+            address = destination(body["model"])
+            if address is None:
+                return await SEND(base_url, headers, body)
+            return await self.redirect(address, base_url, headers, body)
+
+        Mine.send = redirected
+
+    def adapted(self, agent):
+        async def run(given, address):
+            return await agent.run(given)
+
+        return run
+
+    async def redirect(self, address, base_url, headers, body):
+        return await SEND(address.base_url, headers, body)
+
+
+@pytest.fixture
+def check(monkeypatch):
+    monkeypatch.setattr(Mine, "send", SEND)
+
+    async def violations(plugin, agents=Mine, **settings):
+        try:
+            await check_adapter(agents, framework="mine", plugin=plugin, **settings)
+        except AdapterError as error:
+            return str(error)
+        return ""
+
+    return violations
+
+
+async def test_a_plugin_of_a_framework_with_a_client_of_its_own_passes(check):
+    assert await check(Plugin()) == ""
+
+
+async def test_calls_that_are_not_redirected_are_told(check):
+    class Loses(Plugin):
+        async def redirect(self, address, base_url, headers, body):
+            return await SEND(base_url, headers, body)
+
+    said = await check(Loses())
+    assert "went to the agent's own provider and are lost" in said
+    assert "0 were recorded in a rollout" in said
+
+
+async def test_an_adapter_that_sends_twice_is_told(check):
+    class SendsTwice(Plugin):
+        async def redirect(self, address, base_url, headers, body):
+            await SEND(address.base_url, headers, body)
+            return await SEND(address.base_url, headers, body)
+
+    class SendsTheSameTwice(Plugin):
+        async def redirect(self, address, base_url, headers, body):
+            headers = {"x-art-request-id": f"of {body['messages'][0]['content']}"}
+            await SEND(address.base_url, headers, body)
+            return await SEND(address.base_url, headers, body)
+
+    assert "1 model calls with a plain server, and 2 were recorded" in await check(SendsTwice())
+    assert "sent again with the same x-art-request-id" in await check(SendsTheSameTwice())
+
+
+async def test_an_adapter_that_mixes_runs_is_told(check):
+    class Mixes(Plugin):
+        newest = None
+
+        def adapted(self, agent):
+            async def run(given, address):
+                self.newest = address
+                await asyncio.sleep(0.01)
+                return await agent.run(given)
+
+            return run
+
+        async def redirect(self, address, base_url, headers, body):
+            return await SEND(self.newest.base_url, headers, body)
+
+    assert "has calls of others (task-" in await check(Mixes())
+
+
+async def test_results_that_belong_to_other_runs_are_told(check):
+    class Shares(Plugin):
+        def adapted(self, agent):
+            async def run(given, address):
+                self.output = await agent.run(given)
+                await asyncio.sleep(0.2)
+                return self.output
+
+            return run
+
+    assert "returned what belongs to others" in await check(Shares())
+
+
+async def test_an_adapter_that_swallows_failures_is_told(check):
+    class Swallows(Plugin):
+        def adapted(self, agent):
+            async def run(given, address):
+                try:
+                    return await agent.run(given)
+                except ConnectionError:
+                    return None
+
+            return run
+
+    class Renames(Plugin):
+        def adapted(self, agent):
+            async def run(given, address):
+                try:
+                    return await agent.run(given)
+                except ConnectionError as error:
+                    if address.rollout_id == "plain":
+                        raise
+                    raise RuntimeError("failed") from error
+
+            return run
+
+    assert "returned a result where it had to raise" in await check(Swallows())
+    assert "raises ConnectionError" in await check(Renames())
+
+
+async def test_an_adapter_that_changes_the_result_or_the_request_is_told(check):
+    class ChangesResult(Plugin):
+        async def redirect(self, address, base_url, headers, body):
+            answer = await SEND(address.base_url, headers, body)
+            answer["choices"][0]["message"]["content"] += "!"
+            return answer
+
+    class ChangesRequest(Plugin):
+        async def redirect(self, address, base_url, headers, body):
+            return await SEND(address.base_url, headers, body | {"max_tokens": 3})
+
+    assert "return the agent's result as it is" in await check(ChangesResult())
+    assert "do not rewrite them" in await check(ChangesRequest())
+
+
+async def test_an_adapter_that_runs_agents_in_turn_is_told(check, monkeypatch):
+    monkeypatch.setattr("art_core.testing.conformance.WatchedEngine.WAIT", 0.5)
+
+    class Turns(Plugin):
+        def adapted(self, agent):
+            lock = asyncio.Lock()
+
+            async def run(given, address):
+                async with lock:
+                    return await agent.run(given)
+
+            return run
+
+    assert "runs took turns" in await check(Turns())
+
+
+async def test_a_plugin_that_touches_calls_outside_a_rollout_is_told(check):
+    class Touches(Plugin):
+        @hookimpl
+        def redirect_clients(self):
+            async def touched(base_url, headers, body):
+                address = destination(body["model"])
+                to = base_url if address is None else address.base_url
+                return await SEND(to, {"x-art-request-id": "1" if address is None else str(id(body))}, body)
+
+            Mine.send = touched
+
+    said = await check(Touches())
+    assert "outside a rollout carries x-art-request-id" in said
+    assert "the wire has changed since redirect_clients" in said
+
+
+def test_a_call_that_was_cut_off_is_told():
+    call = Call(prompt_ids=(1,), sampled_ids=(), logprobs=(), finish_reason="aborted")
+    (said,) = rules.ledger(Trajectory(task="task-001", calls=(call,)), logprob=-0.5)
+    assert "call 1 of the run of 'task-001' was cut off: read every stream to its end" in said
+
+
+async def test_agents_that_are_not_of_their_kind_are_told(check):
+    said = await check(
+        Plugin(), dict.fromkeys(["stream", "tools", "structured output", "nested agents", "failing"], Mine)
+    )
+    assert "[stream] no call was streamed" in said
+    assert "[tools] the model was offered no tool" in said
+    assert "[structured output] no call asked for a schema" in said
+    assert "[nested agents] 1 calls were recorded" in said
+    assert "[failing] its own exception did not make the run fail" in said
+
+
+async def test_missing_names_of_agents_are_told(check):
+    class Pair(Mine):
+        async def run(self, text):
+            return await super().run(await super().run(text))
+
+    said = await check(Plugin(), {"nested agents": Pair}, agent_names=["writer"])
+    assert "Call.agent shows ['None'], and ['writer'] were expected" in said
+
+
+async def test_a_rewritten_history_is_told(check):
+    class Rewrites(Mine):
+        async def run(self, text):
+            answer = await self.ask(text, tools=[TOOL])
+            message = answer["choices"][0]["message"]
+            call = message["tool_calls"][0]
+            call["function"]["arguments"] = call["function"]["arguments"].upper()
+            result = {"role": "tool", "tool_call_id": call["id"], "content": "rain"}
+            body = {"model": "m", "messages": [*user(text), message, result], "tools": [TOOL]}
+            return (await Mine.send(self.base_url, {}, body))["choices"][0]["message"]["content"]
+
+    assert "does not extend the tokens before it" in await check(Plugin(), {"tools": Rewrites})
+
+
+async def test_all_broken_rules_are_told_at_once_and_by_kind(check):
+    class Loses(Plugin):
+        async def redirect(self, address, base_url, headers, body):
+            return await SEND(base_url, headers, body)
+
+    with pytest.raises(AdapterError) as caught:
+        await check_adapter({"async": Mine, "tools": Mine}, framework="mine", plugin=Loses())
+    kinds = {text.partition(" ")[0] for text in caught.value.violations}
+    assert kinds == {"[async]", "[tools]"} and len(caught.value.violations) > 3
+    assert str(caught.value).splitlines()[0].startswith("the adapter of mine: ")
+
+
+async def test_a_plugin_that_imports_its_framework_is_told(tmp_path, monkeypatch):
+    (tmp_path / "art_heavy_mine.py").write_text("import sqlite3.dump\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AdapterError, match="importing art_heavy_mine imports sqlite3"):
+        await check_adapter(
+            asynchronous, framework="x", plugin=ModuleType("art_heavy_mine"), packages=["sqlite3"], runs=2
+        )
+    with pytest.raises(AdapterError, match="importing art_gone alone fails: ModuleNotFoundError"):
+        await check_adapter(asynchronous, framework="x", plugin=ModuleType("art_gone"), packages=["sqlite3"], runs=2)
+
+
+async def test_an_unknown_kind_is_refused():
+    with pytest.raises(ConfigError, match=r"\['asynk'\]; the kinds of agent are: sync, async"):
+        await check_adapter({"asynk": asynchronous}, framework="x")
+
+
+def test_the_report_is_a_row_under_its_header():
+    report = AdapterReport("mine", {kind: "not given" for kind in KINDS} | {"async": "yes"}, {}, runs=17, calls=16)
+    header = AdapterReport.header().splitlines()
+    assert header[0] == "| framework | sync | async | stream | tools | structured output | threads | nested agents |"
+    assert header[0].count("|") == header[1].count("|") == str(report).count("|")
+
+
+def test_the_script_fills_schemas_and_calls_every_tool_once():
+    schema = {
+        "$defs": {"kind": {"enum": ["a", "b"]}},
+        "type": "object",
+        "properties": {
+            "kind": {"$ref": "#/$defs/kind"},
+            "names": {"type": "array", "items": {"type": "string"}},
+            "age": {"anyOf": [{"type": "integer", "minimum": 3}, {"type": "null"}]},
+        },
+    }
+    formatted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    reply = scripted_reply({"messages": user("task-001"), "response_format": formatted})
+    assert json.loads(reply["content"]) == {"kind": "a", "names": ["task-001"], "age": 3}
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "weather"}}]}
+    asked = {"messages": [*user("x"), called], "tools": [TOOL]}
+    assert scripted_reply(asked)["content"] == "answer to no task"
+    assert scripted_reply(asked | {"tool_choice": "required"})["tool_calls"][0]["function"]["name"] == "weather"
+
+
+def test_importing_the_kit_is_light():
+    code = "import art_core.testing, sys; assert not {'torch', 'openai', 'langchain_core'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
