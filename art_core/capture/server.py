@@ -130,7 +130,8 @@ class CaptureApp:
 
     async def _route(self, exchange: Exchange) -> None:
         head, _, tail = exchange.path.rpartition("/v1/")
-        path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/")
+        # Anthropic's clients add /v1 themselves to the address that they are given, which ends in it.
+        path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/").removesuffix("/v1")
         dialect = self._dialects.get(path)
         known = (exchange.method, path) == ("GET", MODELS) or (exchange.method == "POST" and dialect is not None)
         if not known or rollout_id == head:
@@ -281,7 +282,8 @@ def _json_object(body: bytes) -> JsonDict:
 
 def _checked(request: JsonDict) -> JsonDict:
     messages = request.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+    listed = isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)
+    if not listed and not request.get("prompt"):
         raise Refused("'messages' must be a list with at least one message object", status=400)
     if not isinstance(request.get("temperature"), int | float | None):
         raise Refused(f"'temperature' must be a number, not {request['temperature']!r}", status=400)
