@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from art_core.types import Call, JsonDict, Trajectory
+from art_core.types import JsonDict, Trajectory
 
 RUBRIC = """\
 - What counts first is the result: a run that does what the task asks for stands above every run that does not.

@@ -9,7 +9,7 @@ from typing import Any
 from art_core.types import JsonDict
 from art_gateway.dialects.conversations import Kept
 from art_gateway.dialects.message_events import INVALID_JSON, MessageEvents
-from art_gateway.dialects.reading import event, further, malformed, objects, one_or_parts, only, refused, text_of
+from art_gateway.dialects.reading import event, further, malformed, names, objects, one_or_parts, only, refused, text_of
 
 REFUSED = {
     "mcp_servers": "call the MCP server from the agent and offer its tools as functions",
@@ -20,16 +20,14 @@ REFUSED = {
     "fallback_credit_token": "leave it out",
     "thread": "send the whole conversation as 'messages'",
 }
-NEUTRAL = frozenset(
-    "betas billing_policy cache_control diagnostics inference_geo metadata service_tier speed user_profile_id "
-    "workspace_id".split()
+NEUTRAL = names(
+    "betas billing_policy cache_control diagnostics inference_geo metadata service_tier speed "
+    "user_profile_id workspace_id"
 )
 """Parameters that change nothing about what is sampled: accounting, routing, caches."""
-TRANSLATED = frozenset(
-    "messages system max_tokens stop_sequences output_config output_format thinking tool_choice tools".split()
-)
+TRANSLATED = names("messages system max_tokens stop_sequences output_config output_format thinking tool_choice tools")
 SAME = ("model", "stream", "temperature", "top_p", "top_k")
-TOOL_FIELDS = frozenset("type name description input_schema strict cache_control eager_input_streaming".split())
+TOOL_FIELDS = names("type name description input_schema strict cache_control eager_input_streaming")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 ERRORS = {
     400: "invalid_request_error",

@@ -11,6 +11,11 @@ from art_core.errors import UpstreamError
 from art_core.types import JsonDict
 
 
+def names(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
 def refused(what: str, instead: str) -> UpstreamError:
     """Return the 400 for what is valid in the dialect and has no counterpart in chat completions."""
     return UpstreamError(

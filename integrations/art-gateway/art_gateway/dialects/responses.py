@@ -8,7 +8,7 @@ from typing import Any
 
 from art_core.types import JsonDict
 from art_gateway.dialects.conversations import Conversations
-from art_gateway.dialects.reading import event, further, malformed, objects, one_or_parts, only, refused, text_of
+from art_gateway.dialects.reading import event, further, malformed, names, objects, one_or_parts, only, refused, text_of
 from art_gateway.dialects.response_events import ResponseEvents
 
 REFUSED = {
@@ -19,15 +19,15 @@ REFUSED = {
     "moderation": "moderate in the agent",
     "access_programs": "they are OpenAI's own: leave it out",
 }
-NEUTRAL = frozenset(
+NEUTRAL = names(
     "image include max_tool_calls metadata prompt_cache_key prompt_cache_options prompt_cache_retention "
-    "safety_identifier service_tier store truncation user".split()
+    "safety_identifier service_tier store truncation user"
 )
 """Parameters that change nothing about what is sampled: accounting, caches, built-in tools. ``truncation="auto"`` would drop
 what does not fit; here a conversation that is too long is refused by the engine."""
-TRANSLATED = frozenset(
-    "input instructions max_output_tokens previous_response_id reasoning stream_options text tool_choice tools "
-    "top_logprobs".split()
+TRANSLATED = names(
+    "input instructions max_output_tokens previous_response_id reasoning stream_options text tool_choice "
+    "tools top_logprobs"
 )
 SAME = ("model", "parallel_tool_calls", "stream", "temperature", "top_p")
 LOGPROBS = "message.output_text.logprobs"
