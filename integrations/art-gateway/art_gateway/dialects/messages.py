@@ -46,7 +46,7 @@ class Messages:
 
     def __init__(self) -> None:
         self._arguments = Kept(8 * 2**20)
-        """Tool call id -> arguments as they were sampled, where they would come back written otherwise."""
+        """Tool call id and arguments as they come back -> as they were sampled, where that differs."""
 
     def to_chat(self, body: JsonDict) -> JsonDict:
         """Return the chat request. Raises UpstreamError 400 for what cannot be translated."""
@@ -91,16 +91,13 @@ class Messages:
 
     def _keep(self, events: MessageEvents) -> None:
         for call_id, arguments, value in events.calls():
-            if _arguments(value) != arguments:
-                self._arguments.put(call_id, arguments.encode())
+            if (written := _arguments(value)) != arguments:
+                self._arguments.put(f"{call_id} {written}", arguments.encode())
 
     def _as_sampled(self, call: JsonDict) -> str:
         written = call["function"]["arguments"]
-        sampled = self._arguments.get(call["id"])
-        # Ids may repeat, and agents may change a call before they send it back.
-        return (
-            sampled.decode() if sampled is not None and json.loads(sampled or "{}") == json.loads(written) else written
-        )
+        sampled = self._arguments.get(f"{call['id']} {written}")
+        return written if sampled is None else sampled.decode()
 
 
 def to_messages(turns: Any, system: Any = None) -> list[JsonDict]:
@@ -230,9 +227,14 @@ def _tool(tool: JsonDict) -> JsonDict:
             f"the tool {tool['type']!r}", "it is Anthropic's: give the agent a tool of its own with 'input_schema'"
         )
     only(tool, TOOL_FIELDS, "a tool")
-    function = {"name": text_of(tool, "name", "a tool"), "parameters": tool.get("input_schema") or {"type": "object"}}
-    kept = {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
-    return {"type": "function", "function": function | kept}
+    # In this order, because chat templates show a tool as it is written.
+    function = {
+        "name": text_of(tool, "name", "a tool"),
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema") or {"type": "object"},
+        "strict": tool.get("strict"),
+    }
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def _output(body: JsonDict) -> JsonDict:

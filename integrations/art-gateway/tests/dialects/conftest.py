@@ -61,9 +61,8 @@ async def _opened(*replies, **engine_options) -> AsyncIterator[Desk]:
     engine, calls = FakeEngine(reply, **engine_options), Calls()
     async with await Door.start(lambda: engine, lambda: calls, process=False, dialects=dialects()) as door:
         desk = Desk(await door.open("r"), engine, calls)
-        yield desk
-        await desk.openai.close()
-        await desk.anthropic.close()
+        async with desk.openai, desk.anthropic:
+            yield desk
 
 
 @pytest.fixture

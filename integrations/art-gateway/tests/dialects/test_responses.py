@@ -73,9 +73,7 @@ async def test_every_item_of_a_stream_is_opened_filled_and_closed(opened, two_ca
     assert added == done
     assert list(added.values()) == [0, 1, 2]
     for item_id in list(added)[1:]:
-        parts = [
-            e.delta for e in events if e.type == "response.function_call_arguments.delta" and e.item_id == item_id
-        ]
+        parts = [e.delta for e in events if e.type == "response.function_call_arguments.delta" and e.item_id == item_id]
         [end] = [e for e in events if e.type == "response.function_call_arguments.done" and e.item_id == item_id]
         assert "".join(parts) == end.arguments
         assert end.name == "weather"
