@@ -9,7 +9,19 @@ from typing import Any
 from art_core.types import JsonDict
 from art_gateway.dialects.conversations import Kept
 from art_gateway.dialects.message_events import INVALID_JSON, MessageEvents
-from art_gateway.dialects.reading import event, further, malformed, names, objects, one_or_parts, only, refused, text_of
+from art_gateway.dialects.reading import (
+    event,
+    further,
+    kind_of,
+    malformed,
+    names,
+    object_of,
+    objects,
+    one_or_parts,
+    only,
+    refused,
+    text_of,
+)
 
 REFUSED = {
     "mcp_servers": "call the MCP server from the agent and offer its tools as functions",
@@ -186,7 +198,7 @@ def _content(content: Any, where: str) -> str | list[JsonDict]:
 
 
 def _part(block: JsonDict) -> JsonDict:
-    kind = block.get("type")
+    kind = kind_of(block, "a block")
     if kind == "text":
         return {"type": "text", "text": text_of(block, "text", "a text block")}
     source = block.get("source")
@@ -205,10 +217,10 @@ def _tools(body: JsonDict) -> JsonDict:
     request: JsonDict = {}
     if tools := [_tool(tool) for tool in objects(body.get("tools") or [], "'tools'")]:
         request["tools"] = tools
-    choice = body.get("tool_choice")
-    if choice is None:
+    choice = object_of(body, "tool_choice")
+    if not choice:
         return request
-    kind = choice.get("type") if isinstance(choice, dict) else None
+    kind = kind_of(choice, "'tool_choice'")
     if kind == "tool":
         name = text_of(choice, "name", "'tool_choice'")
         request["tool_choice"] = {"type": "function", "function": {"name": name}}
@@ -240,16 +252,14 @@ def _tool(tool: JsonDict) -> JsonDict:
 def _output(body: JsonDict) -> JsonDict:
     """Return how the answer shall be: length, stops, format, effort, thinking."""
     request: JsonDict = {}
-    config, thinking = body.get("output_config") or {}, body.get("thinking") or {}
-    if not isinstance(config, dict) or not isinstance(thinking, dict):
-        raise malformed("'output_config' and 'thinking' must be objects")
+    config, thinking = object_of(body, "output_config"), object_of(body, "thinking")
     only(config, ("format", "effort"), "'output_config'")
     if body.get("max_tokens") is not None:
         request["max_completion_tokens"] = body["max_tokens"]
     if body.get("stop_sequences"):
         request["stop"] = body["stop_sequences"]
-    if form := config.get("format") or body.get("output_format"):
-        if not isinstance(form, dict) or form.get("type") != "json_schema":
+    if form := object_of(config, "format") or object_of(body, "output_format"):
+        if form.get("type") != "json_schema":
             raise malformed(f"the output format is {form!r}; it must be of type json_schema")
         schema = {"name": "output", "schema": form.get("schema"), "strict": True}
         request["response_format"] = {"type": "json_schema", "json_schema": schema}

@@ -43,6 +43,19 @@ def text_of(thing: JsonDict, name: str, where: str) -> str:
     return value
 
 
+def kind_of(thing: JsonDict, where: str) -> str | None:
+    """Return the type that a thing says it has, None where it says nothing."""
+    return None if thing.get("type") is None else text_of(thing, "type", where)
+
+
+def object_of(thing: JsonDict, name: str) -> JsonDict:
+    """Return a field that must be an object; an empty one where it is missing."""
+    value = thing.get(name)
+    if not isinstance(value, dict | None):
+        raise malformed(f"{name!r} must be an object, not {value!r}")
+    return value or {}
+
+
 def only(thing: JsonDict, known: Iterable[str], where: str) -> None:
     """Refuse fields that would be lost; those that are off (null, false, empty) say nothing."""
     lost = sorted(key for key, value in thing.items() if value not in (None, False, "", [], {}) and key not in known)

@@ -131,10 +131,9 @@ class ResponseEvents:
             self._grow(self._item("reasoning"), "response.reasoning_text.delta", reasoning, content_index=0)
         text = delta.get("content") or delta.get("refusal") or ""
         if text:
-            kept = logprobs.get("content") or [] if self._body.get("include") or self._body.get("top_logprobs") else []
-            item = self._item("message")
-            item.logprobs += kept
-            self._grow(item, "response.output_text.delta", text, content_index=0, logprobs=kept)
+            item, new = self._item("message"), logprobs.get("content") or []
+            item.logprobs += new
+            self._grow(item, "response.output_text.delta", text, content_index=0, logprobs=new)
         for place, part in enumerate(delta.get("tool_calls") or ()):
             self._add_call(part.get("index", place), part)
 

@@ -8,7 +8,18 @@ from typing import Any
 
 from art_core.types import JsonDict
 from art_gateway.dialects.conversations import Conversations
-from art_gateway.dialects.reading import event, further, malformed, names, objects, one_or_parts, only, refused, text_of
+from art_gateway.dialects.reading import (
+    event,
+    further,
+    kind_of,
+    names,
+    object_of,
+    objects,
+    one_or_parts,
+    only,
+    refused,
+    text_of,
+)
 from art_gateway.dialects.response_events import ResponseEvents
 
 REFUSED = {
@@ -96,7 +107,7 @@ def to_messages(items: Any) -> list[JsonDict]:
         return [{"role": "user", "content": items}]
     messages: list[JsonDict] = []
     for item in objects(items, "'input'"):
-        kind = item.get("type") or ("message" if "role" in item else "item_reference")
+        kind = kind_of(item, "an input item") or ("message" if "role" in item else "item_reference")
         if kind == "function_call_output":
             content = _content(item.get("output"), "a function_call_output's 'output'")
             call_id = text_of(item, "call_id", "a function_call_output")
@@ -153,7 +164,7 @@ def _content(content: Any, where: str) -> str | list[JsonDict]:
 
 
 def _part(part: JsonDict) -> JsonDict:
-    kind = part.get("type")
+    kind = kind_of(part, "a part")
     if kind in ("input_text", "output_text", "text"):
         return {"type": "text", "text": text_of(part, "text", f"a part of type {kind}")}
     if kind == "refusal":
@@ -194,12 +205,10 @@ def _tool(tool: JsonDict) -> JsonDict:
 def _output(body: JsonDict) -> JsonDict:
     """Return how the answer shall be: length, format, effort, logprobs."""
     request: JsonDict = {}
-    text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
-    if not isinstance(text, dict) or not isinstance(reasoning, dict):
-        raise malformed("'text' and 'reasoning' must be objects")
+    text, reasoning = object_of(body, "text"), object_of(body, "reasoning")
     if body.get("max_output_tokens") is not None:
         request["max_completion_tokens"] = body["max_output_tokens"]
-    form = text.get("format") or {}
+    form = object_of(text, "format")
     if form.get("type") == "json_schema":
         kept = ("name", "description", "schema", "strict")
         schema = {key: form[key] for key in kept if form.get(key) is not None}
@@ -210,6 +219,7 @@ def _output(body: JsonDict) -> JsonDict:
         request["verbosity"] = text["verbosity"]
     if reasoning.get("effort"):
         request["reasoning_effort"] = reasoning["effort"]
-    if body.get("top_logprobs") is not None or LOGPROBS in (body.get("include") or ()):
+    included = body.get("include")
+    if body.get("top_logprobs") is not None or (isinstance(included, list) and LOGPROBS in included):
         request |= {"logprobs": True, "top_logprobs": body.get("top_logprobs") or 0}
     return request
