@@ -11,7 +11,7 @@ import openai
 import pytest
 from anthropic.types import message_create_params as anthropic_params
 from anthropic.types.beta import message_create_params as anthropic_beta_params
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types import completion_create_params
 from openai.types.responses import response_create_params
@@ -79,6 +79,7 @@ def stream(dialect, *chunks):
     return [json.loads(event.split(b"data: ", 1)[1]) for event in events]
 
 
+@settings(deadline=None)
 @given(conversations(st.builds(json.dumps, ARGUMENTS) | TEXT))
 def test_a_conversation_through_responses_is_the_conversation_in_chat(chat):
     dialect, items = Responses(), []
@@ -93,6 +94,7 @@ def test_a_conversation_through_responses_is_the_conversation_in_chat(chat):
     assert dialect.to_chat({"input": items})["messages"] == chat
 
 
+@settings(deadline=None)
 @given(conversations(st.builds(json.dumps, ARGUMENTS) | TEXT))
 def test_a_conversation_through_messages_is_the_conversation_in_chat(chat):
     dialect, turns = Messages(), []
@@ -117,6 +119,7 @@ def test_a_conversation_through_messages_is_the_conversation_in_chat(chat):
     assert translated == chat
 
 
+@settings(deadline=None)
 @given(assistants(st.builds(json.dumps, ARGUMENTS)), st.integers(1, 7))
 def test_however_a_stream_is_cut_it_ends_in_the_same_response(turn, size):
     message = turn[0]
@@ -383,6 +386,7 @@ def places(value, path=()):
 
 
 @pytest.mark.parametrize("path", VALID)
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_malformed_request_is_refused_and_breaks_nothing(path, data):
     body = json.loads(json.dumps(VALID[path]))
