@@ -281,10 +281,20 @@ def _json_object(body: bytes) -> JsonDict:
 
 
 def _checked(request: JsonDict) -> JsonDict:
-    messages = request.get("messages")
-    listed = isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)
-    if not listed and not request.get("prompt"):
-        raise Refused("'messages' must be a list with at least one message object", status=400)
+    if "prompt" in request and "messages" not in request:
+        _check_prompt(request["prompt"])
+    else:
+        messages = request.get("messages")
+        if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+            raise Refused("'messages' must be a list with at least one message object", status=400)
     if not isinstance(request.get("temperature"), int | float | None):
         raise Refused(f"'temperature' must be a number, not {request['temperature']!r}", status=400)
     return request
+
+
+def _check_prompt(prompt: object) -> None:
+    ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+    if not (prompt and (ids or isinstance(prompt, str))):
+        raise Refused(
+            "'prompt' must be a text or a list of token ids, and not empty; send several as requests", status=400
+        )

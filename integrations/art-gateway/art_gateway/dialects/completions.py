@@ -31,8 +31,11 @@ class Completions:
             raise refused("'best_of' beyond 'n'", "ask for 'n' and choose yourself: every sampled text is recorded")
         limit = body.get("max_tokens")
         request |= {"prompt": _prompt(body.get("prompt")), "max_tokens": MAX_TOKENS if limit is None else limit}
-        if body.get("logprobs") is not None:
-            request |= {"logprobs": True, "top_logprobs": body["logprobs"]}
+        if (count := body.get("logprobs")) is not None:
+            if type(count) is not int or count < 0:
+                raise malformed(f"'logprobs' is {count!r}; it must be how many of the likeliest tokens to tell")
+            # Servers that continue raw prompts read the number, engines that answer as chat does read both.
+            request |= {"logprobs": count or True, "top_logprobs": count}
         return request
 
     def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:

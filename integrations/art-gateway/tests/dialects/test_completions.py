@@ -38,7 +38,7 @@ async def test_several_answers_to_one_prompt_are_a_call_each(opened):
         assert [call.response["content"] for call in desk.calls] == ["one", "two"]
         assert len({call.request_id for call in desk.calls}) == 1
         asked = desk.engine.requests[0]
-        assert (asked["logprobs"], asked["top_logprobs"]) == (True, 3)
+        assert (asked["logprobs"], asked["top_logprobs"]) == (3, 3)
 
 
 async def test_the_prompt_is_shown_as_the_users_message(opened):
@@ -60,6 +60,7 @@ async def test_the_prompt_is_shown_as_the_users_message(opened):
         ({"prompt": [1, "a"]}, "token ids"),
         ({"echo": True}, "echo"),
         ({"suffix": "."}, "suffix"),
+        ({"extra_body": {"logprobs": "all"}}, "'all'.*how many"),
         ({"best_of": 3}, "best_of.*'n'"),
     ],
 )
