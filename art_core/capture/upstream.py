@@ -105,7 +105,9 @@ class HttpUpstream:
     async def models(self) -> JsonDict:
         """Return the server's own list of models."""
         with self._explained():
-            async with self._pool().get(f"{self.base_url}/models", headers=self._headers, timeout=self._whole) as response:
+            async with self._pool().get(
+                f"{self.base_url}/models", headers=self._headers, timeout=self._whole
+            ) as response:
                 content = await response.read()
                 if response.status >= 400:
                     raise _refusal(response.status, content, response.headers)
@@ -158,7 +160,9 @@ class HttpUpstream:
             what = f"{type(error).__name__}: {error}".rstrip(": ")
             advice = "is the server running?"
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                advice = "this process may open no more files; raise the limit (ulimit -n) or run fewer agents at a time"
+                advice = (
+                    "this process may open no more files; raise the limit (ulimit -n) or run fewer agents at a time"
+                )
             raise UpstreamError(
                 f"the connection to {self.base_url} failed ({what}); {advice}", status=502, code=UNREACHABLE
             ) from error

@@ -101,6 +101,10 @@ class Store:
             values,
         )
 
+    def has_rollout(self, rollout_id: str) -> bool:
+        """Whether ``add_rollout`` was told of it, by this store or by what is in the file."""
+        return rollout_id in self._rollout_ids
+
     def finish_rollout(
         self, rollout_id: str, *, output: Any = None, error: str | None = None, seconds: float = 0.0
     ) -> None:

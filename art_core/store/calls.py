@@ -8,7 +8,9 @@ import hashlib
 import sqlite3
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -24,16 +26,19 @@ from art_core.store.values import (
 )
 from art_core.types import Call, JsonDict
 
+Key = TypeVar("Key")
+
 CANDIDATES = 8
 """Calls of a rollout that are tried as parents: enough for a few sub-agents taking turns."""
-TOKENS_REMEMBERED = 16_000_000
-"""Of possible parents, over all rollouts; 4 bytes each."""
-REFERENCES_REMEMBERED = 200_000
+TOKENS_REMEMBERED = 2_000_000
+"""Of possible parents, over all rollouts; 4 bytes each. A rollout whose calls are forgotten has its last one read again."""
+REFERENCES_REMEMBERED = 10_000
+"""Ids of messages and other content that is likely to come again, twice: the newer and the older ones."""
 SHORTEST_SHARED = 16
 """Tokens; a shorter common start is not worth a parent in another rollout."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Parent:
     seq: int
     tokens: np.ndarray
@@ -47,6 +52,26 @@ class _Parent:
         return place if length and differ[place] else length
 
 
+class _References(Generic[Key]):
+    """Rows' ids by what they hold, those that were asked for least recently forgotten first, a half at a time."""
+
+    def __init__(self) -> None:
+        self._newer: dict[Key, int] = {}
+        self._older: dict[Key, int] = {}
+
+    def get(self, key: Key) -> int | None:
+        found = self._newer.get(key)
+        if found is None and (found := self._older.get(key)) is not None:
+            self.put(key, found)
+        return found
+
+    def put(self, key: Key, row: int) -> int:
+        self._newer[key] = row
+        if len(self._newer) >= REFERENCES_REMEMBERED:
+            self._newer, self._older = {}, self._newer
+        return row
+
+
 class CallWriter:
     """Writes calls inside the transaction it is given, and remembers what later calls may build on."""
 
@@ -58,24 +83,26 @@ class CallWriter:
         self._recent: OrderedDict[str, deque[_Parent]] = OrderedDict()
         self._roots: deque[_Parent] = deque(maxlen=CANDIDATES)
         self._tokens = 0
-        self._blobs: dict[bytes, int] = {}
-        self._messages: dict[tuple[int, int], int] = {}
+        self._blobs: _References[bytes] = _References()
+        self._messages: _References[tuple[int, int]] = _References()
 
     def write(self, db: sqlite3.Connection, rollout_id: str, call: Call) -> None:
         """Add a call. An aborted predecessor with its request id is marked as replaced."""
         parts = parts_of(call)
         prompt = np.frombuffer(parts.prompt, dtype=np.int32)
-        parent, shared = self._parent(rollout_id, prompt)
         db.execute(
             "UPDATE calls SET replaced = 1 WHERE rollout_id = ? AND request_id = ? AND choice = ? AND request_id != '' "
             "AND finish_reason = 'aborted'",
             (rollout_id, call.request_id, call.choice),
         )
         previous = db.execute(
-            "SELECT digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (rollout_id,)
+            "SELECT seq, digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (rollout_id,)
         ).fetchone()
+        if previous and rollout_id not in self._recent:
+            self._recall(db, rollout_id, previous[0])
+        parent, shared = self._parent(rollout_id, prompt)
         values = (
-            chained(rollout_id, previous and previous[0], call_digest(call, parts)),
+            chained(rollout_id, previous and previous[1], call_digest(call, parts)),
             rollout_id,
             parent.seq if parent else None,
             shared,
@@ -99,7 +126,12 @@ class CallWriter:
             f"VALUES ({', '.join('?' * len(values))})",
             values,
         )
-        self._remember(rollout_id, call, prompt, added.lastrowid, is_root=parent is None)
+        sampled = np.frombuffer(parts.sampled, dtype=np.int32)
+        this = _Parent(added.lastrowid, np.concatenate([prompt, sampled]))
+        if parent is None:
+            self._roots.append(this)
+        # What this call begins with entirely is not needed any more: whatever shares tokens with that shares them with this.
+        self._remember(rollout_id, this, instead_of=parent if parent and shared == len(parent.tokens) else None)
 
     def _parent(self, rollout_id: str, prompt: np.ndarray) -> tuple[_Parent | None, int]:
         best, longest = None, 0
@@ -113,16 +145,23 @@ class CallWriter:
                     best, longest = parent, shared
         return best, longest
 
-    def _remember(self, rollout_id: str, call: Call, prompt: np.ndarray, seq: int, *, is_root: bool) -> None:
-        parent = _Parent(seq, np.concatenate([prompt, np.asarray(call.sampled_ids, dtype=np.int32)]))
+    def _recall(self, db: sqlite3.Connection, rollout_id: str, last: int) -> None:
+        """Remember a rollout's last call, of another process or forgotten meanwhile, so that the next one can build on it."""
+        # What is damaged is for the audit to tell; the next call is then stored whole.
+        with suppress(StoreError):
+            tokens = CallReader(db, rollout_id).tokens_of(last)
+            self._remember(rollout_id, _Parent(last, np.frombuffer(tokens, dtype=np.int32)))
+
+    def _remember(self, rollout_id: str, parent: _Parent, *, instead_of: _Parent | None = None) -> None:
         recent = self._recent.setdefault(rollout_id, deque())
         self._recent.move_to_end(rollout_id)
+        if instead_of in recent:
+            recent.remove(instead_of)
+            self._tokens -= len(instead_of.tokens)
         recent.append(parent)
         self._tokens += len(parent.tokens)
         if len(recent) > CANDIDATES:
             self._tokens -= len(recent.popleft().tokens)
-        if is_root:
-            self._roots.append(parent)
         while self._tokens > TOKENS_REMEMBERED and len(self._recent) > 1:
             _, oldest = self._recent.popitem(last=False)
             self._tokens -= sum(len(parent.tokens) for parent in oldest)
@@ -143,9 +182,7 @@ class CallWriter:
         if found is None:
             db.execute("INSERT OR IGNORE INTO messages (parent, blob) VALUES (?, ?)", (parent, blob))
             row = db.execute("SELECT id FROM messages WHERE parent = ? AND blob = ?", (parent, blob)).fetchone()
-            found = self._messages[parent, blob] = row[0]
-            if len(self._messages) > REFERENCES_REMEMBERED:
-                self._messages.clear()
+            found = self._messages.put((parent, blob), row[0])
         return found
 
     def _blob(self, db: sqlite3.Connection, value: object) -> int:
@@ -154,9 +191,9 @@ class CallWriter:
         found = self._blobs.get(digest)
         if found is None:
             db.execute("INSERT OR IGNORE INTO blobs (digest, json) VALUES (?, ?)", (digest, content))
-            found = self._blobs[digest] = db.execute("SELECT id FROM blobs WHERE digest = ?", (digest,)).fetchone()[0]
-            if len(self._blobs) > REFERENCES_REMEMBERED:
-                self._blobs.clear()
+            found = self._blobs.put(
+                digest, db.execute("SELECT id FROM blobs WHERE digest = ?", (digest,)).fetchone()[0]
+            )
         return found
 
 
@@ -269,7 +306,7 @@ class CallReader:
         """Return a call's prompt ids; StoreError where the parent that they start with cannot have been there."""
         if parent is None:
             return suffix
-        start = self._of_call(parent)[: 4 * shared] if 0 < parent < seq else b""
+        start = self.tokens_of(parent)[: 4 * shared] if 0 < parent < seq else b""
         if not 0 < 4 * shared == len(start):
             raise StoreError(
                 f"call {seq} of rollout {self._rollout['rollout']} is damaged: its prompt starts with {shared} tokens of "
@@ -277,8 +314,8 @@ class CallReader:
             )
         return start + suffix
 
-    def _of_call(self, seq: int) -> bytes:
-        """Return the tokens of a call, which may belong to another rollout."""
+    def tokens_of(self, seq: int) -> bytes:
+        """Return the tokens of a call as int32; it may belong to another rollout."""
         if seq not in self._tokens:
             row = self._db.execute("SELECT parent, shared, suffix, sampled FROM calls WHERE seq = ?", (seq,)).fetchone()
             if row is None:
