@@ -15,6 +15,7 @@ Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
@@ -51,6 +52,8 @@ class Exchange:
         self._send = send
         self._events: list[bytes] = []
         self.started = False
+        self.finished = False
+        """The whole answer has been handed over."""
         self.speaks: object = None
 
     async def body(self, limit: int) -> bytes | None:
@@ -85,7 +88,7 @@ class Exchange:
         """Send a whole JSON answer."""
         content = orjson.dumps(body)
         head = ((b"content-type", b"application/json"), (b"content-length", str(len(content)).encode()), *headers)
-        self.started = True
+        self.started = self.finished = True
         await self._send({"type": "http.response.start", "status": status, "headers": head})
         await self._send({"type": "http.response.body", "body": content})
 
@@ -106,11 +109,14 @@ class Exchange:
         """End a stream, with the events that are left."""
         if not self.started:
             await self.flush()
-        await self._send({"type": "http.response.body", "body": b"".join(self._events)})
-        self._events = []
+        events, self._events = b"".join(self._events), []
+        self.finished = True
+        await self._send({"type": "http.response.body", "body": events})
 
     async def fail(self, error: UpstreamError) -> None:
         """Answer with an error; inside a stream that has begun it becomes the last event."""
+        if self.finished:
+            return
         said = str(error), error.status, error.code
         body = getattr(self.speaks, "error", error_body)(*said)
         if self.started:

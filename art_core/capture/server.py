@@ -139,6 +139,12 @@ class CaptureApp:
                 await asyncio.wait(late)
         self._rollouts.pop(rollout_id, None)
 
+    def release(self, rollout_id: str) -> None:
+        """Forget a rollout that has no call in flight, for those who open it again at its next call."""
+        rollout = self._rollouts.get(rollout_id)
+        if rollout is not None and all(task.done() for task in rollout.answering.values()):
+            del self._rollouts[rollout_id]
+
     async def close_all(self) -> None:
         """Abort what is in flight and close every rollout."""
         await asyncio.gather(*(self.close(rollout_id, 0.0) for rollout_id in list(self._rollouts)))
@@ -224,7 +230,9 @@ class CaptureApp:
         finally:
             gone.cancel()
             if not task.done():
-                task.cancel()
+                # Who has the whole answer has gone too; what follows it must not be cancelled.
+                if not exchange.finished:
+                    task.cancel()
                 await asyncio.wait({task})
         if task.cancelled():
             raise Refused("this call was stopped: its rollout ended, or its client sent it again", status=409)

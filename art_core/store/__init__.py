@@ -114,6 +114,13 @@ class Store:
             (time.time(), to_json(output), text_to_column(error), seconds, rollout_id),
         )
 
+    def touch_rollout(self, rollout_id: str) -> None:
+        """Note that it ended now, for whoever cannot know whether another call comes; what is known of its end stays."""
+        now = time.time()
+        self._write(
+            "UPDATE rollouts SET finished = ?, seconds = ? - started WHERE rollout_id = ?", (now, now, rollout_id)
+        )
+
     def add_scores(
         self,
         rollout_ids: Sequence[str],
