@@ -269,6 +269,11 @@ class Store:
                 for step, metrics in db.execute("SELECT step, metrics FROM steps ORDER BY seq")
             )
 
+    @property
+    def backlog(self) -> int:
+        """Writes taken that are not on disk yet."""
+        return self._writer.backlog
+
     def flush(self) -> None:
         """Return when everything taken is on disk; raises StoreError if it cannot be."""
         self._writer.flush()

@@ -5,6 +5,7 @@ Calls themselves are answered and recorded by ``art_core.capture``; this knows n
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ SPLIT = "train"
 LONGEST_ID = 512
 ORDERS = frozenset({"/pause", "/resume", "/status"})
 ORDER_BYTES = 2**20
+BACKLOG = 400
+"""Writes that may wait for the disk; a call is two of them."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class Ledger:
         self.aborted = 0
         self.begun = 0
         """Rollouts since the gateway started."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether so much waits for the disk that new calls should wait too, or memory fills."""
+        return self._store.backlog > BACKLOG
 
     def record(self, rollout_id: str, call: Call) -> None:
         """Take a call."""
@@ -152,6 +160,8 @@ class Gateway:
         if (task := header(scope, b"x-art-task")) is not None:
             self.ledger.tasks[rollout_id] = unquote(task)
         try:
+            while self.ledger.behind:
+                await asyncio.sleep(0.01)
             await self._capture(scope, receive, send)
         finally:
             self._inside[rollout_id] -= 1
