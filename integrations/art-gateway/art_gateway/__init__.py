@@ -1,14 +1,25 @@
-"""Answers more wire formats at every rollout's address. Knows nothing about how calls are recorded."""
+"""`art gateway`: any agent's calls, recorded at an address of their own, in every wire format. Knows nothing about training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from art_core import hookimpl
 from art_gateway.dialects import dialects
 
+if TYPE_CHECKING:
+    import typer
+
 __all__ = ["dialects"]
+
+
+@hookimpl
+def register_commands(app: typer.Typer) -> None:
+    """Offer ``art gateway``."""
+    from art_gateway.command import EXAMPLE, gateway
+
+    app.command("gateway", epilog=EXAMPLE)(gateway)
 
 
 @hookimpl
