@@ -139,6 +139,8 @@ def _shape(request: JsonDict) -> Shape | None:
     if not (required or content or (tools and (chosen is not None or strict or not several))):
         return None
     calls = dict(map(_call, tools))
+    if chosen == []:
+        raise refuse("tool_choice of type 'allowed_tools' names no tool; name at least one, or send tool_choice='none'")
     if missing := sorted(set(chosen or ()) - set(calls)):
         raise refuse(
             f"tool_choice names {', '.join(missing)}, and the tools are {', '.join(calls)}; choose among these"
