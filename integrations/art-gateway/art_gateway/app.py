@@ -269,7 +269,8 @@ def split_path(path: str) -> tuple[str | None, str]:
     if path.endswith("/finish") and "/v1/" not in path:
         return path[len("/rollouts/") : -len("/finish")], "/finish"
     head, found, tail = path.rpartition("/v1/")
-    rollout_id = head[len("/rollouts/") :] if found else ""
+    # Anthropic's clients add /v1 themselves to an address that ends in it.
+    rollout_id = head[len("/rollouts/") :].removesuffix("/v1") if found else ""
     return (rollout_id if len(rollout_id) <= LONGEST_ID else ""), f"/v1/{tail}"
 
 
