@@ -34,19 +34,23 @@ class CaptureError(ArtError):
 class UpstreamError(CaptureError):
     """What serves the policy refused a request or failed."""
 
-    def __init__(self, message: str, *, status: int = 500, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 500, code: str | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         """The HTTP status that the agent's client is answered with."""
         self.code = code
         """OpenAI's error code, such as ``context_length_exceeded``."""
+        self.retry_after = retry_after
+        """Seconds after which the request may be sent again, where whoever refused it says so."""
 
     def __reduce__(self):
-        return _rebuild_upstream_error, (str(self), self.status, self.code)
+        return _rebuild_upstream_error, (str(self), self.status, self.code, self.retry_after)
 
 
-def _rebuild_upstream_error(message: str, status: int, code: str | None) -> UpstreamError:
-    return UpstreamError(message, status=status, code=code)
+def _rebuild_upstream_error(message: str, status: int, code: str | None, retry_after: float | None) -> UpstreamError:
+    return UpstreamError(message, status=status, code=code, retry_after=retry_after)
 
 
 class RewardError(ArtError, ValueError):

@@ -49,7 +49,8 @@ class Call:
     forced: tuple[int, ...] = ()
     """Positions in ``sampled_ids`` where a grammar left one legal token: these are not trained."""
     request: Mapping[str, Any] = field(default_factory=dict)
-    """The chat-completions request as the engine was given it (messages, tools, sampling settings)."""
+    """The chat-completions request as the engine was given it (messages, tools, sampling settings); with ``prompt`` (text or
+    token ids) in place of ``messages`` where the agent sent a raw prompt."""
     response: Mapping[str, Any] = field(default_factory=dict)
     """The assistant message that was answered (role, content, tool_calls)."""
 
@@ -69,10 +70,20 @@ class Call:
         call of ``agent="team/writer"``; ``"write"`` does not."""
         return within(self.agent, nodes)
 
+    def messages(self) -> list[JsonDict]:
+        """Return the conversation with its answer, as chat messages; a raw prompt is the user's."""
+        prompt = self.request.get("prompt")
+        shown = self.request.get("messages", ()) if prompt is None else [{"role": "user", "content": _shown(prompt)}]
+        return [*shown, dict(self.response)]
+
 
 def within(agent: str | None, nodes: Iterable[str]) -> bool:
     """Whether one of ``nodes`` stands, with whole names, on the path ``agent``; see ``Call.made_by``."""
     return agent is not None and any(f"/{node}/" in f"/{agent}/" for node in nodes)
+
+
+def _shown(prompt: str | Sequence[int]) -> str:
+    return prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
 
 
 @dataclass(frozen=True)
@@ -101,10 +112,7 @@ class Trajectory:
 
     def messages(self) -> list[JsonDict]:
         """Return the last call's conversation with its answer, as chat messages; empty where nothing was called."""
-        if not self.calls:
-            return []
-        last = self.calls[-1]
-        return [*last.request.get("messages", ()), dict(last.response)]
+        return self.calls[-1].messages() if self.calls else []
 
 
 @dataclass(frozen=True)
@@ -240,7 +248,8 @@ class Recorder(Protocol):
 
 class Upstream(Protocol):
     """Answers chat-completions requests with token ids. Both methods take OpenAI's request body and answer OpenAI's
-    response bodies with these additions:
+    response bodies with the additions below. A request with ``prompt`` (text or token ids) in place of ``messages`` is
+    continued as it stands, without a chat template, and answered in the same shape. The additions:
 
     - the completion, or the first chunk of a stream: ``prompt_token_ids`` (list of int), ``policy_version`` (int)
     - every choice, of a completion or of a chunk: ``token_ids`` (list of int), ``token_logprobs`` (list of float, same

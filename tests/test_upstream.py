@@ -153,7 +153,7 @@ async def test_the_version_is_what_the_owner_of_the_server_says(vllm):
         ("old shape", 404, None, "no such model"),
         ("page", 503, None, "gateway"),
         ("no ids", 502, "no_token_ids", "return_token_ids"),
-        ("slow", 504, None, "did not answer in time"),
+        ("slow", 504, "upstream_timeout", "did not answer in time"),
     ],
 )
 async def test_a_servers_refusal_keeps_its_status_and_words(served, stream, text, status, code, message):

@@ -1,7 +1,25 @@
 """The one door: a recording, OpenAI-compatible address for every rollout. Knows nothing about who runs behind it."""
 
 from art_core.capture.door import Door
-from art_core.capture.server import CaptureApp, Dialect
-from art_core.capture.upstream import HttpUpstream
+from art_core.capture.gate import Gate
+from art_core.capture.http import Exchange, Refused
+from art_core.capture.server import CHAT, MODELS, CaptureApp, Dialect
+from art_core.capture.serving import address_of, http_server, listen
+from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, HttpUpstream
 
-__all__ = ["CaptureApp", "Dialect", "Door", "HttpUpstream"]
+__all__ = [
+    "CHAT",
+    "MODELS",
+    "TIMED_OUT",
+    "UNREACHABLE",
+    "CaptureApp",
+    "Dialect",
+    "Door",
+    "Exchange",
+    "Gate",
+    "HttpUpstream",
+    "Refused",
+    "address_of",
+    "http_server",
+    "listen",
+]

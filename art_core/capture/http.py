@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -14,6 +15,7 @@ Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
@@ -36,7 +38,11 @@ def error_body(message: str, status: int, code: str | None) -> JsonDict:
 
 
 class Exchange:
-    """A request's headers and body, and the one answer to it."""
+    """A request's headers and body, and the one answer to it.
+
+    ``speaks`` says errors in another shape than OpenAI's where it has ``error(message, status, code) -> body`` and, for one
+    inside a stream, ``error_event(message, status, code) -> event``.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
@@ -44,19 +50,26 @@ class Exchange:
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self._receive = receive
         self._send = send
+        self._events: list[bytes] = []
         self.started = False
+        self.finished = False
+        """The whole answer has been handed over."""
+        self.speaks: object = None
 
     async def body(self, limit: int) -> bytes | None:
         """Return the whole body; None where the client left before sending all of it. Refused (413) beyond ``limit``."""
         parts: list[bytes] = []
         size = 0
+        # What will be refused is not kept meanwhile.
+        promised = self.headers.get("content-length", "")
+        keep = not (promised.isdecimal() and int(promised) > limit)
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return None
             size += len(message.get("body", b""))
             # Read on without keeping: a client that is still sending would miss the answer.
-            if size <= limit:
+            if keep and size <= limit:
                 parts.append(message.get("body", b""))
             else:
                 parts.clear()
@@ -75,27 +88,42 @@ class Exchange:
         """Send a whole JSON answer."""
         content = orjson.dumps(body)
         head = ((b"content-type", b"application/json"), (b"content-length", str(len(content)).encode()), *headers)
-        self.started = True
+        self.started = self.finished = True
         await self._send({"type": "http.response.start", "status": status, "headers": head})
         await self._send({"type": "http.response.body", "body": content})
 
-    async def event(self, event: bytes) -> None:
-        """Send the next server-sent event; the first one starts the answer."""
+    def event(self, event: bytes) -> None:
+        """Take the next server-sent event, for ``flush`` to send with others that are there already."""
+        self._events.append(event)
+
+    async def flush(self) -> None:
+        """Send the events taken; the first one starts the answer."""
         if not self.started:
             self.started = True
             head = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
             await self._send({"type": "http.response.start", "status": 200, "headers": head})
-        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        events, self._events = b"".join(self._events), []
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self) -> None:
-        """End a stream."""
-        await self._send({"type": "http.response.body", "body": b""})
+        """End a stream, with the events that are left."""
+        if not self.started:
+            await self.flush()
+        events, self._events = b"".join(self._events), []
+        self.finished = True
+        await self._send({"type": "http.response.body", "body": events})
 
     async def fail(self, error: UpstreamError) -> None:
         """Answer with an error; inside a stream that has begun it becomes the last event."""
-        body = error_body(str(error), error.status, error.code)
+        if self.finished:
+            return
+        said = str(error), error.status, error.code
+        body = getattr(self.speaks, "error", error_body)(*said)
         if self.started:
-            await self.event(b"data: " + orjson.dumps(body) + b"\n\n")
-            await self.end()
-        else:
-            await self.answer(error.status, body, ((b"x-should-retry", b"false"),) if no_retry(error) else ())
+            event = getattr(self.speaks, "error_event", lambda *_: b"data: " + orjson.dumps(body) + b"\n\n")(*said)
+            self.event(event.encode() if isinstance(event, str) else event)
+            return await self.end()
+        headers = [(b"x-should-retry", b"false")] if no_retry(error) else []
+        if error.retry_after is not None:
+            headers.append((b"retry-after", str(math.ceil(error.retry_after)).encode()))
+        await self.answer(error.status, body, tuple(headers))

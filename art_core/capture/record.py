@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -22,6 +23,14 @@ def no_token_ids(what: str) -> UpstreamError:
         status=502,
         code="no_token_ids",
     )
+
+
+def check_numbers(name: str, kind: str, values: Sequence[object]) -> None:
+    """Raise the error of ``no_token_ids`` where not all are int32 (``kind`` "i") or floats ("d"), as the store keeps them."""
+    try:
+        array(kind, values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise no_token_ids(f"{name} are not numbers as they should be: {error}") from error
 
 
 def visible(answer: JsonDict) -> JsonDict:
@@ -60,6 +69,7 @@ class Recording:
             self.policy_version = answer.get("policy_version", 0)
             if not self.prompt_ids:
                 raise no_token_ids("prompt_token_ids is missing or empty")
+            check_numbers("prompt_token_ids", "i", self.prompt_ids)
         for part in answer.get("choices", ()):
             choice = self.choices.setdefault(part.get("index", 0), _Choice())
             if "message" in part:
@@ -77,6 +87,8 @@ class Recording:
             raise no_token_ids(
                 f"choice {part.get('index', 0)} has {len(token_ids or ())} token ids and {len(logprobs or ())} logprobs"
             )
+        check_numbers("token_ids", "i", token_ids or ())
+        check_numbers("logprobs", "d", logprobs or ())
         choice.token_ids += token_ids or ()
         choice.logprobs += logprobs or ()
         choice.forced += part.get("forced") or ()

@@ -29,7 +29,11 @@ MODELS = "/v1/models"
 
 
 class Dialect(Protocol):
-    """Another API at a rollout's address, as translation to and from chat completions."""
+    """Another API at a rollout's address, as translation to and from chat completions.
+
+    Optional: ``prepare()`` is called once, in a thread, before the first call, and may take its time; ``error(message, status,
+    code) -> body`` and ``error_event(message, status, code) -> event`` say errors in the API's own shape.
+    """
 
     def to_chat(self, body: JsonDict) -> JsonDict: ...
 
@@ -58,16 +62,31 @@ class ChatCompletions:
 @dataclass
 class _Rollout:
     sampling: Sampling
+    upstream: Upstream
     closing: bool = False
     answering: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """By request id: a retry ends the request that it repeats."""
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A call on its way."""
+
+    rollout_id: str
+    upstream: Upstream
+    recording: Recording
+    exchange: Exchange
+    dialect: Dialect
+    body: JsonDict
+    """As the client sent it, in the dialect's own terms."""
+
+
 class CaptureApp:
     """Answers ``/rollouts/{rollout_id}/v1/...`` for the rollouts that are open. Lives in one event loop.
 
-    ``max_body`` is in bytes. ``dialects`` are further paths (``"/v1/responses"``) with their translation. Calls of nodes other
-    than ``trained_nodes`` keep the agent's own sampling, and ``frozen`` answers them where there is one.
+    ``max_body`` is in bytes. ``dialects`` are further paths (``"/v1/responses"``) with their translation. ``gate`` may limit the
+    calls that are answered at a time. Calls of nodes other than ``trained_nodes`` keep the agent's own sampling, and ``frozen``
+    answers them where there is one.
     """
 
     def __init__(
@@ -80,23 +99,32 @@ class CaptureApp:
         model: str = "policy",
         trained_nodes: Sequence[str] = (),
         frozen: Upstream | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.upstream = upstream
         self.recorder = recorder
-        self.gate = Gate()
+        self.gate = gate or Gate()
         self._dialects: dict[str, Dialect] = {CHAT: ChatCompletions(), **(dialects or {})}
         self._max_body = max_body
         self._model = model
         self._trained_nodes = tuple(trained_nodes)
         self._frozen = frozen
         self._rollouts: dict[str, _Rollout] = {}
+        self._prepared: dict[str, asyncio.Task[None]] = {}
         self._said = False
 
-    def open(self, rollout_id: str, sampling: Sampling) -> None:
-        """Answer this rollout's calls from now on. Raises CaptureError where it is open already."""
+    def open(self, rollout_id: str, sampling: Sampling, upstream: Upstream | None = None) -> None:
+        """Answer this rollout's calls from now on, from an upstream of its own where one is given.
+
+        Raises CaptureError where it is open already.
+        """
         if rollout_id in self._rollouts:
             raise CaptureError(f"rollout {rollout_id!r} is open already; give every run of an agent an id of its own")
-        self._rollouts[rollout_id] = _Rollout(sampling)
+        self._rollouts[rollout_id] = _Rollout(sampling, upstream or self.upstream)
+
+    def is_open(self, rollout_id: str) -> bool:
+        """Whether this rollout's calls are answered."""
+        return rollout_id in self._rollouts
 
     async def close(self, rollout_id: str, grace: float) -> None:
         """Refuse further calls of this rollout and return when those in flight are recorded.
@@ -115,6 +143,12 @@ class CaptureApp:
             if late:
                 await asyncio.wait(late)
         self._rollouts.pop(rollout_id, None)
+
+    def release(self, rollout_id: str) -> None:
+        """Forget a rollout that has no call in flight, for those who open it again at its next call."""
+        rollout = self._rollouts.get(rollout_id)
+        if rollout is not None and all(task.done() for task in rollout.answering.values()):
+            del self._rollouts[rollout_id]
 
     async def close_all(self) -> None:
         """Abort what is in flight and close every rollout."""
@@ -135,8 +169,9 @@ class CaptureApp:
 
     async def _route(self, exchange: Exchange) -> None:
         head, _, tail = exchange.path.rpartition("/v1/")
-        path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/")
-        dialect = self._dialects.get(path)
+        # Anthropic's clients add /v1 themselves to the address that they are given, which ends in it.
+        path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/").removesuffix("/v1")
+        dialect = exchange.speaks = self._dialects.get(path)
         known = (exchange.method, path) == ("GET", MODELS) or (exchange.method == "POST" and dialect is not None)
         if not known or rollout_id == head:
             answered = ", ".join(f"POST /rollouts/{{rollout_id}}{path}" for path in self._dialects)
@@ -153,7 +188,21 @@ class CaptureApp:
         if dialect is None:
             model = {"id": self._model, "object": "model", "created": 0, "owned_by": "art"}
             return await exchange.answer(200, {"object": "list", "data": [model]})
+        await self._prepare(path, dialect)
         await self._chat(rollout_id, rollout, exchange, dialect, _json_object(body))
+
+    async def _prepare(self, path: str, dialect: Dialect) -> None:
+        """Let a dialect load what it needs in a thread: the other calls go on meanwhile."""
+        prepare = getattr(dialect, "prepare", None)
+        if prepare is None:
+            return
+        if path not in self._prepared:
+            self._prepared[path] = asyncio.create_task(asyncio.to_thread(prepare))
+        await asyncio.shield(self._prepared[path])
+
+    def _upstream(self, rollout: _Rollout, agent: str | None) -> Upstream:
+        """Return what answers a call of ``agent`` in this rollout."""
+        return rollout.upstream if self._frozen is None or self._trains(agent) else self._frozen
 
     def _rollout(self, rollout_id: str) -> _Rollout:
         rollout = self._rollouts.get(rollout_id)
@@ -179,7 +228,8 @@ class CaptureApp:
             self._rollout(rollout_id)
         recording = Recording(request, request_id, agent)
         answering = self._stream if request.get("stream") else self._complete
-        task = asyncio.create_task(answering(rollout_id, recording, exchange, dialect, body))
+        upstream = self._upstream(rollout, recording.agent)
+        task = asyncio.create_task(answering(_Asked(rollout_id, upstream, recording, exchange, dialect, body)))
         rollout.answering[request_id] = task
         task.add_done_callback(lambda _: rollout.answering.pop(request_id, None))
         gone = asyncio.create_task(exchange.disconnected())
@@ -188,7 +238,9 @@ class CaptureApp:
         finally:
             gone.cancel()
             if not task.done():
-                task.cancel()
+                # Who has the whole answer has gone too; what follows it must not be cancelled.
+                if not exchange.finished:
+                    task.cancel()
                 await asyncio.wait({task})
         if task.cancelled():
             raise Refused("this call was stopped: its rollout ended, or its client sent it again", status=409)
@@ -197,28 +249,23 @@ class CaptureApp:
     def _trains(self, agent: str | None) -> bool:
         return not self._trained_nodes or within(agent, self._trained_nodes)
 
-    def _upstream(self, agent: str | None) -> Upstream:
-        return self.upstream if self._frozen is None or self._trains(agent) else self._frozen
-
-    async def _complete(
-        self, rollout_id: str, recording: Recording, exchange: Exchange, dialect: Dialect, body: JsonDict
-    ) -> None:
+    async def _complete(self, asked: _Asked) -> None:
+        recording = asked.recording
         async with self.gate:
             # Where the client has gone this is cancelled; an upstream may then still return what it has sampled.
-            completion = await self._upstream(recording.agent).chat(dict(recording.request))
+            completion = await asked.upstream.chat(dict(recording.request))
         recording.add(completion)
         stopped = asyncio.current_task().cancelling() > 0
-        self._record(rollout_id, recording, aborted=stopped)
+        self._record(asked, aborted=stopped)
         if stopped:
             raise asyncio.CancelledError
-        await exchange.answer(200, dialect.from_chat(body, visible(completion)))
+        await asked.exchange.answer(200, asked.dialect.from_chat(asked.body, visible(completion)))
 
-    async def _stream(
-        self, rollout_id: str, recording: Recording, exchange: Exchange, dialect: Dialect, body: JsonDict
-    ) -> None:
+    async def _stream(self, asked: _Asked) -> None:
+        recording, exchange = asked.recording, asked.exchange
         chunks: asyncio.Queue[JsonDict | None] = asyncio.Queue()
         # Sampling never waits for the client to read: an agent that stops reading would hold the next weights up.
-        sampling = asyncio.create_task(self._sample(recording, chunks))
+        sampling = asyncio.create_task(self._sample(asked, chunks))
         recorded = False
 
         async def relay() -> AsyncIterator[JsonDict]:
@@ -229,32 +276,35 @@ class CaptureApp:
             if not recording.choices:
                 raise no_token_ids("its stream was empty")
             recorded = True
-            self._record(rollout_id, recording)
+            self._record(asked)
 
         try:
-            async with aclosing(dialect.stream_from_chat(body, relay())) as events:
+            async with aclosing(asked.dialect.stream_from_chat(asked.body, relay())) as events:
                 async for event in events:
-                    await exchange.event(event.encode() if isinstance(event, str) else event)
+                    exchange.event(event.encode() if isinstance(event, str) else event)
+                    # What came in one packet leaves in one.
+                    if chunks.empty():
+                        await exchange.flush()
             await exchange.end()
         finally:
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
             if not recorded:
-                self._record(rollout_id, recording, aborted=True)
+                self._record(asked, aborted=True)
 
-    async def _sample(self, recording: Recording, chunks: asyncio.Queue[JsonDict | None]) -> None:
+    async def _sample(self, asked: _Asked, chunks: asyncio.Queue[JsonDict | None]) -> None:
+        recording = asked.recording
         try:
-            upstream = self._upstream(recording.agent)
-            async with self.gate, aclosing(upstream.stream(dict(recording.request))) as answer:
+            async with self.gate, aclosing(asked.upstream.stream(dict(recording.request))) as answer:
                 async for chunk in answer:
                     recording.add(chunk)
                     chunks.put_nowait(visible(chunk))
         finally:
             chunks.put_nowait(None)
 
-    def _record(self, rollout_id: str, recording: Recording, *, aborted: bool = False) -> None:
-        for call in recording.calls(aborted=aborted):
-            self.recorder.record(rollout_id, call)
+    def _record(self, asked: _Asked, *, aborted: bool = False) -> None:
+        for call in asked.recording.calls(aborted=aborted):
+            self.recorder.record(asked.rollout_id, call)
 
     def _sampled_as(self, sampling: Sampling, request: JsonDict) -> JsonDict:
         imposed = {
@@ -294,9 +344,20 @@ def _json_object(body: bytes) -> JsonDict:
 
 
 def _checked(request: JsonDict) -> JsonDict:
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
-        raise Refused("'messages' must be a list with at least one message object", status=400)
+    if "prompt" in request and "messages" not in request:
+        _check_prompt(request["prompt"])
+    else:
+        messages = request.get("messages")
+        if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+            raise Refused("'messages' must be a list with at least one message object", status=400)
     if not isinstance(request.get("temperature"), int | float | None):
         raise Refused(f"'temperature' must be a number, not {request['temperature']!r}", status=400)
     return request
+
+
+def _check_prompt(prompt: object) -> None:
+    ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+    if not (prompt and (ids or isinstance(prompt, str))):
+        raise Refused(
+            "'prompt' must be a text or a list of token ids, and not empty; send several as requests", status=400
+        )

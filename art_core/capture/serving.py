@@ -11,11 +11,12 @@ import contextlib
 import errno
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import uvicorn
 
+from art_core.capture.http import ASGIApp
 from art_core.capture.server import CaptureApp, Dialect
 from art_core.errors import CaptureError, ConfigError
 from art_core.types import Engine, Recorder, Sampling, Weights
@@ -108,11 +109,11 @@ class Serving:
                 trained_nodes=plan.trained_nodes,
                 frozen=await _started(plan.frozen, stack) if plan.frozen else None,
             )
-            self._server = _http_server(self._app)
+            self._server = http_server(self._app)
             serving = asyncio.create_task(self._server.serve(sockets=[listener]))
             while not self._server.started and not serving.done():
                 await asyncio.sleep(0.002)
-            self._ready.set_result(_url(plan.host, listener.getsockname()[1]))
+            self._ready.set_result(address_of(plan.host, listener.getsockname()[1]))
             await serving
 
     async def _open(self, rollout_id: str, sampling: Sampling) -> None:
@@ -147,7 +148,16 @@ async def _started(make: Callable[[], Engine], stack: contextlib.AsyncExitStack)
     return engine
 
 
-def _http_server(app: CaptureApp) -> uvicorn.Server:
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs it: uvicorn would raise them again before what was recorded is on disk."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def http_server(app: ASGIApp, *, drain: int = 1) -> uvicorn.Server:
+    """Return a server for ``app`` that ends when ``should_exit`` is set; calls in flight get ``drain`` seconds then."""
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -156,12 +166,15 @@ def _http_server(app: CaptureApp) -> uvicorn.Server:
         log_config=None,
         log_level="critical",
         access_log=False,
-        timeout_graceful_shutdown=1,
+        proxy_headers=False,
+        # Longer than clients keep an unused connection (httpx 5 s), so that none is closed while a request is on its way.
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=drain,
     )
-    return uvicorn.Server(config)
+    return _Server(config)
 
 
-def _url(host: str, port: int) -> str:
+def address_of(host: str, port: int) -> str:
     """Return how to reach a listener from this machine; others need ``host`` to be an address that they can reach."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,25 +1,37 @@
 """An OpenAI-compatible server that returns token ids, as an Upstream. Knows nothing about rollouts or what serves.
 
 The dialect is vLLM's: ``return_token_ids`` and ``logprobs`` in the request; ``prompt_token_ids`` beside the choices,
-``token_ids`` and ``logprobs.content[].logprob`` in them; in streaming the same chunk by chunk.
+``token_ids`` and ``logprobs.content[].logprob`` in them; in streaming the same chunk by chunk. A request with ``prompt``
+(text or token ids) instead of ``messages`` goes to ``/completions`` and is answered in the shape of a chat completion.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-import httpx
+import aiohttp
 import orjson
+from yarl import URL
 
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import JsonDict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from art_core.types import Weights
+
+TIMED_OUT = "upstream_timeout"
+"""The error code where the server took too long; sending the same again would double its work."""
+UNREACHABLE = "upstream_unreachable"
+"""The error code where the connection failed before or while it answered."""
+IDLE_SECONDS = 4.0
+"""How long an unused connection is kept: less than a server that uses uvicorn, which closes its end after 5 seconds."""
 
 
 class HttpUpstream:
@@ -37,9 +49,15 @@ class HttpUpstream:
         self.model = model
         self.policy_version = 0
         """Stamped on every answer; whoever swaps the server's weights sets it."""
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = httpx.Timeout(timeout, connect=min(timeout, 10.0), pool=None)
-        self._client: httpx.AsyncClient | None = None
+        # Compressing what travels between two processes of one machine or rack costs more than it saves.
+        self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        connect = min(timeout, 10.0)
+        self._whole = aiohttp.ClientTimeout(total=timeout, sock_connect=connect)
+        self._between = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=timeout)
+        self._chat, self._raw = URL(f"{self.base_url}/chat/completions"), URL(f"{self.base_url}/completions")
+        self._client: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
         """Nothing to load; the connection pool opens with the first request."""
@@ -54,58 +72,79 @@ class HttpUpstream:
     async def stop(self) -> None:
         """Close the connections. The next request opens new ones."""
         if self._client is not None:
-            await self._client.aclose()
+            await self._client.close()
             self._client = None
 
     async def chat(self, request: JsonDict) -> JsonDict:
         """Answer a request; cancelling closes the connection, which stops the sampling but loses what was sampled."""
         with self._explained():
-            response = await self._pool().post("/chat/completions", content=self._body(request))
-            if response.is_error:
-                raise _refusal(response.status_code, response.content)
-            completion = _json_object(response.content)
-        return self._normal(completion, request)
+            async with self._post(request, self._whole) as response:
+                content = await response.read()
+                if response.status >= 400:
+                    raise _refusal(response.status, content, response.headers)
+        return self._normal(_json_object(content), request)
 
     async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
-        """Yield the chunks of an answer as they come."""
+        """Yield the chunks of an answer as they come. UpstreamError where the stream ends before the answer does."""
+        ended = False
         with self._explained():
-            async with self._pool().stream("POST", "/chat/completions", content=self._body(request)) as response:
-                if response.is_error:
-                    raise _refusal(response.status_code, await response.aread())
-                async for line in response.aiter_lines():
-                    if not line.startswith("data:"):
-                        continue
-                    event = line.removeprefix("data:").strip()
-                    if event == "[DONE]":
+            async with self._post(request, self._between) as response:
+                if response.status >= 400:
+                    raise _refusal(response.status, await response.read(), response.headers)
+                async for event in _events(response.content):
+                    if event == b"[DONE]":
                         return
                     chunk = _json_object(event)
                     if "error" in chunk:
-                        raise _refusal(502, event.encode())
+                        raise _refusal(502, event, {})
+                    ended = ended or any(choice.get("finish_reason") for choice in chunk.get("choices", ()))
                     yield self._normal(chunk, request)
+        if not ended:
+            raise UpstreamError(f"{self.base_url} ended its stream in the middle", status=502, code=UNREACHABLE)
 
-    def _pool(self) -> httpx.AsyncClient:
+    async def models(self) -> JsonDict:
+        """Return the server's own list of models."""
+        with self._explained():
+            async with self._pool().get(
+                f"{self.base_url}/models", headers=self._headers, timeout=self._whole
+            ) as response:
+                content = await response.read()
+                if response.status >= 400:
+                    raise _refusal(response.status, content, response.headers)
+        return _json_object(content)
+
+    def _post(self, request: JsonDict, timeout: aiohttp.ClientTimeout) -> aiohttp.client._RequestContextManager:
+        body = {**request, "return_token_ids": True, "logprobs": True}
+        if self.model is not None:
+            body["model"] = self.model
+        address = self._chat
+        if "prompt" in request:
+            # 1, not 0: servers read 0 as none. An agent's own larger number is kept.
+            address, body["logprobs"] = self._raw, max(int(request.get("logprobs") or 0), 1)
+        return self._pool().post(
+            address, data=orjson.dumps(body), headers=self._headers, timeout=timeout, allow_redirects=False
+        )
+
+    def _pool(self) -> aiohttp.ClientSession:
         if self._client is None:
-            self._client = httpx.AsyncClient(
-                base_url=self.base_url,
-                headers={"content-type": "application/json", **self._headers},
-                timeout=self._timeout,
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            self._client = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
             )
         return self._client
 
-    def _body(self, request: JsonDict) -> bytes:
-        body = {**request, "return_token_ids": True, "logprobs": True}
-        if self.model is not None:
-            body["model"] = self.model
-        return orjson.dumps(body)
-
     def _normal(self, answer: JsonDict, request: JsonDict) -> JsonDict:
         answer["policy_version"] = self.policy_version
+        raw, wanted = "prompt" in request, request.get("logprobs")
         for choice in answer.get("choices", ()):
-            content = (choice.get("logprobs") or {}).get("content") or ()
-            choice["token_logprobs"] = [token["logprob"] for token in content]
-            if not request.get("logprobs"):
+            logprobs = choice.get("logprobs") or {}
+            if raw:
+                _as_chat(answer, choice, streamed=bool(request.get("stream")))
+                choice["token_logprobs"] = logprobs.get("token_logprobs") or []
+            else:
+                choice["token_logprobs"] = [token["logprob"] for token in logprobs.get("content") or ()]
+            if not wanted:
                 choice["logprobs"] = None
         return answer
 
@@ -113,18 +152,44 @@ class HttpUpstream:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except httpx.TimeoutException as error:
+        except TimeoutError as error:
             raise UpstreamError(
-                f"{self.base_url} did not answer in time ({type(error).__name__})", status=504
+                f"{self.base_url} did not answer in time ({type(error).__name__})", status=504, code=TIMED_OUT
             ) from error
-        except httpx.HTTPError as error:
+        except (aiohttp.ClientError, OSError) as error:
             what = f"{type(error).__name__}: {error}".rstrip(": ")
+            advice = "is the server running?"
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                advice = (
+                    "this process may open no more files; raise the limit (ulimit -n) or run fewer agents at a time"
+                )
             raise UpstreamError(
-                f"the connection to {self.base_url} failed ({what}); is the server running?", status=502
+                f"the connection to {self.base_url} failed ({what}); {advice}", status=502, code=UNREACHABLE
             ) from error
 
 
-def _json_object(content: bytes | str) -> JsonDict:
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the data of server-sent events, all that one packet holds without a pause between them."""
+    rest = b""
+    async for piece in content.iter_any():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+    if rest.startswith(b"data:"):
+        yield rest[5:].strip()
+
+
+def _as_chat(answer: JsonDict, choice: JsonDict, *, streamed: bool) -> None:
+    """Turn a choice of ``/completions`` into one of a chat completion; the prompt's ids may stand in the choice there."""
+    ids = choice.pop("prompt_token_ids", None)
+    if ids:
+        answer.setdefault("prompt_token_ids", ids)
+    text = choice.pop("text", None) or ""
+    choice["delta" if streamed else "message"] = {"role": "assistant", "content": text}
+
+
+def _json_object(content: bytes) -> JsonDict:
     try:
         answer = orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -134,17 +199,36 @@ def _json_object(content: bytes | str) -> JsonDict:
     return answer
 
 
-def _refusal(status: int, content: bytes) -> UpstreamError:
+def _refusal(status: int, content: bytes, headers: Mapping[str, str]) -> UpstreamError:
     """Read OpenAI's error shape, the older one of vLLM, and anything else as text."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:
         body = None
     error = body.get("error", body) if isinstance(body, dict) else None
+    code: object = None
     if isinstance(error, dict):
-        code = error.get("code")
-        return UpstreamError(
-            str(error.get("message") or error), status=status, code=code if isinstance(code, str) else None
-        )
-    text = error if isinstance(error, str) else content.decode(errors="replace")[:500]
-    return UpstreamError(text or f"the upstream answered with status {status} and no body", status=status)
+        text, code = str(error.get("message") or error), error.get("code")
+    else:
+        text = error if isinstance(error, str) else content.decode(errors="replace")[:500]
+    return UpstreamError(
+        text or f"the upstream answered with status {status} and no body",
+        status=status,
+        code=code if isinstance(code, str) else None,
+        retry_after=_seconds(headers.get("retry-after")),
+    )
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Read a Retry-After header: seconds, or a date."""
+    if not retry_after:
+        return None
+    try:
+        return max(float(retry_after), 0.0)
+    except ValueError:
+        pass
+    try:
+        until = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return None
+    return max((until - datetime.now(UTC)).total_seconds(), 0.0) if until.tzinfo else None

@@ -101,6 +101,10 @@ class Store:
             values,
         )
 
+    def has_rollout(self, rollout_id: str) -> bool:
+        """Whether ``add_rollout`` was told of it, by this store or by what is in the file."""
+        return rollout_id in self._rollout_ids
+
     def finish_rollout(
         self, rollout_id: str, *, output: Any = None, error: str | None = None, seconds: float = 0.0
     ) -> None:
@@ -108,6 +112,13 @@ class Store:
         self._write(
             "UPDATE rollouts SET finished = ?, output = ?, error = ?, seconds = ? WHERE rollout_id = ?",
             (time.time(), to_json(output), text_to_column(error), seconds, rollout_id),
+        )
+
+    def touch_rollout(self, rollout_id: str) -> None:
+        """Note that it ended now, for whoever cannot know whether another call comes; what is known of its end stays."""
+        now = time.time()
+        self._write(
+            "UPDATE rollouts SET finished = ?, seconds = ? - started WHERE rollout_id = ?", (now, now, rollout_id)
         )
 
     def add_scores(
@@ -257,6 +268,11 @@ class Store:
                 (step, from_json(metrics))
                 for step, metrics in db.execute("SELECT step, metrics FROM steps ORDER BY seq")
             )
+
+    @property
+    def backlog(self) -> int:
+        """Writes taken that are not on disk yet."""
+        return self._writer.backlog
 
     def flush(self) -> None:
         """Return when everything taken is on disk; raises StoreError if it cannot be."""

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections import OrderedDict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from art_core.errors import StoreError
 from art_core.store.digest import call_digest, chained, parts_of
+from art_core.store.recent import Line, Recent, References, Written
 from art_core.store.values import (
     floats_from_bytes,
     from_json,
@@ -24,28 +25,6 @@ from art_core.store.values import (
 )
 from art_core.types import Call, JsonDict
 
-CANDIDATES = 8
-"""Calls of a rollout that are tried as parents: enough for a few sub-agents taking turns."""
-TOKENS_REMEMBERED = 16_000_000
-"""Of possible parents, over all rollouts; 4 bytes each."""
-REFERENCES_REMEMBERED = 200_000
-SHORTEST_SHARED = 16
-"""Tokens; a shorter common start is not worth a parent in another rollout."""
-
-
-@dataclass(frozen=True)
-class _Parent:
-    seq: int
-    tokens: np.ndarray
-    """Prompt and sampled ids, int32."""
-
-    def shared(self, prompt: np.ndarray) -> int:
-        """Return how many tokens the two have in common at their start."""
-        length = min(len(self.tokens), len(prompt))
-        differ = self.tokens[:length] != prompt[:length]
-        place = int(differ.argmax()) if length else 0
-        return place if length and differ[place] else length
-
 
 class CallWriter:
     """Writes calls inside the transaction it is given, and remembers what later calls may build on."""
@@ -55,27 +34,25 @@ class CallWriter:
 
     def forget(self) -> None:
         """Drop all that is remembered: it may stem from a transaction that was rolled back."""
-        self._recent: OrderedDict[str, deque[_Parent]] = OrderedDict()
-        self._roots: deque[_Parent] = deque(maxlen=CANDIDATES)
-        self._tokens = 0
-        self._blobs: dict[bytes, int] = {}
-        self._messages: dict[tuple[int, int], int] = {}
+        self._recent = Recent()
+        self._blobs: References[bytes] = References()
+        self._messages: References[tuple[int, int]] = References()
 
     def write(self, db: sqlite3.Connection, rollout_id: str, call: Call) -> None:
         """Add a call. An aborted predecessor with its request id is marked as replaced."""
         parts = parts_of(call)
         prompt = np.frombuffer(parts.prompt, dtype=np.int32)
-        parent, shared = self._parent(rollout_id, prompt)
-        db.execute(
-            "UPDATE calls SET replaced = 1 WHERE rollout_id = ? AND request_id = ? AND choice = ? AND request_id != '' "
-            "AND finish_reason = 'aborted'",
-            (rollout_id, call.request_id, call.choice),
-        )
-        previous = db.execute(
-            "SELECT digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (rollout_id,)
-        ).fetchone()
+        line = self._recent.line(rollout_id) or self._recalled(db, rollout_id)
+        if call.request_id in line.aborted:
+            db.execute(
+                "UPDATE calls SET replaced = 1 WHERE rollout_id = ? AND request_id = ? AND choice = ? AND finish_reason = "
+                "'aborted'",
+                (rollout_id, call.request_id, call.choice),
+            )
+        parent, shared = self._recent.parent(line, prompt)
+        digest = chained(rollout_id, line.digest, call_digest(call, parts))
         values = (
-            chained(rollout_id, previous and previous[0], call_digest(call, parts)),
+            digest,
             rollout_id,
             parent.seq if parent else None,
             shared,
@@ -99,33 +76,30 @@ class CallWriter:
             f"VALUES ({', '.join('?' * len(values))})",
             values,
         )
-        self._remember(rollout_id, call, prompt, added.lastrowid, is_root=parent is None)
+        sampled = np.frombuffer(parts.sampled, dtype=np.int32)
+        line.digest = digest
+        if call.finish_reason == "aborted" and call.request_id:
+            line.aborted.add(call.request_id)
+        written = Written(added.lastrowid, np.concatenate([prompt, sampled]))
+        self._recent.add(rollout_id, line, written, parent, shared)
 
-    def _parent(self, rollout_id: str, prompt: np.ndarray) -> tuple[_Parent | None, int]:
-        best, longest = None, 0
-        for parent in reversed(self._recent.get(rollout_id, ())):
-            if (shared := parent.shared(prompt)) > longest:
-                best, longest = parent, shared
-        if best is None:
-            # Only calls without a parent of their own: a chain then never leads through more than one other rollout.
-            for parent in self._roots:
-                if (shared := parent.shared(prompt)) > max(longest, SHORTEST_SHARED):
-                    best, longest = parent, shared
-        return best, longest
-
-    def _remember(self, rollout_id: str, call: Call, prompt: np.ndarray, seq: int, *, is_root: bool) -> None:
-        parent = _Parent(seq, np.concatenate([prompt, np.asarray(call.sampled_ids, dtype=np.int32)]))
-        recent = self._recent.setdefault(rollout_id, deque())
-        self._recent.move_to_end(rollout_id)
-        recent.append(parent)
-        self._tokens += len(parent.tokens)
-        if len(recent) > CANDIDATES:
-            self._tokens -= len(recent.popleft().tokens)
-        if is_root:
-            self._roots.append(parent)
-        while self._tokens > TOKENS_REMEMBERED and len(self._recent) > 1:
-            _, oldest = self._recent.popitem(last=False)
-            self._tokens -= sum(len(parent.tokens) for parent in oldest)
+    def _recalled(self, db: sqlite3.Connection, rollout_id: str) -> Line:
+        """Read what the next call of a rollout needs that is new, was written by another process, or has been forgotten."""
+        line = Line()
+        previous = db.execute(
+            "SELECT seq, digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (rollout_id,)
+        ).fetchone()
+        if previous is not None:
+            aborted = (
+                "SELECT request_id FROM calls WHERE rollout_id = ? AND request_id != '' AND finish_reason = 'aborted'"
+            )
+            line.digest = previous[1]
+            line.aborted = {request_id for (request_id,) in db.execute(aborted, (rollout_id,))}
+            # What is damaged is for the audit to tell; the next call is then stored whole.
+            with suppress(StoreError):
+                tokens = CallReader(db, rollout_id).tokens_of(previous[0])
+                line.calls.append(Written(previous[0], np.frombuffer(tokens, dtype=np.int32)))
+        return line
 
     def _request(self, db: sqlite3.Connection, request: JsonDict) -> tuple[int, int | None, int]:
         """Return the ids of the request's last message (0: it has none), of its tools and of the rest."""
@@ -141,11 +115,11 @@ class CallWriter:
     def _message(self, db: sqlite3.Connection, parent: int, blob: int) -> int:
         found = self._messages.get((parent, blob))
         if found is None:
-            db.execute("INSERT OR IGNORE INTO messages (parent, blob) VALUES (?, ?)", (parent, blob))
-            row = db.execute("SELECT id FROM messages WHERE parent = ? AND blob = ?", (parent, blob)).fetchone()
-            found = self._messages[parent, blob] = row[0]
-            if len(self._messages) > REFERENCES_REMEMBERED:
-                self._messages.clear()
+            added = db.execute("INSERT OR IGNORE INTO messages (parent, blob) VALUES (?, ?)", (parent, blob))
+            row = added.lastrowid
+            if not added.rowcount:
+                [row] = db.execute("SELECT id FROM messages WHERE parent = ? AND blob = ?", (parent, blob)).fetchone()
+            found = self._messages.put((parent, blob), row)
         return found
 
     def _blob(self, db: sqlite3.Connection, value: object) -> int:
@@ -153,10 +127,11 @@ class CallWriter:
         digest = hashlib.blake2b(content, digest_size=16).digest()
         found = self._blobs.get(digest)
         if found is None:
-            db.execute("INSERT OR IGNORE INTO blobs (digest, json) VALUES (?, ?)", (digest, content))
-            found = self._blobs[digest] = db.execute("SELECT id FROM blobs WHERE digest = ?", (digest,)).fetchone()[0]
-            if len(self._blobs) > REFERENCES_REMEMBERED:
-                self._blobs.clear()
+            added = db.execute("INSERT OR IGNORE INTO blobs (digest, json) VALUES (?, ?)", (digest, content))
+            row = added.lastrowid
+            if not added.rowcount:
+                [row] = db.execute("SELECT id FROM blobs WHERE digest = ?", (digest,)).fetchone()
+            found = self._blobs.put(digest, row)
         return found
 
 
@@ -269,7 +244,7 @@ class CallReader:
         """Return a call's prompt ids; StoreError where the parent that they start with cannot have been there."""
         if parent is None:
             return suffix
-        start = self._of_call(parent)[: 4 * shared] if 0 < parent < seq else b""
+        start = self.tokens_of(parent)[: 4 * shared] if 0 < parent < seq else b""
         if not 0 < 4 * shared == len(start):
             raise StoreError(
                 f"call {seq} of rollout {self._rollout['rollout']} is damaged: its prompt starts with {shared} tokens of "
@@ -277,8 +252,8 @@ class CallReader:
             )
         return start + suffix
 
-    def _of_call(self, seq: int) -> bytes:
-        """Return the tokens of a call, which may belong to another rollout."""
+    def tokens_of(self, seq: int) -> bytes:
+        """Return the tokens of a call as int32; it may belong to another rollout."""
         if seq not in self._tokens:
             row = self._db.execute("SELECT parent, shared, suffix, sampled FROM calls WHERE seq = ?", (seq,)).fetchone()
             if row is None:

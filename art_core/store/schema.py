@@ -38,6 +38,8 @@ CREATE TABLE calls (
     messages INTEGER NOT NULL, tools INTEGER, settings INTEGER NOT NULL, response INTEGER NOT NULL
 );
 CREATE INDEX calls_by_rollout ON calls (rollout_id, seq);
+-- For the retry that looks for the call that it replaces.
+CREATE INDEX aborted_calls ON calls (rollout_id, request_id) WHERE finish_reason = 'aborted';
 
 -- Scores and steps are only ever added; the newest of a rollout counts.
 CREATE TABLE scores (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from array import array
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol, runtime_checkable
 
@@ -76,7 +77,8 @@ def text_from_column(value: str | bytes | None) -> str | None:
 
 def ids_to_bytes(ids: Sequence[int]) -> bytes:
     """Return token ids as int32. Raises OverflowError for ids that do not fit."""
-    return np.asarray(ids, dtype=np.int32).tobytes()
+    # A third of numpy's time for what comes as a tuple.
+    return array("i", ids).tobytes()
 
 
 def ids_from_bytes(data: bytes) -> tuple[int, ...]:
@@ -89,7 +91,8 @@ def floats_to_bytes(values: Sequence[float]) -> bytes:
     exact = np.asarray(values, dtype=np.float64)
     with np.errstate(over="ignore"):
         short = exact.astype(np.float32)
-    return (short if np.array_equal(short, exact, equal_nan=True) else exact).tobytes()
+    same = bool((short == exact).all()) or np.array_equal(short, exact, equal_nan=True)
+    return (short if same else exact).tobytes()
 
 
 def floats_from_bytes(data: bytes, count: int) -> tuple[float, ...]:

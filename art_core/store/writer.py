@@ -53,6 +53,11 @@ class Writer:
             if self._error is not None:
                 raise self._error.with_traceback(None)
 
+    @property
+    def backlog(self) -> int:
+        """Writes taken that are not on disk yet."""
+        return len(self._waiting) + self._writing
+
     def flush(self) -> None:
         """Return when everything taken is on disk; an earlier failure is tried again. Raises StoreError if it stays."""
         with self._changed:

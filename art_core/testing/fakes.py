@@ -22,7 +22,8 @@ class FakeEngine:
     """An engine without a model: token ids are bytes, every logprob is ``logprob``.
 
     ``reply`` is a text, a list of replies (taken in turn, over and over), or a function of the request; a function may raise
-    ``UpstreamError``. As with a real chat template, the prompt of a later turn extends the earlier prompt and answer.
+    ``UpstreamError``. As with a real chat template, the prompt of a later turn extends the earlier prompt and answer; a raw
+    ``prompt`` is taken as it is.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class FakeEngine:
 
     async def chat(self, request: JsonDict) -> JsonDict:
         self.requests.append(request)
-        if not request.get("messages"):
+        if not request.get("messages") and not request.get("prompt"):
             raise UpstreamError("messages is empty", status=400)
         prompt = prompt_ids(request)
         choices = [self._choice(request, index) for index in range(request.get("n") or 1)]
@@ -142,7 +143,10 @@ def _parsed(arguments: str) -> Any:
 
 
 def prompt_ids(request: JsonDict) -> list[int]:
-    """Return the token ids of FakeEngine's prompt: the bytes of the rendered tools and messages."""
+    """Return the token ids of FakeEngine's prompt: the bytes of the rendered tools and messages, or those of a raw prompt."""
+    prompt = request.get("prompt")
+    if prompt:
+        return list(prompt.encode() if isinstance(prompt, str) else prompt)
     tools = json.dumps(request["tools"]).encode() if request.get("tools") else b""
     return list(tools + b"".join(map(render, request["messages"])) + OPEN)
 

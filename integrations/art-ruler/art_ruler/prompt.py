@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from art_core.types import Call, JsonDict, Trajectory
+from art_core.types import JsonDict, Trajectory
 
 RUBRIC = """\
 - What counts first is the result: a run that does what the task asks for stands above every run that does not.
@@ -59,7 +59,7 @@ def view(trajectory: Trajectory) -> View:
     """Return what the judge is shown of ``trajectory``."""
     histories: list[tuple[str | None, tuple[str, ...]]] = []
     for call in trajectory.calls:
-        shown = tuple(map(_message, _conversation(call)))
+        shown = tuple(map(_message, call.messages()))
         longer = [it for it in histories if shown[: len(it[1])] != it[1]]
         histories = [*longer, (call.agent, shown)]
     tools = {
@@ -113,10 +113,6 @@ def _own_part(it: View, shared: int) -> str:
         head = [f"(conversation {i + 1}{f' of {agent}' if agent else ''})"] if len(it.histories) > 1 else []
         parts.append(_lines([*head, *messages[shared if i == 0 else 0 :]]))
     return _lines([*parts, it.end]) or "(no model call was made)"
-
-
-def _conversation(call: Call) -> list[Any]:
-    return [*call.request.get("messages", ()), dict(call.response)]
 
 
 def _message(message: JsonDict) -> str:

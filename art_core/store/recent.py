@@ -1,0 +1,121 @@
+"""What the writer of calls remembers of those it wrote last, so that most calls need one statement. Bounded in memory.
+
+Knows nothing about SQLite: what is forgotten is read again by whoever writes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+
+CANDIDATES = 8
+"""Calls of a rollout that are tried as parents: enough for a few sub-agents taking turns."""
+TOKENS_REMEMBERED = 2_000_000
+"""Of possible parents, over all rollouts; 4 bytes each."""
+ROLLOUTS_REMEMBERED = 4096
+REFERENCES_REMEMBERED = 10_000
+"""Ids of messages and other content that is likely to come again, twice: the newer and the older ones."""
+SHORTEST_SHARED = 16
+"""Tokens; a shorter common start is not worth a parent in another rollout."""
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """A call that another one may build on."""
+
+    seq: int
+    tokens: np.ndarray
+    """Prompt and sampled ids, int32."""
+
+    def shared(self, prompt: np.ndarray) -> int:
+        """Return how many tokens the two have in common at their start."""
+        length = min(len(self.tokens), len(prompt))
+        if not length or self.tokens[0] != prompt[0]:
+            return 0
+        differ = self.tokens[:length] != prompt[:length]
+        place = int(differ.argmax())
+        return place if differ[place] else length
+
+
+@dataclass
+class Line:
+    """A rollout as its next call needs it."""
+
+    digest: bytes | None = None
+    """Of its last call; None where there is none."""
+    aborted: set[str] = field(default_factory=set)
+    """Request ids of its aborted calls, which a retry replaces."""
+    calls: list[Written] = field(default_factory=list)
+
+
+class Recent:
+    """The rollouts that made calls most recently."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[str, Line] = OrderedDict()
+        self._roots: deque[Written] = deque(maxlen=CANDIDATES)
+        self._tokens = 0
+
+    def line(self, rollout_id: str) -> Line | None:
+        """Return what is remembered of a rollout."""
+        return self._lines.get(rollout_id)
+
+    def parent(self, line: Line, prompt: np.ndarray) -> tuple[Written | None, int]:
+        """Return the call that a prompt shares most tokens with, and how many."""
+        best, longest = None, 0
+        for call in reversed(line.calls):
+            if (shared := call.shared(prompt)) > longest:
+                best, longest = call, shared
+        if best is None:
+            # Only calls without a parent of their own: a chain then never leads through more than one other rollout.
+            for call in self._roots:
+                if (shared := call.shared(prompt)) > max(longest, SHORTEST_SHARED):
+                    best, longest = call, shared
+        return best, longest
+
+    def add(self, rollout_id: str, line: Line, call: Written, parent: Written | None, shared: int) -> None:
+        """Remember a rollout's newest call, which shares that many tokens with its parent."""
+        if rollout_id not in self._lines:
+            self._lines[rollout_id] = line
+            self._tokens += sum(len(call.tokens) for call in line.calls)
+        self._lines.move_to_end(rollout_id)
+        if parent is None:
+            self._roots.append(call)
+        elif shared == len(parent.tokens) and parent in line.calls:
+            # Whatever shares tokens with the parent shares them with this call, which begins with all of them.
+            line.calls.remove(parent)
+            self._tokens -= len(parent.tokens)
+        line.calls.append(call)
+        self._tokens += len(call.tokens)
+        if len(line.calls) > CANDIDATES:
+            self._tokens -= len(line.calls.pop(0).tokens)
+        while (self._tokens > TOKENS_REMEMBERED or len(self._lines) > ROLLOUTS_REMEMBERED) and len(self._lines) > 1:
+            _, oldest = self._lines.popitem(last=False)
+            self._tokens -= sum(len(call.tokens) for call in oldest.calls)
+
+
+class References(Generic[Key]):
+    """Rows' ids by what they hold, those that were asked for least recently forgotten first, a half at a time."""
+
+    def __init__(self) -> None:
+        self._newer: dict[Key, int] = {}
+        self._older: dict[Key, int] = {}
+
+    def get(self, key: Key) -> int | None:
+        """Return the row, None where it is not remembered."""
+        found = self._newer.get(key)
+        if found is None and (found := self._older.get(key)) is not None:
+            self.put(key, found)
+        return found
+
+    def put(self, key: Key, row: int) -> int:
+        """Remember a row, and return it."""
+        self._newer[key] = row
+        if len(self._newer) >= REFERENCES_REMEMBERED:
+            self._newer, self._older = {}, self._newer
+        return row

@@ -1,0 +1,29 @@
+"""`art gateway`: any agent's calls, recorded at an address of their own, in every wire format. Knows nothing about training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from art_core import hookimpl
+from art_gateway.dialects import dialects
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["dialects"]
+
+
+@hookimpl
+def register_commands(app: typer.Typer) -> None:
+    """Offer ``art gateway``."""
+    from art_gateway.command import EXAMPLE, gateway
+
+    app.command("gateway", epilog=EXAMPLE)(gateway)
+
+
+@hookimpl
+def register_dialects(register: Callable[[str, Any], None]) -> None:
+    """Offer Responses, Anthropic Messages and completions."""
+    for path, dialect in dialects().items():
+        register(path, dialect)

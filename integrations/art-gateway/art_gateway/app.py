@@ -1,0 +1,313 @@
+"""The gateway as an ASGI application: keys, rollouts that open by themselves, and orders (pause, resume, status, finish).
+
+Calls themselves are answered and recorded by ``art_core.capture``; this knows nothing about their content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import orjson
+
+from art_core.capture import CHAT, MODELS, CaptureApp, Dialect, Exchange, Gate, Refused
+from art_core.errors import StoreError, UpstreamError
+from art_core.types import Call, JsonDict, Sampling
+
+if TYPE_CHECKING:
+    from art_core.capture.http import Receive, Scope, Send
+    from art_core.store import Store
+    from art_gateway.routing import Pool
+
+SPLIT = "train"
+"""Of the recorded rollouts, so that ``art.load_trajectories`` finds them."""
+LONGEST_ID = 512
+ORDERS = frozenset({"/pause", "/resume", "/status"})
+ORDER_BYTES = 2**20
+BACKLOG = 400
+"""Writes that may wait for the disk; a call is two of them."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much the gateway takes on."""
+
+    calls: int = 1024
+    """Answered at a time."""
+    waiting: int = 8192
+    """Calls that may wait for their turn."""
+    body: int = 64 * 2**20
+    """Bytes of a request."""
+
+
+class Ledger:
+    """A Recorder: begins a rollout in the store with its first call, and keeps count.
+
+    Nobody says when a rollout ends, so each call counts as its last until the next one.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.tasks: dict[str, str] = {}
+        """What the harness says that a rollout is about, while a call of it is in flight."""
+        self.calls = 0
+        self.aborted = 0
+        self.begun = 0
+        """Rollouts since the gateway started."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether so much waits for the disk that new calls should wait too, or memory fills."""
+        return self._store.backlog > BACKLOG
+
+    def record(self, rollout_id: str, call: Call) -> None:
+        """Take a call."""
+        if not self._store.has_rollout(rollout_id):
+            self._store.add_rollout(rollout_id, task=self.tasks.get(rollout_id, rollout_id), split=SPLIT)
+            self.begun += 1
+        self._store.record(rollout_id, call)
+        self._store.touch_rollout(rollout_id)
+        self.calls += 1
+        self.aborted += call.finish_reason == "aborted"
+
+    def finish(self, rollout_id: str, said: JsonDict) -> None:
+        """Note what a harness says about a rollout that has ended."""
+        if not self._store.has_rollout(rollout_id):
+            raise Refused(f"rollout {rollout_id!r} has made no recorded call", status=404, code="rollout_unknown")
+        self._store.finish_rollout(rollout_id, output=said.get("output"), error=said.get("error"))
+        self._store.touch_rollout(rollout_id)
+        if said.get("reward") is not None or said.get("metrics"):
+            self._store.add_scores(
+                [rollout_id], [said.get("reward")], metrics=[said.get("metrics") or {}], by="gateway"
+            )
+
+    def flush(self) -> None:
+        """Return when everything taken is on disk."""
+        self._store.flush()
+
+    def close(self) -> None:
+        """Leave the store to whoever opened it."""
+
+
+class Gateway:
+    """Answers ``/rollouts/{rollout_id}/v1/...`` for any id, ``/v1/models``, and the orders. Lives in one event loop."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        store: Store,
+        *,
+        dialects: Mapping[str, Dialect] | None = None,
+        api_key: str | None = None,
+        local: bool = True,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """``local``: only this machine can reach it, so that orders need no key where there is none."""
+        limits = limits or Limits()
+        self.pool = pool
+        self.ledger = Ledger(store)
+        self.gate = Gate(limits.calls, limits.waiting)
+        self._dialects = dict(dialects or {})
+        self._capture = CaptureApp(
+            pool.route(""), self.ledger, dialects=self._dialects, max_body=limits.body, gate=self.gate
+        )
+        self._key = None if api_key is None else api_key.encode()
+        self._local = local
+        self._sampling = sampling or Sampling()
+        self._inside: dict[str, int] = {}
+        """Requests in flight, by rollout: of one that is idle nothing is kept but its id in the store."""
+        self.stopping = False
+        """Refuse new calls from now on."""
+
+    @property
+    def rollouts_inside(self) -> int:
+        """Rollouts with a request in flight."""
+        return len(self._inside)
+
+    async def abort(self) -> None:
+        """End the calls in flight; what was sampled of them is recorded as aborted."""
+        await self._capture.close_all()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        rollout_id, path = split_path(scope["path"])
+        if rollout_id and scope["method"] == "POST" and (path == CHAT or path in self._dialects):
+            refusal = self._refusal(scope)
+            if refusal is None:
+                return await self._call(rollout_id, scope, receive, send)
+        else:
+            refusal = None
+        exchange = Exchange(scope, receive, send)
+        exchange.speaks = self._dialects.get(path)
+        try:
+            if refusal is not None:
+                raise refusal
+            await self._other(exchange, scope, rollout_id, path)
+        except UpstreamError as error:
+            await exchange.fail(error)
+        except StoreError as error:
+            await exchange.fail(Refused(str(error), status=503, code="not_recorded"))
+
+    async def _call(self, rollout_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        inside = self._inside.get(rollout_id, 0)
+        if not inside:
+            self._capture.open(rollout_id, self._sampling, self.pool.route(rollout_id))
+        self._inside[rollout_id] = inside + 1
+        if (task := header(scope, b"x-art-task")) is not None:
+            self.ledger.tasks[rollout_id] = unquote(task)
+        try:
+            while self.ledger.behind:
+                await asyncio.sleep(0.01)
+            await self._capture(scope, receive, send)
+        finally:
+            self._inside[rollout_id] -= 1
+            if not self._inside[rollout_id]:
+                del self._inside[rollout_id]
+                self.ledger.tasks.pop(rollout_id, None)
+                self._capture.release(rollout_id)
+
+    def _refusal(self, scope: Scope) -> UpstreamError | None:
+        """Return why a request may not come in, if it may not."""
+        if not self._has_key(scope):
+            return wrong_key()
+        if self.stopping:
+            return UpstreamError("this gateway is stopping", status=503, code="stopping", retry_after=5.0)
+        return None
+
+    def _has_key(self, scope: Scope) -> bool:
+        if self._key is None:
+            return True
+        given = header(scope, b"x-api-key")
+        bearer = header(scope, b"authorization") or ""
+        keys = [given] if given is not None else []
+        if bearer[:7].lower() == "bearer ":
+            keys.append(bearer[7:].strip())
+        return any([hmac.compare_digest(key.encode("latin-1"), self._key) for key in keys])
+
+    async def _other(self, exchange: Exchange, scope: Scope, rollout_id: str | None, path: str) -> None:
+        """Answer what is not a model call."""
+        asked = (exchange.method, path)
+        if asked == ("GET", "/health"):
+            return await exchange.answer(200, {"status": "ok"})
+        if not self._has_key(scope):
+            raise wrong_key()
+        if asked == ("GET", MODELS):
+            return await exchange.answer(200, await self.pool.models())
+        if path in ORDERS or (rollout_id and path == "/finish"):
+            return await exchange.answer(200, await self._order(exchange, rollout_id, path))
+        self._unknown(exchange, rollout_id)
+
+    async def _order(self, exchange: Exchange, rollout_id: str | None, path: str) -> JsonDict:
+        if self._key is None and not self._local and not rollout_id:
+            raise Refused(
+                "orders need a key where other machines can reach the gateway: start it with --api-key",
+                status=403,
+                code="no_key_set",
+            )
+        if path == "/status" and exchange.method == "GET":
+            return self.status()
+        if path == "/status" or exchange.method != "POST":
+            raise Refused("GET /status, POST /pause, POST /resume and POST /rollouts/{rollout_id}/finish", status=405)
+        said = read_order(await exchange.body(ORDER_BYTES))
+        if path == "/finish":
+            self.ledger.finish(rollout_id, said)
+        elif path == "/pause":
+            await self.gate.pause()
+        else:
+            for backend in self.pool.backends:
+                backend.upstream.policy_version = said.get("policy_version", backend.upstream.policy_version)
+            await self.gate.resume()
+        return self.status()
+
+    def status(self) -> JsonDict:
+        """Return what is going on, as ``GET /status`` answers it."""
+        return {
+            "paused": self.gate.paused,
+            "calls": self.ledger.calls,
+            "aborted": self.ledger.aborted,
+            "rollouts": self.ledger.begun,
+            "in_flight": self.gate.inside,
+            "waiting": self.gate.waiting,
+            "retried": self.pool.retried,
+            "upstreams": [
+                {
+                    "url": backend.upstream.base_url,
+                    "up": backend.up,
+                    "in_flight": backend.inside,
+                    "policy_version": backend.upstream.policy_version,
+                }
+                for backend in self.pool.backends
+            ],
+        }
+
+    def _unknown(self, exchange: Exchange, rollout_id: str | None) -> None:
+        paths = ", ".join(f"POST /rollouts/{{rollout_id}}{path}" for path in (CHAT, *self._dialects))
+        hint = ""
+        if exchange.path.startswith("/v1/"):
+            hint = (
+                "a call must say which run of the agent it belongs to: give every run a base URL of its own, "
+                "/rollouts/NAME/v1 with any NAME; "
+            )
+        elif rollout_id == "" or (rollout_id and len(rollout_id) > LONGEST_ID):
+            hint = f"a rollout's id has 1 to {LONGEST_ID} characters; "
+        raise Refused(
+            f"{exchange.method} {exchange.path} is not answered here: {hint}these are: {paths}, GET {MODELS}, "
+            "GET /rollouts/{rollout_id}/v1/models, POST /rollouts/{rollout_id}/finish, GET /status, POST /pause, POST /resume",
+            status=404,
+            code="unknown_path",
+        )
+
+
+def split_path(path: str) -> tuple[str | None, str]:
+    """Return the rollout's id, None where the path names none, and the rest of the path."""
+    if not path.startswith("/rollouts/"):
+        return None, path
+    if path.endswith("/finish") and "/v1/" not in path:
+        return path[len("/rollouts/") : -len("/finish")], "/finish"
+    head, found, tail = path.rpartition("/v1/")
+    # Anthropic's clients add /v1 themselves to an address that ends in it.
+    rollout_id = head[len("/rollouts/") :].removesuffix("/v1") if found else ""
+    return (rollout_id if len(rollout_id) <= LONGEST_ID else ""), f"/v1/{tail}"
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return a request's header, the last where there are several."""
+    found = None
+    for key, value in scope["headers"]:
+        if key == name:
+            found = value.decode("latin-1")
+    return found
+
+
+def wrong_key() -> Refused:
+    """Return the error for a request without the gateway's key."""
+    return Refused(
+        "this gateway asks for a key and this one is not it: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+        status=401,
+        code="invalid_api_key",
+    )
+
+
+def read_order(body: bytes | None) -> dict[str, Any]:
+    """Return the JSON object of an order; an empty body says nothing."""
+    try:
+        said = orjson.loads(body) if body else {}
+    except orjson.JSONDecodeError as error:
+        raise Refused(f"the request body is not JSON: {error}", status=400, code="invalid_json") from None
+    number = int | float | None
+    if (
+        not isinstance(said, dict)
+        or not isinstance(said.get("reward"), number)
+        or not isinstance(said.get("error"), str | None)
+        or not isinstance(said.get("policy_version", 0), int)
+        or not all(isinstance(value, int | float) for value in (said.get("metrics") or {}).values())
+    ):
+        raise Refused(
+            "the body is a JSON object: reward a number, metrics numbers by name, error a text, policy_version a whole number",
+            status=400,
+        )
+    return said

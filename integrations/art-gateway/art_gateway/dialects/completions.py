@@ -1,0 +1,100 @@
+"""``/v1/completions`` <-> chat: the prompt is raw text or token ids, and no chat template is applied.
+
+The request that comes out has ``prompt`` in place of ``messages``; the answer to it has a completion's shape all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable
+from typing import Any
+
+import orjson
+
+from art_core.types import JsonDict
+from art_gateway.dialects.reading import further, malformed, refused
+
+REFUSED = {
+    "echo": "prepend the prompt yourself",
+    "suffix": "write the prompt with the model's own fill-in-the-middle tokens",
+}
+MAX_TOKENS = 16
+"""What the API takes where a request names no limit."""
+
+
+class Completions:
+    """The legacy text completions of OpenAI, one prompt per request."""
+
+    def to_chat(self, body: JsonDict) -> JsonDict:
+        """Return the request with one prompt, text or token ids. Raises UpstreamError 400 for what cannot be done."""
+        request = further(body, REFUSED, {"prompt", "logprobs", "best_of", "max_tokens"})
+        if body.get("best_of") not in (None, body.get("n") or 1):
+            raise refused("'best_of' beyond 'n'", "ask for 'n' and choose yourself: every sampled text is recorded")
+        limit = body.get("max_tokens")
+        request |= {"prompt": _prompt(body.get("prompt")), "max_tokens": MAX_TOKENS if limit is None else limit}
+        if (count := body.get("logprobs")) is not None:
+            if type(count) is not int or count < 0:
+                raise malformed(f"'logprobs' is {count!r}; it must be how many of the likeliest tokens to tell")
+            # Servers that continue raw prompts read the number, engines that answer as chat does read both.
+            request |= {"logprobs": count or True, "top_logprobs": count}
+        return request
+
+    def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
+        """Return a ``text_completion``."""
+        return _text_completion(completion, "message")
+
+    async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[bytes]:
+        """Yield a ``text_completion`` per chunk, then ``[DONE]``."""
+        offsets: dict[int, int] = {}
+        async for chunk in chunks:
+            yield b"data: " + orjson.dumps(_text_completion(chunk, "delta", offsets)) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+
+def _prompt(prompt: Any) -> str | list[int]:
+    """Return the one prompt, also out of a list of one."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, list) and prompt and all(isinstance(part, str | list) for part in prompt):
+        raise refused(
+            f"a list of {len(prompt)} prompts", "send one request per prompt, or 'n' for several answers to one"
+        )
+    ids = isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt)
+    if not prompt or not (isinstance(prompt, str) or ids):
+        raise malformed("'prompt' must be a text that is not empty, or a list of token ids")
+    return prompt
+
+
+def _text_completion(answer: JsonDict, part: str, offsets: dict[int, int] | None = None) -> JsonDict:
+    choices = []
+    for choice in answer.get("choices", ()):
+        index = choice.get("index", 0)
+        text = choice["text"] if "text" in choice else (choice.get(part) or {}).get("content") or ""
+        start = (offsets or {}).get(index, 0)
+        if offsets is not None:
+            offsets[index] = start + len(text)
+        logprobs = _logprobs(choice.get("logprobs"), start)
+        choices.append(
+            {"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.get("finish_reason")}
+        )
+    return {**answer, "id": _id(answer), "object": "text_completion", "choices": choices}
+
+
+def _id(answer: JsonDict) -> str:
+    return "cmpl-" + str(answer.get("id", "")).removeprefix("chatcmpl-").removeprefix("cmpl-")
+
+
+def _logprobs(logprobs: JsonDict | None, start: int) -> JsonDict | None:
+    """Return the lists side by side that this API has where chat has one list of tokens."""
+    if logprobs is None or "tokens" in logprobs:
+        return logprobs
+    tokens = logprobs.get("content") or []
+    offsets, place = [], start
+    for token in tokens:
+        offsets.append(place)
+        place += len(token["token"])
+    return {
+        "tokens": [token["token"] for token in tokens],
+        "token_logprobs": [token["logprob"] for token in tokens],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in token.get("top_logprobs") or ()} for token in tokens],
+        "text_offset": offsets,
+    }

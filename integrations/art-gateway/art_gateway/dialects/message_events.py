@@ -1,0 +1,158 @@
+"""Chat chunks -> the events of an Anthropic stream, and the message that they add up to. Knows nothing about requests.
+
+Blocks of this API follow one another, and chat's tool calls may grow side by side; so text and thinking are sent as they
+come, tool calls whole at the end. A whole completion is a stream of one chunk, so that both ways give the same message.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import orjson
+
+from art_core.types import JsonDict
+from art_gateway.dialects.reading import reasoning_in
+
+INVALID_JSON = "INVALID_JSON"
+"""The key under which arguments travel that are no JSON object; Anthropic's own advice for such."""
+STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+DELTAS = {"text": "text_delta", "thinking": "thinking_delta"}
+SIGNATURE = "policy"
+"""Clients drop thinking that is not signed; what comes back with it is not checked."""
+
+
+class MessageEvents:
+    """One message: ``add`` every chunk, then ``end``; each returns the events to send."""
+
+    def __init__(self) -> None:
+        self._head: JsonDict | None = None
+        self._blocks: list[JsonDict] = []
+        self._open = False
+        """Whether the last block still grows."""
+        self._calls: dict[int, JsonDict] = {}
+        self._finish: str | None = None
+        self._stop_sequence: str | None = None
+        self._usage: JsonDict = {}
+        self._events: list[JsonDict] = []
+
+    def add(self, chunk: JsonDict) -> list[JsonDict]:
+        """Take a chunk, or a whole completion."""
+        self._usage = chunk.get("usage") or self._usage
+        if self._head is None:
+            self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
+            self._head["model"] = chunk.get("model")
+            self._say("message_start", message=self.message())
+        for choice in chunk.get("choices", ()):
+            if choice.get("index", 0) == 0:
+                self._finish = choice.get("finish_reason") or self._finish
+                if isinstance(choice.get("stop_reason"), str):
+                    # vLLM's: the string at which the sampling stopped.
+                    self._stop_sequence = choice["stop_reason"]
+                self._add_delta(choice.get("message") or choice.get("delta") or {})
+        return self._take()
+
+    def end(self) -> list[JsonDict]:
+        """Close what is open and send the tool calls."""
+        self._finish = self._finish or "stop"
+        for index in sorted(self._calls):
+            self._send_call(self._calls[index])
+        if not any(block["type"] != "thinking" for block in self._blocks):
+            # Agents read the first block's text without asking whether there is one.
+            self._start({"type": "text", "text": ""})
+        self._stop()
+        message = self.message()
+        delta = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
+        self._say("message_delta", delta=delta, usage=message["usage"])
+        self._say("message_stop")
+        return self._take()
+
+    def message(self) -> JsonDict:
+        """Return the message object as it stands."""
+        reason = self._finish and STOP_REASONS.get(self._finish, "end_turn")
+        if reason == "end_turn" and self._calls:
+            reason = "tool_use"  # A call that the request forced by name ends with "stop" in chat.
+        elif reason == "end_turn" and self._stop_sequence is not None:
+            reason = "stop_sequence"
+        return {
+            **(self._head or {}),
+            "content": [dict(block) for block in self._blocks],
+            "stop_reason": reason,
+            "stop_sequence": self._stop_sequence if reason == "stop_sequence" else None,
+            "usage": _usage(self._usage),
+        }
+
+    def calls(self) -> list[tuple[str, str, JsonDict]]:
+        """Return every tool call's id, its arguments as they were sampled and the input that was made of them."""
+        return [(call["id"], call["arguments"], call["input"]) for call in self._calls.values()]
+
+    def _add_delta(self, delta: JsonDict) -> None:
+        self._grow("thinking", reasoning_in(delta))
+        self._grow("text", delta.get("content") or delta.get("refusal") or "")
+        for place, part in enumerate(delta.get("tool_calls") or ()):
+            call = self._calls.setdefault(part.get("index", place), {"id": None, "name": "", "arguments": ""})
+            function = part.get("function") or {}
+            call["id"] = call["id"] or part.get("id")
+            call["name"] += function.get("name") or ""
+            call["arguments"] += function.get("arguments") or ""
+
+    def _grow(self, kind: str, text: str) -> None:
+        if not text:
+            return
+        if not self._open or self._blocks[-1]["type"] != kind:
+            self._start({"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {}))
+        self._blocks[-1][kind] += text
+        self._say_of("content_block_delta", delta={"type": DELTAS[kind], kind: text})
+
+    def _send_call(self, call: JsonDict) -> None:
+        call["id"] = call["id"] or f"call_{uuid.uuid4().hex}"
+        self._start({"type": "tool_use", "id": call["id"], "name": call["name"], "input": {}})
+        self._blocks[-1]["input"] = call["input"] = _input(call["arguments"])
+        text = orjson.dumps(call["input"]).decode()
+        self._say_of("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})
+
+    def _start(self, block: JsonDict) -> None:
+        self._stop()
+        self._blocks.append(block)
+        self._open = True
+        self._say_of("content_block_start", content_block=dict(block))
+
+    def _stop(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        if self._blocks[-1]["type"] == "thinking":
+            self._blocks[-1]["signature"] = SIGNATURE
+            self._say_of("content_block_delta", delta={"type": "signature_delta", "signature": SIGNATURE})
+        self._say_of("content_block_stop")
+
+    def _say_of(self, kind: str, **details: Any) -> None:
+        self._say(kind, index=len(self._blocks) - 1, **details)
+
+    def _say(self, kind: str, **details: Any) -> None:
+        self._events.append({"type": kind, **details})
+
+    def _take(self) -> list[JsonDict]:
+        events, self._events = self._events, []
+        return events
+
+
+def _input(arguments: str) -> JsonDict:
+    """Return the arguments as the object that this API has; what is none, or cannot be sent as one, travels as text."""
+    try:
+        value = json.loads(arguments or "{}")
+        exact = isinstance(value, dict) and orjson.loads(orjson.dumps(value)) == value
+    except (ValueError, TypeError, RecursionError):
+        exact = False
+    return value if exact else {INVALID_JSON: arguments}
+
+
+def _usage(usage: JsonDict) -> JsonDict:
+    read = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return {
+        "input_tokens": (usage.get("prompt_tokens") or 0) - read,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": read,
+        "output_tokens": usage.get("completion_tokens") or 0,
+    }

@@ -1,0 +1,213 @@
+"""Chat chunks -> the events of a Responses stream, and the response that they end in. Knows nothing about requests.
+
+A whole completion is a stream of one chunk, so that both ways give the same response.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from art_core.types import JsonDict
+from art_gateway.dialects.reading import reasoning_in
+
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+ECHOED: JsonDict = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "service_tier": "default",
+    "store": True,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+"""What a response repeats of its request -> what the API says where the request has none."""
+
+
+@dataclass
+class _Item:
+    """An output item while it grows."""
+
+    id: str
+    kind: str
+    """``reasoning``, ``message`` or ``function_call``."""
+    index: int
+    text: str = ""
+    """What was thought or said, or the arguments."""
+    name: str = ""
+    call_id: str = ""
+    logprobs: list[JsonDict] = field(default_factory=list)
+    done: bool = False
+
+    def part(self) -> JsonDict:
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": self.text}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
+
+    def shown(self, status: str, *, empty: bool = False) -> JsonDict:
+        head = {"id": self.id, "type": self.kind, "status": status}
+        if self.kind == "function_call":
+            return head | {"call_id": self.call_id, "name": self.name, "arguments": "" if empty else self.text}
+        content = [] if empty else [self.part()]
+        return head | ({"role": "assistant"} if self.kind == "message" else {"summary": []}) | {"content": content}
+
+
+class ResponseEvents:
+    """One response: ``add`` every chunk, then ``end``; each returns the events to send."""
+
+    def __init__(self, body: JsonDict, response_id: str) -> None:
+        self.id = response_id
+        self._body = body
+        self._head: JsonDict | None = None
+        self._items: list[_Item] = []
+        self._calls: dict[int, _Item] = {}
+        self._finish: str | None = None
+        self._usage: JsonDict | None = None
+        self._ended = False
+        self._events: list[JsonDict] = []
+        self._number = 0
+
+    def add(self, chunk: JsonDict) -> list[JsonDict]:
+        """Take a chunk, or a whole completion."""
+        if self._head is None:
+            self._head = {"created_at": chunk.get("created") or int(time.time()), "model": chunk.get("model")}
+            self._say("response.created", response=self.response())
+            self._say("response.in_progress", response=self.response())
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk.get("choices", ()):
+            if choice.get("index", 0) == 0:
+                self._finish = choice.get("finish_reason") or self._finish
+                self._add_delta(choice.get("message") or choice.get("delta") or {}, choice.get("logprobs") or {})
+        return self._take()
+
+    def end(self) -> list[JsonDict]:
+        """Close what is open."""
+        self._ended = True
+        if not any(item.kind != "reasoning" for item in self._items):
+            self._open("message")
+        for item in self._items:
+            self._close(item)
+        response = self.response()
+        self._say(f"response.{response['status']}", response=response)
+        return self._take()
+
+    def output(self) -> list[JsonDict]:
+        """Return the items that are complete, or will not grow any more."""
+        return [item.shown(self._status(item)) for item in self._items if item.done]
+
+    def response(self) -> JsonDict:
+        """Return the response object as it stands."""
+        reason = INCOMPLETE.get(self._finish or "")
+        status = "in_progress" if not self._ended else "incomplete" if reason else "completed"
+        body = self._body
+        echoed = {key: default if body.get(key) is None else body[key] for key, default in ECHOED.items()}
+        return {
+            "id": self.id,
+            "object": "response",
+            **(self._head or {}),
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": reason} if self._ended and reason else None,
+            "output": self.output(),
+            **echoed,
+            "usage": _usage(self._usage) if self._ended else None,
+        }
+
+    def _add_delta(self, delta: JsonDict, logprobs: JsonDict) -> None:
+        if reasoning := reasoning_in(delta):
+            self._grow(self._item("reasoning"), "response.reasoning_text.delta", reasoning, content_index=0)
+        text = delta.get("content") or delta.get("refusal") or ""
+        if text:
+            item, new = self._item("message"), logprobs.get("content") or []
+            item.logprobs += new
+            self._grow(item, "response.output_text.delta", text, content_index=0, logprobs=new)
+        for place, part in enumerate(delta.get("tool_calls") or ()):
+            self._add_call(part.get("index", place), part)
+
+    def _add_call(self, index: int, part: JsonDict) -> None:
+        function = part.get("function") or {}
+        item = self._calls.get(index)
+        if item is None:
+            call_id = part.get("id") or f"call_{uuid.uuid4().hex}"
+            item = self._calls[index] = self._open("function_call", name=function.get("name") or "", call_id=call_id)
+        if arguments := function.get("arguments"):
+            self._grow(item, "response.function_call_arguments.delta", arguments)
+
+    def _item(self, kind: str) -> _Item:
+        """Return the reasoning or the message, of which a response has one each."""
+        return next((item for item in self._items if item.kind == kind), None) or self._open(kind)
+
+    def _open(self, kind: str, **call: str) -> _Item:
+        for item in self._items:
+            if item.kind == "reasoning":
+                self._close(item)
+        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
+        item = _Item(f"{prefix}_{uuid.uuid4().hex}", kind, len(self._items), **call)
+        self._items.append(item)
+        shown = item.shown("in_progress", empty=True)
+        self._say("response.output_item.added", output_index=item.index, item=shown)
+        if kind != "function_call":
+            self._say_of(item, "response.content_part.added", content_index=0, part=item.part())
+        return item
+
+    def _grow(self, item: _Item, kind: str, text: str, **details: Any) -> None:
+        item.text += text
+        self._say_of(item, kind, delta=text, **details)
+
+    def _close(self, item: _Item) -> None:
+        if item.done:
+            return
+        item.done = True
+        if item.kind == "function_call":
+            done = {"name": item.name, "arguments": item.text}
+            self._say_of(item, "response.function_call_arguments.done", **done)
+        else:
+            said = {"logprobs": item.logprobs} if item.kind == "message" else {}
+            kind = "output_text" if item.kind == "message" else "reasoning_text"
+            self._say_of(item, f"response.{kind}.done", content_index=0, text=item.text, **said)
+            self._say_of(item, "response.content_part.done", content_index=0, part=item.part())
+        shown = item.shown(self._status(item))
+        self._say("response.output_item.done", output_index=item.index, item=shown)
+
+    def _status(self, item: _Item) -> str:
+        cut = self._finish in INCOMPLETE and item is self._items[-1]
+        return "incomplete" if cut else "completed"
+
+    def _say_of(self, item: _Item, kind: str, **details: Any) -> None:
+        self._say(kind, item_id=item.id, output_index=item.index, **details)
+
+    def _say(self, kind: str, **details: Any) -> None:
+        self._events.append({"type": kind, "sequence_number": self._number, **details})
+        self._number += 1
+
+    def _take(self) -> list[JsonDict]:
+        events, self._events = self._events, []
+        return events
+
+
+def _usage(usage: JsonDict | None) -> JsonDict | None:
+    if usage is None:
+        return None
+    prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    read = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": read, "cache_write_tokens": 0},
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": usage.get("total_tokens") or prompt + completion,
+    }

@@ -1,0 +1,225 @@
+"""OpenAI's ``/v1/responses`` <-> chat. Knows nothing about how its stream of events is built."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterable
+from typing import Any
+
+from art_core.types import JsonDict
+from art_gateway.dialects.conversations import Conversations
+from art_gateway.dialects.reading import (
+    event,
+    further,
+    kind_of,
+    names,
+    object_of,
+    objects,
+    one_or_parts,
+    only,
+    refused,
+    text_of,
+)
+from art_gateway.dialects.response_events import ResponseEvents
+
+REFUSED = {
+    "background": "the policy answers at once: leave it out and wait for the answer",
+    "conversation": "send the whole conversation as 'input', or the last answer's id as 'previous_response_id'",
+    "prompt": "prompt templates are kept at OpenAI: send the text as 'instructions' and 'input'",
+    "context_management": "shorten the conversation yourself and send it as 'input'",
+    "moderation": "moderate in the agent",
+    "access_programs": "they are OpenAI's own: leave it out",
+}
+NEUTRAL = names(
+    "image include max_tool_calls metadata prompt_cache_key prompt_cache_options prompt_cache_retention "
+    "safety_identifier service_tier store truncation user"
+)
+"""Parameters that change nothing about what is sampled: accounting, caches, built-in tools. ``truncation="auto"`` would drop
+what does not fit; here a conversation that is too long is refused by the engine."""
+TRANSLATED = names(
+    "input instructions max_output_tokens previous_response_id reasoning stream_options text tool_choice "
+    "tools top_logprobs"
+)
+SAME = ("model", "parallel_tool_calls", "stream", "temperature", "top_p")
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Responses:
+    """The Responses API, without what OpenAI's servers run or keep: built-in tools, conversations, background."""
+
+    def __init__(self) -> None:
+        self._conversations = Conversations()
+
+    def to_chat(self, body: JsonDict) -> JsonDict:
+        """Return the chat request. Raises UpstreamError 400 for what cannot be translated."""
+        request = further(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
+        request |= {name: body[name] for name in SAME if body.get(name) is not None}
+        instructions = body.get("instructions")
+        request["messages"] = [{"role": "system", "content": instructions}] if instructions else []
+        request["messages"] += self._conversation(body)
+        request |= _tools(body) | _output(body)
+        if body.get("stream"):
+            request["stream_options"] = {"include_usage": True}
+        return request
+
+    def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
+        """Return the ``response`` object."""
+        events = ResponseEvents(body, self._new_id())
+        events.add(completion)
+        events.end()
+        self._remember(body, events)
+        return events.response()
+
+    async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[bytes]:
+        """Yield ``response.created`` to ``response.completed`` (or ``response.incomplete``)."""
+        events = ResponseEvents(body, self._new_id())
+        async for chunk in chunks:
+            for one in events.add(chunk):
+                yield event(one)
+        last = events.end()
+        self._remember(body, events)
+        for one in last:
+            yield event(one)
+
+    def error_event(self, message: str, status: int, code: str | None) -> bytes:
+        """Return the event for a stream that has failed. Clients read either of its two shapes."""
+        details = {"code": code, "message": message, "param": None}
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        return event({"type": "error", "sequence_number": 0, **details, "error": {"type": kind, **details}})
+
+    def _new_id(self) -> str:
+        return f"resp_{uuid.uuid4().hex}"
+
+    def _conversation(self, body: JsonDict) -> list[JsonDict]:
+        previous = body.get("previous_response_id")
+        before = self._conversations.before(previous) if previous else []
+        return [*before, *to_messages(body.get("input"))]
+
+    def _remember(self, body: JsonDict, events: ResponseEvents) -> None:
+        if body.get("store") is not False:
+            said = [*to_messages(body.get("input")), *to_messages(events.output())]
+            self._conversations.add(events.id, body.get("previous_response_id"), said)
+
+
+def to_messages(items: Any) -> list[JsonDict]:
+    """Return input items as chat messages: what the assistant said and called between two others is one message."""
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    messages: list[JsonDict] = []
+    for item in objects(items, "'input'"):
+        kind = kind_of(item, "an input item") or ("message" if "role" in item else "item_reference")
+        if kind == "function_call_output":
+            content = _content(item.get("output"), "a function_call_output's 'output'")
+            call_id = text_of(item, "call_id", "a function_call_output")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        elif kind == "message" and item.get("role") != "assistant":
+            content = _content(item.get("content"), "a message's 'content'")
+            messages.append({"role": text_of(item, "role", "a message"), "content": content})
+        elif kind in _SAID:
+            _SAID[kind](messages, item)
+        else:
+            raise refused(
+                f"an input item of type {kind!r}",
+                "send messages, reasoning, function_call and function_call_output items with their content",
+            )
+    return messages
+
+
+def _add_text(messages: list[JsonDict], item: JsonDict) -> None:
+    said = _assistant(messages)
+    if said["content"] is not None:
+        said = _assistant(messages, new=True)
+    said["content"] = _content(item.get("content"), "a message's 'content'")
+
+
+def _add_call(messages: list[JsonDict], item: JsonDict) -> None:
+    where = "a function_call"
+    function = {"name": text_of(item, "name", where), "arguments": text_of(item, "arguments", where)}
+    call = {"id": text_of(item, "call_id", where), "type": "function", "function": function}
+    _assistant(messages).setdefault("tool_calls", []).append(call)
+
+
+def _add_reasoning(messages: list[JsonDict], item: JsonDict) -> None:
+    parts = objects(item.get("content") or item.get("summary") or [], "a reasoning item's 'content'")
+    if not parts and item.get("encrypted_content"):
+        raise refused("encrypted reasoning", "leave out reasoning items of other models: the policy cannot read them")
+    if text := "".join(text_of(part, "text", "a reasoning part") for part in parts):
+        _assistant(messages, new=True)["reasoning_content"] = text
+
+
+_SAID = {"message": _add_text, "function_call": _add_call, "reasoning": _add_reasoning}
+
+
+def _assistant(messages: list[JsonDict], *, new: bool = False) -> JsonDict:
+    """Return the assistant message that stands last, or a new one."""
+    if new or not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _content(content: Any, where: str) -> str | list[JsonDict]:
+    if isinstance(content, str):
+        return content
+    return one_or_parts([_part(part) for part in objects(content, where)])
+
+
+def _part(part: JsonDict) -> JsonDict:
+    kind = kind_of(part, "a part")
+    if kind in ("input_text", "output_text", "text"):
+        return {"type": "text", "text": text_of(part, "text", f"a part of type {kind}")}
+    if kind == "refusal":
+        return {"type": "refusal", "refusal": text_of(part, "refusal", "a refusal")}
+    if kind == "input_image" and part.get("image_url"):
+        detail = {"detail": part["detail"]} if part.get("detail") else {}
+        return {"type": "image_url", "image_url": {"url": part["image_url"], **detail}}
+    if kind == "input_audio":
+        return {"type": "input_audio", "input_audio": part.get("input_audio")}
+    what = "an uploaded image (file_id)" if kind == "input_image" else f"a part of type {kind!r}"
+    raise refused(what, "send its text as input_text, or an image as a data: or http URL in image_url")
+
+
+def _tools(body: JsonDict) -> JsonDict:
+    request: JsonDict = {}
+    if tools := [_tool(tool) for tool in objects(body.get("tools") or [], "'tools'")]:
+        request["tools"] = tools
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = {"type": "function", "function": {"name": text_of(choice, "name", "'tool_choice'")}}
+    elif isinstance(choice, dict):
+        raise refused(
+            f"'tool_choice' of type {choice.get('type')!r}", "name a function, or send only the tools allowed"
+        )
+    if choice is not None:
+        request["tool_choice"] = choice
+    return request
+
+
+def _tool(tool: JsonDict) -> JsonDict:
+    if tool.get("type") != "function":
+        raise refused(f"the tool {tool.get('type')!r}", "it runs at OpenAI: give the agent a function of its own")
+    only(tool, {"type", "name", "description", "parameters", "strict", "output_schema"}, "a function tool")
+    kept = {key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None}
+    return {"type": "function", "function": {"name": text_of(tool, "name", "a function tool"), **kept}}
+
+
+def _output(body: JsonDict) -> JsonDict:
+    """Return how the answer shall be: length, format, effort, logprobs."""
+    request: JsonDict = {}
+    text, reasoning = object_of(body, "text"), object_of(body, "reasoning")
+    if body.get("max_output_tokens") is not None:
+        request["max_completion_tokens"] = body["max_output_tokens"]
+    form = object_of(text, "format")
+    if form.get("type") == "json_schema":
+        kept = ("name", "description", "schema", "strict")
+        schema = {key: form[key] for key in kept if form.get(key) is not None}
+        request["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif form.get("type") not in (None, "text"):
+        request["response_format"] = form
+    if text.get("verbosity"):
+        request["verbosity"] = text["verbosity"]
+    if reasoning.get("effort"):
+        request["reasoning_effort"] = reasoning["effort"]
+    included = body.get("include")
+    if body.get("top_logprobs") is not None or (isinstance(included, list) and LOGPROBS in included):
+        request |= {"logprobs": True, "top_logprobs": body.get("top_logprobs") or 0}
+    return request

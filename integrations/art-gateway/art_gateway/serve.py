@@ -1,0 +1,182 @@
+"""Runs a gateway until it is told to stop, then lets the calls in flight end. Knows nothing about what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from art_core.capture import Dialect, HttpUpstream, address_of, http_server, listen
+from art_core.folder import claimed
+from art_core.store import Store
+from art_core.types import Sampling
+from art_gateway.app import Gateway, Limits
+from art_gateway.routing import Pool
+
+log = logging.getLogger("art_gateway")
+
+LOCAL = ("127.", "localhost", "::1")
+SPARE_FILES = 64
+"""Open files beside the connections: the store, the listener, libraries that are loaded."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to serve, and how."""
+
+    upstreams: Sequence[str]
+    run_dir: Path
+    host: str = "127.0.0.1"
+    port: int = 8400
+    api_key: str | None = None
+    upstream_key: str | None = None
+    model: str | None = None
+    temperature: float | None = None
+    timeout: float = 600.0
+    retries: int = 4
+    drain: int = 60
+    """Seconds that calls in flight get when the gateway is told to stop."""
+    limits: Limits = field(default_factory=Limits)
+    dialects: Mapping[str, Dialect] = field(default_factory=dict)
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach the gateway."""
+        return self.host.startswith(LOCAL)
+
+
+async def serve(plan: Plan, console: Console) -> None:
+    """Answer until SIGINT or SIGTERM, end the calls in flight, and return when all is on disk. A second signal aborts them.
+
+    Raises ConfigError where the port or the run folder is taken, StoreError where the run folder cannot be written.
+    """
+    advice = raise_file_limit(2 * plan.limits.calls + SPARE_FILES)
+    with listen(plan.host, plan.port) as listener, claimed(plan.run_dir), Store(plan.run_dir / "run.sqlite") as store:
+        pool = Pool.of(
+            [HttpUpstream(url, plan.model, api_key=plan.upstream_key, timeout=plan.timeout) for url in plan.upstreams],
+            plan.retries,
+        )
+        gateway = Gateway(
+            pool,
+            store,
+            dialects=plan.dialects,
+            api_key=plan.api_key,
+            local=plan.local,
+            sampling=Sampling(temperature=plan.temperature),
+            limits=plan.limits,
+        )
+        say_hello(console, plan, address_of(plan.host, listener.getsockname()[1]), advice)
+        try:
+            await _until_stopped(gateway, plan, listener, console)
+        finally:
+            await gateway.abort()
+            await pool.stop()
+    console.print(f"stopped; {count_line(gateway)}, all of it in {plan.run_dir}", highlight=False)
+
+
+async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, console: Console) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_explain_exception)
+    server = http_server(gateway, drain=plan.drain)
+    stop = asyncio.Event()
+    aborting: list[asyncio.Task[None]] = []
+
+    def on_signal() -> None:
+        if stop.is_set() or gateway.gate.paused:
+            # Calls that a pause holds would never end.
+            aborting.append(loop.create_task(gateway.abort()))
+        gateway.stopping = True
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    counter = asyncio.create_task(_count(gateway, console))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        if gateway.gate.inside and not serving.done():
+            console.print(
+                f"waiting for {gateway.gate.inside} calls in flight; Ctrl-C once more aborts them", highlight=False
+            )
+        await serving
+    finally:
+        for task in (counter, stopped):
+            task.cancel()
+        await asyncio.gather(counter, stopped, *aborting, return_exceptions=True)
+
+
+def say_hello(console: Console, plan: Plan, address: str, advice: str | None) -> None:
+    """Say where the gateway is and how to try it."""
+    key = " -H 'Authorization: Bearer KEY'" if plan.api_key else ""
+    lines = [
+        f"art gateway: {address} -> {', '.join(plan.upstreams)}; recording in {plan.run_dir}; try: curl {address}/rollouts/try/v1"
+        f"/chat/completions{key} -H 'Content-Type: application/json' -d "
+        """'{"model": "policy", "messages": [{"role": "user", "content": "Hello"}]}'"""
+    ]
+    if advice:
+        lines.append(advice)
+    if plan.api_key is None and not plan.local:
+        lines.append(f"anyone who can reach {plan.host} can use this gateway; give --api-key to ask for one")
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def count_line(gateway: Gateway) -> str:
+    """Return what has been recorded so far, as one line."""
+    status = gateway.status()
+    text = f"{status['calls']:,} calls of {status['rollouts']:,} rollouts"
+    for name in ("in_flight", "waiting", "retried", "aborted"):
+        if status[name]:
+            text += f", {status[name]:,} {name.replace('_', ' ')}"
+    return text + (", paused" if status["paused"] else "")
+
+
+async def _count(gateway: Gateway, console: Console) -> None:
+    """Keep one line up to date on a terminal; elsewhere say it once a minute where it has changed."""
+    said = count_line(gateway)
+    while True:
+        await asyncio.sleep(1 if console.is_terminal else 60)
+        line = count_line(gateway)
+        if line != said:
+            console.print(line.ljust(len(said)), end="\r" if console.is_terminal else "\n", highlight=False)
+            said = line
+
+
+def raise_file_limit(wanted: int) -> str | None:
+    """Let this process open as many files as it may; where that is fewer than ``wanted`` return what to do."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):
+            # macOS names no limit but allows no more than this.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 10_240), hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return None
+    return (
+        f"this process may open {soft} files, enough for about {max(soft - SPARE_FILES, 0) // 2} calls at a time; raise the "
+        "limit (ulimit -Hn, LimitNOFILE= of a systemd unit, nofile in /etc/security/limits.conf) or give a lower --max-calls"
+    )
+
+
+def _explain_exception(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        log.error(
+            "no more connections can be taken: this process may open %d files; raise the limit (ulimit -n) or run fewer agents "
+            "at a time",
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        )
+        return
+    loop.default_exception_handler(context)

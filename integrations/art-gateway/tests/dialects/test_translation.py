@@ -1,0 +1,404 @@
+"""The dialects by themselves: what goes through them comes out as it went in, and every chunk of a stream counts."""
+
+import asyncio
+import json
+import pickle
+import typing
+from contextlib import asynccontextmanager
+
+import anthropic
+import openai
+import pytest
+from anthropic.types import message_create_params as anthropic_params
+from anthropic.types.beta import message_create_params as anthropic_beta_params
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types import completion_create_params
+from openai.types.responses import response_create_params
+
+from art_core.errors import UpstreamError
+from art_gateway import dialects
+from art_gateway.dialects import messages, responses
+from art_gateway.dialects.completions import Completions
+from art_gateway.dialects.conversations import Conversations, Kept
+from art_gateway.dialects.messages import Messages
+from art_gateway.dialects.responses import Responses
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+ARGUMENTS = st.dictionaries(
+    TEXT, st.none() | st.booleans() | st.integers() | TEXT | st.lists(TEXT, max_size=2), max_size=3
+)
+
+
+@st.composite
+def assistants(draw, arguments):
+    """An assistant's answer, with the results of its tools after it."""
+    calls = draw(st.lists(st.tuples(TEXT, arguments), max_size=3))
+    message = {"role": "assistant", "content": draw(TEXT) if not calls else draw(st.none() | TEXT)}
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": text}}
+            for i, (name, text) in enumerate(calls)
+        ]
+    if draw(st.booleans()):
+        message["reasoning_content"] = draw(TEXT)
+    results = [{"role": "tool", "tool_call_id": f"call_{i}", "content": draw(TEXT)} for i in range(len(calls))]
+    return [message, *results]
+
+
+@st.composite
+def conversations(draw, arguments):
+    """Chat messages that begin and end with the user's."""
+    turns = [{"role": "user", "content": draw(TEXT)}]
+    for answer in draw(st.lists(assistants(arguments), max_size=4)):
+        turns += [*answer, {"role": "user", "content": draw(TEXT)}]
+    return turns
+
+
+def completion(message, finish_reason="stop", **choice):
+    choices = [{"index": 0, "message": message, "finish_reason": finish_reason, **choice}]
+    return {"id": "chatcmpl-1", "created": 1, "model": "m", "choices": choices}
+
+
+def chunk(delta, finish_reason=None, **choice):
+    choices = [{"index": 0, "delta": delta, "finish_reason": finish_reason, **choice}]
+    return {"id": "chatcmpl-1", "created": 1, "model": "m", "choices": choices}
+
+
+def stream(dialect, *chunks):
+    """The bodies of the events that a dialect makes of chunks."""
+
+    async def collect():
+        async def relay():
+            for one in chunks:
+                yield one
+
+        return [event async for event in dialect.stream_from_chat({"input": "Hi"}, relay())]
+
+    events = asyncio.run(collect())
+    return [json.loads(event.split(b"data: ", 1)[1]) for event in events]
+
+
+@settings(deadline=None)
+@given(conversations(st.builds(json.dumps, ARGUMENTS) | TEXT))
+def test_a_conversation_through_responses_is_the_conversation_in_chat(chat):
+    dialect, items = Responses(), []
+    for message in chat:
+        if message["role"] == "assistant":
+            items += dialect.from_chat({"input": "Hi"}, completion(message))["output"]
+        elif message["role"] == "tool":
+            call_id, content = message["tool_call_id"], message["content"]
+            items.append({"type": "function_call_output", "call_id": call_id, "output": content})
+        else:
+            items.append(message)
+    assert dialect.to_chat({"input": items})["messages"] == chat
+
+
+@settings(deadline=None)
+@given(conversations(st.builds(json.dumps, ARGUMENTS) | TEXT))
+def test_a_conversation_through_messages_is_the_conversation_in_chat(chat):
+    dialect, turns = Messages(), []
+    for number, message in enumerate(chat):
+        if message["role"] == "assistant":
+            # Engines give every call an id of its own.
+            named = {"tool_calls": [{**call, "id": f"{number}_{call['id']}"} for call in message.get("tool_calls", ())]}
+            turns.append({"role": "assistant", "content": []})
+            turns[-1]["content"] = dialect.from_chat({}, completion({**message, **named}))["content"]
+        elif message["role"] == "tool":
+            previous = next(i for i in range(number, -1, -1) if chat[i]["role"] == "assistant")
+            block = {"type": "tool_result", "tool_use_id": f"{previous}_{message['tool_call_id']}"}
+            turns.append({"role": "user", "content": [{**block, "content": message["content"]}]})
+        else:
+            turns.append(message)
+    translated = json.loads(json.dumps(dialect.to_chat({"messages": turns})["messages"]))
+    for message in translated:
+        for call in message.get("tool_calls", ()):
+            call["id"] = call["id"].split("_", 1)[1]
+        if "tool_call_id" in message:
+            message["tool_call_id"] = message["tool_call_id"].split("_", 1)[1]
+    assert translated == chat
+
+
+@settings(deadline=None)
+@given(assistants(st.builds(json.dumps, ARGUMENTS)), st.integers(1, 7))
+def test_however_a_stream_is_cut_it_ends_in_the_same_response(turn, size):
+    message = turn[0]
+    cut = [message.get("reasoning_content") or "", message["content"] or ""]
+    deltas = [{"reasoning": cut[0][i : i + size]} for i in range(0, len(cut[0]), size)]
+    deltas += [{"content": cut[1][i : i + size]} for i in range(0, len(cut[1]), size)]
+    for index, call in enumerate(message.get("tool_calls", ())):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        deltas.append({"tool_calls": [{"index": index, "id": call["id"], "function": {"name": name, "arguments": ""}}]})
+        for i in range(0, len(arguments), size):
+            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": arguments[i : i + size]}}]})
+    chunks = [*map(chunk, deltas), chunk({}, "stop")]
+    dialect = Responses()
+    whole = dialect.from_chat({"input": "Hi"}, completion(message))
+    streamed = stream(dialect, *chunks)[-1]["response"]
+    hidden = [response.pop("id") and [item.pop("id") for item in response["output"]] for response in (whole, streamed)]
+    assert whole == streamed
+    assert hidden[0] != hidden[1]
+    anthropic_whole = Messages().from_chat({}, completion(message))["content"]
+    assert accumulated(stream(Messages(), *chunks)) == anthropic_whole
+
+
+def accumulated(events):
+    """Add an Anthropic stream up, block by block, as its clients do."""
+    blocks, fields = [], {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == len(blocks) - 1
+            delta = event["delta"]
+            if delta["type"] == "input_json_delta":
+                blocks[-1]["input"] = json.loads(delta["partial_json"])
+            else:
+                blocks[-1][fields[delta["type"]]] += delta[fields[delta["type"]]]
+    return blocks
+
+
+def test_tool_calls_that_grow_side_by_side_stay_apart():
+    parts = [(0, "a", "{"), (1, "b", "["), (0, None, "}"), (1, None, "]")]
+    chunks = [
+        chunk(
+            {"tool_calls": [{"index": i, "id": name and f"id_{name}", "function": {"name": name, "arguments": text}}]}
+        )
+        for i, name, text in parts
+    ]
+    output = stream(Responses(), *chunks, chunk({}, "tool_calls"))[-1]["response"]["output"]
+    assert [(item["call_id"], item["name"], item["arguments"]) for item in output] == [
+        ("id_a", "a", "{}"),
+        ("id_b", "b", "[]"),
+    ]
+    blocks = accumulated(stream(Messages(), *chunks, chunk({}, "tool_calls")))
+    assert [(block["id"], block["input"]) for block in blocks] == [("id_a", {}), ("id_b", {"INVALID_JSON": "[]"})]
+
+
+def test_an_answer_that_was_cut_says_so():
+    cut = completion({"content": "He"}, "length")
+    response = Responses().from_chat({"input": "Hi", "max_output_tokens": 1}, cut)
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert response["output"][0]["status"] == "incomplete"
+    assert stream(Responses(), chunk({"content": "He"}, "length"))[-1]["type"] == "response.incomplete"
+    assert Messages().from_chat({}, cut)["stop_reason"] == "max_tokens"
+    assert Completions().from_chat({}, cut)["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_stop_sequence_that_ended_an_answer_is_named():
+    message = Messages().from_chat({}, completion({"content": "a"}, stop_reason="END"))
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
+    delta = stream(Messages(), chunk({"content": "a"}), chunk({}, "stop", stop_reason="END"))[-2]["delta"]
+    assert delta == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+
+
+def test_an_answer_without_anything_has_an_empty_text():
+    nothing = completion({"role": "assistant", "content": None})
+    assert Responses().from_chat({"input": "Hi"}, nothing)["output"][0]["content"][0]["text"] == ""
+    assert Messages().from_chat({}, nothing)["content"] == [{"type": "text", "text": ""}]
+    assert Completions().from_chat({}, nothing)["choices"][0]["text"] == ""
+
+
+def test_logprobs_are_given_where_they_are_asked_for():
+    token = {"token": "He", "logprob": -0.5, "bytes": [72, 101], "top_logprobs": [{"token": "He", "logprob": -0.5}]}
+    answer = completion({"content": "He"}, logprobs={"content": [token]})
+    body = {"input": "Hi", "include": ["message.output_text.logprobs"]}
+    assert Responses().from_chat(body, answer)["output"][0]["content"][0]["logprobs"] == [token]
+    assert Completions().from_chat({}, answer)["choices"][0]["logprobs"] == {
+        "tokens": ["He"],
+        "token_logprobs": [-0.5],
+        "top_logprobs": [{"He": -0.5}],
+        "text_offset": [0],
+    }
+
+
+def test_input_items_become_the_messages_that_the_openai_agents_sdk_makes_of_them():
+    converter = pytest.importorskip("agents.models.chatcmpl_converter").Converter
+    call = {"type": "function_call", "name": "weather", "arguments": '{"a":1}'}
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Weather?"},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Let me look.", "annotations": []}],
+        },
+        {**call, "call_id": "a"},
+        {**call, "call_id": "b"},
+        {"type": "function_call_output", "call_id": "a", "output": "sun"},
+        {"type": "function_call_output", "call_id": "b", "output": "rain"},
+        {"role": "assistant", "content": "Mixed."},
+        {"role": "user", "content": "Thanks."},
+    ]
+    assert responses.to_messages(items) == list(converter.items_to_messages(items))
+
+
+@pytest.mark.parametrize(
+    ("params", "places"),
+    [
+        (
+            response_create_params.ResponseCreateParamsStreaming,
+            responses.NEUTRAL | responses.TRANSLATED | set(responses.SAME) | responses.REFUSED.keys(),
+        ),
+        (
+            anthropic_params.MessageCreateParamsStreaming,
+            messages.NEUTRAL | messages.TRANSLATED | set(messages.SAME) | messages.REFUSED.keys(),
+        ),
+        (
+            anthropic_beta_params.MessageCreateParamsStreaming,
+            messages.NEUTRAL | messages.TRANSLATED | set(messages.SAME) | messages.REFUSED.keys(),
+        ),
+        (
+            completion_create_params.CompletionCreateParamsStreaming,
+            # All but the refused ones are chat's own, or translated.
+            set(completion_create_params.CompletionCreateParamsStreaming.__annotations__),
+        ),
+    ],
+    ids=["responses", "messages", "beta messages", "completions"],
+)
+def test_every_parameter_of_the_clients_is_translated_refused_or_known_to_be_neutral(params, places):
+    assert not set(typing.get_type_hints(params)) - places
+
+
+def test_dialects_travel_to_the_serving_process():
+    for path, dialect in pickle.loads(pickle.dumps(dialects())).items():
+        assert type(dialect) is type(dialects()[path])
+
+
+def test_conversations_make_room_oldest_first():
+    kept = Kept(limit=10)
+    kept.put("a", b"12345")
+    kept.put("b", b"12345")
+    assert kept.get("a") == b"12345"
+    kept.put("c", b"1")
+    assert (kept.get("a"), kept.get("b"), kept.get("c")) == (b"12345", None, b"1")
+    with pytest.raises(UpstreamError, match=r"nowhere.*send the whole conversation"):
+        Conversations().before("nowhere")
+
+
+@asynccontextmanager
+async def broken_stream(*events):
+    """An address that answers every request with these events and then ends."""
+
+    async def answer(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+        await reader.readexactly(int(length.split(b":")[1]))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        writer.write(b"".join(events))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def first_events(dialect, delta):
+    async def relay():
+        yield chunk(delta)
+
+    return [event async for event in dialect.stream_from_chat({"input": "Hi"}, relay())][:4]
+
+
+async def test_a_stream_that_fails_raises_in_the_openai_client():
+    events = await first_events(Responses(), {"content": "He"})
+    error = Responses().error_event("the server is gone", 502, "gone")
+    async with (
+        broken_stream(*events, error) as url,
+        openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.APIError, match="the server is gone"):
+            async for _ in await client.responses.create(model="m", input="Hi", stream=True):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("status", "raised", "kind"),
+    [(400, "BadRequestError", "invalid_request_error"), (502, "InternalServerError", "api_error")],
+)
+async def test_a_stream_that_fails_raises_in_the_anthropic_client(status, raised, kind):
+    events = await first_events(Messages(), {"content": "He"})
+    error = Messages().error_event("the server is gone", status, "gone")
+    assert Messages().error("the server is gone", status, "gone")["error"]["type"] == kind
+    async with (
+        broken_stream(*events, error) as url,
+        anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        with pytest.raises(anthropic.APIError, match="the server is gone"):
+            async with client.messages.stream(
+                model="m", max_tokens=9, messages=[{"role": "user", "content": "Hi"}]
+            ) as stream:
+                await stream.until_done()
+
+
+VALID = {
+    "/v1/completions": {"prompt": "Once", "logprobs": 1, "n": 1, "best_of": 1, "max_tokens": 4},
+    "/v1/responses": {
+        "input": [
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "u"}],
+            },
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]},
+            {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
+            {"type": "function_call_output", "call_id": "c", "output": "x"},
+        ],
+        "instructions": "a",
+        "tools": [{"type": "function", "name": "f", "parameters": {}}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}, "verbosity": "low"},
+        "reasoning": {"effort": "low"},
+        "include": ["message.output_text.logprobs"],
+        "stream": True,
+    },
+    "/v1/messages": {
+        "system": [{"type": "text", "text": "a"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "u"}}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "a", "signature": ""},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [], "is_error": True}]},
+        ],
+        "tools": [{"name": "f", "input_schema": {}}],
+        "tool_choice": {"type": "tool", "name": "f"},
+        "output_config": {"format": {"type": "json_schema", "schema": {}}, "effort": "low"},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "stream": True,
+    },
+}
+JUNK = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({}) | st.just([{}])
+
+
+def places(value, path=()):
+    """Yield where something stands in a JSON value."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield (*path, key)
+        yield from places(child, (*path, key))
+
+
+@pytest.mark.parametrize("path", VALID)
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_malformed_request_is_refused_and_breaks_nothing(path, data):
+    body = json.loads(json.dumps(VALID[path]))
+    dialects()[path].to_chat(body)
+    *way, last = data.draw(st.sampled_from(list(places(body))))
+    holder = body
+    for key in way:
+        holder = holder[key]
+    holder[last] = data.draw(JUNK)
+    try:
+        request = dialects()[path].to_chat(body)
+    except UpstreamError as refusal:
+        assert refusal.status == 400
+    else:
+        assert request.get("messages") or request.get("prompt")
