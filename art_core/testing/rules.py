@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from art_core.testing.fakes import OPEN, prompt_ids, render
@@ -161,14 +161,17 @@ def same_result(output: Any, error: str | None, trajectories: Sequence[Trajector
     return []
 
 
-def failure_is_data(what: str, expected: str | None, trajectories: Sequence[Trajectory]) -> list[str]:
-    """What an agent raises is in ``Trajectory.error``, with its type."""
+def failure_is_data(
+    what: str, expected: str | None, trajectories: Sequence[Trajectory], renamed: Mapping[str, str] | None = None
+) -> list[str]:
+    """What an agent raises is in ``Trajectory.error``, with its type, or with what ``renamed`` has for it."""
     if expected is None:
         return [
             f"{what} did not make the run fail: it returned a result where it had to raise; the adapter must let the "
             "agent's exceptions through"
         ]
     kind = expected.partition(":")[0]
+    kind = (renamed or {}).get(kind, kind)
     others = [t for t in trajectories if t.error is None or t.error.partition(":")[0] != kind]
     if others:
         return [
