@@ -60,8 +60,9 @@ async def check_adapter(
     must not import ``packages``. ``agent_names`` are those that ``Call.agent`` must show for ``nested agents``.
     ``to_input`` makes the agent's input of a text, and ``to_output`` what is compared of what it returns, where that has ids
     or times in it. ``reply`` answers a chat request, as a function of it alone; the default calls every tool once, fills
-    schemas in, and answers text otherwise. ``refusals`` has the exceptions of refused calls that the framework raises otherwise
-    where another client asks: class name with a plain server -> class name in a rollout. ``runs`` of each agent go on at a time, at least two.
+    schemas in, and answers text otherwise. ``refusals`` has the exceptions of refused calls that the framework raises
+    otherwise where another client asks: class name with a plain server -> class name in a rollout. ``runs`` of each agent
+    go on at a time, at least two.
     """
     made = dict(agents) if isinstance(agents, Mapping) else {"async": agents}
     unknown = set(made) - set(KINDS)
