@@ -24,6 +24,7 @@ ADAPTERS = {
     "langchain": "art-langchain",
     "langchain_core": "art-langchain",
     "openai": "art-openai",
+    "agents": "art-openai",
 }
 """The top-level package of an agent's class -> the distribution that adapts it."""
 
@@ -163,3 +164,8 @@ class Plugins:
             f"no installed plugin adapts an agent of type {type(agent).__module__}.{type(agent).__qualname__}; "
             f"{advice}. Installed adapters: {', '.join(sorted(adapters))}."
         )
+
+
+def redirect_clients() -> None:
+    """Let the installed plugins wrap their client libraries in this process; for children, which begin without."""
+    Plugins().call("redirect_clients")

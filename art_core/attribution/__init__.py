@@ -1,0 +1,79 @@
+"""Which rollout is this code running in? Asked by client wrappers at every model call; knows nothing about clients.
+
+The current rollout is a context variable. Tasks inherit it by themselves; while a rollout is live, executor submits, thread
+starts and child processes carry it too. Nothing is touched while no rollout is live.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from art_core.attribution import threads
+from art_core.attribution.live import current_rollout, exempted, live, running
+from art_core.attribution.processes import ENVIRONMENT, in_child_processes
+from art_core.errors import CaptureError
+from art_core.types import RolloutAddress
+
+__all__ = [
+    "ENVIRONMENT",
+    "agent_name",
+    "current_rollout",
+    "destination",
+    "exempt",
+    "in_child_processes",
+    "name_agents",
+    "running",
+    "threads",
+]
+
+
+def destination(model: str | None) -> RolloutAddress | None:
+    """Return where a call to ``model`` goes: the current rollout's address, or None for where the caller sends it.
+
+    None where no rollout runs, where the rollout passes ``model`` through, inside ``exempt()``, and on the main thread and
+    the thread that runs the loop outside a rollout. Raises CaptureError on any other thread that carries no rollout while
+    some are live: the call may belong to any of them.
+    """
+    if exempted.get():
+        return None
+    address = current_rollout.get()
+    if address is not None:
+        return None if model in address.passthrough else address
+    thread = threading.current_thread()
+    if not live.count or thread is threading.main_thread() or thread.ident in live.loop_threads:
+        return None
+    raise CaptureError(
+        f"a call to {model!r} on thread {thread.name!r} cannot be attributed to a rollout: {live.count} are running, and "
+        "this thread was started before them or by code that keeps no context. Give the client the rollout's own address "
+        "(base_url=rollout.base_url), name the model in passthrough= if the policy is not meant, or start the thread inside "
+        "the agent's run"
+    )
+
+
+@contextmanager
+def exempt() -> Iterator[None]:
+    """Leave the calls of this block alone, wherever they are made: a judge's or a tracker's, not the agent's."""
+    token = exempted.set(True)
+    try:
+        yield
+    finally:
+        exempted.reset(token)
+
+
+def name_agents(source: Callable[[], str | None]) -> None:
+    """Ask ``source`` at every redirected call for the node or agent that is calling; it returns None where it knows none.
+
+    For plugins of frameworks, from ``redirect_clients``. The same source again is not added.
+    """
+    if source not in _name_sources:
+        _name_sources.append(source)
+
+
+def agent_name() -> str | None:
+    """Return the node or agent that is calling, from the first source that knows; for plugins that redirect calls."""
+    return next((name for source in _name_sources if (name := source())), None)
+
+
+_name_sources: list[Callable[[], str | None]] = []

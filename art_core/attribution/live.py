@@ -1,0 +1,115 @@
+"""The rollout that code runs in, and the functions that are wrapped as long as any rollout is live.
+
+Knows nothing about what the wrappers do: the files beside it name them with ``while_live``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+
+from art_core.types import RolloutAddress
+
+current_rollout: ContextVar[RolloutAddress | None] = ContextVar("art_current_rollout", default=None)
+"""None outside every rollout."""
+exempted: ContextVar[bool] = ContextVar("art_exempt", default=False)
+"""Whether the calls of this context are nobody's business: see ``exempt``."""
+
+Function = Callable[..., Any]
+Owner = type | ModuleType
+
+
+@contextmanager
+def running(address: RolloutAddress) -> Iterator[None]:
+    """Attribute what this block does, and the threads, tasks and child processes that it starts, to a rollout."""
+    loop_thread = _running_loop_thread()
+    live.enter(loop_thread)
+    token = current_rollout.set(address)
+    try:
+        yield
+    finally:
+        live.leave(loop_thread)
+        current_rollout.reset(token)
+
+
+def _running_loop_thread() -> int | None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+    return threading.get_ident()
+
+
+@contextmanager
+def carried(address: RolloutAddress | None, is_exempt: bool) -> Iterator[None]:
+    """Only what is ours travels: a whole context would change what other libraries see on their threads."""
+    tokens = current_rollout.set(address), exempted.set(is_exempt)
+    try:
+        yield
+    finally:
+        current_rollout.reset(tokens[0])
+        exempted.reset(tokens[1])
+
+
+def while_live(owner: Owner, name: str, around: Callable[[Function], Function]) -> None:
+    """Replace ``owner.name`` by ``around(owner.name)`` as long as any rollout is live."""
+    live.wraps.append((owner, name, around))
+
+
+class _Live:
+    def __init__(self) -> None:
+        self.count = 0
+        """Rollouts that are live."""
+        self.loop_threads: Counter[int] = Counter()
+        """Threads that run an event loop with live rollouts."""
+        self.wraps: list[tuple[Owner, str, Callable[[Function], Function]]] = []
+        self._lock = threading.Lock()
+        self._wrapped: list[tuple[Owner, str, Function, Function]] = []
+
+    def enter(self, loop_thread: int | None) -> None:
+        with self._lock:
+            self.count += 1
+            if loop_thread is not None:
+                self.loop_threads[loop_thread] += 1
+            if self.count == 1:
+                for owner, name, around in self.wraps:
+                    self._wrap(owner, name, around)
+
+    def leave(self, loop_thread: int | None) -> None:
+        with self._lock:
+            self.count -= 1
+            if loop_thread is not None:
+                self.loop_threads[loop_thread] -= 1
+                self.loop_threads += Counter()  # Drops those that reached zero.
+            if self.count == 0:
+                self._unwrap()
+
+    def start_over(self) -> None:
+        """In a fork: no other thread is left, and of the rollouts only the one that this thread runs in."""
+        self._lock = threading.Lock()
+        self.loop_threads.clear()
+        self.count = int(current_rollout.get() is not None)
+        if not self.count:
+            self._unwrap()
+
+    def _wrap(self, owner: Owner, name: str, around: Callable[[Function], Function]) -> None:
+        original = owner.__dict__[name]
+        wrapper = around(original)
+        setattr(owner, name, wrapper)
+        self._wrapped.append((owner, name, original, wrapper))
+
+    def _unwrap(self) -> None:
+        for owner, name, original, wrapper in self._wrapped:
+            # Where somebody has wrapped ours meanwhile it stays below theirs; it carries nothing any more.
+            if owner.__dict__[name] is wrapper:
+                setattr(owner, name, original)
+        self._wrapped.clear()
+
+
+live = _Live()
