@@ -29,18 +29,28 @@ __all__ = [
 ]
 
 
-def destination(model: str | None) -> RolloutAddress | None:
+def destination(model: str | None, base_url: str | None = None) -> RolloutAddress | None:
     """Return where a call to ``model`` goes: the current rollout's address, or None for where the caller sends it.
 
-    None where no rollout runs, where the rollout passes ``model`` through, inside ``exempt()``, and on the main thread and
-    the thread that runs the loop outside a rollout. Raises CaptureError on any other thread that carries no rollout while
-    some are live: the call may belong to any of them.
+    ``base_url`` is where the caller would send it: where that is a live rollout's own address, it names the rollout. None
+    where no rollout runs, where the rollout passes ``model`` through, inside ``exempt()``, and on the main thread and the
+    thread that runs the loop outside a rollout. Raises CaptureError on any other thread that carries no rollout while some
+    are live, because the call may belong to any of them, and where a model that passes through has no address but the
+    rollout's.
     """
     if exempted.get():
         return None
-    address = current_rollout.get()
+    named = live.addresses.get(base_url.rstrip("/")) if base_url else None
+    address = named or current_rollout.get()
     if address is not None:
-        return None if model in address.passthrough else address
+        if model not in address.passthrough:
+            return address
+        if named is None:
+            return None
+        raise CaptureError(
+            f"{model!r} passes through, but the client that called it has no address but the rollout's: in a child process "
+            "it may be from OPENAI_BASE_URL. Give that client the base_url of its own provider"
+        )
     thread = threading.current_thread()
     if not live.count or thread is threading.main_thread() or thread.ident in live.loop_threads:
         return None

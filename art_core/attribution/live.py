@@ -29,12 +29,12 @@ Owner = type | ModuleType
 def running(address: RolloutAddress) -> Iterator[None]:
     """Attribute what this block does, and the threads, tasks and child processes that it starts, to a rollout."""
     loop_thread = _running_loop_thread()
-    live.enter(loop_thread)
+    live.enter(address, loop_thread)
     token = current_rollout.set(address)
     try:
         yield
     finally:
-        live.leave(loop_thread)
+        live.leave(address, loop_thread)
         current_rollout.reset(token)
 
 
@@ -65,25 +65,33 @@ def while_live(owner: Owner, name: str, around: Callable[[Function], Function]) 
 class _Live:
     def __init__(self) -> None:
         self.count = 0
-        """Rollouts that are live."""
+        """How often a rollout has been entered and not left."""
+        self.addresses: dict[str, RolloutAddress] = {}
+        """Base URL -> the live rollout whose it is."""
         self.loop_threads: Counter[int] = Counter()
         """Threads that run an event loop with live rollouts."""
         self.wraps: list[tuple[Owner, str, Callable[[Function], Function]]] = []
+        self._entered: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._wrapped: list[tuple[Owner, str, Function, Function]] = []
 
-    def enter(self, loop_thread: int | None) -> None:
+    def enter(self, address: RolloutAddress, loop_thread: int | None) -> None:
         with self._lock:
             self.count += 1
+            self._entered[address.base_url] += 1
+            self.addresses[address.base_url] = address
             if loop_thread is not None:
                 self.loop_threads[loop_thread] += 1
             if self.count == 1:
                 for owner, name, around in self.wraps:
                     self._wrap(owner, name, around)
 
-    def leave(self, loop_thread: int | None) -> None:
+    def leave(self, address: RolloutAddress, loop_thread: int | None) -> None:
         with self._lock:
             self.count -= 1
+            self._entered[address.base_url] -= 1
+            if not self._entered[address.base_url]:
+                del self._entered[address.base_url], self.addresses[address.base_url]
             if loop_thread is not None:
                 self.loop_threads[loop_thread] -= 1
                 self.loop_threads += Counter()  # Drops those that reached zero.
@@ -94,8 +102,10 @@ class _Live:
         """In a fork: no other thread is left, and of the rollouts only the one that this thread runs in."""
         self._lock = threading.Lock()
         self.loop_threads.clear()
-        self.count = int(current_rollout.get() is not None)
-        if not self.count:
+        if current_rollout.get() is None:
+            self.count = 0
+            self.addresses.clear()
+            self._entered.clear()
             self._unwrap()
 
     def _wrap(self, owner: Owner, name: str, around: Callable[[Function], Function]) -> None:

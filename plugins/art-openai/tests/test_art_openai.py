@@ -127,14 +127,15 @@ def test_named_models_embeddings_and_exempt_calls_go_where_the_agent_sends_them(
     assert len(stub.of(None)) == 4
 
 
-def test_what_cannot_be_recorded_is_an_error_that_says_what_to_do(stub, client):
+def test_what_cannot_be_recorded_is_an_error_that_says_what_to_do(stub, client, monkeypatch):
+    monkeypatch.setattr("art_openai.client._gateway", lambda: False)
     with stub.rollout(passthrough=("free",)):
-        with pytest.raises(CaptureError, match=r"pip install 'art-openai\[responses\]'"):
+        with pytest.raises(CaptureError, match=r"/responses inside a rollout.*pip install 'art-openai\[responses\]'"):
             client.responses.create(model="m", input="hello")
-        with pytest.raises(
-            CaptureError, match=r"/completions inside a rollout.*chat\.completions.*passthrough=\['m'\]"
-        ):
+        with pytest.raises(CaptureError, match=r"/completions inside.*'art-openai\[responses\]'.*passthrough=\['m'\]"):
             client.completions.create(model="m", prompt="hello")
+        with pytest.raises(CaptureError, match=r"/threads/runs inside a rollout.*chat\.completions"):
+            client.post("/threads/runs", cast_to=object, body={"model": "m"})
         with pytest.raises(CaptureError, match="WebSocket"):
             client.responses.connect()
         client.completions.create(model="free", prompt="hello")
