@@ -57,22 +57,24 @@ def calling_agent() -> str | None:
     return span.span_data.name if span else None
 
 
-@functools.cache
 def watch_models() -> None:
     """Make an answer of a model that asked for it past the OpenAI client an error inside a rollout."""
     sdk = _sdk()
-    if sdk is None:
-        watch_models.cache_clear()
-        return
-    for model in _subclasses(sdk.Model):
+    if sdk is not None:
+        _watch_all(sdk.Model)
+
+
+@functools.cache
+def _watch_all(interface: type[Model]) -> None:
+    for model in _subclasses(interface):
         _watch(model)
-    inherited = sdk.Model.__init_subclass__
+    inherited = interface.__init_subclass__
 
     def watching(cls: type[Model], **kwargs: Any) -> None:
         inherited(**kwargs)
         _watch(cls)
 
-    sdk.Model.__init_subclass__ = classmethod(watching)
+    interface.__init_subclass__ = classmethod(watching)
 
 
 def _subclasses(cls: type) -> Iterator[type]:
@@ -114,7 +116,8 @@ def _watched_stream(ask: Callable[..., AsyncIterator[Any]]) -> Callable[..., Asy
                     break
                 yield event
         finally:
-            await events.aclose()
+            if inspect.isasyncgen(events):
+                await events.aclose()
         if not passes:
             _check(self, calls)
 

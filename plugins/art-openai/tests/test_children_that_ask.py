@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import art_core as art
 import art_openai
-from art_core.attribution import in_child_processes
+from art_core.attribution import in_child_processes, processes
+from art_core.testing import CountingLearner, FakeEngine
 
 # Newer Pythons warn of every fork beside threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -76,3 +78,24 @@ async def test_rollouts_that_share_a_pool_of_processes_stay_apart(stub, agent, m
         ids = [f"r{i}" for i in range(4)]
         assert await asyncio.gather(*map(run, ids)) == [[f"answer of {one}"] * 2 for one in ids]
         assert pool.submit(agent.ask).result() == "answer of outside"
+
+
+async def test_a_real_runs_spawned_children_are_recorded_with_the_installed_plugins(tmp_path, agent, monkeypatch):
+    monkeypatch.setattr(processes, "_preparations", [])
+    monkeypatch.setenv("ART_DISABLE_PLUGINS", "langchain,langgraph")  # they take a second to import
+    context = multiprocessing.get_context("spawn")
+
+    def starts_a_process(task: str) -> str:
+        here, there = context.Pipe()
+        process = context.Process(target=agent.send, args=(there, "http://127.0.0.1:9/v1"))
+        process.start()
+        there.close()  # so that a child that fails is told at once
+        answer = here.recv()
+        process.join()
+        return answer
+
+    engine = FakeEngine(lambda request: request["messages"][0]["content"])
+    async with art.open_run(tmp_path / "run", engine=engine, learner=CountingLearner()) as run:
+        (group,) = await run.collect(starts_a_process, ["task"], group_size=2)
+    assert [t.output for t in group.trajectories] == ["hello", "hello"]
+    assert [len(t.calls) for t in group.trajectories] == [1, 1]

@@ -220,6 +220,20 @@ async def test_a_model_that_bypasses_capture_is_an_error_unless_it_passes_throug
     assert (await Elsewhere().get_response()).output == []
 
 
+async def test_models_made_after_the_run_began_are_watched_too(stub):
+    with stub.rollout():
+
+        class Late(agents.Model):
+            async def get_response(self, *args, **kwargs):
+                return None
+
+            async def stream_response(self, *args, **kwargs):
+                yield "event"
+
+        with pytest.raises(CaptureError, match="Late"):
+            await Late().get_response()
+
+
 async def test_a_model_that_asks_through_the_openai_client_in_the_end_is_captured(tmp_path):
     agent = Agent("poet", instructions="poet", model=Wrapping())
 
