@@ -25,7 +25,7 @@ LEARNING = (
 """Settings that a learner reads from its own config."""
 RESUMED = (
     "seed", "tasks_per_step", "group_size", "temperature", "advantage", "overlong", "dynamic_sampling", "learning_rate",
-    "lora_rank", "load_in_4bit", "kl", "importance_cap", "max_staleness",
+    "lora_rank", "load_in_4bit", "kl", "importance_cap", "max_staleness", "train_nodes", "other_nodes", "frozen_model",
 )  # fmt: skip
 """Settings that make a run another one where they change half way."""
 USUAL_LOSS = "grpo"
@@ -52,6 +52,7 @@ def check_begun_with(store: Store, run_dir: Path, config: TrainConfig, folder: s
     begun = {**store.meta("config", {}), "loss": store.meta("loss") or loss}
     now = {**{name: settings[name] for name in RESUMED}, "loss": loss}
     for name, value in now.items():
+        value = list(value) if isinstance(value, tuple) else value  # as JSON gives it back
         if begun.get(name, value) != value:
             log.warning("%s was begun with %s=%s and goes on with %s", run_dir, name, begun[name], value)
 

@@ -88,6 +88,13 @@ class TrainConfig:
     """Of torch, in the serving process and in the learner; None: 1 for models under 10M parameters, else torch's default."""
     passthrough: tuple[str, ...] = ()
     """Model names that the policy does not answer."""
+    train_nodes: tuple[str, ...] = ()
+    """Nodes or agents whose calls are trained, as ``Call.made_by`` takes them; empty: all."""
+    other_nodes: str = "frozen"
+    """Who answers the calls that ``train_nodes`` leaves out. ``frozen``: the start weights, or ``frozen_model``; ``policy``:
+    the weights of the moment; ``passthrough``: whoever the agent asks, unrecorded."""
+    frozen_model: str | None = None
+    """A model folder, a Hugging Face name, or the address of a server (``http://HOST:PORT/v1``); None: the start weights."""
 
 
 LEAST = {
@@ -100,7 +107,11 @@ LEAST = {
 FRACTIONS = {"temperature", "rollout_timeout", "learning_rate", "max_grad_norm", "kl", "importance_cap"}
 PARTS = ("loss", "learner", "engine", "executor", "plugins")
 """What a run is made of beside its config: keywords of ``train`` and ``open_run``."""
-CHOICES = {"advantage": ("mean_std", "mean", "leave_one_out"), "overlong": (None, "train", "drop")}
+CHOICES = {
+    "advantage": ("mean_std", "mean", "leave_one_out"),
+    "overlong": (None, "train", "drop"),
+    "other_nodes": ("frozen", "policy", "passthrough"),
+}
 """The values of every setting that is a name."""
 
 
@@ -113,8 +124,9 @@ def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}"
             raise ConfigError(f"{name!r} is not a setting of a run{hint}")
     values = {**known, **settings}
-    if isinstance(values.get("passthrough"), str):
-        values["passthrough"] = (values["passthrough"],)
+    for name in ("passthrough", "train_nodes"):
+        given = values.get(name, ())
+        values[name] = (given,) if isinstance(given, str) else tuple(given)
     for name, least in LEAST.items():
         value = values.get(name)
         kind = int | float if name in FRACTIONS else int
@@ -122,15 +134,25 @@ def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
             number = "a number" if name in FRACTIONS else "a whole number"
             raise ConfigError(f"{name}={value!r} cannot be used; give {number} of at least {least}")
     config = TrainConfig(**values)
+    _check_together(config, values)
+    return config
+
+
+def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
+    """Refuse what no single number shows."""
     for name in CHOICES:
         check_choice(name, getattr(config, name))
+    if config.frozen_model is not None and not (config.train_nodes and config.other_nodes == "frozen"):
+        raise ConfigError(
+            f"frozen_model={config.frozen_model!r} answers the nodes that train_nodes= leaves out, with other_nodes='frozen'; "
+            "give train_nodes=, or leave it out"
+        )
     if not isinstance(config.dynamic_sampling, bool):
         raise ConfigError(f"dynamic_sampling={config.dynamic_sampling!r} cannot be used; give True or False")
     if config.group_size == 1 and "group_size" in values:
         raise ConfigError("group_size=1 has nothing to compare a run with; give at least 2 (8 is usual)")
     if config.temperature <= 0:
         raise ConfigError(f"temperature={config.temperature}: training samples, so it must be above 0 (1.0 is usual)")
-    return config
 
 
 def check_choice(name: str, value: object) -> None:

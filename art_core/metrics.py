@@ -22,7 +22,8 @@ OURS = frozenset(
 
 
 def summary(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the means over all trajectories: reward, every metric that a reward function set, calls, failures."""
+    """Return the means over all trajectories: reward, every metric that a reward function set, calls, failures; and of the
+    rewards of single calls, by node."""
     trajectories = [t for g in groups for t in g.trajectories]
     values: dict[str, list[float]] = {}
     for trajectory in trajectories:
@@ -30,6 +31,9 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
             values.setdefault(f"reward/{name}" if name in OURS else name, []).append(float(value))
         if trajectory.reward is not None:
             values.setdefault("reward", []).append(trajectory.reward)
+        for call in trajectory.calls:
+            if call.reward is not None:
+                values.setdefault(f"call_reward/{call.agent or ''}".rstrip("/"), []).append(call.reward)
     means = {name: sum(them) / len(them) for name, them in values.items()}
     return means | {
         "groups_sampled": float(len(groups)),

@@ -43,6 +43,8 @@ class Rollout:
     group_id: str = ""
     """The same for all runs that are compared with each other."""
     passthrough: frozenset[str] = frozenset()
+    nodes: tuple[str, ...] = ()
+    """Where not empty, only the calls of these nodes are answered by the policy."""
     rollout_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     output: Any = None
     """Set it inside the block, where the run has a result."""
@@ -89,7 +91,7 @@ class Rollout:
             group=self.group_id,
         )
         base_url = await self.door.open(self.rollout_id, self.sampling)
-        self.address = RolloutAddress(self.rollout_id, base_url, API_KEY, self.model, self.passthrough)
+        self.address = RolloutAddress(self.rollout_id, base_url, API_KEY, self.model, self.passthrough, self.nodes)
         self._started = time.monotonic()
         self._stack = ExitStack()
         self._stack.enter_context(running(self.address))
@@ -171,10 +173,18 @@ async def gather_limited(jobs: Sequence[Callable[[], Awaitable[Any]]], gate: asy
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def check_captured(groups: Sequence[Group]) -> None:
-    """Raise CaptureError where not one run made a recorded call: then nothing can be learnt, and the set-up is why."""
+def check_captured(groups: Sequence[Group], nodes: Sequence[str] = ()) -> None:
+    """Raise CaptureError where not one run made a recorded call, or none of ``nodes``: then the set-up is why nothing can be
+    learnt."""
     trajectories = [t for g in groups for t in g.trajectories]
-    if not trajectories or any(t.calls for t in trajectories):
+    calls = [call for t in trajectories for call in t.calls]
+    if calls and nodes and not any(call.made_by(*nodes) for call in calls):
+        seen = ", ".join(sorted({repr(call.agent) for call in calls}))
+        raise CaptureError(
+            f"train_nodes={tuple(nodes)} made none of {len(calls)} calls; the calls came from {seen} (None: the framework "
+            "named no node; 'art plugins' lists the plugins that do)"
+        )
+    if not trajectories or calls:
         return
     failed = [t for t in trajectories if t.error]
     if failed:
@@ -184,5 +194,6 @@ def check_captured(groups: Sequence[Group]) -> None:
     raise CaptureError(
         f"the agent ran {len(trajectories)} times and no model call was recorded: its calls did not go through a rollout's "
         "address. Install the plugin of its client library ('art plugins' lists what is installed and what is missing), "
-        "take the models it calls out of passthrough=, or let the agent take a second argument and use address.base_url"
+        "take the models it calls out of passthrough= and its nodes into train_nodes=, or let the agent take a second argument "
+        "and use address.base_url"
     )

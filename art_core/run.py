@@ -19,6 +19,7 @@ from art_core.attribution import exempt, in_child_processes
 from art_core.capture import Door
 from art_core.config import TrainConfig, check_tasks, model_folder
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
+from art_core.frozen import frozen_engine
 from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary, untrained
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
@@ -112,8 +113,9 @@ class Run:
 
     async def _open_door(self) -> Door:
         engine, factory = self._engine, None
+        choose = functools.partial(self.plugins.choose, "register_engines")
         if isinstance(engine, str):
-            factory = functools.partial(self.plugins.choose("register_engines", engine), self.folder, self.config)
+            factory = functools.partial(choose(engine), self.folder, self.config)
         return await Door.start(
             factory or (lambda: engine),
             functools.partial(Store, self.run_dir / "run.sqlite"),
@@ -121,6 +123,8 @@ class Run:
             port=self.config.port,
             # An object is in this process already, so capture runs in a thread beside it.
             process=factory is not None,
+            trained_nodes=self.config.train_nodes,
+            frozen=frozen_engine(engine, self.folder, self.config, choose),
             dialects=self.plugins.registered("register_dialects"),
         )
 
@@ -184,6 +188,7 @@ class Run:
             step=step,
             group_id=group_id or uuid.uuid4().hex,
             passthrough=frozenset(self.config.passthrough),
+            nodes=self.config.train_nodes if self.config.other_nodes == "passthrough" else (),
         )
 
     @property
@@ -207,7 +212,7 @@ class Run:
         """Run ``agent`` ``group_size`` times on every task and return a group per task, in order.
 
         A run that fails is a trajectory with ``error``. Raises CaptureError where no run made a recorded call, unless
-        ``allow_no_calls``. ``step`` is as in ``rollout``.
+        ``allow_no_calls``, or none of ``train_nodes``. ``step`` is as in ``rollout``.
         """
         check_tasks(tasks)
         widen_default_executor(self.config.max_concurrent)
@@ -228,7 +233,7 @@ class Run:
             trajectories = await self._execute([functools.partial(one, rollout) for rollout in rollouts])
         groups = [Group(task, tuple(trajectories[i * size : (i + 1) * size])) for i, task in enumerate(tasks)]
         if not allow_no_calls:
-            check_captured(groups)
+            check_captured(groups, self.config.train_nodes if split == "train" else ())
         return groups
 
     async def _execute(self, jobs: list[Callable[[], Awaitable[Any]]]) -> list[Any]:
@@ -268,7 +273,8 @@ class Run:
 
     async def _learn(self, groups: Sequence[Group], seconds: dict[str, float]) -> dict[str, float]:
         groups = [g if g.advantages else scoring.advantages(g, self.config.advantage) for g in groups]
-        teachable = [group for group in groups if scoring.has_contrast(group)]
+        trained = [scoring.of_nodes(group, self.config.train_nodes) for group in groups]
+        teachable = [g for g in trained if scoring.has_contrast(g) and any(t.calls for t in g.trajectories)]
         metrics = {**summary(groups), "groups_with_contrast": float(len(teachable))}
         async with self._learning:
             with self._timer.timed("learn_seconds"):
@@ -314,9 +320,9 @@ class Run:
         return metrics
 
     def tree(self, group: Group) -> TokenTree:
-        """Return a group with advantages as the token tree that a step trains on."""
+        """Return a group with advantages as the token tree that a step trains on: the calls of ``train_nodes``."""
         overlong = self.config.overlong or ("drop" if losses.drops_overlong(self._loss) else "train")
-        return group_tree(group, drop_overlong=overlong == "drop")
+        return group_tree(scoring.of_nodes(group, self.config.train_nodes), drop_overlong=overlong == "drop")
 
     async def _update_within_bound(self, teachable: Sequence[Group], metrics: dict[str, float]) -> dict[str, float]:
         """Train on the groups that are new enough; without ``max_staleness`` on all, because nothing runs ahead.

@@ -8,6 +8,7 @@ import math
 import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import compress
 from numbers import Real
 from typing import Any
 
@@ -47,6 +48,26 @@ async def score(group: Group, reward: Reward | GroupReward) -> Group:
         for trajectory, value in zip(group.trajectories, rewards, strict=True)
     )
     return replace(group, trajectories=tuple(scored), advantages=(), call_advantages=())
+
+
+def of_nodes(group: Group, nodes: Sequence[str]) -> Group:
+    """Return ``group`` with the calls of these nodes only, each with its advantage; as it is where ``nodes`` is empty.
+
+    A trajectory without such a call stays, because the others' advantages are relative to it.
+    """
+    if not nodes:
+        return group
+    kept = [[call.made_by(*nodes) for call in t.calls] for t in group.trajectories]
+    return replace(
+        group,
+        trajectories=tuple(
+            replace(t, calls=tuple(compress(t.calls, keep))) for t, keep in zip(group.trajectories, kept, strict=True)
+        ),
+        call_advantages=tuple(
+            tuple(compress(given, keep))
+            for given, keep in zip(group.call_advantages, kept, strict=bool(group.call_advantages))
+        ),
+    )
 
 
 def has_contrast(group: Group) -> bool:

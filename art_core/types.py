@@ -5,7 +5,7 @@ No I/O. Knows nothing about HTTP, SQLite, models or plugins; torch is named for 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -33,7 +33,8 @@ class Call:
     """One per sampled token, natural logarithm, of the distribution at ``temperature`` before any truncation (top-p,
     top-k). At temperature 0 (greedy) they are of the distribution at temperature 1."""
     policy_version: int = 0
-    """The number of optimizer steps behind the weights that sampled this call; 0 for the start weights."""
+    """The number of optimizer steps behind the weights that sampled this call; 0 for the start weights; -1 where another
+    model answered."""
     agent: str | None = None
     """The node or agent that made the call, where the framework tells."""
     request_id: str = ""
@@ -63,6 +64,16 @@ class Call:
                 "give one logprob per sampled token, in order"
             )
 
+    def made_by(self, *nodes: str) -> bool:
+        """Whether one of these nodes or agents made the call: ``"team"``, ``"writer"`` and ``"team/writer"`` all name the
+        call of ``agent="team/writer"``; ``"write"`` does not."""
+        return within(self.agent, nodes)
+
+
+def within(agent: str | None, nodes: Iterable[str]) -> bool:
+    """Whether one of ``nodes`` stands, with whole names, on the path ``agent``; see ``Call.made_by``."""
+    return agent is not None and any(f"/{node}/" in f"/{agent}/" for node in nodes)
+
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -83,6 +94,10 @@ class Trajectory:
     call_rewards: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Where a reward function puts rewards of single calls, by their index in ``calls``: ``trajectory.call_rewards[0] = 1.0``.
     Scoring empties it first, and moves what is put there to ``Call.reward``."""
+
+    def reward_node(self, node: str, reward: float) -> None:
+        """For reward functions: reward every call that ``node`` made, through ``call_rewards``."""
+        self.call_rewards.update({index: reward for index, call in enumerate(self.calls) if call.made_by(node)})
 
     def messages(self) -> list[JsonDict]:
         """Return the last call's conversation with its answer, as chat messages; empty where nothing was called."""
@@ -301,6 +316,8 @@ class RolloutAddress:
     """A model name to send; what is sent does not matter, the policy answers."""
     passthrough: frozenset[str] = frozenset()
     """Model names that are not answered by the policy: calls to them go where the agent sends them."""
+    nodes: tuple[str, ...] = ()
+    """Where not empty, the policy answers the calls of these nodes only; others go where the agent sends them."""
 
 
 RunAgent = Callable[[Any, RolloutAddress], Awaitable[Any]]

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from art_core.attribution import ENVIRONMENT, destination
+from art_core.attribution import ENVIRONMENT, agent_name, destination
 
 PRINT = f"import json, os; print(json.dumps({{name: os.environ.get(name) for name in {ENVIRONMENT}}}))"
 """A program that prints what its environment says of its rollout."""
@@ -35,6 +35,7 @@ def everything(_: object = None) -> dict[str, object]:
     program = json.loads(subprocess.check_output([sys.executable, "-c", PRINT]))
     return {
         "here": seen(),
+        "agent": agent_name(),
         "thread": on_threads[0],
         "program": program["ART_ROLLOUT_ID"],
         "own": os.environ.get("ART_ROLLOUT_ID"),

@@ -21,7 +21,7 @@ ROWS = [
     {"engine", "learner"},
     {"builtin"},
     {"plugins"},
-    {"rollout", "display", "sft", "update", "agreement"},
+    {"rollout", "display", "sft", "update", "agreement", "frozen"},
     {"run"},
     {"evaluation", "audit"},
     {"training"},

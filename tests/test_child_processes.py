@@ -16,12 +16,13 @@ import child_work
 import pytest
 from child_work import PRINT, everything, seen
 
-from art_core.attribution import ENVIRONMENT, exempt, in_child_processes, processes, running
+from art_core.attribution import ENVIRONMENT, exempt, in_child_processes, names, processes, running
 from art_core.types import RolloutAddress
 
 # Pools have threads of their own, and newer Pythons warn of every fork beside threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 METHODS = multiprocessing.get_all_start_methods()
+PID = os.getpid()
 PROGRAM = [sys.executable, "-c", PRINT]
 
 
@@ -52,8 +53,9 @@ def own_environment():
 
 @pytest.fixture
 def preparations(monkeypatch):
-    """Nothing has been prepared in this process yet."""
+    """Nothing has been prepared in this process yet; it knows who is calling."""
     monkeypatch.setattr(processes, "_preparations", [])
+    monkeypatch.setattr(names, "_sources", [lambda: "node" if os.getpid() == PID else None])
 
 
 def result_of(process, connection):
@@ -148,7 +150,14 @@ def test_a_process_belongs_to_the_rollout_that_started_it(method, preparations):
     with running(address("r1")):
         answer = child(method)
     forked = method == "fork"
-    assert answer == {"here": "r1", "thread": "r1", "program": "r1", "own": "r1", "prepared": not forked}
+    assert answer == {
+        "here": "r1",
+        "agent": "node",
+        "thread": "r1",
+        "program": "r1",
+        "own": "r1",
+        "prepared": not forked,
+    }
     assert child(method, seen) is None
 
 
@@ -189,7 +198,14 @@ def test_an_executors_processes_work_for_whoever_gives_them_work(method, made, p
                 assert executor.submit(seen).result() is None
         # A worker forked where the rollout ran began with what was prepared there.
         prepared = made == "before" or method != "fork"
-        assert answer == {"here": "r1", "thread": "r1", "program": "r1", "own": None, "prepared": prepared}
+        assert answer == {
+            "here": "r1",
+            "agent": "node",
+            "thread": "r1",
+            "program": "r1",
+            "own": None,
+            "prepared": prepared,
+        }
         assert executor.submit(seen).result() is None
         with running(address("r2")):
             assert executor.submit(seen).result() == "r2"

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from art_core.config import TINY
 from art_core.types import Trajectory
 from examples.email_search import agent as example
-from examples.email_search.mailbox import Mailbox, open_mailbox
+from examples.email_search.mailbox import SHOWN, Mailbox, format_results, open_mailbox
 from examples.email_search.reward import reward
 from examples.email_search.tasks import HELD_OUT_MAILBOXES, TRAINING_MAILBOXES, held_out_tasks, training_tasks
 from tiny.demonstrations import MAKING_MAILBOXES, OPENAI_TOOLS, Habits, demonstrate
@@ -136,10 +136,10 @@ def test_no_keyword_is_read_as_query_syntax(keywords: list[str]):
 def test_what_is_shown_ends_with_the_id_and_stops_after_four():
     mailbox = Mailbox(7)
     found = mailbox.search(["The"])
-    shown = example.format_results(found).splitlines()
-    assert shown[0] == f"{len(found)} results" and len(shown) == 1 + example.SHOWN
+    shown = format_results(found).splitlines()
+    assert shown[0] == f"{len(found)} results" and len(shown) == 1 + SHOWN
     assert shown[1].endswith(f" id {found[0].id}")
-    assert example.format_results([]) == "no results"
+    assert format_results([]) == "no results"
     assert example.format_message(None) == "no such email"
 
 

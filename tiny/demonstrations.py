@@ -14,8 +14,8 @@ from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from examples.email_search.agent import SHOWN, SYSTEM_PROMPT, TOOLS, format_message, format_results
-from examples.email_search.mailbox import Fact, Mailbox, Message
+from examples.email_search.agent import SYSTEM_PROMPT, TOOLS
+from examples.email_search.mailbox import SHOWN, Fact, Mailbox, Message, format_message, format_results
 from examples.email_search.tasks import ask
 
 MAKING_MAILBOXES = range(1, 1_000_000)

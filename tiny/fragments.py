@@ -11,8 +11,19 @@ import json
 import random
 from dataclasses import dataclass
 
-from examples.email_search.agent import SHOWN, format_message, format_results
-from examples.email_search.mailbox import ATTRIBUTES, KINDS, PEOPLE, PROJECTS, Fact, Message, random_value, write_body
+from examples.email_search.mailbox import (
+    ATTRIBUTES,
+    KINDS,
+    PEOPLE,
+    PROJECTS,
+    SHOWN,
+    Fact,
+    Message,
+    format_message,
+    format_results,
+    random_value,
+    write_body,
+)
 from examples.email_search.tasks import ask
 from tiny.demonstrations import ChatMessage, call, result, user
 

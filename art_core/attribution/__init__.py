@@ -7,14 +7,15 @@ starts and child processes carry it too. Nothing is touched while no rollout is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from art_core.attribution import threads
 from art_core.attribution.live import current_rollout, exempted, live, running
+from art_core.attribution.names import agent_name, name_agents
 from art_core.attribution.processes import ENVIRONMENT, in_child_processes
 from art_core.errors import CaptureError
-from art_core.types import RolloutAddress
+from art_core.types import RolloutAddress, within
 
 __all__ = [
     "ENVIRONMENT",
@@ -33,23 +34,24 @@ def destination(model: str | None, base_url: str | None = None) -> RolloutAddres
     """Return where a call to ``model`` goes: the current rollout's address, or None for where the caller sends it.
 
     ``base_url`` is where the caller would send it: where that is a live rollout's own address, it names the rollout. None
-    where no rollout runs, where the rollout passes ``model`` through, inside ``exempt()``, and on the main thread and the
-    thread that runs the loop outside a rollout. Raises CaptureError on any other thread that carries no rollout while some
-    are live, because the call may belong to any of them, and where a model that passes through has no address but the
-    rollout's.
+    where no rollout runs, where the rollout passes ``model`` or the calling node through, inside ``exempt()``, and on the
+    main thread and the thread that runs the loop outside a rollout. Raises CaptureError on any other thread that carries no
+    rollout while some are live, because the call may belong to any of them, and where a call that passes through has no
+    address but the rollout's.
     """
     if exempted.get():
         return None
     named = live.addresses.get(base_url.rstrip("/")) if base_url else None
     address = named or current_rollout.get()
     if address is not None:
-        if model not in address.passthrough:
+        elsewhere = model in address.passthrough or (address.nodes and not within(agent_name(), address.nodes))
+        if not elsewhere:
             return address
         if named is None:
             return None
         raise CaptureError(
-            f"{model!r} passes through, but the client that called it has no address but the rollout's: in a child process "
-            "it may be from OPENAI_BASE_URL. Give that client the base_url of its own provider"
+            f"a call to {model!r} passes through, but its client has no address but the rollout's: in a child process it may "
+            "be from OPENAI_BASE_URL. Give that client the base_url of its own provider"
         )
     thread = threading.current_thread()
     if not live.count or thread is threading.main_thread() or thread.ident in live.loop_threads:
@@ -70,20 +72,3 @@ def exempt() -> Iterator[None]:
         yield
     finally:
         exempted.reset(token)
-
-
-def name_agents(source: Callable[[], str | None]) -> None:
-    """Ask ``source`` at every redirected call for the node or agent that is calling; it returns None where it knows none.
-
-    For plugins of frameworks, from ``redirect_clients``. The same source again is not added.
-    """
-    if source not in _name_sources:
-        _name_sources.append(source)
-
-
-def agent_name() -> str | None:
-    """Return the node or agent that is calling, from the first source that knows; for plugins that redirect calls."""
-    return next((name for source in _name_sources if (name := source())), None)
-
-
-_name_sources: list[Callable[[], str | None]] = []

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+from art_core.attribution.names import agent_name, starter
 from art_core.types import RolloutAddress
 
 current_rollout: ContextVar[RolloutAddress | None] = ContextVar("art_current_rollout", default=None)
@@ -46,15 +47,33 @@ def _running_loop_thread() -> int | None:
     return threading.get_ident()
 
 
+class Origin(NamedTuple):
+    """What travels with work to other threads and processes.
+
+    Only what is ours: a whole context would change what other libraries see there.
+    """
+
+    rollout: RolloutAddress | None = None
+    exempt: bool = False
+    agent: str | None = None
+
+
+def origin() -> Origin | None:
+    """Return where work that is started here comes from; None where that is nobody's business."""
+    rollout, is_exempt = current_rollout.get(), exempted.get()
+    return None if rollout is None and not is_exempt else Origin(rollout, is_exempt, agent_name())
+
+
 @contextmanager
-def carried(address: RolloutAddress | None, is_exempt: bool) -> Iterator[None]:
-    """Only what is ours travels: a whole context would change what other libraries see on their threads."""
-    tokens = current_rollout.set(address), exempted.set(is_exempt)
+def carried(origin: Origin) -> Iterator[None]:
+    """Let this block be work from ``origin``."""
+    tokens = current_rollout.set(origin.rollout), exempted.set(origin.exempt), starter.set(origin.agent)
     try:
         yield
     finally:
         current_rollout.reset(tokens[0])
         exempted.reset(tokens[1])
+        starter.reset(tokens[2])
 
 
 def while_live(owner: Owner, name: str, around: Callable[[Function], Function]) -> None:

@@ -21,7 +21,17 @@ from multiprocessing.pool import Pool
 from typing import Any
 from urllib.parse import urlsplit
 
-from art_core.attribution.live import Function, carried, current_rollout, exempted, live, running, while_live
+from art_core.attribution.live import (
+    Function,
+    Origin,
+    carried,
+    current_rollout,
+    exempted,
+    live,
+    origin,
+    running,
+    while_live,
+)
 from art_core.types import RolloutAddress
 
 ENVIRONMENT = (
@@ -65,8 +75,9 @@ def additions(address: RolloutAddress, env: Mapping[str, str]) -> dict[str, str]
         "ANTHROPIC_API_KEY": address.api_key,
     }
     if any(name.lower() in ("http_proxy", "all_proxy") for name in env):
-        direct = filter(None, (env.get("no_proxy") or env.get("NO_PROXY"), urlsplit(address.base_url).hostname))
-        found["NO_PROXY"] = found["no_proxy"] = ",".join(direct)
+        host, given = urlsplit(address.base_url).hostname or "", env.get("no_proxy") or env.get("NO_PROXY") or ""
+        direct = given if host in given.split(",") else f"{given},{host}".strip(",")
+        found["NO_PROXY"] = found["no_proxy"] = direct
     return found
 
 
@@ -80,7 +91,7 @@ def _replacing(parameter: str, position: int, replace: Callable[[Any], Any]) -> 
     def around(function: Function) -> Function:
         @wraps(function)
         def replaced(*args: Any, **kwargs: Any) -> Any:
-            if current_rollout.get() is None and not exempted.get():
+            if origin() is None:
                 return function(*args, **kwargs)
             if len(args) > position:
                 return function(*args[:position], replace(args[position]), *args[position + 1 :], **kwargs)
@@ -109,23 +120,18 @@ def _exporting(command: str | bytes | os.PathLike[str]) -> str | bytes | os.Path
 
 
 def _carrying(function: Function) -> Function:
-    return partial(_work, current_rollout.get(), exempted.get(), tuple(_preparations), function)
+    return partial(_work, origin(), tuple(_preparations), function)
 
 
 def _work(
-    address: RolloutAddress | None,
-    is_exempt: bool,
-    preparations: tuple[Callable[[], None], ...],
-    function: Function,
-    *args: Any,
-    **kwargs: Any,
+    here: Origin, preparations: tuple[Callable[[], None], ...], function: Function, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call ``function`` for a rollout, in whatever process this is."""
+    """Call ``function`` for the rollout that it comes from, in whatever process this is."""
     for prepare in preparations:
         if prepare not in _preparations:
             prepare()
             _preparations.append(prepare)
-    with running(address) if address else nullcontext(), carried(address, is_exempt):
+    with running(here.rollout) if here.rollout else nullcontext(), carried(here):
         return function(*args, **kwargs)
 
 
@@ -158,7 +164,7 @@ def _without_rollout(make: Function) -> Function:
 
     @wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
-        with carried(None, False):
+        with carried(Origin()):
             return make(*args, **kwargs)
 
     return made

@@ -8,23 +8,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import wraps
 from typing import Any
 
-from art_core.attribution.live import carried, current_rollout, exempted, while_live
+from art_core.attribution.live import Origin, carried, origin, while_live
 
 
 def _carrying_submit(submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
     @wraps(submit)
     def carrying(self: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        address, is_exempt = current_rollout.get(), exempted.get()
-        if address is None and not is_exempt:
+        here = origin()
+        if here is None:
             return submit(self, function, *args, **kwargs)
 
         @wraps(function, updated=())
         def work(*args: Any, **kwargs: Any) -> Any:
-            with carried(address, is_exempt):
+            with carried(here):
                 return function(*args, **kwargs)
 
         # A worker that the pool starts now outlives this rollout, so it must not carry it for good.
-        with carried(None, False):
+        with carried(Origin()):
             return submit(self, work, *args, **kwargs)
 
     return carrying
@@ -33,12 +33,12 @@ def _carrying_submit(submit: Callable[..., Future[Any]]) -> Callable[..., Future
 def _carrying_start(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     @wraps(start)
     def carrying(self: threading.Thread) -> None:
-        address, is_exempt = current_rollout.get(), exempted.get()
-        if address is not None or is_exempt:
+        here = origin()
+        if here is not None:
             run = self.run
 
             def work() -> None:
-                with carried(address, is_exempt):
+                with carried(here):
                     run()
 
             self.run = work

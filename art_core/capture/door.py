@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
 from art_core.capture.process import ServingProcess
@@ -38,17 +38,20 @@ class Door:
         process: bool = True,
         dialects: Mapping[str, Dialect] | None = None,
         max_body: int = 64 * 2**20,
+        trained_nodes: Sequence[str] = (),
+        frozen: Callable[[], Engine] | None = None,
     ) -> Door:
         """Start the engine, and answer on ``host`` and ``port`` (0 takes a free one).
 
         With ``process`` a child process serves; the two factories and the dialects then travel to it and must be picklable
         by module name. Without, a thread of this process does, for tests. ``host`` must be an address of this machine that
         the agents can reach; whoever knows a rollout's address can call the policy. ``max_body`` is a request's, in bytes.
+        ``frozen`` answers the calls of nodes other than ``trained_nodes``; None: the engine does.
 
         Raises what the factories or the engine's start raise, ConfigError where the port is taken, and CaptureError
         where the process cannot be started.
         """
-        plan = ServingPlan(engine, recorder, host, port, dict(dialects or {}), max_body)
+        plan = ServingPlan(engine, recorder, host, port, dict(dialects or {}), max_body, tuple(trained_nodes), frozen)
         serving = ServingProcess(plan) if process else Serving(plan)
         try:
             address = await asyncio.wrap_future(serving.start())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from art_core.capture.gate import Gate
 from art_core.capture.http import Exchange, Receive, Refused, Scope, Send
 from art_core.capture.record import Recording, no_token_ids, visible
 from art_core.errors import CaptureError, StoreError, UpstreamError
-from art_core.types import JsonDict, Recorder, Sampling, Upstream
+from art_core.types import JsonDict, Recorder, Sampling, Upstream, within
 
 logger = logging.getLogger("art_core.capture")
 
@@ -66,7 +66,8 @@ class _Rollout:
 class CaptureApp:
     """Answers ``/rollouts/{rollout_id}/v1/...`` for the rollouts that are open. Lives in one event loop.
 
-    ``max_body`` is in bytes. ``dialects`` are further paths (``"/v1/responses"``) with their translation.
+    ``max_body`` is in bytes. ``dialects`` are further paths (``"/v1/responses"``) with their translation. Calls of nodes other
+    than ``trained_nodes`` keep the agent's own sampling, and ``frozen`` answers them where there is one.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class CaptureApp:
         dialects: Mapping[str, Dialect] | None = None,
         max_body: int = 64 * 2**20,
         model: str = "policy",
+        trained_nodes: Sequence[str] = (),
+        frozen: Upstream | None = None,
     ) -> None:
         self.upstream = upstream
         self.recorder = recorder
@@ -84,6 +87,8 @@ class CaptureApp:
         self._dialects: dict[str, Dialect] = {CHAT: ChatCompletions(), **(dialects or {})}
         self._max_body = max_body
         self._model = model
+        self._trained_nodes = tuple(trained_nodes)
+        self._frozen = frozen
         self._rollouts: dict[str, _Rollout] = {}
         self._said = False
 
@@ -164,13 +169,15 @@ class CaptureApp:
     async def _chat(
         self, rollout_id: str, rollout: _Rollout, exchange: Exchange, dialect: Dialect, body: JsonDict
     ) -> None:
-        request = self._sampled_as(rollout.sampling, _checked(dialect.to_chat(body)))
+        agent = _agent_name(exchange.headers.get("x-art-agent"))
+        sampling = rollout.sampling if self._trains(agent) else Sampling()
+        request = self._sampled_as(sampling, _checked(dialect.to_chat(body)))
         request_id = exchange.headers.get("x-art-request-id") or uuid.uuid4().hex
         while predecessor := rollout.answering.get(request_id):
             predecessor.cancel()
             await asyncio.wait({predecessor})
             self._rollout(rollout_id)
-        recording = Recording(request, request_id, _agent_name(exchange.headers.get("x-art-agent")))
+        recording = Recording(request, request_id, agent)
         answering = self._stream if request.get("stream") else self._complete
         task = asyncio.create_task(answering(rollout_id, recording, exchange, dialect, body))
         rollout.answering[request_id] = task
@@ -187,12 +194,18 @@ class CaptureApp:
             raise Refused("this call was stopped: its rollout ended, or its client sent it again", status=409)
         task.result()
 
+    def _trains(self, agent: str | None) -> bool:
+        return not self._trained_nodes or within(agent, self._trained_nodes)
+
+    def _upstream(self, agent: str | None) -> Upstream:
+        return self.upstream if self._frozen is None or self._trains(agent) else self._frozen
+
     async def _complete(
         self, rollout_id: str, recording: Recording, exchange: Exchange, dialect: Dialect, body: JsonDict
     ) -> None:
         async with self.gate:
             # Where the client has gone this is cancelled; an upstream may then still return what it has sampled.
-            completion = await self.upstream.chat(dict(recording.request))
+            completion = await self._upstream(recording.agent).chat(dict(recording.request))
         recording.add(completion)
         stopped = asyncio.current_task().cancelling() > 0
         self._record(rollout_id, recording, aborted=stopped)
@@ -231,7 +244,8 @@ class CaptureApp:
 
     async def _sample(self, recording: Recording, chunks: asyncio.Queue[JsonDict | None]) -> None:
         try:
-            async with self.gate, aclosing(self.upstream.stream(dict(recording.request))) as answer:
+            upstream = self._upstream(recording.agent)
+            async with self.gate, aclosing(upstream.stream(dict(recording.request))) as answer:
                 async for chunk in answer:
                     recording.add(chunk)
                     chunks.put_nowait(visible(chunk))

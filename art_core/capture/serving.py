@@ -33,6 +33,10 @@ class ServingPlan:
     dialects: Mapping[str, Dialect] = field(default_factory=dict)
     max_body: int = 64 * 2**20
     """Of a request, in bytes."""
+    trained_nodes: tuple[str, ...] = ()
+    """Empty: all."""
+    frozen: Callable[[], Engine] | None = None
+    """Answers the calls of other nodes; None: ``engine`` does."""
 
 
 class Serving:
@@ -95,10 +99,15 @@ class Serving:
             listener = stack.enter_context(listen(plan.host, plan.port))
             self._recorder = plan.recorder()
             stack.callback(self._recorder.close)
-            self._engine = plan.engine()
-            await self._engine.start()
-            stack.push_async_callback(self._engine.stop)
-            self._app = CaptureApp(self._engine, self._recorder, dialects=plan.dialects, max_body=plan.max_body)
+            self._engine = await _started(plan.engine, stack)
+            self._app = CaptureApp(
+                self._engine,
+                self._recorder,
+                dialects=plan.dialects,
+                max_body=plan.max_body,
+                trained_nodes=plan.trained_nodes,
+                frozen=await _started(plan.frozen, stack) if plan.frozen else None,
+            )
             self._server = _http_server(self._app)
             serving = asyncio.create_task(self._server.serve(sockets=[listener]))
             while not self._server.started and not serving.done():
@@ -129,6 +138,13 @@ class Serving:
             return
         await self._app.close_all()
         self._server.should_exit = True
+
+
+async def _started(make: Callable[[], Engine], stack: contextlib.AsyncExitStack) -> Engine:
+    engine = make()
+    await engine.start()
+    stack.push_async_callback(engine.stop)
+    return engine
 
 
 def _http_server(app: CaptureApp) -> uvicorn.Server:

@@ -11,12 +11,10 @@ from langchain.tools import ToolRuntime, tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph.state import CompiledStateGraph
 
-from .mailbox import Message, open_mailbox
+from .mailbox import format_message, format_results, open_mailbox
 
 SYSTEM_PROMPT = "You answer questions about an inbox."
 MAX_MODEL_CALLS = 6
-SHOWN = 4
-"""A search shows so many results."""
 
 
 class InboxState(AgentState):
@@ -24,21 +22,6 @@ class InboxState(AgentState):
 
     mailbox: int
     """Which mailbox the tools look into."""
-
-
-def format_results(found: list[Message]) -> str:
-    """Return what the agent sees of a search."""
-    if not found:
-        return "no results"
-    lines = [f"{message.subject} from {message.sender} id {message.id}" for message in found[:SHOWN]]
-    return "\n".join([f"{len(found)} results", *lines])
-
-
-def format_message(message: Message | None) -> str:
-    """Return what the agent sees of a message."""
-    if message is None:
-        return "no such email"
-    return f"{message.subject} from {message.sender} on {message.sent}\n{message.body}"
 
 
 @tool

@@ -45,6 +45,10 @@ REPLIES = (
 )
 
 
+SHOWN = 4
+"""A search shows so many results."""
+
+
 @dataclass(frozen=True)
 class Message:
     """One mail."""
@@ -116,6 +120,21 @@ class Mailbox:
 def open_mailbox(seed: int) -> Mailbox:
     """Return the mailbox of ``seed``; the recent ones are kept."""
     return Mailbox(seed)
+
+
+def format_results(found: list[Message]) -> str:
+    """Return what an agent is shown of a search."""
+    if not found:
+        return "no results"
+    lines = [f"{message.subject} from {message.sender} id {message.id}" for message in found[:SHOWN]]
+    return "\n".join([f"{len(found)} results", *lines])
+
+
+def format_message(message: Message | None) -> str:
+    """Return what an agent is shown of a message."""
+    if message is None:
+        return "no such email"
+    return f"{message.subject} from {message.sender} on {message.sent}\n{message.body}"
 
 
 def random_value(rng: random.Random, attribute: str) -> str:

@@ -1,0 +1,66 @@
+"""The model behind the nodes that are not trained: its engine beside the policy's, with weights that never change.
+
+Knows nothing about which calls go to it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from art_core.capture import HttpUpstream
+from art_core.config import TrainConfig, model_folder
+from art_core.errors import ConfigError
+from art_core.types import Engine, JsonDict, Weights
+
+EngineFactory = Callable[[str, TrainConfig], Engine]
+
+
+class FrozenEngine:
+    """Another engine, its answers stamped with ``version`` whatever it says itself."""
+
+    def __init__(self, make: Callable[[], Engine], version: int) -> None:
+        self._engine = make()
+        self._version = version
+
+    async def start(self) -> None:
+        await self._engine.start()
+
+    async def stop(self) -> None:
+        await self._engine.stop()
+
+    async def load(self, weights: Weights) -> None:
+        raise ConfigError(f"version {weights.version} cannot be loaded: the model of the untrained nodes is frozen")
+
+    async def chat(self, request: JsonDict) -> JsonDict:
+        return {**await self._engine.chat(request), "policy_version": self._version}
+
+    async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
+        async with aclosing(self._engine.stream(request)) as chunks:
+            async for chunk in chunks:
+                yield {**chunk, "policy_version": self._version}
+
+
+def frozen_engine(
+    engine: str | Engine, folder: str, config: TrainConfig, choose: Callable[[str], Any]
+) -> Callable[[], Engine] | None:
+    """Return what makes the engine of the nodes that ``config.train_nodes`` leaves out; None where none is needed.
+
+    ``folder`` has the start weights, ``choose`` returns the engine factory of a name. Raises ConfigError where ``engine`` is
+    an object, which cannot be had twice.
+    """
+    if not config.train_nodes or config.other_nodes != "frozen":
+        return None
+    model = config.frozen_model
+    if model is not None and model.startswith(("http://", "https://")):
+        return functools.partial(FrozenEngine, functools.partial(HttpUpstream, model), -1)
+    if not isinstance(engine, str):
+        raise ConfigError(
+            f"train_nodes={config.train_nodes} needs a second engine for the other nodes, and engine={type(engine).__name__}"
+            "(...) is one object; give frozen_model='http://HOST:PORT/v1', an engine by name, or other_nodes='policy'"
+        )
+    factory: EngineFactory = choose(engine)
+    start = folder if model is None else model_folder(model)
+    return functools.partial(FrozenEngine, functools.partial(factory, start, config), 0 if model is None else -1)

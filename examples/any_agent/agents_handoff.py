@@ -1,0 +1,53 @@
+"""The OpenAI Agents SDK: a front desk hands over to an agent that looks into the inbox.
+
+As its users write it. The front desk must hand over, so its tokens are forced and never trained; the other agent's are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agents import Agent, FunctionTool, ModelSettings, OpenAIChatCompletionsModel, RunContextWrapper, Runner
+from agents.exceptions import MaxTurnsExceeded
+from openai import AsyncOpenAI
+
+from .inbox import ANSWER, MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS, Json, use_tool
+
+model = OpenAIChatCompletionsModel("gpt-4.1-mini", AsyncOpenAI(api_key="unused: the policy answers"))
+
+
+def function_tool(schema: Json) -> FunctionTool:
+    """Return a tool of ``inbox.py`` as the SDK takes it; the run's context is the mailbox's number."""
+    function = schema["function"]
+
+    async def use(context: RunContextWrapper[int], arguments: str) -> str:
+        return use_tool(function["name"], arguments, context.context)
+
+    return FunctionTool(
+        function["name"], function["description"], function["parameters"], use, strict_json_schema=False
+    )
+
+
+inbox = Agent[int](
+    name="inbox",
+    model=model,
+    instructions=SYSTEM_PROMPT,
+    tools=[function_tool(schema) for schema in TOOLS],
+    tool_use_behavior={"stop_at_tool_names": [ANSWER]},
+)
+front_desk = Agent[int](
+    name="front desk",
+    model=model,
+    instructions=SYSTEM_PROMPT,
+    handoffs=[inbox],
+    model_settings=ModelSettings(tool_choice="transfer_to_inbox"),
+)
+
+
+async def agent(task: Json) -> Any:
+    """Answer ``task["question"]`` from ``task["mailbox"]``."""
+    try:
+        result = await Runner.run(front_desk, task["question"], context=task["mailbox"], max_turns=MAX_MODEL_CALLS + 1)
+    except MaxTurnsExceeded:
+        return None
+    return result.final_output

@@ -1,0 +1,45 @@
+"""A LangGraph graph of three nodes that ask a model each: one searches, one reads, one answers.
+
+As its users write it. ``train.py`` trains the first two; the third one stays as it is.
+"""
+
+from __future__ import annotations
+
+from langchain_core.messages import AIMessage, SystemMessage, ToolMessage
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command
+
+from .inbox import ANSWER, MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS, use_tool
+
+SUCCESSORS = {"search_inbox": "reader", "read_email": "writer"}
+"""Who goes on after which tool."""
+
+
+class TeamState(MessagesState):
+    """What the nodes share."""
+
+    mailbox: int
+
+
+def build_agent() -> CompiledStateGraph:
+    """Return the graph; the key comes from ``OPENAI_API_KEY``, as usual."""
+    model = ChatOpenAI(model="gpt-4.1-mini", temperature=0).bind_tools(TOOLS)
+
+    async def ask(state: TeamState) -> Command:
+        """Ask the model, use the tools that it calls, and hand over to the node that goes on."""
+        reply = await model.ainvoke([SystemMessage(SYSTEM_PROMPT), *state["messages"]])
+        results = [
+            ToolMessage(use_tool(it["name"], it["args"], state["mailbox"]), name=it["name"], tool_call_id=it["id"])
+            for it in reply.tool_calls
+        ]
+        asked = sum(isinstance(message, AIMessage) for message in state["messages"]) + 1
+        last = results[-1].name if results else ANSWER
+        done = last == ANSWER or asked >= MAX_MODEL_CALLS
+        return Command(goto=END if done else SUCCESSORS.get(last, "searcher"), update={"messages": [reply, *results]})
+
+    graph = StateGraph(TeamState)
+    for name in ("searcher", "reader", "writer"):
+        graph.add_node(name, ask, destinations=("searcher", "reader", "writer", END))
+    return graph.add_edge(START, "searcher").compile()

@@ -1,0 +1,32 @@
+"""A plain function that uses the OpenAI client: a loop over tool calls, as its users write it.
+
+Not a line of it knows about art. The client is made at import, with a base URL of its own.
+"""
+
+from __future__ import annotations
+
+from openai import OpenAI
+
+from .inbox import ANSWER, MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS, Json, use_tool
+
+client = OpenAI(api_key="unused: the policy answers", base_url="https://api.openai.com/v1")
+
+
+def agent(task: Json) -> str | None:
+    """Answer ``task["question"]`` from ``task["mailbox"]``."""
+    messages: list[Json] = [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": task["question"]},
+    ]
+    for _ in range(MAX_MODEL_CALLS):
+        reply = client.chat.completions.create(model="gpt-4.1-mini", messages=messages, tools=TOOLS, temperature=0)
+        message = reply.choices[0].message
+        if not message.tool_calls:
+            return None
+        messages.append(message.model_dump(exclude_none=True))
+        for call in message.tool_calls:
+            result = use_tool(call.function.name, call.function.arguments, task["mailbox"])
+            if call.function.name == ANSWER:
+                return result
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return None

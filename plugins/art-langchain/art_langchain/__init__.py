@@ -1,0 +1,33 @@
+"""Runs LangChain runnables and lets the policy answer their models. Knows nothing about HTTP or graphs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from art_core import hookimpl
+
+if TYPE_CHECKING:
+    from art_core.types import RolloutAddress, RunAgent
+
+
+@hookimpl
+def adapt_agent(agent: object) -> RunAgent | None:
+    """Run a runnable with ``ainvoke``; None for anything else."""
+    # An object of LangChain's exists only where its module was imported.
+    runnables = sys.modules.get("langchain_core.runnables.base")
+    if runnables is None or not isinstance(agent, runnables.Runnable):
+        return None
+
+    async def run(input: Any, address: RolloutAddress) -> Any:
+        return await agent.ainvoke(input)
+
+    return run
+
+
+@hookimpl
+def redirect_clients() -> None:
+    """Let the policy answer what chat models are asked inside a rollout."""
+    from art_langchain.models import redirect
+
+    redirect()

@@ -1,0 +1,42 @@
+"""The agents of ``examples/any_agent`` train as they are, on the model that ships with art."""
+
+import pytest
+
+pytest.importorskip("langchain_openai")
+pytest.importorskip("transformers")
+
+import art_core as art
+from art_core.store import Store
+from art_core.store.digest import call_digest
+from examples.any_agent.train import run
+
+SMALL = {"steps": 1, "eval_tasks": 4, "tasks_per_step": 4, "group_size": 4, "progress": False}
+NODES = ("searcher", "reader", "writer")
+
+
+def runs_of(agent: str, run_dir) -> list[art.Trajectory]:
+    """Return the runs that the step trained."""
+    run(agent, run_dir=run_dir, **SMALL)
+    assert art.audit(run_dir).clean
+    return art.load_trajectories(run_dir)
+
+
+@pytest.mark.engines
+def test_a_function_with_the_openai_client_trains(tmp_path):
+    runs = runs_of("openai_function", tmp_path / "run")
+    assert [t.error for t in runs] == [None] * 16
+    assert all(t.calls for t in runs)
+    assert {c.agent for t in runs for c in t.calls} == {None}
+
+
+@pytest.mark.engines
+def test_two_nodes_of_a_graph_train_and_the_third_is_frozen(tmp_path):
+    runs = runs_of("langgraph_team", tmp_path / "run")
+    assert [t.error for t in runs] == [None] * 16
+    assert {c.agent for t in runs for c in t.calls} == set(NODES)
+    with Store(tmp_path / "run" / "run.sqlite") as store:
+        (update,) = store.updates()
+    trained_calls = {digest for _, digests in update.trained for digest in digests}
+    made = {node: {call_digest(c) for t in runs for c in t.calls if c.agent == node} for node in NODES}
+    assert made["searcher"] & trained_calls and made["reader"] & trained_calls
+    assert not made["writer"] & trained_calls

@@ -1,0 +1,167 @@
+"""Some nodes are trained and the others answer as they are told to: frozen, with the policy, or where the agent sends them."""
+
+import httpx
+import pytest
+
+import art_core as art
+from art_core.attribution import destination, name_agents, running
+from art_core.config import TrainConfig, make_config
+from art_core.errors import CaptureError, ConfigError
+from art_core.scoring import advantages, of_nodes
+from art_core.testing import CountingLearner, FakeEngine
+from art_core.types import Call, Group, RolloutAddress, Trajectory
+
+
+async def two_nodes(task: str, address: RolloutAddress) -> str:
+    """A planner and a writer in a team, each asking once."""
+    answers = []
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        for node in ("planner", "team/writer"):
+            response = await client.post(
+                f"{address.base_url}/chat/completions",
+                json={"model": "m", "messages": [{"role": "user", "content": f"{node} {task}"}], "temperature": 0.25},
+                headers={"x-art-agent": node},
+            )
+            answers.append(response.raise_for_status().json()["choices"][0]["message"]["content"])
+    return " ".join(answers)
+
+
+def by_turns(trajectory: Trajectory) -> float:
+    by_turns.count += 1
+    return float(by_turns.count)
+
+
+by_turns.count = 0
+
+
+def call(agent: str | None) -> Call:
+    return Call(prompt_ids=(1,), sampled_ids=(2,), logprobs=(-0.5,), agent=agent)
+
+
+@pytest.mark.parametrize(
+    ("agent", "node", "made"),
+    [
+        ("planner", "planner", True),
+        ("team/writer", "writer", True),
+        ("team/writer", "team", True),
+        ("a/team/writer/model", "team/writer", True),
+        ("team/writer", "write", False),
+        ("team/writer", "team/model", False),
+        (None, "planner", False),
+    ],
+)
+def test_a_node_is_named_by_any_whole_part_of_its_path(agent, node, made):
+    assert call(agent).made_by(node) is made
+    assert call(agent).made_by("other", node) is made
+
+
+def test_only_the_calls_of_the_trained_nodes_are_left_in_a_group_and_keep_their_advantages():
+    group = Group(
+        "t",
+        tuple(
+            Trajectory("t", calls=(call("a"), call("b"), call("a")), reward=reward, metrics={}) for reward in (0.0, 1.0)
+        ),
+    )
+    scored = advantages(group)
+    assert of_nodes(scored, ()) is scored
+    kept = of_nodes(scored, ["a"])
+    assert [[c.agent for c in t.calls] for t in kept.trajectories] == [["a", "a"]] * 2
+    assert kept.advantages == scored.advantages
+    assert kept.call_advantages == ()
+
+
+async def test_a_reward_function_can_reward_a_node_and_it_shows_in_the_metrics(tmp_path):
+    def reward(trajectory: Trajectory) -> float:
+        score = by_turns(trajectory)
+        trajectory.reward_node("writer", score)
+        trajectory.metrics["writer/words"] = 3.0
+        return 0.0
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
+        groups = await run.score(await run.collect(two_nodes, ["x"], group_size=2), reward)
+        metrics = await run.learn(groups)
+    rewards = [[c.reward for c in t.calls] for t in groups[0].trajectories]
+    assert [planner for planner, _ in rewards] == [None, None]
+    assert metrics["call_reward/team/writer"] == sum(writer for _, writer in rewards) / 2
+    assert metrics["writer/words"] == 3.0
+    assert metrics["groups_with_contrast"] == 1
+
+
+async def test_only_the_named_nodes_are_trained_and_sampled_as_training_asks(tmp_path):
+    engine, learner = FakeEngine(), CountingLearner()
+    settings = {"train_nodes": ["planner"], "other_nodes": "policy"}
+    async with art.open_run(tmp_path / "run", engine=engine, learner=learner, **settings) as run:
+        groups = await run.score(await run.collect(two_nodes, ["x"], group_size=3), by_turns)
+        await run.learn(groups)
+    assert [[c.agent for c in t.calls] for t in groups[0].trajectories] == [["planner", "team/writer"]] * 3
+    ((tree,),) = learner.trees
+    assert tree.num_targets == sum(len(t.calls[0].sampled_ids) for t in groups[0].trajectories)
+    asked = {r["messages"][0]["content"]: r["temperature"] for r in engine.requests}
+    assert asked == {"planner x": 1.0, "team/writer x": 0.25}
+
+
+async def test_the_start_weights_answer_for_the_other_nodes(tmp_path):
+    settings = {"model": "tiny", "train_nodes": "planner", "max_tokens": 8, "learning_rate": 1e-3, "warmup_steps": 0}
+    async with art.open_run(tmp_path / "run", **settings) as run:
+        for step in range(2):
+            groups = await run.score(await run.collect(two_nodes, ["x"], group_size=4), by_turns)
+            versions = {c.agent: c.policy_version for t in groups[0].trajectories for c in t.calls}
+            assert versions == {"planner": step, "team/writer": 0}
+            metrics = await run.learn(groups)
+    assert metrics["untrained"] == 0
+    found = art.audit(tmp_path / "run")
+    assert found.clean, found.problems
+    assert found.checked == 16  # the frozen calls too, against the start weights
+
+
+async def test_calls_of_other_nodes_can_go_where_the_agent_sends_them():
+    address = RolloutAddress("r", "http://127.0.0.1:9/v1", "key", "m", nodes=("planner",))
+    at: list[str | None] = [None]
+    name_agents(source := lambda: at[0])
+    try:
+        with running(address):
+            for name, where in (("planner", address), ("planner/model", address), ("writer", None), (None, None)):
+                at[0] = name
+                assert destination("m") is where
+    finally:
+        from art_core import attribution
+
+        attribution._name_sources.remove(source)
+
+
+async def test_the_run_hands_its_nodes_to_the_address_where_others_pass_through(tmp_path):
+    settings = {"engine": FakeEngine(), "learner": CountingLearner(), "train_nodes": ["planner"]}
+    async with (
+        art.open_run(tmp_path / "run", other_nodes="passthrough", **settings) as run,
+        run.rollout("x") as rollout,
+    ):
+        assert rollout.address.nodes == ("planner",)
+
+
+async def test_a_node_that_makes_no_call_is_an_error_that_lists_those_that_do(tmp_path):
+    settings = {"train_nodes": ["planer"], "other_nodes": "policy"}
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner(), **settings) as run:
+        with pytest.raises(CaptureError, match=r"train_nodes=\('planer',\).*'planner', 'team/writer'"):
+            await run.collect(two_nodes, ["x"], group_size=2)
+
+
+async def test_an_engine_object_cannot_serve_frozen_nodes_too(tmp_path):
+    with pytest.raises(ConfigError, match="frozen_model="):
+        async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner(), train_nodes=["a"]):
+            pass
+
+
+def test_settings_that_make_no_sense_together_are_refused():
+    with pytest.raises(ConfigError, match="train_nodes="):
+        make_config({"frozen_model": "tiny"})
+    with pytest.raises(ConfigError, match="other_nodes='frosen'"):
+        make_config({"other_nodes": "frosen"})
+    assert make_config({"train_nodes": "planner"}) == TrainConfig(train_nodes=("planner",))
+
+
+async def test_a_run_that_goes_on_with_the_same_nodes_is_not_warned_about(tmp_path, caplog):
+    settings = {"train_nodes": ["planner"], "other_nodes": "policy"}
+    for _ in range(2):
+        async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner(), **settings):
+            pass
+    assert caplog.records == []
