@@ -39,7 +39,8 @@ def adapt_agent(agent: object) -> RunAgent | None:
 def redirect_clients() -> None:
     """Wrap your client library so that calls inside a rollout go to the rollout's address.
 
-    Called once per process, before the first rollout, for every installed plugin, whichever of them adapted the agent.
+    Called once per process, before the first rollout, for every installed plugin, whichever of them adapted the agent; in
+    an agent's spawned child processes too, before they work for a rollout.
     Import the library only if it is installed. The wrapper asks ``art_core.destination(model)`` at every call: None means
     that the call is not ours and must go through untouched. Must be idempotent; the return value is ignored.
     """

@@ -193,3 +193,8 @@ def _advice(agent: object, installed: Container[str]) -> str:
 def as_function(model: str) -> str:
     """Return how an agent without a plugin is captured, where ``model`` asks through the OpenAI client."""
     return f"with {model} and art-openai, or any client given address.base_url, def agent(task, address)"
+
+
+def redirect_clients() -> None:
+    """Let the installed plugins wrap their client libraries in this process; for children, which begin without."""
+    Plugins().call("redirect_clients")

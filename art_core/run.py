@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from art_core import agreement, losses, scoring, sft
-from art_core.attribution import exempt
+from art_core.attribution import exempt, in_child_processes
 from art_core.capture import Door
 from art_core.config import TrainConfig, check_tasks, model_folder
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
 from art_core.frozen import frozen_engine
 from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary, untrained
-from art_core.plugins import Plugins
+from art_core.plugins import Plugins, redirect_clients
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
 from art_core.threads import finished, in_thread, widen_default_executor
@@ -85,6 +85,7 @@ class Run:
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
             agreement.check_begun_with(self.store, self.run_dir, self.config, self.folder, self._loss_name)
             self.plugins.call("redirect_clients")
+            in_child_processes(redirect_clients)
             self.door = await stack.enter_async_context(await self._open_door())
             await self._resume()
             self._stack = stack.pop_all()

@@ -1,4 +1,4 @@
-"""A stand-in for capture and for a provider: answers chat completions and remembers what it was asked.
+"""A stand-in for capture and for a provider: answers chat completions, completions and Responses, remembers what it was asked.
 
 Requests below ``/rollouts/{rollout_id}/v1`` are a rollout's; all others went to the agent's own provider.
 """
@@ -63,14 +63,19 @@ class Stub:
         if self.failures > 0:
             self.failures -= 1
             return JSONResponse({"error": {"message": "try again"}}, status_code=500, headers={"retry-after-ms": "1"})
-        if not path.endswith("/chat/completions"):
-            return JSONResponse(
-                {"object": "list", "data": [], "model": "m", "usage": {"prompt_tokens": 1, "total_tokens": 1}}
-            )
-        completion = _completion(body, rollout_id or "outside")
-        if not body.get("stream"):
-            return JSONResponse(completion)
-        return StreamingResponse(_chunks(completion), media_type="text/event-stream")
+        for ending, whole, pieces in (
+            ("/chat/completions", _completion, _chunks),
+            ("/completions", _text_completion, _text_chunks),
+            ("/responses", _response, _response_events),
+        ):
+            if path.endswith(ending):
+                answer = whole(body, rollout_id or "outside")
+                if not body.get("stream"):
+                    return JSONResponse(answer)
+                return StreamingResponse(pieces(answer), media_type="text/event-stream")
+        return JSONResponse(
+            {"object": "list", "data": [], "model": "m", "usage": {"prompt_tokens": 1, "total_tokens": 1}}
+        )
 
 
 def _completion(body: dict[str, Any], who: str) -> dict[str, Any]:
@@ -110,6 +115,82 @@ async def _chunks(completion: dict[str, Any]) -> Any:
     last = {"index": 0, "delta": {}, "finish_reason": completion["choices"][0]["finish_reason"]}
     yield f"data: {json.dumps(head | {'choices': [last]})}\n\n"
     yield "data: [DONE]\n\n"
+
+
+def _text_completion(body: dict[str, Any], who: str) -> dict[str, Any]:
+    choice = {"index": 0, "text": f"answer of {who}", "finish_reason": "stop", "logprobs": None}
+    return {"id": "t", "object": "text_completion", "created": 1, "model": "policy", "choices": [choice]}
+
+
+async def _text_chunks(completion: dict[str, Any]) -> Any:
+    choice = completion["choices"][0]
+    for word in choice["text"].split(" "):
+        yield f"data: {json.dumps(completion | {'choices': [choice | {'text': word}]})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _response(body: dict[str, Any], who: str) -> dict[str, Any]:
+    asked = body["input"]
+    from_user = isinstance(asked, str) or asked[-1].get("role") == "user"
+    if body.get("tools") and from_user:
+        item = {
+            "type": "function_call",
+            "id": "f1",
+            "call_id": "t1",
+            "name": body["tools"][0]["name"],
+            "arguments": json.dumps({"city": who}),
+            "status": "completed",
+        }
+    else:
+        structured = body.get("text", {}).get("format", {}).get("type") == "json_schema"
+        text = json.dumps({"city": who}) if structured else f"answer of {who}"
+        part = {"type": "output_text", "text": text, "annotations": []}
+        item = {"type": "message", "id": "m1", "role": "assistant", "status": "completed", "content": [part]}
+    usage = {
+        "input_tokens": 1,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 1,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 2,
+    }
+    head = {"id": "resp_1", "object": "response", "created_at": 1, "model": "policy", "status": "completed"}
+    settings = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    return head | settings | {"output": [item], "usage": usage}
+
+
+async def _response_events(response: dict[str, Any]) -> Any:
+    (item,) = response["output"]
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": response | {"status": "in_progress", "output": [], "usage": None}}
+    ]
+    place = {"output_index": 0, "item_id": item["id"]}
+    if item["type"] == "message":
+        (part,) = item["content"]
+        inside = place | {"content_index": 0}
+        events += [
+            {"type": "response.output_item.added", "output_index": 0, "item": item | {"content": []}},
+            {"type": "response.content_part.added", **inside, "part": part | {"text": ""}},
+            {"type": "response.output_text.delta", **inside, "delta": part["text"], "logprobs": []},
+            {"type": "response.output_text.done", **inside, "text": part["text"], "logprobs": []},
+            {"type": "response.content_part.done", **inside, "part": part},
+        ]
+    else:
+        events += [
+            {"type": "response.output_item.added", "output_index": 0, "item": item | {"arguments": ""}},
+            {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]},
+            {
+                "type": "response.function_call_arguments.done",
+                **place,
+                "arguments": item["arguments"],
+                "name": item["name"],
+            },
+        ]
+    events += [
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": response},
+    ]
+    for number, event in enumerate(events):
+        yield f"event: {event['type']}\ndata: {json.dumps(event | {'sequence_number': number})}\n\n"
 
 
 @pytest.fixture(scope="session")

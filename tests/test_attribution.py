@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from art_core.attribution import current_rollout, destination, exempt, running
+from art_core.attribution import agent_name, current_rollout, destination, exempt, names, running
 from art_core.errors import CaptureError
 from art_core.types import RolloutAddress
 
@@ -202,6 +202,26 @@ def test_somebody_elses_wrapper_is_not_undone(monkeypatch):
     assert current_rollout.get() is None
     monkeypatch.undo()
     ThreadPoolExecutor.submit = ours.__wrapped__
+
+
+def test_threads_carry_the_name_of_the_node_that_started_them(monkeypatch):
+    node = contextvars.ContextVar("node", default=None)
+    monkeypatch.setattr(names, "_sources", [node.get])
+    with running(address("r1")), ThreadPoolExecutor(1) as pool:
+        for name in ("planner", "writer"):
+            node.set(name)
+            assert on_a_thread(agent_name) == name
+            assert pool.submit(agent_name).result() == name
+
+
+def test_a_client_with_a_live_rollouts_address_names_it():
+    one, two = address("one", "judge"), address("two")
+    with running(one), running(two):
+        assert destination("gpt", "http://elsewhere/v1") == two
+        assert destination("gpt", f"{one.base_url}/") == one
+        with pytest.raises(CaptureError, match="base_url of its own provider"):
+            destination("judge", one.base_url)
+    assert destination("gpt", one.base_url) is None
 
 
 def test_a_subclass_of_thread_runs_as_it_did():

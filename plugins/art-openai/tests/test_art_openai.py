@@ -3,7 +3,9 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from contextvars import ContextVar
 
 import openai
@@ -103,6 +105,35 @@ async def test_every_async_way_of_asking_is_covered(stub, async_client):
     assert stub.of(None) == []
 
 
+async def test_whatever_the_agents_client_carries_stays_with_its_own_provider(stub):
+    def no_request(request) -> None:
+        raise AssertionError(f"the agent's own connections were used for {request.url}")
+
+    hooks = {"event_hooks": {"request": [no_request]}}
+    settings = {"api_key": "agent", "base_url": stub.url, "default_query": {"own": "1"}, "organization": "mine"}
+    with stub.rollout(), openai.OpenAI(**settings, http_client=openai.DefaultHttpxClient(**hooks)) as client:
+        assert client.chat.completions.create(model="m", messages=HELLO, extra_query={"mine": "1"}).choices
+        other = client.with_options(api_key="other", base_url="http://127.0.0.1:9", default_headers={"x-own": "2"})
+        assert other.chat.completions.create(model="m", messages=HELLO).choices
+        assert client.copy().chat.completions.create(model="m", messages=HELLO).choices
+    async with openai.AsyncOpenAI(**settings, http_client=openai.DefaultAsyncHttpxClient()) as client:
+        with stub.rollout():
+            assert (await client.chat.completions.create(model="m", messages=HELLO)).choices
+    assert len(stub.of("r")) == 4
+    assert {asked.headers["authorization"] for asked in stub.asked} == {"Bearer key-r"}
+    assert not {"x-own", "openai-organization"} & {name for asked in stub.asked for name in asked.headers}
+
+
+def test_the_librarys_own_functions_are_a_client_too(stub, monkeypatch):
+    for name, value in (("api_key", "agent"), ("base_url", f"{stub.url}/own/v1/"), ("_client", None)):
+        monkeypatch.setattr(openai, name, value, raising=False)
+    with stub.rollout():
+        assert openai.chat.completions.create(model="m", messages=HELLO).choices
+    openai.chat.completions.create(model="m", messages=HELLO)
+    openai._client.close()
+    assert [asked.path for asked in stub.asked] == ["/rollouts/r/v1/chat/completions", "/own/v1/chat/completions"]
+
+
 async def test_azure_clients_need_no_token_and_no_deployment_inside_a_rollout(stub):
     def no_token() -> str:
         raise AssertionError("the agent's token was asked for")
@@ -127,14 +158,15 @@ def test_named_models_embeddings_and_exempt_calls_go_where_the_agent_sends_them(
     assert len(stub.of(None)) == 4
 
 
-def test_what_cannot_be_recorded_is_an_error_that_says_what_to_do(stub, client):
+def test_what_cannot_be_recorded_is_an_error_that_says_what_to_do(stub, client, monkeypatch):
+    monkeypatch.setattr("art_openai.client._gateway", lambda: False)
     with stub.rollout(passthrough=("free",)):
-        with pytest.raises(CaptureError, match=r"pip install 'art-openai\[responses\]'"):
+        with pytest.raises(CaptureError, match=r"/responses inside a rollout.*pip install 'art-openai\[responses\]'"):
             client.responses.create(model="m", input="hello")
-        with pytest.raises(
-            CaptureError, match=r"/completions inside a rollout.*chat\.completions.*passthrough=\['m'\]"
-        ):
+        with pytest.raises(CaptureError, match=r"/completions inside.*'art-openai\[responses\]'.*passthrough=\['m'\]"):
             client.completions.create(model="m", prompt="hello")
+        with pytest.raises(CaptureError, match=r"/threads/runs inside a rollout.*chat\.completions"):
+            client.post("/threads/runs", cast_to=object, body={"model": "m"})
         with pytest.raises(CaptureError, match="WebSocket"):
             client.responses.connect()
         client.completions.create(model="free", prompt="hello")
@@ -177,6 +209,69 @@ async def test_concurrent_runs_in_tasks_and_threads_stay_apart(stub, client, asy
 
     answers = await asyncio.gather(*(run(f"r{i}") for i in range(32)))
     assert answers == [[f"answer of r{i}"] * 2 for i in range(32)]
+
+
+@pytest.mark.parametrize("made", ["before", "inside"])
+async def test_pools_and_threads_made_before_or_inside_a_rollout_ask_for_it(stub, client, made):
+    def ask() -> str:
+        return client.chat.completions.create(model="m", messages=HELLO).choices[0].message.content
+
+    def on_a_thread() -> list[str]:
+        answers: list[str] = []
+        thread = threading.Thread(target=lambda: answers.append(ask()))
+        thread.start()
+        thread.join()
+        return answers
+
+    with ExitStack() as stack:
+        early = stack.enter_context(ThreadPoolExecutor(2)) if made == "before" else None
+        if early:
+            assert early.submit(ask).result() == "answer of outside"
+        with stub.rollout("one"):
+            pool = early or stack.enter_context(ThreadPoolExecutor(2))
+            answers = [pool.submit(ask).result(), *pool.map(lambda _: ask(), range(2)), *on_a_thread()]
+            answers.append(await asyncio.get_running_loop().run_in_executor(pool, ask))
+            answers.append(await asyncio.to_thread(ask))
+        assert answers == ["answer of one"] * 6
+        assert pool.submit(ask).result() == "answer of outside"
+
+
+def test_a_client_with_a_rollouts_own_address_is_recorded_on_any_thread(stub):
+    go, done, answers = threading.Event(), threading.Event(), []
+
+    def worker() -> None:
+        while go.wait() and len(answers) < 2:
+            go.clear()
+            base_url = stub.address("one").base_url if answers else "http://127.0.0.1:9"
+            with openai.OpenAI(api_key="agent", base_url=base_url) as client:
+                try:
+                    answer = client.chat.completions.create(model="m", messages=HELLO)
+                    answers.append(answer.choices[0].message.content)
+                except CaptureError as error:
+                    answers.append(str(error))
+            done.set()
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    with stub.rollout("one"), stub.rollout("two"):
+        for _ in range(2):
+            go.set()
+            done.wait()
+            done.clear()
+    go.set()
+    thread.join()
+    assert "base_url=rollout.base_url" in answers[0]
+    assert answers[1] == "answer of one"
+
+
+def test_a_passed_through_model_is_not_answered_by_the_policy_because_its_client_has_no_other_address(stub):
+    with (
+        stub.rollout(passthrough=("judge",)) as address,
+        openai.OpenAI(api_key="k", base_url=address.base_url) as client,
+        pytest.raises(CaptureError, match="base_url of its own provider"),
+    ):
+        client.chat.completions.create(model="judge", messages=HELLO)
+    assert stub.asked == []
 
 
 def test_every_event_loop_has_its_own_connections(stub):

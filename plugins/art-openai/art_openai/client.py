@@ -1,4 +1,4 @@
-"""Sends the OpenAI client's chat completions to the current rollout. Knows nothing about who asks or who answers.
+"""Sends what the OpenAI client asks models for to the current rollout. Knows nothing about who asks or who answers.
 
 Every call of every client, old or new, plain, streamed, raw or parsed, passes ``client.request(cast_to, options)``, looked up
 on the instance. That one method is wrapped. A call inside a rollout is handed to a client of ours, because the agent's own
@@ -16,13 +16,14 @@ import os
 import ssl
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-from art_core import hookimpl
-from art_core.attribution import agent_name, destination
+from art_core import agent_name, destination
 from art_core.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -30,18 +31,28 @@ if TYPE_CHECKING:
 
     from art_core.types import RolloutAddress
 
-TEXT_PATHS = ("/chat/completions", "/responses", "/responses/compact", "/completions", "/decisions", "/runs")
+RECORDED = ("/chat/completions", "/responses", "/completions")
+"""How the paths end that are recorded, the two last ones where art-gateway translates them."""
+TEXT_PATHS = (*RECORDED, "/responses/compact", "/decisions", "/runs", "/agents/sessions")
 """How the paths end that make a model write text (``/threads/.../runs`` belongs to Assistants)."""
 
 
-@hookimpl
-def redirect_clients() -> None:
-    """Wrap the clients of the OpenAI library."""
-    _wrap()
+@contextmanager
+def collecting(calls: list[str]) -> Iterator[None]:
+    """Add the path of every call that this block sends to a rollout's address to ``calls``."""
+    token = _collections.set((*_collections.get(), calls))
+    try:
+        yield
+    finally:
+        _collections.reset(token)
+
+
+_collections: ContextVar[tuple[list[str], ...]] = ContextVar("art_openai_collections", default=())
 
 
 @functools.cache
-def _wrap() -> None:
+def wrap() -> None:
+    """Wrap the clients of the OpenAI library."""
     import openai
 
     openai.OpenAI.request = _redirected(openai.OpenAI.request)
@@ -57,10 +68,10 @@ def _wrap() -> None:
 def _redirected(request: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(request)
     def redirected(self: OpenAI, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
-        address = _address(options)
-        if address is None:
+        to = _target(self, options)
+        if to is None:
             return request(self, cast_to, options, *args, **kwargs)
-        return request(_client(), cast_to, _readdressed(self, options, address), *args, **kwargs)
+        return request(_client(), cast_to, _readdressed(self, options, *to), *args, **kwargs)
 
     return redirected
 
@@ -68,11 +79,11 @@ def _redirected(request: Callable[..., Any]) -> Callable[..., Any]:
 def _redirected_async(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(request)
     async def redirected(self: AsyncOpenAI, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
-        address = _address(options)
-        if address is None:
+        to = _target(self, options)
+        if to is None:
             return await request(self, cast_to, options, *args, **kwargs)
         client = await _async_client()
-        return await request(client, cast_to, _readdressed(self, options, address), *args, **kwargs)
+        return await request(client, cast_to, _readdressed(self, options, *to), *args, **kwargs)
 
     return redirected
 
@@ -90,27 +101,32 @@ def _refused(connect: Callable[..., Any]) -> Callable[..., Any]:
     return refused
 
 
-def _address(options: Any) -> RolloutAddress | None:
-    """Return where this request goes instead, or None if it is not ours."""
+def _target(client: OpenAI | AsyncOpenAI, options: Any) -> tuple[RolloutAddress, str] | None:
+    """Return the rollout and the path below its address to which this request goes instead, or None if it is not ours."""
     path = options.url.partition("?")[0].rstrip("/")
     if options.method.lower() != "post" or not path.endswith(TEXT_PATHS):
         return None
     model = options.json_data.get("model") if isinstance(options.json_data, dict) else None
-    address = destination(model)
-    if address is not None and not path.endswith("/chat/completions"):
-        advice = (
-            "pip install 'art-openai[responses]'"
-            if path.endswith("/responses")
-            else "use chat.completions in the agent"
-        )
-        raise CaptureError(
-            f"the agent called POST {path} inside a rollout, which art-openai cannot record: {advice}, or let calls to this "
-            f"model through with passthrough=[{model!r}]"
-        )
-    return address
+    address = destination(model, str(client.base_url))
+    if address is None:
+        return None
+    recorded = next((one for one in RECORDED if path.endswith(one)), None)
+    if recorded == RECORDED[0] or (recorded and _gateway()):
+        return address, recorded
+    advice = "pip install 'art-openai[responses]'" if recorded else "use chat.completions in the agent"
+    raise CaptureError(
+        f"the agent called POST {path} inside a rollout, which art-openai cannot record: {advice}, or let calls to this "
+        f"model through with passthrough=[{model!r}]"
+    )
 
 
-def _readdressed(client: OpenAI | AsyncOpenAI, options: Any, address: RolloutAddress) -> Any:
+@functools.cache
+def _gateway() -> bool:
+    """Whether art-gateway is installed, which answers more than chat completions at a rollout's address."""
+    return importlib.util.find_spec("art_gateway") is not None
+
+
+def _readdressed(client: OpenAI | AsyncOpenAI, options: Any, address: RolloutAddress, path: str) -> Any:
     """Return a copy of ``options`` that any client sends to ``address``, with the settings of the agent's ``client``."""
     from openai import NotGiven
 
@@ -119,12 +135,14 @@ def _readdressed(client: OpenAI | AsyncOpenAI, options: Any, address: RolloutAdd
     if name:
         ours["x-art-agent"] = quote(name, safe=" /|:")
     options = copy.copy(options)
-    options.url = f"{address.base_url}/chat/completions"
+    options.url = f"{address.base_url}{path}"
     options.headers = {k: v for k, v in (options.headers or {}).items() if k.lower() != "authorization"} | ours
     if isinstance(options.timeout, NotGiven):
         options.timeout = client.timeout
     if isinstance(options.max_retries, NotGiven):
         options.max_retries = client.max_retries
+    for calls in _collections.get():
+        calls.append(path)
     return options
 
 

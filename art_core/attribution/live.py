@@ -1,0 +1,144 @@
+"""The rollout that code runs in, and the functions that are wrapped as long as any rollout is live.
+
+Knows nothing about what the wrappers do: the files beside it name them with ``while_live``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from art_core.attribution.names import agent_name, starter
+from art_core.types import RolloutAddress
+
+current_rollout: ContextVar[RolloutAddress | None] = ContextVar("art_current_rollout", default=None)
+"""None outside every rollout."""
+exempted: ContextVar[bool] = ContextVar("art_exempt", default=False)
+"""Whether the calls of this context are nobody's business: see ``exempt``."""
+
+Function = Callable[..., Any]
+Owner = type | ModuleType
+
+
+@contextmanager
+def running(address: RolloutAddress) -> Iterator[None]:
+    """Attribute what this block does, and the threads, tasks and child processes that it starts, to a rollout."""
+    loop_thread = _running_loop_thread()
+    live.enter(address, loop_thread)
+    token = current_rollout.set(address)
+    try:
+        yield
+    finally:
+        live.leave(address, loop_thread)
+        current_rollout.reset(token)
+
+
+def _running_loop_thread() -> int | None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+    return threading.get_ident()
+
+
+class Origin(NamedTuple):
+    """What travels with work to other threads and processes.
+
+    Only what is ours: a whole context would change what other libraries see there.
+    """
+
+    rollout: RolloutAddress | None = None
+    exempt: bool = False
+    agent: str | None = None
+
+
+def origin() -> Origin | None:
+    """Return where work that is started here comes from; None where that is nobody's business."""
+    rollout, is_exempt = current_rollout.get(), exempted.get()
+    return None if rollout is None and not is_exempt else Origin(rollout, is_exempt, agent_name())
+
+
+@contextmanager
+def carried(origin: Origin) -> Iterator[None]:
+    """Let this block be work from ``origin``."""
+    tokens = current_rollout.set(origin.rollout), exempted.set(origin.exempt), starter.set(origin.agent)
+    try:
+        yield
+    finally:
+        current_rollout.reset(tokens[0])
+        exempted.reset(tokens[1])
+        starter.reset(tokens[2])
+
+
+def while_live(owner: Owner, name: str, around: Callable[[Function], Function]) -> None:
+    """Replace ``owner.name`` by ``around(owner.name)`` as long as any rollout is live."""
+    live.wraps.append((owner, name, around))
+
+
+class _Live:
+    def __init__(self) -> None:
+        self.count = 0
+        """How often a rollout has been entered and not left."""
+        self.addresses: dict[str, RolloutAddress] = {}
+        """Base URL -> the live rollout whose it is."""
+        self.loop_threads: Counter[int] = Counter()
+        """Threads that run an event loop with live rollouts."""
+        self.wraps: list[tuple[Owner, str, Callable[[Function], Function]]] = []
+        self._entered: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._wrapped: list[tuple[Owner, str, Function, Function]] = []
+
+    def enter(self, address: RolloutAddress, loop_thread: int | None) -> None:
+        with self._lock:
+            self.count += 1
+            self._entered[address.base_url] += 1
+            self.addresses[address.base_url] = address
+            if loop_thread is not None:
+                self.loop_threads[loop_thread] += 1
+            if self.count == 1:
+                for owner, name, around in self.wraps:
+                    self._wrap(owner, name, around)
+
+    def leave(self, address: RolloutAddress, loop_thread: int | None) -> None:
+        with self._lock:
+            self.count -= 1
+            self._entered[address.base_url] -= 1
+            if not self._entered[address.base_url]:
+                del self._entered[address.base_url], self.addresses[address.base_url]
+            if loop_thread is not None:
+                self.loop_threads[loop_thread] -= 1
+                self.loop_threads += Counter()  # Drops those that reached zero.
+            if self.count == 0:
+                self._unwrap()
+
+    def start_over(self) -> None:
+        """In a fork: no other thread is left, and of the rollouts only the one that this thread runs in."""
+        self._lock = threading.Lock()
+        self.loop_threads.clear()
+        if current_rollout.get() is None:
+            self.count = 0
+            self.addresses.clear()
+            self._entered.clear()
+            self._unwrap()
+
+    def _wrap(self, owner: Owner, name: str, around: Callable[[Function], Function]) -> None:
+        original = owner.__dict__[name]
+        wrapper = around(original)
+        setattr(owner, name, wrapper)
+        self._wrapped.append((owner, name, original, wrapper))
+
+    def _unwrap(self) -> None:
+        for owner, name, original, wrapper in self._wrapped:
+            # Where somebody has wrapped ours meanwhile it stays below theirs; it carries nothing any more.
+            if owner.__dict__[name] is wrapper:
+                setattr(owner, name, original)
+        self._wrapped.clear()
+
+
+live = _Live()

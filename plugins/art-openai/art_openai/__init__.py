@@ -1,0 +1,27 @@
+"""The plugin: agents that use the OpenAI client or the OpenAI Agents SDK. Loads neither before an agent has, or a run starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from art_core import hookimpl, name_agents
+from art_openai import agents_sdk, client
+
+if TYPE_CHECKING:
+    from art_core.types import RunAgent
+
+__all__ = ["adapt_agent", "redirect_clients"]
+
+
+@hookimpl
+def adapt_agent(agent: object) -> RunAgent | None:
+    """Run an ``agents.Agent`` to its final output; None for anything else."""
+    return agents_sdk.adapt(agent)
+
+
+@hookimpl
+def redirect_clients() -> None:
+    """Wrap the clients of the OpenAI library, and watch over the models of the Agents SDK where it is loaded."""
+    client.wrap()
+    agents_sdk.watch_models()
+    name_agents(agents_sdk.calling_agent)

@@ -1,0 +1,142 @@
+"""Runs agents of the OpenAI Agents SDK, knows which of them is calling, and refuses models that bypass capture.
+
+The SDK asks through the OpenAI client, which ``client.py`` redirects. Knows nothing about HTTP; never imports the SDK, because
+an agent of it exists, and can call, only where it has been imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from art_core import destination
+from art_core.errors import CaptureError
+from art_openai.client import collecting
+
+if TYPE_CHECKING:
+    from agents import Model
+
+    from art_core.types import RolloutAddress, RunAgent
+
+
+def _sdk() -> ModuleType | None:
+    # Many projects have a package of their own that is called "agents".
+    return sys.modules["agents"] if "agents.tracing.span_data" in sys.modules else None
+
+
+def adapt(agent: object) -> RunAgent | None:
+    """Return the function that runs ``agent`` with ``Runner.run``, or None if it is not an ``agents.Agent``."""
+    sdk = _sdk()
+    if sdk is None or not isinstance(agent, sdk.Agent):
+        return None
+    watch_models()
+    # Thousands of runs for training are not what the user's traces are for, and OpenAI's are sent over the network.
+    config = sdk.RunConfig(tracing_disabled=True)
+
+    async def run(input: Any, address: RolloutAddress) -> Any:
+        return (await sdk.Runner.run(agent, input, run_config=config)).final_output
+
+    return run
+
+
+def calling_agent() -> str | None:
+    """Return the name of the agent whose turn it is, or None outside the SDK's runs."""
+    sdk = _sdk()
+    if sdk is None:
+        return None
+    span = sdk.get_current_span()
+    # Spans that are not recorded, where tracing is disabled, nest like others.
+    while span is not None and not isinstance(span.span_data, sdk.AgentSpanData):
+        token = getattr(span, "_prev_span_token", None)
+        outer = token.old_value if token else None
+        span = outer if isinstance(outer, sdk.Span) else None
+    return span.span_data.name if span else None
+
+
+def watch_models() -> None:
+    """Make an answer of a model that asked for it past the OpenAI client an error inside a rollout."""
+    sdk = _sdk()
+    if sdk is not None:
+        _watch_all(sdk.Model)
+
+
+@functools.cache
+def _watch_all(interface: type[Model]) -> None:
+    for model in _subclasses(interface):
+        _watch(model)
+    inherited = interface.__init_subclass__
+
+    def watching(cls: type[Model], **kwargs: Any) -> None:
+        inherited(**kwargs)
+        _watch(cls)
+
+    interface.__init_subclass__ = classmethod(watching)
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _watch(model: type[Model]) -> None:
+    for name, watched in (("get_response", _watched), ("stream_response", _watched_stream)):
+        if inspect.isfunction(vars(model).get(name)):
+            setattr(model, name, watched(vars(model)[name]))
+
+
+def _watched(ask: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(ask)
+    async def watched(self: Model, *args: Any, **kwargs: Any) -> Any:
+        if _passes(self):
+            return await ask(self, *args, **kwargs)
+        calls: list[str] = []
+        with collecting(calls):
+            answer = await ask(self, *args, **kwargs)
+        _check(self, calls)
+        return answer
+
+    return watched
+
+
+def _watched_stream(ask: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    @functools.wraps(ask)
+    async def watched(self: Model, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        events, calls, passes = ask(self, *args, **kwargs), [], _passes(self)
+        try:
+            while True:
+                # Around each step alone: a generator shares the context of whoever asks for the next event.
+                with collecting(calls):
+                    event = await anext(events, None)
+                if event is None:
+                    break
+                yield event
+        finally:
+            if inspect.isasyncgen(events):
+                await events.aclose()
+        if not passes:
+            _check(self, calls)
+
+    return watched
+
+
+def _name(model: Model) -> str:
+    return str(getattr(model, "model", None) or type(model).__name__)
+
+
+def _passes(model: Model) -> bool:
+    return destination(_name(model)) is None
+
+
+def _check(model: Model, calls: list[str]) -> None:
+    if not calls:
+        name = _name(model)
+        raise CaptureError(
+            f"{type(model).__name__} ({name!r}) answered inside a rollout without a call that can be recorded: art-openai "
+            "captures what the OpenAI client asks over HTTP (OpenAIResponsesModel, OpenAIChatCompletionsModel). Use one of "
+            f"these in the agent, or let this model answer for itself with passthrough=[{name!r}]"
+        )
