@@ -3,7 +3,7 @@
 ``import art_core as art`` is light: torch, transformers and the clients of agents are loaded when they are needed.
 """
 
-from art_core.attribution import agent_name, destination, exempt, name_agents
+from art_core.attribution import agent_name, caller_headers, destination, exempt, name_agents, name_threads
 from art_core.audit import Audit, audit
 from art_core.config import TrainConfig
 from art_core.errors import ArtError
@@ -26,12 +26,14 @@ __all__ = [
     "Trajectory",
     "agent_name",
     "audit",
+    "caller_headers",
     "destination",
     "evaluate",
     "exempt",
     "hookimpl",
     "load_trajectories",
     "name_agents",
+    "name_threads",
     "open_run",
     "train",
     "train_sync",

@@ -36,7 +36,9 @@ class Call:
     """The number of optimizer steps behind the weights that sampled this call; 0 for the start weights; -1 where another
     model answered."""
     agent: str | None = None
-    """The node or agent that made the call, where the framework tells."""
+    """The node or agent that made the call, where the framework tells: names joined by ``/``, the outermost first."""
+    thread: str | None = None
+    """The framework's conversation thread, where it tells: LangGraph's ``thread_id``."""
     request_id: str = ""
     """The same for the n choices of one request."""
     choice: int = 0

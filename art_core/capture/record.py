@@ -58,6 +58,7 @@ class Recording:
     request: Mapping[str, object]
     request_id: str
     agent: str | None = None
+    thread: str | None = None
     prompt_ids: tuple[int, ...] = ()
     policy_version: int = 0
     choices: dict[int, _Choice] = field(default_factory=dict)
@@ -111,6 +112,7 @@ class Recording:
             logprobs=tuple(choice.logprobs),
             policy_version=self.policy_version,
             agent=self.agent,
+            thread=self.thread,
             request_id=self.request_id,
             choice=index,
             temperature=1.0 if temperature is None else float(temperature),

@@ -218,7 +218,7 @@ class CaptureApp:
     async def _chat(
         self, rollout_id: str, rollout: _Rollout, exchange: Exchange, dialect: Dialect, body: JsonDict
     ) -> None:
-        agent = _agent_name(exchange.headers.get("x-art-agent"))
+        agent = _name(exchange.headers.get("x-art-agent"))
         sampling = rollout.sampling if self._trains(agent) else Sampling()
         request = self._sampled_as(sampling, _checked(dialect.to_chat(body)))
         request_id = exchange.headers.get("x-art-request-id") or uuid.uuid4().hex
@@ -226,7 +226,7 @@ class CaptureApp:
             predecessor.cancel()
             await asyncio.wait({predecessor})
             self._rollout(rollout_id)
-        recording = Recording(request, request_id, agent)
+        recording = Recording(request, request_id, agent, _name(exchange.headers.get("x-art-thread")))
         answering = self._stream if request.get("stream") else self._complete
         upstream = self._upstream(rollout, recording.agent)
         task = asyncio.create_task(answering(_Asked(rollout_id, upstream, recording, exchange, dialect, body)))
@@ -328,7 +328,7 @@ def _listed(settings: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
-def _agent_name(header: str | None) -> str | None:
+def _name(header: str | None) -> str | None:
     # Plugins send names percent-encoded: a header holds Latin-1 only.
     return unquote(header) if header else None
 

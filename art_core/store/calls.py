@@ -62,6 +62,7 @@ class CallWriter:
             parts.forced,
             int(call.policy_version),
             text_to_column(call.agent),
+            text_to_column(call.thread),
             call.request_id,
             int(call.choice),
             None if call.reward is None else float(call.reward),
@@ -72,7 +73,7 @@ class CallWriter:
         )
         added = db.execute(
             "INSERT INTO calls (digest, rollout_id, parent, shared, suffix, sampled, logprobs, forced, policy_version, agent, "
-            "request_id, choice, reward, temperature, finish_reason, messages, tools, settings, response) "
+            "thread, request_id, choice, reward, temperature, finish_reason, messages, tools, settings, response) "
             f"VALUES ({', '.join('?' * len(values))})",
             values,
         )
@@ -145,7 +146,7 @@ def reward_calls(db: sqlite3.Connection, rollout_id: str, rewards: Sequence[floa
 
 
 _COLUMNS = (
-    "seq, parent, shared, suffix, sampled, logprobs, forced, policy_version, agent, request_id, choice, reward, "
+    "seq, parent, shared, suffix, sampled, logprobs, forced, policy_version, agent, thread, request_id, choice, reward, "
     "temperature, finish_reason, messages, tools, settings, response, replaced, digest"
 )
 _PATHS = """
@@ -207,7 +208,7 @@ class CallReader:
 
     def _call(self, row: tuple, *, texts: bool = True) -> Call:
         seq, parent, shared, suffix, sampled, logprobs, forced, *plain, messages, tools, settings, response, _, _ = row
-        version, agent, request_id, choice, reward, temperature, finish_reason = plain
+        version, agent, thread, request_id, choice, reward, temperature, finish_reason = plain
         try:
             prompt = self._prompt(seq, parent, shared, suffix)
             self._tokens[seq] = prompt + sampled
@@ -220,6 +221,7 @@ class CallReader:
                 logprobs=floats_from_bytes(logprobs, len(sampled) // 4),
                 policy_version=version,
                 agent=text_from_column(agent),
+                thread=text_from_column(thread),
                 request_id=request_id,
                 choice=choice,
                 reward=reward,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from art_core.errors import StoreError
 
-VERSION = 2
+VERSION = 3
 """Stands in ``PRAGMA user_version``; a file of another one is refused."""
 APPLICATION = 0x61727431
 
@@ -33,8 +33,8 @@ CREATE INDEX rollouts_by_step ON rollouts (step, split);
 CREATE TABLE calls (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL, rollout_id TEXT NOT NULL, replaced INTEGER NOT NULL DEFAULT 0,
     parent INTEGER, shared INTEGER NOT NULL, suffix BLOB NOT NULL, sampled BLOB NOT NULL, logprobs BLOB NOT NULL,
-    forced BLOB NOT NULL, policy_version INTEGER NOT NULL, agent TEXT, request_id TEXT NOT NULL, choice INTEGER NOT NULL,
-    reward REAL, temperature REAL NOT NULL, finish_reason TEXT NOT NULL,
+    forced BLOB NOT NULL, policy_version INTEGER NOT NULL, agent TEXT, thread TEXT, request_id TEXT NOT NULL,
+    choice INTEGER NOT NULL, reward REAL, temperature REAL NOT NULL, finish_reason TEXT NOT NULL,
     messages INTEGER NOT NULL, tools INTEGER, settings INTEGER NOT NULL, response INTEGER NOT NULL
 );
 CREATE INDEX calls_by_rollout ON calls (rollout_id, seq);

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from art_core import destination, hookimpl
-from art_core.attribution import name_agents
+from art_core import destination, hookimpl, name_agents, name_threads
 from art_core.errors import AgentError, CaptureError
 
 if TYPE_CHECKING:
@@ -89,6 +88,7 @@ async def _at_breakpoint(graph: Pregel, config: dict[str, Any]) -> bool:
 def redirect_clients() -> None:
     """Tell the plugins that redirect calls which node is calling, and keep graphs from answering out of a cache."""
     name_agents(node)
+    name_threads(thread)
     _guard()
 
 
@@ -125,6 +125,14 @@ def node() -> str | None:
     # "researcher:ID|1|model:ID": a bare number counts the runs of one sub-graph within a node.
     steps = (step.partition(":")[0] for step in namespace.split("|"))
     return "/".join(step for step in steps if not step.isdecimal())
+
+
+def thread() -> str | None:
+    """Return the ``thread_id`` that the running graph was given; None outside a graph, and where it was given none."""
+    from langchain_core.runnables.config import var_child_runnable_config
+
+    thread_id = (var_child_runnable_config.get() or {}).get("configurable", {}).get("thread_id")
+    return None if thread_id is None else str(thread_id)
 
 
 def _thread(address: RolloutAddress) -> dict[str, Any]:

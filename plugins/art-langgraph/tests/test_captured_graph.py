@@ -5,6 +5,7 @@ import json
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
 
 import art_core as art
 from art_core.testing import CountingLearner, FakeEngine
@@ -53,3 +54,19 @@ async def test_a_streaming_graph_is_recorded_whole(tmp_path):
         (group,) = await run.collect(stream, ["Oslo"], group_size=4)
     assert [trajectory.output for trajectory in group.trajectories] == ["There is rain in Oslo."] * 4
     assert [[call.request.get("stream") for call in t.calls] for t in group.trajectories] == [[True, True]] * 4
+
+
+async def test_every_call_carries_the_thread_that_it_belongs_to(tmp_path):
+    graph = create_agent(MODEL, tools=[], checkpointer=InMemorySaver())
+
+    async def two_threads(task: str) -> None:
+        for thread in ("a", "b/ü"):
+            await graph.ainvoke({"messages": [("user", task)]}, {"configurable": {"thread_id": thread}})
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
+        (by_function,) = await run.collect(two_threads, ["Oslo"], group_size=2)
+        (by_graph,) = await run.collect(graph, ["Oslo"], group_size=2)
+    assert [[call.thread for call in t.calls] for t in by_function.trajectories] == [["a", "b/ü"]] * 2
+    assert [[call.thread for call in t.calls] for t in by_graph.trajectories] == [
+        [t.rollout_id] for t in by_graph.trajectories
+    ]

@@ -20,10 +20,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-from art_core import agent_name, destination
+from art_core import caller_headers, destination
 from art_core.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -130,10 +129,7 @@ def _readdressed(client: OpenAI | AsyncOpenAI, options: Any, address: RolloutAdd
     """Return a copy of ``options`` that any client sends to ``address``, with the settings of the agent's ``client``."""
     from openai import NotGiven
 
-    ours = {"Authorization": f"Bearer {address.api_key}", "x-art-request-id": uuid.uuid4().hex}
-    name = agent_name()
-    if name:
-        ours["x-art-agent"] = quote(name, safe=" /|:")
+    ours = {"Authorization": f"Bearer {address.api_key}", "x-art-request-id": uuid.uuid4().hex} | caller_headers()
     options = copy.copy(options)
     options.url = f"{address.base_url}{path}"
     options.headers = {k: v for k, v in (options.headers or {}).items() if k.lower() != "authorization"} | ours
