@@ -105,7 +105,7 @@ def _members(text: str) -> dict[str, str] | None:
     try:
         if not isinstance(json.loads(text), dict):
             return None
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # malformed; an integer of more digits than Python reads; too deep
         return None
     decoder, spans = json.JSONDecoder(), {}
     place = _skip(text, 1)

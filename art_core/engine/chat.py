@@ -64,6 +64,12 @@ class Chat:
             self._remember(text, known)
         return known
 
+    def raw_ids(self, prompt: str | list[int]) -> list[int]:
+        """Return the ids of a raw completion's prompt, with what the tokenizer puts before a text."""
+        if isinstance(prompt, str):
+            return self.tokenizer(prompt)["input_ids"]
+        return prompt
+
     def _remembered_prefix(self, text: str) -> tuple[list[int], int]:
         cuts = []
         for end in self._ends:

@@ -1,7 +1,7 @@
 """The embedded engine: answers chat-completions requests from a transformers model in this process.
 
-The event loop renders prompts and builds answers; one thread (``scheduler.py``) runs the model. Knows nothing about HTTP,
-rollouts or training.
+The event loop renders prompts and builds answers; one thread (``scheduler.py``) runs the model. Structured output and forced
+tool calls are held to by ``grammar.py``. Knows nothing about HTTP, rollouts or training.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
 import torch
 from transformers import PreTrainedModel
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from art_core.config import SMALL_MODEL, TrainConfig
 from art_core.engine.answer import Answer, message
 from art_core.engine.chat import Chat, Detokenizer
+from art_core.engine.grammar import Grammars
 from art_core.engine.loading import bind, load_adapter, load_model, load_tokenizer, make_key_values, memory_budget
 from art_core.engine.requests import ChatRequest, parse, refuse
 from art_core.engine.sampling import Draw, Sampled
@@ -40,6 +41,7 @@ class EmbeddedEngine:
         self._requests = 0
         self._scheduler: Scheduler | None = None
         self._chat: Chat | None = None
+        self._grammars: Grammars | None = None
         self._model: PreTrainedModel | None = None
         self.max_context = 0
         """Tokens of prompt plus answer; known once started."""
@@ -68,6 +70,7 @@ class EmbeddedEngine:
         self.max_context = self._config.max_context or limit or 4096
         scheduler.stop_ids = _stop_ids(model, tokenizer.eos_token_id)
         self._chat = Chat(tokenizer, scheduler.stop_ids)
+        self._grammars = Grammars(tokenizer, scheduler.stop_ids, _vocab_size(model))
         self._serve(model, scheduler)
 
     def _serve(self, model: PreTrainedModel, scheduler: Scheduler) -> None:
@@ -107,7 +110,7 @@ class EmbeddedEngine:
 
     async def chat(self, request: JsonDict) -> JsonDict:
         """Answer a chat-completions request, as ``Upstream`` says; cancelled, it returns what was sampled so far."""
-        with self._sample(request, streaming=False) as running:
+        async with self._sample(request, streaming=False) as running:
             with suppress(asyncio.CancelledError):
                 while not all(choice.ended() for choice in running.choices):
                     await running.wait()
@@ -116,7 +119,7 @@ class EmbeddedEngine:
 
     async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
         """Answer with chunks, as ``Upstream`` says. Closing the iterator stops the sampling."""
-        with self._sample(request, streaming=True) as running:
+        async with self._sample(request, streaming=True) as running:
             head = running.head("chat.completion.chunk")
             for choice in running.choices:
                 first = running.shown() if choice is running.choices[0] else {}
@@ -137,11 +140,11 @@ class EmbeddedEngine:
             if running.request.include_usage:
                 yield {**head, "choices": [], "usage": running.usage()}
 
-    @contextmanager
-    def _sample(self, body: JsonDict, *, streaming: bool) -> Iterator[_Running]:
+    @asynccontextmanager
+    async def _sample(self, body: JsonDict, *, streaming: bool) -> AsyncIterator[_Running]:
         """Start sampling what ``body`` asks for; whatever still runs at the end is cancelled."""
         scheduler = self._started()
-        running = self._prepare(body, streaming)
+        running = await self._prepare(body, streaming)
         scheduler.submit([choice.generation for choice in running.choices])
         try:
             yield running
@@ -149,14 +152,34 @@ class EmbeddedEngine:
             for choice in running.choices:
                 choice.generation.cancelled = True
 
-    def _prepare(self, body: JsonDict, streaming: bool) -> _Running:
-        assert self._chat is not None
-        chat = self._chat
+    async def _prepare(self, body: JsonDict, streaming: bool) -> _Running:
+        assert self._chat is not None and self._grammars is not None
         request = parse(body, self._config.max_tokens)
-        text = chat.render(request.messages, request.tools, request.template_arguments)
-        prompt = chat.encode(text)
+        draws = [self._draw(request, index) for index in range(request.n)]
+        text, prompt = self._prompt(request, self._chat)
+        if request.shape is not None:
+            grammar = await asyncio.to_thread(self._grammars.begin, request.shape)
+            for draw in draws:
+                draw.grammar = grammar.copy()
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        max_tokens = min(request.max_tokens, self.max_context - len(prompt))
+        stop_check = _stop_check(self._chat, request.stop)
+        generations = [Generation(prompt, max_tokens, draw, loop, changed, streaming, stop_check) for draw in draws]
+        choices = [_Choice(index, each, request, self._chat, text) for index, each in enumerate(generations)]
+        return _Running(request, prompt, choices, changed, self._version)
+
+    def _prompt(self, request: ChatRequest, chat: Chat) -> tuple[str | None, list[int]]:
+        """Return the prompt's text, None for a raw one, and its ids."""
+        if request.prompt is None:
+            text = chat.render(request.messages, request.tools, request.template_arguments)
+            prompt = chat.encode(text)
+        else:
+            text, prompt = None, chat.raw_ids(request.prompt)
+            vocab_size = _vocab_size(self._model)
+            if unknown := [token for token in prompt if not 0 <= token < vocab_size]:
+                raise refuse(f"prompt has the token id {unknown[0]}; the model's ids are 0 to {vocab_size - 1}")
         if not prompt:
-            raise refuse("the chat template made an empty prompt of these messages; send at least one with content")
+            raise refuse("the prompt is empty; send at least one message with content, or one token")
         if len(prompt) >= self.max_context:
             raise refuse(
                 f"This model's maximum context length is {self.max_context} tokens. However, you requested "
@@ -164,14 +187,7 @@ class EmbeddedEngine:
                 "Please reduce the length of the messages.",
                 "context_length_exceeded",
             )
-        changed, loop = asyncio.Event(), asyncio.get_running_loop()
-        max_tokens = min(request.max_tokens, self.max_context - len(prompt))
-        choices = []
-        for index in range(request.n):
-            draw = self._draw(request, index)
-            generation = Generation(prompt, max_tokens, draw, loop, changed, streaming, _stop_check(chat, request.stop))
-            choices.append(_Choice(index, generation, request, chat, text))
-        return _Running(request, prompt, choices, changed, self._version)
+        return text, prompt
 
     def _draw(self, request: ChatRequest, index: int) -> Draw:
         self._requests += 1
@@ -185,7 +201,9 @@ class EmbeddedEngine:
 class _Choice:
     """One of a request's answers: reads what was sampled and puts it into OpenAI's form."""
 
-    def __init__(self, index: int, generation: Generation, request: ChatRequest, chat: Chat, prompt_text: str) -> None:
+    def __init__(
+        self, index: int, generation: Generation, request: ChatRequest, chat: Chat, prompt_text: str | None
+    ) -> None:
         self.index, self.generation, self._request, self._chat = index, generation, request, chat
         self._prompt_text = prompt_text
         self._detokenizer = Detokenizer(chat)
@@ -213,7 +231,7 @@ class _Choice:
         if not deltas and not ended:
             return [], []
         fresh, self._unsent = self._unsent, []
-        if self.generation.finish_reason == "stop":
+        if self.generation.finish_reason == "stop" and self._prompt_text is not None:
             self._chat.remember(self._prompt_text, self.generation.prompt, [s.token for s in self.generation.sampled])
         return fresh, deltas
 
@@ -227,16 +245,19 @@ class _Choice:
 
     def finish_reason(self) -> str | None:
         reason = self.generation.finish_reason
-        return "tool_calls" if reason == "stop" and self._answer.calls else reason
+        named = self._request.shape is not None and self._request.shape.named
+        return "tool_calls" if reason == "stop" and self._answer.calls and not named else reason
 
     def tokens(self, sampled: list[Sampled]) -> JsonDict:
-        """Return a choice's fields that say which tokens it is made of."""
-        return {
+        """Return a choice's fields that say which tokens it is made of: the last of those that were read."""
+        fields: JsonDict = {
             "index": self.index,
             "logprobs": {"content": [self._logprob(s) for s in sampled]} if self._request.logprobs else None,
             "token_ids": [s.token for s in sampled],
             "token_logprobs": [s.logprob for s in sampled],
         }
+        forced = [place for place, s in enumerate(sampled, self._read - len(sampled)) if s.forced]
+        return fields | {"forced": forced} if forced else fields
 
     def _logprob(self, sampled: Sampled) -> JsonDict:
         entry = self._token(sampled.token, sampled.logprob)
@@ -281,6 +302,10 @@ class _Running:
             "total_tokens": len(self.prompt) + completion,
             "prompt_tokens_details": {"cached_tokens": self.choices[0].generation.cached_tokens},
         }
+
+
+def _vocab_size(model: PreTrainedModel) -> int:
+    return model.get_input_embeddings().weight.shape[0]
 
 
 def _stop_ids(model: PreTrainedModel, tokenizer_eos: int | None) -> frozenset[int]:

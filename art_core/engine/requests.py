@@ -1,7 +1,12 @@
-"""A chat-completions request -> checked settings, or OpenAI's 400. Knows nothing about models or templates."""
+"""A chat-completions request -> checked settings, or OpenAI's 400. Knows nothing about models, templates or grammars.
+
+A body with ``prompt`` (text, or a list of token ids) instead of ``messages`` is a raw completion: it is answered without
+the chat template, in the same form.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +14,32 @@ from art_core.errors import UpstreamError
 from art_core.types import JsonDict
 
 UNSUPPORTED = ("frequency_penalty", "presence_penalty", "logit_bias")
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A JSON schema that a part of the answer must have."""
+
+    schema: JsonDict
+    strict: bool = True
+    """False: what the grammar library does not know in it is left out, as OpenAI promises nothing there; else refused."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a request demands of its answer."""
+
+    content: Schema | None
+    """None: any text, where no call is demanded."""
+    calls: dict[str, Schema]
+    """The functions that may be called, with the schemas of their arguments."""
+    required: bool = False
+    """Whether there must be a call; then nothing else is said."""
+    several: bool = True
+    """Whether there may be more than one call."""
+    named: bool = False
+    """Whether the request names the one function to call: OpenAI's finish reason is then "stop"."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +47,11 @@ class ChatRequest:
     """What the engine acts on."""
 
     messages: list[JsonDict]
+    """Empty where there is a prompt."""
+    prompt: str | list[int] | None
+    """Of a raw completion."""
+    shape: Shape | None
+    """None where the answer is free."""
     tools: list[JsonDict] | None
     """None where the request has none or forbids them."""
     template_arguments: JsonDict
@@ -42,10 +78,17 @@ def refuse(message: str, code: str | None = None) -> UpstreamError:
 
 def parse(request: JsonDict, default_max_tokens: int) -> ChatRequest:
     """Read an OpenAI chat-completions body. Raises UpstreamError with status 400 for what cannot be done."""
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not messages:
+    messages, prompt = request.get("messages"), request.get("prompt")
+    if prompt is not None:
+        messages = _checked_prompt(request)
+    elif not isinstance(messages, list) or not messages:
         raise refuse("messages is missing or empty; send at least one message")
-    _check_support(request)
+    for name in UNSUPPORTED:
+        if request.get(name):
+            raise refuse(
+                f"{name} is not applied by the embedded engine, and ignoring it would answer from another distribution; "
+                "leave it out, or serve the policy with another engine such as vLLM"
+            )
     asked = request.get("max_completion_tokens")
     if asked is None:
         asked = request.get("max_tokens")
@@ -53,6 +96,8 @@ def parse(request: JsonDict, default_max_tokens: int) -> ChatRequest:
     top_k = _number(request, "top_k", 0, -1, None)
     return ChatRequest(
         messages=messages,
+        prompt=prompt,
+        shape=_shape(request),
         tools=(request.get("tools") or None) if request.get("tool_choice") != "none" else None,
         template_arguments=dict(request.get("chat_template_kwargs") or {}),
         n=int(_number(request, "n", 1, 1, 128)),
@@ -69,25 +114,96 @@ def parse(request: JsonDict, default_max_tokens: int) -> ChatRequest:
     )
 
 
-def _check_support(request: JsonDict) -> None:
-    choice = request.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise refuse(
-            f"tool_choice={choice!r} needs constrained decoding, which the embedded engine does not do yet; "
-            "use tool_choice='auto' or leave it out, or serve the policy with another engine such as vLLM"
-        )
-    kind = (request.get("response_format") or {}).get("type", "text")
-    if kind != "text":
-        raise refuse(
-            f"response_format of type {kind!r} needs constrained decoding, which the embedded engine does not do yet; "
-            "leave it out and ask for JSON in the prompt, or serve the policy with another engine such as vLLM"
-        )
-    for name in UNSUPPORTED:
+def _checked_prompt(request: JsonDict) -> list[JsonDict]:
+    """Return the messages of a raw completion, none."""
+    prompt = request["prompt"]
+    if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(type(token) is int for token in prompt)):
+        raise refuse("prompt must be a string or a list of token ids; send several prompts as several requests")
+    for name in ("messages", "tools", "echo", "suffix"):
         if request.get(name):
-            raise refuse(
-                f"{name} is not applied by the embedded engine, and ignoring it would answer from another distribution; "
-                "leave it out, or serve the policy with another engine such as vLLM"
-            )
+            raise refuse(f"{name} cannot be combined with prompt in the embedded engine; leave one of them out")
+    return []
+
+
+def _shape(request: JsonDict) -> Shape | None:
+    """Read tool_choice, parallel_tool_calls, strict tools and response_format."""
+    choice, tools = request.get("tool_choice") or "auto", request.get("tools") or ()
+    content = _content(request.get("response_format") or {"type": "text"})
+    if choice == "none":
+        tools = ()
+    required, chosen = _chosen(choice)
+    if not tools and (required or chosen is not None):
+        raise refuse(f"tool_choice={choice!r} needs tools; send at least one, or leave tool_choice out")
+    several = request.get("parallel_tool_calls") is not False
+    strict = any(_function(tool).get("strict") for tool in tools)
+    if not (required or content or (tools and (chosen is not None or strict or not several))):
+        return None
+    calls = dict(map(_call, tools))
+    if missing := sorted(set(chosen or ()) - set(calls)):
+        raise refuse(
+            f"tool_choice names {', '.join(missing)}, and the tools are {', '.join(calls)}; choose among these"
+        )
+    if chosen is not None:
+        calls = {name: calls[name] for name in calls if name in chosen}
+    named = isinstance(choice, dict) and choice.get("type") == "function"
+    return Shape(content, calls, required, several and not named, named)
+
+
+def _chosen(choice: Any) -> tuple[bool, Sequence[str] | None]:
+    """Return whether a tool must be called, and the names of those that may be; None for all."""
+    if choice in ("auto", "none", "required"):
+        return choice == "required", None
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function":
+        return True, [_name(choice)]
+    if kind == "allowed_tools":
+        allowed = choice.get("allowed_tools") or choice
+        if not isinstance(allowed, dict) or not allowed.get("tools"):
+            raise refuse(f"tool_choice={choice!r} names no tool; name at least one, or send tool_choice='none'")
+        return allowed.get("mode") == "required", [_name(tool) for tool in allowed["tools"]]
+    raise refuse(
+        f"tool_choice is {choice!r}; it must be 'none', 'auto', 'required', an object of type 'function' that names one, "
+        "or one of type 'allowed_tools'"
+    )
+
+
+def _function(tool: Any) -> JsonDict:
+    """Return what ``{"type": "function", "function": ...}`` says, also in the flat form of the Responses API; else nothing."""
+    said = (tool.get("function") or tool) if isinstance(tool, dict) else {}
+    return said if isinstance(said, dict) else {}
+
+
+def _name(tool: Any) -> str:
+    name = _function(tool).get("name")
+    if not isinstance(name, str):
+        raise refuse(f"{tool!r} names no function; the embedded engine calls tools of type 'function' only")
+    return name
+
+
+def _call(tool: Any) -> tuple[str, Schema]:
+    name, function = _name(tool), _function(tool)
+    parameters = function.get("parameters")
+    if parameters is None:
+        parameters = NO_ARGUMENTS
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise refuse(
+            f"the parameters of the tool {name} are {parameters!r}; they must be a JSON schema of type 'object'"
+        )
+    return name, Schema({"type": "object"} | parameters, bool(function.get("strict")))
+
+
+def _content(response_format: Any) -> Schema | None:
+    kind = response_format.get("type") if isinstance(response_format, dict) else response_format
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Schema({"type": "object"})
+    if kind != "json_schema":
+        raise refuse(f"response_format is of type {kind!r}; it must be 'text', 'json_object' or 'json_schema'")
+    described = response_format.get("json_schema")
+    if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
+        raise refuse("response_format of type 'json_schema' has no schema; give one as json_schema.schema")
+    return Schema(described["schema"], bool(described.get("strict")))
 
 
 def _number(request: JsonDict, name: str, default: float, low: float | None, high: float | None) -> float:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from art_core.engine.grammar import Grammar
+
+LOWEST = -1e30
+"""Stands for a probability of zero where all that a grammar allows has none: no arithmetic makes NaN of it."""
 
 
 @dataclass
@@ -23,6 +30,8 @@ class Draw:
     """How many alternatives to report per token."""
     random: random.Random = field(default_factory=random.Random)
     """Every sequence has its own, so that a seeded request does not depend on what else is running."""
+    grammar: Grammar | None = None
+    """What may be sampled; None: everything."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +40,52 @@ class Sampled:
 
     token: int
     logprob: float
-    """Of the distribution at the draw's temperature before any truncation; of temperature 1 where it is 0."""
+    """Of the distribution at the draw's temperature before any truncation and mask; of temperature 1 where it is 0."""
     top: tuple[tuple[int, float], ...] = ()
     """The most likely tokens with their logprobs, where asked for."""
+    forced: bool = False
+    """Whether the grammar allowed no other."""
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-    """Sample one token per row of ``logits``, (rows, vocabulary) float32; one draw per row."""
+    """Sample one token per row of ``logits``, (rows, vocabulary) float32; one draw per row.
+
+    Grammars take their tokens. One that cannot go on says so in ``Grammar.error``: its row's token means nothing.
+    """
     temperatures = [draw.temperature or 1.0 for draw in draws]
     if any(temperature != 1.0 for temperature in temperatures):
         logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
-    tokens = _choose(logprobs, draws)
+    allowed, forced = _constrain(logprobs, draws)
+    tokens = _choose(allowed, draws)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
     # One transfer from the device per step; float64 holds every token id exactly.
     pairs = torch.stack([tokens.double(), chosen.double()], dim=1).tolist()
     tops = _alternatives(logprobs, draws)
-    return [Sampled(int(token), logprob, top) for (token, logprob), top in zip(pairs, tops, strict=True)]
+    for draw, (token, logprob) in zip(draws, pairs, strict=True):
+        if draw.grammar is not None:
+            draw.grammar.take(int(token), possible=math.isfinite(logprob))
+    return [
+        Sampled(int(token), logprob, top, row in forced)
+        for row, ((token, logprob), top) in enumerate(zip(pairs, tops, strict=True))
+    ]
+
+
+def _constrain(logprobs: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, set[int]]:
+    """Return the logprobs of what the rows' grammars allow, normalised anew, and the rows with one such token."""
+    rows = [row for row, draw in enumerate(draws) if draw.grammar is not None]
+    if not rows:
+        return logprobs, set()
+    legal = np.stack([draws[row].grammar.legal(logprobs.shape[-1]) for row in rows])
+    forced = {row for row, count in zip(rows, np.count_nonzero(legal, axis=1), strict=True) if count == 1}
+    part = logprobs[rows].clamp_(min=LOWEST).masked_fill_(torch.from_numpy(~legal).to(logprobs.device), float("-inf"))
+    # However little the model gives to all of it together: exp() of the plain logprobs would be 0 below -104.
+    part = torch.log_softmax(part, dim=-1)
+    if len(rows) == len(draws):
+        return part, forced
+    allowed = logprobs.clone()
+    allowed[rows] = part
+    return allowed, forced
 
 
 def _choose(logprobs: Tensor, draws: Sequence[Draw]) -> Tensor:

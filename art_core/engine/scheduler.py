@@ -210,6 +210,10 @@ class Scheduler:
         return batch, fed, answering
 
     def _append(self, generation: Generation, token: Sampled) -> None:
+        if generation.draw.grammar is not None and generation.draw.grammar.error is not None:
+            generation.error = UpstreamError(generation.draw.grammar.error, status=400)
+            self._finish(generation, "aborted")
+            return
         generation.sampled.append(token)
         if token.token in self.stop_ids or (generation.is_stopped and generation.is_stopped(generation.sampled)):
             self._finish(generation, "stop")

@@ -1,0 +1,185 @@
+"""The shape that an answer must have -> which tokens may come next, by llguidance. Knows nothing about models or sampling.
+
+A mask changes what is sampled and not what is recorded: logprobs stay those of the model's own distribution, and positions
+where one token was legal are reported as forced (docs/design.md, "Grammars", says what that means for training). Tool calls
+have the format that ``answer.py`` reads, letter for letter as templates write it. llguidance is imported at the first
+request that needs it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from art_core.engine.answer import CLOSE, OPEN
+from art_core.engine.requests import Schema, Shape, refuse
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+COMPILED = 64
+"""Grammars that are kept."""
+WHITESPACE = r" |\n {0,24}"
+"""Between the parts of JSON: a space, or a line break with an indentation. Without a bound a weak policy wanders off in it."""
+THINKING = ("<think>", "</think>")
+"""Text, also where a tokenizer calls them special."""
+
+STUCK = "the grammar of the request cannot be followed any further"
+
+
+class Grammar:
+    """One answer on its way through its grammar. For the decode thread."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._bits = np.zeros((1, (vocab_size + 31) // 32), np.int32)
+        self.error: str | None = None
+        """Why the answer cannot go on; None while it can."""
+
+    def copy(self) -> Grammar:
+        """Return another answer at the same point."""
+        return Grammar(self._matcher.deep_copy(), 32 * self._bits.shape[1])
+
+    def legal(self, width: int) -> np.ndarray:
+        """Return (width,) bool: which tokens may come next. All, where there is an ``error``."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self._matcher, self._bits)
+        legal = np.unpackbits(self._bits.view(np.uint8)[0], count=width, bitorder="little").view(bool)
+        if self._matcher.is_error():
+            self.error = f"{STUCK}: {_reason(self._matcher)}"
+        elif not legal.any():
+            self.error = f"{STUCK}: the model has no token for what must come"
+        return legal if self.error is None else np.ones(width, bool)
+
+    def take(self, token: int, *, possible: bool = True) -> None:
+        """Go on by a legal token; not ``possible``: the model gives it, and so every legal one, a probability of zero."""
+        if not possible:
+            self.error = f"{STUCK}: the model rules out all that must come"
+        elif self.error is None and not self._matcher.consume_token(token):
+            self.error = f"{STUCK}: {_reason(self._matcher)}"
+
+
+class Grammars:
+    """The grammars for one tokenizer. ``begin`` may be called from any thread."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], vocab_size: int) -> None:
+        self._tokenizer, self._stop_ids = tokenizer, stop_ids
+        self._vocab_size = max(vocab_size, len(tokenizer))
+        known = tokenizer.get_vocab()
+        self._open, self._close = (
+            f"<[{known[marker]}]>" if marker in known else json.dumps(marker) for marker in (OPEN, CLOSE)
+        )
+        self._compiler: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def begin(self, shape: Shape) -> Grammar:
+        """Return a grammar at its start. Raises UpstreamError 400 where llguidance cannot compile the shape's schemas."""
+        text = self.describe(shape)
+        with self._lock:
+            if text not in self._compiled:
+                self._compiled[text] = self._compile(text, shape)
+            self._compiled.move_to_end(text)
+            if len(self._compiled) > COMPILED:
+                self._compiled.popitem(last=False)
+            return self._compiled[text].copy()
+
+    def describe(self, shape: Shape) -> str:
+        """Return the shape in llguidance's variant of Lark."""
+        rules, calls = [], 'call ("\\n" call)*' if shape.several else "call"
+        if shape.calls:
+            functions = [f"function_{number}: {_function(*call)}" for number, call in enumerate(shape.calls.items())]
+            arguments = "arguments: " + " | ".join(f"function_{number}" for number in range(len(functions)))
+            rules = [f"call: {self._open} arguments {self._close}", arguments, *functions]
+        if shape.required:
+            start = calls
+        elif shape.content is not None:
+            start = f"content | {calls}" if shape.calls else "content"
+            rules.append(f"content: {_json(shape.content)}")
+        else:
+            start = "said* TEXT" if shape.several else "TEXT | said"
+            rules += self._said()
+        return "\n".join(["%llguidance {}", f"start: {start}", *rules])
+
+    def _said(self) -> list[str]:
+        """Return the rules of free text that a call follows: the marker of a call stands in it at the call only."""
+        text = f"TEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/"
+        if self._open.startswith("<"):
+            return [text, "said: TEXT call"]
+        return [text, f"said: lead arguments {self._close}", f"lead[lazy]: /(?s:.*)/ {self._open}"]
+
+    def _compile(self, text: str, shape: Shape) -> Grammar:
+        try:
+            from llguidance import LLMatcher
+        except ImportError as error:
+            raise refuse(
+                "response_format, a forced tool_choice, strict tools and parallel_tool_calls=false need llguidance, which is "
+                f"not installed ({error}); run: pip install llguidance"
+            ) from error
+        if self._compiler is None:
+            self._compiler = self._make_compiler()
+        matcher = LLMatcher(self._compiler, LLMatcher.grammar_from_lark(text), log_level=0)
+        if matcher.is_error():
+            raise refuse(self._complaint(shape, matcher))
+        return Grammar(matcher, self._vocab_size)
+
+    def _make_compiler(self) -> Any:
+        from llguidance import LLTokenizer
+
+        backend = copy.copy(getattr(self._tokenizer, "backend_tokenizer", None))
+        if backend is None:
+            raise refuse(
+                "grammars need a tokenizer of the tokenizers library, and the model's is another; use another model"
+            )
+        backend.no_padding()
+        backend.no_truncation()
+        described = json.loads(backend.to_str())
+        for added in described["added_tokens"]:
+            # A special token is matched by its id alone: so no string has a marker in it, which would end the call there.
+            if added["content"] in (OPEN, CLOSE):
+                added["special"] = True
+            elif added["content"] in THINKING:
+                added["special"] = False
+        try:
+            return LLTokenizer(
+                json.dumps(described), n_vocab=self._vocab_size, eos_token=sorted(self._stop_ids) or None
+            )
+        except ValueError as error:
+            raise refuse(f"llguidance cannot read the model's tokenizer: {error}; use another model") from error
+
+    def _complaint(self, shape: Shape, whole: LLMatcher) -> str:
+        """Say which of the shape's schemas llguidance refuses, and why."""
+        from llguidance import LLMatcher
+
+        schemas = {f"the parameters of the tool {name}": schema for name, schema in shape.calls.items()}
+        if shape.content is not None:
+            schemas["the schema of response_format"] = shape.content
+        for place, schema in schemas.items():
+            alone = LLMatcher(self._compiler, LLMatcher.grammar_from_lark(f"start: {_json(schema)}"), log_level=0)
+            if alone.is_error():
+                return f"{place} cannot be followed: {_reason(alone)}"
+        return f"the tools and schemas of the request cannot be followed together: {_reason(whole)}"
+
+
+def _function(name: str, schema: Schema) -> str:
+    head = f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+    return f"{json.dumps(head, ensure_ascii=False)} {_json(schema)} {json.dumps('}' + chr(10))}"
+
+
+def _json(schema: Schema) -> str:
+    options = {"whitespace_pattern": WHITESPACE, "lenient": not schema.strict}
+    return "%json " + json.dumps(schema.schema | {"x-guidance": options}, ensure_ascii=False)
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Return llguidance's message without the place in a text that nobody has seen."""
+    message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", matcher.get_error())
+    return re.split(r"\n +\d+ \| ", message)[0]
