@@ -10,6 +10,7 @@ import httpx
 import pytest
 import torch
 from capture_fakes import ListRecorder, wait_until
+from engine_checks import plain_model, worst_difference
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
 
 from art_core import memory
@@ -26,25 +27,6 @@ ROME = "the weather in Rome is "
 
 def ask(text: str, **settings) -> dict:
     return {"messages": [{"role": "user", "content": text}], **settings}
-
-
-def worst_difference(model, completion: dict, temperature: float = 1.0) -> float:
-    """The largest gap between a completion's logprobs and those of a plain forward over the same ids."""
-    prompt, worst = completion["prompt_token_ids"], 0.0
-    for choice in completion["choices"]:
-        sampled = choice["token_ids"]
-        assert len(sampled) == len(choice["token_logprobs"]) > 0
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([prompt + sampled])).logits[0].float()
-        logprobs = torch.log_softmax(logits / (temperature or 1.0), -1)[len(prompt) - 1 : -1]
-        expected = logprobs[torch.arange(len(sampled)), torch.tensor(sampled)]
-        worst = max(worst, float((expected - torch.tensor(choice["token_logprobs"])).abs().max()))
-    return worst
-
-
-def plain_model(folder: str):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    return model.eval()
 
 
 async def talk(engine: EmbeddedEngine, client: int) -> list[tuple[dict, float]]:
@@ -195,9 +177,6 @@ async def test_logprobs_are_given_to_the_client_in_openai_s_form(open_engine):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"tool_choice": "required"}, "constrained decoding"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "constrained decoding"),
-        ({"response_format": {"type": "json_object"}}, "response_format of type 'json_object'"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"temperature": "hot"}, "temperature is 'hot'"),
         ({"top_p": 2}, "between 0 and 1"),
