@@ -31,7 +31,7 @@ class Call:
     """Exactly what the policy sampled, the end-of-turn token included when it was sampled."""
     logprobs: tuple[float, ...]
     """One per sampled token, natural logarithm, of the distribution at ``temperature`` before any truncation (top-p,
-    top-k). At temperature 0 (greedy) they are of the distribution at temperature 1."""
+    top-k) and before a grammar's mask. At temperature 0 (greedy) they are of the distribution at temperature 1."""
     policy_version: int = 0
     """The number of optimizer steps behind the weights that sampled this call; 0 for the start weights; -1 where another
     model answered."""

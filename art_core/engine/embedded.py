@@ -1,7 +1,7 @@
 """The embedded engine: answers chat-completions requests from a transformers model in this process.
 
-The event loop renders prompts and builds answers; one thread (``scheduler.py``) runs the model. Knows nothing about HTTP,
-rollouts or training.
+The event loop renders prompts and builds answers; one thread (``scheduler.py``) runs the model. Structured output and forced
+tool calls are held to by ``grammar.py``. Knows nothing about HTTP, rollouts or training.
 """
 
 from __future__ import annotations

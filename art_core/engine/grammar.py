@@ -8,12 +8,11 @@ request that needs it.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -27,9 +26,8 @@ if TYPE_CHECKING:
 COMPILED = 64
 """Grammars that are kept."""
 WHITESPACE = r" |\n {0,24}"
-"""Between the parts of JSON: a space, or a line break with an indentation. Without a bound a weak policy wanders off in it."""
-THINKING = ("<think>", "</think>")
-"""Text, also where a tokenizer calls them special."""
+"""Between the parts of JSON: a space, or a line break with an indentation. Without a bound a weak policy wanders off in it,
+as it may with llguidance before 1.9, which repeats it."""
 
 STUCK = "the grammar of the request cannot be followed any further"
 
@@ -78,13 +76,17 @@ class Grammars:
             f"<[{known[marker]}]>" if marker in known else json.dumps(marker) for marker in (OPEN, CLOSE)
         )
         self._compiler: LLTokenizer | None = None
+        self._others = ""
+        """Tokens besides the markers that llguidance takes for special and so for no part of any text: thinking's, and more."""
         self._compiled: OrderedDict[str, Grammar] = OrderedDict()
         self._lock = threading.Lock()
 
     def begin(self, shape: Shape) -> Grammar:
         """Return a grammar at its start. Raises UpstreamError 400 where llguidance cannot compile the shape's schemas."""
-        text = self.describe(shape)
         with self._lock:
+            if self._compiler is None:
+                self._make_compiler()
+            text = self._describe(shape)
             if text not in self._compiled:
                 self._compiled[text] = self._compile(text, shape)
             self._compiled.move_to_end(text)
@@ -92,7 +94,7 @@ class Grammars:
                 self._compiled.popitem(last=False)
             return self._compiled[text].copy()
 
-    def describe(self, shape: Shape) -> str:
+    def _describe(self, shape: Shape) -> str:
         """Return the shape in llguidance's variant of Lark."""
         rules, calls = [], 'call ("\\n" call)*' if shape.several else "call"
         if shape.calls:
@@ -105,55 +107,44 @@ class Grammars:
             start = f"content | {calls}" if shape.calls else "content"
             rules.append(f"content: {_json(shape.content)}")
         else:
-            start = "said* TEXT" if shape.several else "TEXT | said"
+            start = "said* text" if shape.several else "text | said"
             rules += self._said()
         return "\n".join(["%llguidance {}", f"start: {start}", *rules])
 
     def _said(self) -> list[str]:
-        """Return the rules of free text that a call follows: the marker of a call stands in it at the call only."""
-        text = f"TEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/"
+        """Return the rules of free text, with the marker of a call in it at a call only; other special tokens are free."""
+        rules = [f"TEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/", "text: before TEXT"]
+        rules += ["before: (TEXT other)*", f"other: {self._others}"] if self._others else ['before: ""']
         if self._open.startswith("<"):
-            return [text, "said: TEXT call"]
-        return [text, f"said: lead arguments {self._close}", f"lead[lazy]: /(?s:.*)/ {self._open}"]
+            return [*rules, "said: text call"]
+        return [*rules, f"said: before lead arguments {self._close}", f"lead[lazy]: /(?s:.*)/ {self._open}"]
 
     def _compile(self, text: str, shape: Shape) -> Grammar:
-        try:
-            from llguidance import LLMatcher
-        except ImportError as error:
-            raise refuse(
-                "response_format, a forced tool_choice, strict tools and parallel_tool_calls=false need llguidance, which is "
-                f"not installed ({error}); run: pip install llguidance"
-            ) from error
-        if self._compiler is None:
-            self._compiler = self._make_compiler()
+        from llguidance import LLMatcher
+
         matcher = LLMatcher(self._compiler, LLMatcher.grammar_from_lark(text), log_level=0)
         if matcher.is_error():
             raise refuse(self._complaint(shape, matcher))
         return Grammar(matcher, self._vocab_size)
 
-    def _make_compiler(self) -> Any:
-        from llguidance import LLTokenizer
-
-        backend = copy.copy(getattr(self._tokenizer, "backend_tokenizer", None))
-        if backend is None:
-            raise refuse(
-                "grammars need a tokenizer of the tokenizers library, and the model's is another; use another model"
-            )
-        backend.no_padding()
-        backend.no_truncation()
-        described = json.loads(backend.to_str())
-        for added in described["added_tokens"]:
-            # A special token is matched by its id alone: so no string has a marker in it, which would end the call there.
-            if added["content"] in (OPEN, CLOSE):
-                added["special"] = True
-            elif added["content"] in THINKING:
-                added["special"] = False
+    def _make_compiler(self) -> None:
         try:
-            return LLTokenizer(
-                json.dumps(described), n_vocab=self._vocab_size, eos_token=sorted(self._stop_ids) or None
+            from llguidance.hf import from_tokenizer
+        except ImportError as error:
+            raise refuse(
+                "response_format, a forced tool_choice, strict tools and parallel_tool_calls=false need llguidance, which is "
+                f"not installed ({error}); run: pip install llguidance"
+            ) from error
+        try:
+            compiler = from_tokenizer(
+                self._tokenizer, n_vocab=self._vocab_size, eos_token=sorted(self._stop_ids) or None
             )
         except ValueError as error:
             raise refuse(f"llguidance cannot read the model's tokenizer: {error}; use another model") from error
+        added = self._tokenizer.get_added_vocab()
+        others = {added[text] for text in added if text not in (OPEN, CLOSE)} - self._stop_ids
+        listed = ",".join(str(token) for token in sorted(others) if compiler.is_special_token(token))
+        self._compiler, self._others = compiler, f"<[{listed}]>" if listed else ""
 
     def _complaint(self, shape: Shape, whole: LLMatcher) -> str:
         """Say which of the shape's schemas llguidance refuses, and why."""

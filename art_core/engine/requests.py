@@ -128,19 +128,17 @@ def _checked_prompt(request: JsonDict) -> list[JsonDict]:
 def _shape(request: JsonDict) -> Shape | None:
     """Read tool_choice, parallel_tool_calls, strict tools and response_format."""
     choice, tools = request.get("tool_choice") or "auto", request.get("tools") or ()
-    content = _content(request.get("response_format") or {})
+    content = _content(request.get("response_format") or {"type": "text"})
     if choice == "none":
         tools = ()
     required, chosen = _chosen(choice)
     if not tools and (required or chosen is not None):
         raise refuse(f"tool_choice={choice!r} needs tools; send at least one, or leave tool_choice out")
     several = request.get("parallel_tool_calls") is not False
-    strict = any(isinstance(tool, dict) and (tool.get("function") or {}).get("strict") for tool in tools)
+    strict = any(_function(tool).get("strict") for tool in tools)
     if not (required or content or (tools and (chosen is not None or strict or not several))):
         return None
     calls = dict(map(_call, tools))
-    if chosen == []:
-        raise refuse("tool_choice of type 'allowed_tools' names no tool; name at least one, or send tool_choice='none'")
     if missing := sorted(set(chosen or ()) - set(calls)):
         raise refuse(
             f"tool_choice names {', '.join(missing)}, and the tools are {', '.join(calls)}; choose among these"
@@ -160,23 +158,30 @@ def _chosen(choice: Any) -> tuple[bool, Sequence[str] | None]:
         return True, [_name(choice)]
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools") or choice
-        return allowed.get("mode") == "required", [_name(tool) for tool in allowed.get("tools") or ()]
+        if not isinstance(allowed, dict) or not allowed.get("tools"):
+            raise refuse(f"tool_choice={choice!r} names no tool; name at least one, or send tool_choice='none'")
+        return allowed.get("mode") == "required", [_name(tool) for tool in allowed["tools"]]
     raise refuse(
         f"tool_choice is {choice!r}; it must be 'none', 'auto', 'required', an object of type 'function' that names one, "
         "or one of type 'allowed_tools'"
     )
 
 
+def _function(tool: Any) -> JsonDict:
+    """Return what ``{"type": "function", "function": ...}`` says, also in the flat form of the Responses API; else nothing."""
+    said = (tool.get("function") or tool) if isinstance(tool, dict) else {}
+    return said if isinstance(said, dict) else {}
+
+
 def _name(tool: Any) -> str:
-    """Return the name in ``{"type": "function", "function": {"name": ...}}``, or in the flat form of the Responses API."""
-    function = (tool.get("function") or tool) if isinstance(tool, dict) else {}
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    name = _function(tool).get("name")
+    if not isinstance(name, str):
         raise refuse(f"{tool!r} names no function; the embedded engine calls tools of type 'function' only")
-    return function["name"]
+    return name
 
 
 def _call(tool: Any) -> tuple[str, Schema]:
-    name, function = _name(tool), tool.get("function") or tool
+    name, function = _name(tool), _function(tool)
     parameters = function.get("parameters")
     if parameters is None:
         parameters = NO_ARGUMENTS
@@ -187,8 +192,8 @@ def _call(tool: Any) -> tuple[str, Schema]:
     return name, Schema({"type": "object"} | parameters, bool(function.get("strict")))
 
 
-def _content(response_format: JsonDict) -> Schema | None:
-    kind = response_format.get("type", "text")
+def _content(response_format: Any) -> Schema | None:
+    kind = response_format.get("type") if isinstance(response_format, dict) else response_format
     if kind == "text":
         return None
     if kind == "json_object":

@@ -77,11 +77,15 @@ def _constrain(logprobs: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, set[int
     if not rows:
         return logprobs, set()
     legal = np.stack([draws[row].grammar.legal(logprobs.shape[-1]) for row in rows])
-    illegal = torch.from_numpy(~legal).to(logprobs.device)
-    allowed = logprobs.clone()
+    forced = {row for row, count in zip(rows, np.count_nonzero(legal, axis=1), strict=True) if count == 1}
+    part = logprobs[rows].clamp_(min=LOWEST).masked_fill_(torch.from_numpy(~legal).to(logprobs.device), float("-inf"))
     # However little the model gives to all of it together: exp() of the plain logprobs would be 0 below -104.
-    allowed[rows] = torch.log_softmax(logprobs[rows].clamp(min=LOWEST).masked_fill(illegal, float("-inf")), dim=-1)
-    return allowed, {row for row, count in zip(rows, np.count_nonzero(legal, axis=1), strict=True) if count == 1}
+    part = torch.log_softmax(part, dim=-1)
+    if len(rows) == len(draws):
+        return part, forced
+    allowed = logprobs.clone()
+    allowed[rows] = part
+    return allowed, forced
 
 
 def _choose(logprobs: Tensor, draws: Sequence[Draw]) -> Tensor:

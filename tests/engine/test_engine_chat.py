@@ -45,6 +45,7 @@ def test_several_tool_calls_keep_their_arguments_letter_for_letter():
         '{"name": 3, "arguments": {}}',
         '{"name": "f", "arguments": "x"}',
         "[1]",
+        '{"name": "f", "arguments": {"n": ' + "1" * 5000 + "}}",
         "",
         "NaN {}",
     ],

@@ -147,7 +147,8 @@ def variant(tokenizer: PreTrainedTokenizerFast, markers: str) -> PreTrainedToken
     described["added_tokens"] = [added for added in described["added_tokens"] if "tool_call" not in added["content"]]
     backend = type(tokenizer.backend_tokenizer).from_str(json.dumps(described))
     if markers != "none":
-        backend.add_tokens([AddedToken(text, special=markers == "special") for text in ("<tool_call>", "</tool_call>")])
+        texts = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+        backend.add_tokens([AddedToken(text, special=markers == "special") for text in texts])
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
@@ -165,12 +166,22 @@ def test_markers_may_be_special_tokens_or_plain_ones_or_text(markers, several, t
         free = Shape(None, calls, several=several)
         said = f'I look.\n<tool_call>\n{{"name": "pick", "arguments": {{"digit": {seed}}}}}\n</tool_call>'
         follow(grammars.begin(free), [*chosen(said)["input_ids"], STOP])
-        follow(grammars.begin(free), [*chosen("no call")["input_ids"], STOP])
+        follow(grammars.begin(free), [*chosen(f"<think>\nPick?</think>\n{said}")["input_ids"], STOP])
+        follow(grammars.begin(free), [*chosen("<think>no</think>\nNo call.")["input_ids"], STOP])
         with pytest.raises(AssertionError):
             follow(grammars.begin(free), chosen(said.replace("digit", "other"))["input_ids"])
         if not several:
             with pytest.raises(AssertionError):
                 follow(grammars.begin(free), chosen(f"{said}\n{said}")["input_ids"])
+
+
+@pytest.mark.parametrize("markers", ["special", "plain"])
+def test_no_string_in_a_call_has_the_marker_in_it_that_would_end_the_call(markers, tokenizer):
+    chosen = variant(tokenizer, markers)
+    started = Grammars(chosen, frozenset({STOP}), len(chosen)).begin(Shape(None, {"f": Schema(CITY)}, required=True))
+    follow(started, chosen('<tool_call>\n{"name": "f", "arguments": {"city": "a')["input_ids"])
+    legal = started.legal(len(chosen))
+    assert legal.sum() > 100 and not legal[chosen.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])].any()
 
 
 def follow(started: grammar.Grammar, ids: list[int]) -> list[int]:
@@ -266,7 +277,10 @@ async def test_an_answer_that_is_cut_off_says_so_and_one_with_a_stop_string_ends
     ("asked", "says"),
     [
         ({"response_format": {"type": "grammar"}}, "must be 'text', 'json_object' or 'json_schema'"),
+        ({"response_format": "json"}, "is of type 'json'"),
         ({"response_format": {"type": "json_schema"}}, "has no schema"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": ["pick"]}, "tools": [PICK]}, "names no tool"),
+        ({"tool_choice": {"type": "function", "function": "pick"}, "tools": [PICK]}, "names no function"),
         (
             {"response_format": as_format({"type": "strnig"})},
             "response_format cannot be followed: Invalid type: strnig",
@@ -303,7 +317,8 @@ async def test_what_is_not_strict_is_followed_as_far_as_it_can_be(open_engine):
 
 async def test_without_llguidance_the_request_is_refused_with_what_to_install(open_engine, monkeypatch):
     engine = await open_engine()
-    monkeypatch.setitem(sys.modules, "llguidance", None)
+    for name in ("llguidance", "llguidance.hf"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UpstreamError, match="pip install llguidance"):
         await engine.chat(REQUESTS["json_schema"])
     await engine.chat(ask(max_tokens=1))
