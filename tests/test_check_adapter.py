@@ -9,21 +9,15 @@ from types import ModuleType
 
 import httpx
 import openai
-import pydantic
 import pytest
-from langchain.agents import create_agent
-from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
 
-import art_langchain
-import art_langgraph
 import art_openai
 from art_core import destination, hookimpl
 from art_core.errors import ConfigError
 from art_core.testing import AdapterError, AdapterReport, check_adapter, rules, scripted_reply
 from art_core.testing.report import KINDS
 from art_core.types import Call, Trajectory
+from framework_table import City, assert_documented, user
 
 TOOL = {
     "type": "function",
@@ -32,16 +26,6 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-
-
-class City(pydantic.BaseModel):
-    """A city."""
-
-    city: str
-
-
-def user(text):
-    return [{"role": "user", "content": text}]
 
 
 def blocking(base_url):
@@ -138,76 +122,10 @@ async def test_functions_that_use_the_openai_client_keep_every_rule():
     }
     report = await check_adapter(agents, framework="OpenAI client", plugin=art_openai, packages=["openai"])
     assert str(report) == "| OpenAI client | yes | yes | yes | yes | yes | yes | yes |"
+    assert_documented(report)
     assert report.kinds == dict.fromkeys(KINDS, "yes")
     assert report.checks == {"agent names": "not given", "light import": "yes"}
     assert (report.runs, report.calls) == (8 * 17, 16 * (1 + 1 + 1 + 2 + 1 + 2 + 3 + 1))
-
-
-@tool
-def weather(city: str) -> str:
-    """Tell the weather."""
-    return f"rain in {city}"
-
-
-def chat_model(base_url):
-    return ChatOpenAI(model="m", api_key="k", base_url=base_url)
-
-
-async def test_langchain_runnables_keep_every_rule():
-    def structured_chain(base_url):
-        return chat_model(base_url).with_structured_output(City)
-
-    def stream_chain(base_url):
-        async def agent(text):
-            return "".join([chunk.text async for chunk in chat_model(base_url).astream(text)])
-
-        return agent
-
-    agents = {
-        "async": lambda base_url: ChatPromptTemplate.from_template("{text}") | chat_model(base_url),
-        "sync": lambda base_url: lambda text: chat_model(base_url).invoke(text).text,
-        "threads": lambda base_url: lambda text: [m.text for m in chat_model(base_url).batch([text, text])],
-        "stream": stream_chain,
-        "structured output": structured_chain,
-    }
-    report = await check_adapter(
-        agents,
-        framework="LangChain",
-        plugin=art_langchain,
-        packages=["langchain_core", "langchain"],
-        to_output=lambda output: getattr(output, "content", output),
-    )
-    assert str(report) == "| LangChain | yes | yes | yes | not given | yes | yes | not given |"
-
-
-async def test_langgraph_graphs_keep_every_rule_and_name_their_nodes():
-    def team(base_url):
-        @tool
-        async def expert(question: str) -> str:
-            """Ask the expert."""
-            state = await create_agent(chat_model(base_url), tools=[], name="expert").ainvoke(
-                {"messages": user(question)}
-            )
-            return state["messages"][-1].text
-
-        return create_agent(chat_model(base_url), tools=[expert])
-
-    agents = {
-        "async": lambda base_url: create_agent(chat_model(base_url), tools=[]),
-        "tools": lambda base_url: create_agent(chat_model(base_url), tools=[weather]),
-        "structured output": lambda base_url: create_agent(chat_model(base_url), tools=[], response_format=City),
-        "nested agents": team,
-    }
-    report = await check_adapter(
-        agents,
-        framework="LangGraph",
-        plugin=art_langgraph,
-        packages=["langgraph", "langchain_core"],
-        agent_names=["model"],
-        to_output=lambda state: [message.content for message in state["messages"]],
-    )
-    assert str(report) == "| LangGraph | not given | yes | not given | yes | yes | not given | yes |"
-    assert report.checks["agent names"] == "yes"
 
 
 class Mine:
