@@ -40,3 +40,15 @@ def test_two_nodes_of_a_graph_train_and_the_third_is_frozen(tmp_path):
     made = {node: {call_digest(c) for t in runs for c in t.calls if c.agent == node} for node in NODES}
     assert made["searcher"] & trained_calls and made["reader"] & trained_calls
     assert not made["writer"] & trained_calls
+
+
+@pytest.mark.engines
+def test_an_agent_that_hands_over_trains_and_the_forced_handoff_does_not(tmp_path):
+    pytest.importorskip("agents")
+    runs = runs_of("agents_handoff", tmp_path / "run")
+    assert [t.error for t in runs] == [None] * 16
+    desk = [t.calls[0] for t in runs]
+    assert {call.agent for call in desk} == {"front desk"}
+    assert all("transfer_to_inbox" in str(call.response) for call in desk)
+    assert all(len(call.forced) > len(call.sampled_ids) / 2 for call in desk)
+    assert {c.agent for t in runs for c in t.calls[1:]} == {"inbox"}

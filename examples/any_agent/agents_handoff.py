@@ -7,12 +7,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents import Agent, FunctionTool, ModelSettings, OpenAIChatCompletionsModel, RunContextWrapper, Runner
-from agents.exceptions import MaxTurnsExceeded
+from agents import (
+    Agent,
+    FunctionTool,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    RunContextWrapper,
+    Runner,
+    handoff,
+    set_tracing_disabled,
+)
+from agents.exceptions import MaxTurnsExceeded, ModelBehaviorError
+from agents.extensions.handoff_filters import remove_all_tools
 from openai import AsyncOpenAI
 
 from .inbox import ANSWER, MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS, Json, use_tool
 
+set_tracing_disabled(True)  # it would send every run to OpenAI, with a key that is none
 model = OpenAIChatCompletionsModel("gpt-4.1-mini", AsyncOpenAI(api_key="unused: the policy answers"))
 
 
@@ -39,7 +50,7 @@ front_desk = Agent[int](
     name="front desk",
     model=model,
     instructions=SYSTEM_PROMPT,
-    handoffs=[inbox],
+    handoffs=[handoff(inbox, input_filter=remove_all_tools)],  # the inbox agent sees the question alone
     model_settings=ModelSettings(tool_choice="transfer_to_inbox"),
 )
 
@@ -48,6 +59,6 @@ async def agent(task: Json) -> Any:
     """Answer ``task["question"]`` from ``task["mailbox"]``."""
     try:
         result = await Runner.run(front_desk, task["question"], context=task["mailbox"], max_turns=MAX_MODEL_CALLS + 1)
-    except MaxTurnsExceeded:
+    except (MaxTurnsExceeded, ModelBehaviorError):  # no answer in time, or a call of a tool that there is not
         return None
     return result.final_output
