@@ -66,18 +66,17 @@ def test_a_python_child_is_recorded_though_its_client_has_a_base_url_of_its_own(
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_rollouts_that_share_a_pool_of_processes_stay_apart(stub, agent, method):
-    loop = asyncio.get_running_loop()
+    loop, own = asyncio.get_running_loop(), f"{stub.url}/own/v1"
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
-        assert pool.submit(agent.ask).result() == "answer of outside"
+        assert pool.submit(agent.ask, own).result() == "answer of outside"
 
         async def run(rollout_id: str) -> list[str]:
             with stub.rollout(rollout_id):
-                own = loop.run_in_executor(pool, agent.ask, f"{stub.url}/own/v1")
-                return await asyncio.gather(own, loop.run_in_executor(pool, agent.ask))
+                return await asyncio.gather(*(loop.run_in_executor(pool, agent.ask, own) for _ in range(2)))
 
         ids = [f"r{i}" for i in range(4)]
         assert await asyncio.gather(*map(run, ids)) == [[f"answer of {one}"] * 2 for one in ids]
-        assert pool.submit(agent.ask).result() == "answer of outside"
+        assert pool.submit(agent.ask, own).result() == "answer of outside"
 
 
 async def test_a_real_runs_spawned_children_are_recorded_with_the_installed_plugins(tmp_path, agent, monkeypatch):
