@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Beside .venv, so that make test runs without what only make test-engines needs.
 ENGINES := .engines
+# openai 2.x beside the 3.x of .venv.
+OPENAI2 := .openai2
 PROJECTS := . $(wildcard plugins/*/) $(wildcard integrations/*/)
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
 SEED ?= 0
@@ -36,7 +38,12 @@ $(ENGINES)/.ready: $(VENV)/.ready requirements-engines.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(ENGINES) -r requirements-engines.txt
 	touch $@
 
-test-engines: setup $(ENGINES)/.ready
+$(OPENAI2)/.ready: $(VENV)/.ready requirements-openai2.txt
+	rm -rf $(OPENAI2)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(OPENAI2) -r requirements-openai2.txt
+	touch $@
+
+test-engines: setup $(ENGINES)/.ready $(OPENAI2)/.ready
 	PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines
 
 test-long: setup
