@@ -6,14 +6,17 @@ import json
 
 import pytest
 
-TRANSIENT = [429, 500, 502, 503, 504, "reset", "half", "not json"]
+# A stream that broke in its middle is no passing fault: it has a test of its own.
+TRANSIENT = [
+    (fault, stream)
+    for fault in (429, 500, 502, 503, 504, "reset", "half", "not json")
+    for stream in (False, True)
+    if not (fault == "half" and stream)
+]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("fault", TRANSIENT)
+@pytest.mark.parametrize(("fault", "stream"), TRANSIENT)
 async def test_a_passing_fault_is_retried_and_the_call_recorded_once(start, upstream, fault, stream):
-    if stream and fault == "half":
-        pytest.skip("a stream that broke in its middle is not retried")
     upstream.faults.extend([fault, fault])
     async with start() as desk:
         status, answer, _ = await desk.ask("r1", "hello", stream=stream)
@@ -25,11 +28,8 @@ async def test_a_passing_fault_is_retried_and_the_call_recorded_once(start, upst
     assert desk.gateway.status()["retried"] == 2
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("fault", TRANSIENT)
+@pytest.mark.parametrize(("fault", "stream"), TRANSIENT)
 async def test_a_fault_that_stays_is_told_with_its_status_and_nothing_is_recorded(start, upstream, fault, stream):
-    if stream and fault == "half":
-        pytest.skip("a stream that broke in its middle is an event")
     upstream.faults.extend([fault] * 10)
     async with start(retries=2) as desk:
         status, answer, _ = await desk.ask("r1", "hello", stream=stream)
