@@ -355,11 +355,8 @@ def test_what_was_flushed_survives_a_kill(tmp_path):
 
 FULL = """
 import resource, sys
-from art_core.audit.ledger import read_calls
-from art_core.audit.report import Findings
-from art_core.display import display
 from art_core.errors import StoreError
-from art_core.store import Store, recent
+from art_core.store import Store
 from art_core.types import Call
 
 def limit(size):

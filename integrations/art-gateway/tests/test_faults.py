@@ -3,8 +3,11 @@
 import asyncio
 import io
 import json
+import sqlite3
 
 import pytest
+
+from art_core.store import writer
 
 # A stream that broke in its middle is no passing fault: it has a test of its own.
 TRANSIENT = [
@@ -176,3 +179,30 @@ async def test_an_upstream_that_comes_back_is_asked_again(start, upstream, anoth
         upstream.faults.append("reset")
         assert (await desk.ask("r1", "hello"))[0] == 502
         assert (await desk.ask("r1", "hello"))[0] == 200, "where there is no other one it is always worth a try"
+
+
+async def test_a_full_disk_is_told_before_anything_is_sampled_and_passes_when_there_is_room(
+    start, upstream, until, monkeypatch
+):
+    full = []
+
+    def commit(connection, writes, write=writer._commit):
+        if full:
+            raise sqlite3.OperationalError("database or disk is full")
+        write(connection, writes)
+
+    monkeypatch.setattr(writer, "_commit", commit)
+    async with start() as desk:
+        assert (await desk.ask("r1", "one"))[0] == 200
+        desk.store.flush()
+        full.append(True)
+        assert (await desk.ask("r1", "two"))[0] == 200, "nobody knows of it yet"
+        await until(lambda: desk.store.is_behind(0) and desk.store.is_behind(10**9))
+        for _ in range(3):
+            status, answer, _ = await desk.ask("r1", "three")
+            assert (status, answer["error"]["code"]) == (503, "not_recorded")
+            assert "free space" in answer["error"]["message"]
+        assert len(upstream.requests) == 2
+        full.clear()
+        assert (await desk.ask("r1", "four"))[0] == 200
+        assert [bytes(call.sampled_ids) for call in desk.of("r1")] == [b"one", b"two", b"four"]
