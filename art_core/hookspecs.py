@@ -116,5 +116,6 @@ def register_dialects(register: Register) -> None:
 
     Called once, when a run starts, in the process that runs the agents; the dialect travels to the process that captures. A
     dialect has ``to_chat(body) -> chat request``, ``from_chat(body, completion) -> response body`` and
-    ``stream_from_chat(body, chunks) -> async iterator of SSE events``. The return value is ignored.
+    ``stream_from_chat(body, chunks) -> async iterator of SSE events``, and may have ``prepare``, ``error`` and ``error_event``
+    (``art_core.capture.Dialect``). The return value is ignored.
     """

@@ -385,6 +385,85 @@ async def test_a_dialect_is_answered_beside_chat_completions_and_recorded_like_i
     assert [bytes(call.sampled_ids) for call in recorder.of("r1")] == [b"hi", b"yo"]
 
 
+class SlowDialect(ShoutDialect):
+    """Takes a while to load, and has errors of its own."""
+
+    def __init__(self):
+        self.prepared = 0
+        self.may_go_on = threading.Event()
+
+    def prepare(self):
+        self.prepared += 1
+        assert self.may_go_on.wait(5)
+
+    def error(self, message, status, code):
+        return {"oops": f"{status} {code}: {message}"}
+
+    def error_event(self, message, status, code):
+        return f"event: oops\ndata: {message}\n\n"
+
+
+async def test_a_dialect_that_loads_slowly_holds_up_no_other_call():
+    dialect = SlowDialect()
+    async with await Door.start(EchoEngine, ListRecorder, process=False, dialects={"/v1/shout": dialect}) as door:
+        url = await door.open("r1")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            slow = [asyncio.create_task(client.post(f"{url}/shout", json={"say": "hi"})) for _ in range(3)]
+            await asyncio.to_thread(wait_until, lambda: dialect.prepared)
+            assert (await client.post(f"{url}/chat/completions", json=chat("quick"))).status_code == 200
+            dialect.may_go_on.set()
+            assert [(await task).json() for task in slow] == [{"loud": "HI"}] * 3
+    assert dialect.prepared == 1
+
+
+async def test_a_dialect_says_errors_in_its_own_shape():
+    dialect = SlowDialect()
+    dialect.may_go_on.set()
+    dialects = {"/v1/shout": dialect}
+    async with await Door.start(lambda: EchoEngine(0.01), ListRecorder, process=False, dialects=dialects) as door:
+        url = await door.open("r1")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            refused = await client.post(f"{url}/shout", json={"say": "refuse 400 too_long"})
+            assert (refused.status_code, refused.json()) == (400, {"oops": "400 too_long: refused with 400"})
+            broken = await client.post(f"{url}/shout", json={"say": "ab!cd", "stream": True})
+            await door.close("r1")
+            closed = await client.post(f"{url}/shout", json={"say": "hi"})
+    assert broken.text.endswith("event: oops\ndata: broke while sampling\n\n")
+    assert closed.status_code == 404
+    assert "rollout_not_open" in closed.json()["oops"]
+
+
+@pytest.mark.parametrize("prompt", ["", [], [1, "2"], [[1], [2]], 7, None, [True]])
+async def test_a_raw_prompt_is_one_text_or_its_token_ids(prompt):
+    class Raw(ShoutDialect):
+        def to_chat(self, body):
+            return body
+
+    async with await Door.start(EchoEngine, ListRecorder, process=False, dialects={"/v1/raw": Raw()}) as door:
+        url = await door.open("r1")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            refused = await client.post(f"{url}/raw", json={"prompt": prompt})
+    assert refused.status_code == 400
+    assert "'prompt' must be a text or a list of token ids" in refused.json()["error"]["message"]
+
+
+async def test_ids_that_are_no_numbers_are_refused_before_they_reach_the_store():
+    class Words(EchoEngine):
+        async def chat(self, request):
+            answer = await super().chat(request)
+            answer["choices"][0]["token_ids"] = ["a", "b"]
+            answer["choices"][0]["token_logprobs"] = [0.0, 0.0]
+            return answer
+
+    recorder = ListRecorder()
+    async with await Door.start(Words, lambda: recorder, process=False) as door:
+        url = await door.open("r1")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            refused = await client.post(f"{url}/chat/completions", json=chat("hi"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (502, "no_token_ids")
+    assert recorder.calls == []
+
+
 async def test_a_port_in_use_is_named_before_the_engine_starts():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

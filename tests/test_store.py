@@ -14,8 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from art_core.audit.ledger import read_calls
+from art_core.audit.report import Findings
+from art_core.display import display
 from art_core.errors import StoreError
-from art_core.store import Store
+from art_core.store import Store, recent
 from art_core.types import Call, Trajectory
 
 
@@ -154,6 +157,68 @@ def test_the_first_prompts_of_a_group_share_their_system_prompt(store):
     with sqlite3.connect(store.path) as db:
         assert db.execute("SELECT sum(length(suffix)) FROM calls").fetchone()[0] < 4 * 1100
     db.close()
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_calls_build_on_what_was_forgotten_or_written_by_another_store(tmp_path, monkeypatch, reopened):
+    for name, most in (("TOKENS_REMEMBERED", 10), ("ROLLOUTS_REMEMBERED", 1), ("REFERENCES_REMEMBERED", 2)):
+        monkeypatch.setattr(recent, name, most)
+    made = {name: [] for name in "abc"}
+    store = Store(tmp_path / "run.sqlite")
+    for name in made:
+        store.add_rollout(name, task=name)
+    for turn in range(6):
+        for number, name in enumerate(made):
+            before = made[name][-1] if turn else call((number,), ())
+            prompt = (*before.prompt_ids, *before.sampled_ids, *range(50))
+            said = [{"role": "user", "content": f"{name} {turn}"} for turn in range(turn + 1)]
+            made[name].append(call(prompt, (7, 8), request={"messages": said}))
+            store.record(name, made[name][-1])
+        if reopened:
+            store.close()
+            store = Store(tmp_path / "run.sqlite")
+    for name, calls in made.items():
+        assert store.calls(name) == tuple(calls)
+    store.close()
+    with sqlite3.connect(tmp_path / "run.sqlite") as db:
+        suffixes = [length for (length,) in db.execute("SELECT length(suffix) / 4 FROM calls")]
+    db.close()
+    assert suffixes == [51] * 3 + [50] * 15
+    findings = Findings()
+    with Store(tmp_path / "run.sqlite") as store, display(False) as screen:
+        read_calls(store, findings, screen)
+    assert not findings.problems, "the chain of digests goes on"
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_retry_replaces_its_predecessor_even_when_that_was_forgotten(tmp_path, monkeypatch, reopened):
+    monkeypatch.setattr(recent, "ROLLOUTS_REMEMBERED", 1)
+    store = Store(tmp_path / "run.sqlite")
+    store.record("r", call(request_id="q", finish_reason="aborted"))
+    store.record("r", call(request_id="p"))
+    store.record("s", call())
+    if reopened:
+        store.close()
+        store = Store(tmp_path / "run.sqlite")
+    store.record("r", call((9, 9), request_id="q"))
+    assert [it.prompt_ids for it in store.calls("r")] == [(1, 2, 3), (9, 9)]
+    store.close()
+
+
+def test_who_cannot_know_when_a_rollout_ends_says_it_after_every_call(store):
+    store.add_rollout("r", task="t")
+    assert store.has_rollout("r") and not store.has_rollout("s")
+    assert store.trajectories() == ()
+    store.record("r", call())
+    store.touch_rollout("r")
+    [trajectory] = store.trajectories()
+    assert len(trajectory.calls) == 1
+    store.finish_rollout("r", output="done", error="late", seconds=3.0)
+    store.record("r", call())
+    store.touch_rollout("r")
+    [trajectory] = store.trajectories()
+    assert (len(trajectory.calls), trajectory.output, trajectory.error) == (2, "done", "late")
+    assert trajectory.seconds < 3.0
 
 
 def test_a_rollout_comes_back_as_a_trajectory_with_its_newest_scores(store):

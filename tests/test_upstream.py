@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from art_core.capture import Door, HttpUpstream
+from art_core.capture.record import Recording
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import Weights
 
@@ -26,7 +27,28 @@ class VllmLike:
         self.requests: list[dict] = []
         self.keys: list[str | None] = []
         self.streaming = 0
-        self.app = Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])])
+        self.app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/completions", self.raw, methods=["POST"]),
+            ]
+        )
+
+    async def raw(self, request) -> Response:
+        """Continues a prompt with itself, as vLLM's older API answers; the prompt's ids stand in the choice."""
+        body = orjson.loads(await request.body())
+        self.requests.append(body)
+        ids = body["prompt"] if isinstance(body["prompt"], list) else list(body["prompt"].encode())
+        logprobs = (
+            {"token_logprobs": [-1 / 2] * len(ids), "tokens": [str(it) for it in ids]} if body["logprobs"] else None
+        )
+        head = {"index": 0, "logprobs": logprobs, "token_ids": ids, "prompt_token_ids": ids}
+        if not body.get("stream"):
+            return JSONResponse({"id": "1", "choices": [{**head, "text": "more", "finish_reason": "stop"}]})
+        chunks = [{"choices": [{**head, "text": "mo"}]}]
+        chunks.append({"choices": [{"index": 0, "text": "re", "token_ids": [], "finish_reason": "stop"}]})
+        lines = [b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks]
+        return Response(b"".join(lines) + b"data: [DONE]\n\n", media_type="text/event-stream")
 
     async def chat(self, request) -> Response:
         body = orjson.loads(await request.body())
@@ -136,6 +158,33 @@ async def test_an_agent_that_asks_for_logprobs_gets_them(served):
     client, recorder = served
     answer = await client.chat.completions.create(**asking("hi"), logprobs=True)
     assert [token.logprob for token in answer.choices[0].logprobs.content] == list(recorder.calls[0][1].logprobs)
+
+
+@pytest.mark.parametrize("prompt", ["once upon", [5, 6, 7]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_raw_prompt_is_answered_in_the_shape_of_a_chat_completion(vllm, stream, prompt):
+    upstream = HttpUpstream(vllm.url)
+    recording = Recording({}, "q1")
+    request = {"prompt": prompt, "stream": stream}
+    if stream:
+        async for chunk in upstream.stream(request):
+            recording.add(chunk)
+    else:
+        recording.add(await upstream.chat(request))
+    await upstream.stop()
+    [call] = recording.calls()
+    ids = tuple(prompt if isinstance(prompt, list) else prompt.encode())
+    assert (call.prompt_ids, call.sampled_ids, call.logprobs) == (ids, ids, (-0.5,) * len(ids))
+    assert call.response == {"role": "assistant", "content": "more"}
+    assert call.finish_reason == "stop"
+    assert vllm.requests[-1]["logprobs"] == 1
+
+
+async def test_a_long_request_reaches_the_server_whole(vllm):
+    upstream = HttpUpstream(vllm.url)
+    long = asking("x" * 3_000_000)
+    assert (await upstream.chat(long))["choices"][0]["message"]["content"] == "x" * 3_000_000
+    await upstream.stop()
 
 
 async def test_the_version_is_what_the_owner_of_the_server_says(vllm):

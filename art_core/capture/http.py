@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -47,7 +48,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self._scope = scope
         self._receive = receive
         self._send = send
         self._events: list[bytes] = []
@@ -55,6 +56,11 @@ class Exchange:
         self.finished = False
         """The whole answer has been handed over."""
         self.speaks: object = None
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """Of the request, by their names in lower case."""
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._scope["headers"]}
 
     async def body(self, limit: int) -> bytes | None:
         """Return the whole body; None where the client left before sending all of it. Refused (413) beyond ``limit``."""

@@ -66,11 +66,11 @@ class Recording:
     def add(self, answer: JsonDict) -> None:
         """Take a whole completion or the next chunk. Raises UpstreamError (502) where it lacks token ids."""
         if not self.prompt_ids:
-            self.prompt_ids = tuple(answer.get("prompt_token_ids") or ())
-            self.policy_version = answer.get("policy_version", 0)
-            if not self.prompt_ids:
+            ids = answer.get("prompt_token_ids")
+            if not ids:
                 raise no_token_ids("prompt_token_ids is missing or empty")
-            check_numbers("prompt_token_ids", "i", self.prompt_ids)
+            check_numbers("prompt_token_ids", "i", ids)
+            self.prompt_ids, self.policy_version = tuple(ids), answer.get("policy_version", 0)
         for part in answer.get("choices", ()):
             choice = self.choices.setdefault(part.get("index", 0), _Choice())
             if "message" in part:

@@ -8,6 +8,7 @@ The dialect is vLLM's: ``return_token_ids`` and ``logprobs`` in the request; ``p
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import AsyncIterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -30,6 +31,8 @@ TIMED_OUT = "upstream_timeout"
 """The error code where the server took too long; sending the same again would double its work."""
 UNREACHABLE = "upstream_unreachable"
 """The error code where the connection failed before or while it answered."""
+LONG_BODY = 2**20
+"""Bytes."""
 IDLE_SECONDS = 4.0
 """How long an unused connection is kept: less than a server that uses uvicorn, which closes its end after 5 seconds."""
 
@@ -121,9 +124,10 @@ class HttpUpstream:
         if "prompt" in request:
             # 1, not 0: servers read 0 as none. An agent's own larger number is kept.
             address, body["logprobs"] = self._raw, max(int(request.get("logprobs") or 0), 1)
-        return self._pool().post(
-            address, data=orjson.dumps(body), headers=self._headers, timeout=timeout, allow_redirects=False
-        )
+        content = orjson.dumps(body)
+        # What is long is sent in pieces: one write of it would hold up all other calls.
+        data = content if len(content) < LONG_BODY else io.BytesIO(content)
+        return self._pool().post(address, data=data, headers=self._headers, timeout=timeout, allow_redirects=False)
 
     def _pool(self) -> aiohttp.ClientSession:
         if self._client is None:
@@ -136,16 +140,14 @@ class HttpUpstream:
 
     def _normal(self, answer: JsonDict, request: JsonDict) -> JsonDict:
         answer["policy_version"] = self.policy_version
-        raw, wanted = "prompt" in request, request.get("logprobs")
-        for choice in answer.get("choices", ()):
-            logprobs = choice.get("logprobs") or {}
-            if raw:
-                _as_chat(answer, choice, streamed=bool(request.get("stream")))
-                choice["token_logprobs"] = logprobs.get("token_logprobs") or []
-            else:
-                choice["token_logprobs"] = [token["logprob"] for token in logprobs.get("content") or ()]
-            if not wanted:
-                choice["logprobs"] = None
+        try:
+            for choice in answer.get("choices", ()):
+                _normal_choice(answer, choice, request)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UpstreamError(
+                f"the answer of {self.base_url} has not the shape of a completion ({error}): {str(answer)[:200]}",
+                status=502,
+            ) from error
         return answer
 
     @contextmanager
@@ -180,13 +182,19 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         yield rest[5:].strip()
 
 
-def _as_chat(answer: JsonDict, choice: JsonDict, *, streamed: bool) -> None:
-    """Turn a choice of ``/completions`` into one of a chat completion; the prompt's ids may stand in the choice there."""
-    ids = choice.pop("prompt_token_ids", None)
-    if ids:
-        answer.setdefault("prompt_token_ids", ids)
-    text = choice.pop("text", None) or ""
-    choice["delta" if streamed else "message"] = {"role": "assistant", "content": text}
+def _normal_choice(answer: JsonDict, choice: JsonDict, request: JsonDict) -> None:
+    """Turn a choice into what ``Upstream`` promises; one of ``/completions`` into one of a chat completion."""
+    logprobs = choice.get("logprobs") or {}
+    if "prompt" in request:
+        if ids := choice.pop("prompt_token_ids", None):
+            answer.setdefault("prompt_token_ids", ids)
+        said = {"role": "assistant", "content": choice.pop("text", None) or ""}
+        choice["delta" if request.get("stream") else "message"] = said
+        choice["token_logprobs"] = logprobs.get("token_logprobs") or []
+    else:
+        choice["token_logprobs"] = [token["logprob"] for token in logprobs.get("content") or ()]
+    if not request.get("logprobs"):
+        choice["logprobs"] = None
 
 
 def _json_object(content: bytes) -> JsonDict:

@@ -269,10 +269,9 @@ class Store:
                 for step, metrics in db.execute("SELECT step, metrics FROM steps ORDER BY seq")
             )
 
-    @property
-    def backlog(self) -> int:
-        """Writes taken that are not on disk yet."""
-        return self._writer.backlog
+    def is_behind(self, most: int) -> bool:
+        """Whether more than ``most`` writes wait for the disk, or the last attempt failed: ``flush`` before taking on more."""
+        return self._writer.failed or self._writer.backlog > most
 
     def flush(self) -> None:
         """Return when everything taken is on disk; raises StoreError if it cannot be."""

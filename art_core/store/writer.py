@@ -58,6 +58,11 @@ class Writer:
         """Writes taken that are not on disk yet."""
         return len(self._waiting) + self._writing
 
+    @property
+    def failed(self) -> bool:
+        """Whether the last attempt to write failed; the next flush tries again."""
+        return self._error is not None
+
     def flush(self) -> None:
         """Return when everything taken is on disk; an earlier failure is tried again. Raises StoreError if it stays."""
         with self._changed:

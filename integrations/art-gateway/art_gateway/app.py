@@ -52,6 +52,7 @@ class Ledger:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._flushing: asyncio.Task[None] | None = None
         self.tasks: dict[str, str] = {}
         """What the harness says that a rollout is about, while a call of it is in flight."""
         self.calls = 0
@@ -59,10 +60,12 @@ class Ledger:
         self.begun = 0
         """Rollouts since the gateway started."""
 
-    @property
-    def behind(self) -> bool:
-        """Whether so much waits for the disk that new calls should wait too, or memory fills."""
-        return self._store.backlog > BACKLOG
+    async def keep_up(self) -> None:
+        """Wait where so much is on its way to the disk that memory would fill. Raises StoreError where it cannot be written."""
+        if self._store.is_behind(BACKLOG):
+            if self._flushing is None or self._flushing.done():
+                self._flushing = asyncio.create_task(asyncio.to_thread(self._store.flush))
+            await asyncio.shield(self._flushing)
 
     def record(self, rollout_id: str, call: Call) -> None:
         """Take a call."""
@@ -135,18 +138,15 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         rollout_id, path = split_path(scope["path"])
-        if rollout_id and scope["method"] == "POST" and (path == CHAT or path in self._dialects):
-            refusal = self._refusal(scope)
-            if refusal is None:
-                return await self._call(rollout_id, scope, receive, send)
-        else:
-            refusal = None
         exchange = Exchange(scope, receive, send)
         exchange.speaks = self._dialects.get(path)
         try:
-            if refusal is not None:
-                raise refusal
-            await self._other(exchange, scope, rollout_id, path)
+            if rollout_id and exchange.method == "POST" and (path == CHAT or path in self._dialects):
+                self._admit(scope)
+                await self.ledger.keep_up()
+                await self._call(rollout_id, scope, receive, send)
+            else:
+                await self._other(exchange, scope, rollout_id, path)
         except UpstreamError as error:
             await exchange.fail(error)
         except StoreError as error:
@@ -160,8 +160,6 @@ class Gateway:
         if (task := header(scope, b"x-art-task")) is not None:
             self.ledger.tasks[rollout_id] = unquote(task)
         try:
-            while self.ledger.behind:
-                await asyncio.sleep(0.01)
             await self._capture(scope, receive, send)
         finally:
             self._inside[rollout_id] -= 1
@@ -170,13 +168,12 @@ class Gateway:
                 self.ledger.tasks.pop(rollout_id, None)
                 self._capture.release(rollout_id)
 
-    def _refusal(self, scope: Scope) -> UpstreamError | None:
-        """Return why a request may not come in, if it may not."""
+    def _admit(self, scope: Scope) -> None:
+        """Raise why a call may not come in, if it may not."""
         if not self._has_key(scope):
-            return wrong_key()
+            raise wrong_key()
         if self.stopping:
-            return UpstreamError("this gateway is stopping", status=503, code="stopping", retry_after=5.0)
-        return None
+            raise UpstreamError("this gateway is stopping", status=503, code="stopping", retry_after=5.0)
 
     def _has_key(self, scope: Scope) -> bool:
         if self._key is None:

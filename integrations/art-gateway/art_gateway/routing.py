@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("art_gateway")
 
 WORTH_RETRYING = frozenset({429, 500, 502, 503, 504})
-FIRST_PAUSE = 0.5
-"""Seconds before the first retry; doubled at each further one, times a random number between a half and one and a half."""
 LONGEST_PAUSE = 60.0
 """Seconds; a server that asks for more is not waited for."""
 FIRST_REST = 1.0
@@ -80,13 +78,15 @@ class Pool:
 
     backends: list[Backend]
     retries: int = 4
+    first_pause: float = 0.5
+    """Seconds before the first retry; doubled at each further one, times a random number between a half and one and a half."""
     retried: int = field(default=0, init=False)
     """Attempts that were repeated so far."""
 
     @classmethod
-    def of(cls, upstreams: Sequence[HttpUpstream], retries: int = 4) -> Pool:
+    def of(cls, upstreams: Sequence[HttpUpstream], retries: int = 4, first_pause: float = 0.5) -> Pool:
         """Return the pool of these upstreams."""
-        return cls([Backend(upstream) for upstream in upstreams], retries)
+        return cls([Backend(upstream) for upstream in upstreams], retries, first_pause)
 
     def route(self, rollout_id: str) -> Route:
         """Return what answers the calls of a rollout."""
@@ -163,14 +163,12 @@ class Route:
 
     def _pause(self, error: UpstreamError, attempt: int) -> float:
         """Return the seconds until the next attempt; raise the error where there is none."""
-        asked = error.retry_after or 0.0
-        if attempt >= self.pool.retries or not worth_retrying(error) or asked > LONGEST_PAUSE:
+        if attempt >= self.pool.retries or not worth_retrying(error):
             raise error
         self.pool.retried += 1
         if is_down(error) and any(backend.up for backend in self.backends):
             return 0.0
-        grown = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE / 2) * random.uniform(0.5, 1.5)
-        return max(grown, asked)
+        return pause_before(attempt, self.pool.first_pause, error.retry_after)
 
 
 def is_down(error: UpstreamError) -> bool:
@@ -179,5 +177,12 @@ def is_down(error: UpstreamError) -> bool:
 
 
 def worth_retrying(error: UpstreamError) -> bool:
-    """Whether the same request may succeed when it is sent again."""
-    return error.status in WORTH_RETRYING and error.code != TIMED_OUT
+    """Whether the same request may succeed when it is sent again, soon enough to wait for it."""
+    soon = (error.retry_after or 0.0) <= LONGEST_PAUSE
+    return soon and error.status in WORTH_RETRYING and error.code != TIMED_OUT
+
+
+def pause_before(attempt: int, first: float, retry_after: float | None) -> float:
+    """Return the seconds before the retry number ``attempt``, counted from 0: never less than the upstream asks for."""
+    grown = min(first * 2**attempt, LONGEST_PAUSE / 2) * random.uniform(0.5, 1.5)
+    return max(grown, retry_after or 0.0)

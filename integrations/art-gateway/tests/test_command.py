@@ -1,0 +1,103 @@
+"""``art gateway`` as a process: what it says, and that a signal loses nothing."""
+
+import asyncio
+import re
+import signal
+import sys
+
+import aiohttp
+import pytest
+from typer.testing import CliRunner
+
+import art_core as art
+
+CODE = "import typer; from art_gateway.command import gateway; typer.run(gateway)"
+
+
+async def started(upstream, folder, *options):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CODE, "--upstream", upstream.url, "--port", "0", "--run-dir", str(folder), *options,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    line = (await process.stderr.readline()).decode()
+    return process, line, re.search(r"http://127\.0\.0\.1:\d+", line)[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_lets_the_calls_in_flight_end_and_loses_nothing(upstream, until, tmp_path, number):
+    upstream.delay = 0.5
+    process, line, address = await started(upstream, tmp_path)
+    assert upstream.url in line and str(tmp_path) in line and "curl http://127.0.0.1" in line
+
+    async with aiohttp.ClientSession() as client:
+
+        async def ask(rollout):
+            body = {"messages": [{"role": "user", "content": "hello"}]}
+            async with client.post(f"{address}/rollouts/{rollout}/v1/chat/completions", json=body) as response:
+                return response.status, await response.json()
+
+        asked = [asyncio.create_task(ask(f"r{number}")) for number in range(8)]
+        await until(lambda: upstream.open == 8)
+        process.send_signal(number)
+        assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+    said = (await process.communicate())[1].decode()
+    assert process.returncode == 0, said
+    assert "stopped; 8 calls of 8 rollouts" in said
+    assert len(art.load_trajectories(tmp_path)) == 8
+
+
+async def test_a_second_signal_ends_what_still_runs_and_keeps_it_as_aborted(upstream, until, tmp_path):
+    upstream.delay = 0.05
+    process, _, address = await started(upstream, tmp_path)
+    async with aiohttp.ClientSession() as client:
+        body = {"stream": True, "messages": [{"role": "user", "content": "x" * 10_000}]}
+        asking = asyncio.create_task(client.post(f"{address}/rollouts/r1/v1/chat/completions", json=body))
+        await until(lambda: upstream.open == 1)
+        await asyncio.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert b"waiting for 1 calls" in await process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        said = (await process.communicate())[1].decode()
+        await asyncio.gather(asking, return_exceptions=True)
+    assert process.returncode == 0, said
+    [trajectory] = art.load_trajectories(tmp_path)
+    assert trajectory.calls[0].finish_reason == "aborted"
+
+
+async def test_a_gateway_that_is_killed_keeps_what_it_had_answered(upstream, tmp_path):
+    process, _, address = await started(upstream, tmp_path)
+    async with aiohttp.ClientSession() as client:
+        body = {"messages": [{"role": "user", "content": "hello"}]}
+        async with client.post(f"{address}/rollouts/r1/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+    await asyncio.sleep(0.3)
+    process.kill()
+    await process.communicate()
+    [trajectory] = art.load_trajectories(tmp_path)
+    assert bytes(trajectory.calls[0].sampled_ids) == b"hello"
+
+
+def test_the_help_has_an_example_and_the_plugin_registers_the_command():
+    import art_gateway
+    import typer
+
+    app = typer.Typer(rich_markup_mode="markdown")
+
+    @app.command()
+    def other() -> None:
+        """Makes the app one of several commands."""
+
+    art_gateway.register_commands(app)
+    said = CliRunner().invoke(app, ["gateway", "--help"], env={"COLUMNS": "200"}).output
+    assert "--upstream" in said
+    assert "art gateway --upstream http://127.0.0.1:8000/v1" in said
+
+
+def test_an_upstream_that_is_no_address_is_refused():
+    import typer
+    from art_gateway.command import gateway
+
+    app = typer.Typer()
+    app.command()(gateway)
+    found = CliRunner().invoke(app, ["--upstream", "localhost:8000"])
+    assert found.exit_code == 2

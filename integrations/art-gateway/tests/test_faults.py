@@ -1,0 +1,208 @@
+"""What can go wrong, one test a row: the upstream, the network, the client."""
+
+import asyncio
+import io
+import json
+import sqlite3
+
+import pytest
+
+from art_core.store import writer
+
+# A stream that broke in its middle is no passing fault: it has a test of its own.
+TRANSIENT = [
+    (fault, stream)
+    for fault in (429, 500, 502, 503, 504, "reset", "half", "not json")
+    for stream in (False, True)
+    if not (fault == "half" and stream)
+]
+
+
+@pytest.mark.parametrize(("fault", "stream"), TRANSIENT)
+async def test_a_passing_fault_is_retried_and_the_call_recorded_once(start, upstream, fault, stream):
+    upstream.faults.extend([fault, fault])
+    async with start() as desk:
+        status, answer, _ = await desk.ask("r1", "hello", stream=stream)
+        assert status == 200, answer
+        [call] = desk.of("r1")
+    assert bytes(call.sampled_ids) == b"hello"
+    assert call.finish_reason == "stop"
+    assert len(upstream.requests) == 3
+    assert desk.gateway.status()["retried"] == 2
+
+
+@pytest.mark.parametrize(("fault", "stream"), TRANSIENT)
+async def test_a_fault_that_stays_is_told_with_its_status_and_nothing_is_recorded(start, upstream, fault, stream):
+    upstream.faults.extend([fault] * 10)
+    async with start(retries=2) as desk:
+        status, answer, _ = await desk.ask("r1", "hello", stream=stream)
+        assert not desk.store.has_rollout("r1")
+    assert status == (fault if isinstance(fault, int) else 502)
+    message = (json.loads(answer) if stream else answer)["error"]["message"]
+    assert "fault" in message or "connection" in message or "JSON" in message or "stream" in message
+    assert len(upstream.requests) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_upstream_that_takes_too_long_is_a_504_and_not_asked_again(start, upstream, stream):
+    upstream.faults.append("hang")
+    async with start(timeout=0.3) as desk:
+        status, answer, _ = await desk.ask("r1", "hello", stream=stream)
+    assert (status, len(upstream.requests)) == (504, 1)
+    assert "did not answer in time" in str(answer)
+
+
+@pytest.mark.parametrize("fault", ["half", "half json"])
+async def test_a_stream_that_breaks_in_its_middle_ends_with_an_error_and_is_kept_as_aborted(start, upstream, fault):
+    upstream.faults.append(fault)
+    upstream.delay = 0.02
+    async with start() as desk:
+        status, answer, _ = await desk.ask("r1", "hello you", stream=True)
+        events = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: ")]
+        [call] = desk.of("r1")
+    assert status == 200
+    assert "error" in events[-1]
+    assert "[DONE]" not in answer
+    assert call.finish_reason == "aborted"
+    assert b"hello you".startswith(bytes(call.sampled_ids))
+    assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_upstream_without_token_ids_is_told_at_its_first_call_and_not_asked_again(start, upstream, stream):
+    upstream.faults.append("no ids")
+    async with start() as desk:
+        status, answer, headers = await desk.ask("r1", "hello", stream=stream)
+        assert not desk.store.has_rollout("r1")
+    error = (json.loads(answer) if stream else answer)["error"]
+    assert (status, error["code"], len(upstream.requests)) == (502, "no_token_ids", 1)
+    assert "return_token_ids" in error["message"]
+    assert headers["x-should-retry"] == "false"
+
+
+async def test_an_answer_of_another_shape_is_a_bad_gateway(start, upstream):
+    upstream.faults.append("no shape")
+    async with start(retries=0) as desk:
+        status, answer, _ = await desk.ask("r1", "hello")
+    assert status == 502
+    assert "has not the shape of a completion" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_closes_the_connection_to_the_upstream(start, upstream, until, stream):
+    upstream.delay = 0.02 if stream else 30
+    async with start() as desk:
+        asking = asyncio.create_task(desk.ask("r1", "x" * 1000, stream=stream))
+        await until(lambda: upstream.open == 1)
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: not desk.gateway.rollouts_inside)
+        if stream:
+            await until(lambda: upstream.cut_off == 1)
+            [call] = desk.of("r1")
+            assert call.finish_reason == "aborted"
+            assert 0 < len(call.sampled_ids) < 1000
+        else:
+            assert not desk.store.has_rollout("r1"), "nothing of it has come"
+        upstream.delay = 0
+        assert (await desk.ask("r1", "again"))[0] == 200
+
+
+async def test_a_body_of_100_megabytes_is_refused_and_the_gateway_goes_on(start):
+    async with start() as desk:
+        address = f"{desk.url}/rollouts/r1/v1/chat/completions"
+        async with desk.client.post(address, data=io.BytesIO(b"x" * 100_000_000)) as response:
+            assert response.status == 413
+            assert "100000000 bytes" in (await response.json())["error"]["message"]
+        assert (await desk.ask("r1", "hello"))[0] == 200
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff\xfe", b"", b"[]", b"null", b'{"messages": 3}'])
+async def test_a_body_that_is_no_request_is_a_400_and_opens_no_rollout(start, body):
+    async with start() as desk:
+        async with desk.client.post(f"{desk.url}/rollouts/r1/v1/chat/completions", data=body) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["type"] == "invalid_request_error"
+        assert not desk.store.has_rollout("r1")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": "secret"}, 401),
+        ({"x-api-key": "wröng"}, 401),
+        ({"authorization": "Bearer secret"}, 200),
+        ({"Authorization": "bearer secret"}, 200),
+        ({"x-api-key": "secret"}, 200),
+        ({"authorization": "Bearer of-somebody-else", "x-api-key": "secret"}, 200),
+    ],
+)
+async def test_where_a_key_is_set_only_the_key_opens(start, upstream, headers, status):
+    async with start(api_key="secret") as desk:
+        answer = await desk.ask("r1", "hello", headers=headers)
+        assert answer[0] == status
+        assert len(upstream.requests) == (status == 200)
+        assert (await desk.order("GET", "/status", headers=headers))[0] == status
+        assert (await desk.order("GET", "/v1/models", headers=headers))[0] == status
+        assert (await desk.order("GET", "/health"))[0] == 200
+    if status == 401:
+        assert answer[1]["error"]["code"] == "invalid_api_key"
+
+
+async def test_a_server_that_is_not_there_is_named(start):
+    async with start("http://127.0.0.1:1/v1", retries=1) as desk:
+        status, answer, _ = await desk.ask("r1", "hello")
+    assert status == 502
+    assert "http://127.0.0.1:1/v1" in answer["error"]["message"]
+    assert "is the server running?" in answer["error"]["message"]
+
+
+async def test_a_client_that_sends_half_a_request_and_leaves_harms_nobody(start):
+    async with start() as desk:
+        host, port = desk.url.removeprefix("http://").split(":")
+        for start_of_request in (
+            b"POST /roll",
+            b"POST /rollouts/r1/v1/chat/completions HTTP/1.1\r\ncontent-length: 9\r\n\r\n{",
+        ):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(start_of_request)
+            await writer.drain()
+            writer.close()
+        assert (await desk.ask("r1", "hello"))[0] == 200
+
+
+async def test_an_upstream_that_comes_back_is_asked_again(start, upstream, another_upstream):
+    async with start(retries=0) as desk:
+        upstream.faults.append("reset")
+        assert (await desk.ask("r1", "hello"))[0] == 502
+        assert (await desk.ask("r1", "hello"))[0] == 200, "where there is no other one it is always worth a try"
+
+
+async def test_a_full_disk_is_told_before_anything_is_sampled_and_passes_when_there_is_room(
+    start, upstream, until, monkeypatch
+):
+    full = []
+
+    def commit(connection, writes, write=writer._commit):
+        if full:
+            raise sqlite3.OperationalError("database or disk is full")
+        write(connection, writes)
+
+    monkeypatch.setattr(writer, "_commit", commit)
+    async with start() as desk:
+        assert (await desk.ask("r1", "one"))[0] == 200
+        desk.store.flush()
+        full.append(True)
+        assert (await desk.ask("r1", "two"))[0] == 200, "nobody knows of it yet"
+        await until(lambda: desk.store.is_behind(0) and desk.store.is_behind(10**9))
+        for _ in range(3):
+            status, answer, _ = await desk.ask("r1", "three")
+            assert (status, answer["error"]["code"]) == (503, "not_recorded")
+            assert "free space" in answer["error"]["message"]
+        assert len(upstream.requests) == 2
+        full.clear()
+        assert (await desk.ask("r1", "four"))[0] == 200
+        assert [bytes(call.sampled_ids) for call in desk.of("r1")] == [b"one", b"two", b"four"]
