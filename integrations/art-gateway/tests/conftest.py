@@ -7,11 +7,11 @@ from collections import deque
 
 import aiohttp
 import pytest
-from art_gateway.app import Gateway, Limits
-from art_gateway.routing import Pool
 
 from art_core.capture import HttpUpstream, address_of, http_server, listen
 from art_core.store import Store
+from art_gateway.app import Gateway, Limits
+from art_gateway.routing import Pool
 
 
 def prompt_ids(messages):

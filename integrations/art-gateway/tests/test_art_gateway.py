@@ -6,13 +6,13 @@ import resource
 
 import openai
 import pytest
-from art_gateway.app import Limits
-from art_gateway.routing import Pool, pause_before, worth_retrying
-from art_gateway.serve import raise_file_limit
 
 import art_core as art
 from art_core.capture import HttpUpstream
 from art_core.errors import UpstreamError
+from art_gateway.app import Limits
+from art_gateway.routing import Pool, pause_before, worth_retrying
+from art_gateway.serve import raise_file_limit
 
 
 def prompt_ids(messages):

@@ -78,8 +78,9 @@ async def test_a_gateway_that_is_killed_keeps_what_it_had_answered(upstream, tmp
 
 
 def test_the_help_has_an_example_and_the_plugin_registers_the_command():
-    import art_gateway
     import typer
+
+    import art_gateway
 
     app = typer.Typer(rich_markup_mode="markdown")
 
@@ -95,6 +96,7 @@ def test_the_help_has_an_example_and_the_plugin_registers_the_command():
 
 def test_an_upstream_that_is_no_address_is_refused():
     import typer
+
     from art_gateway.command import gateway
 
     app = typer.Typer()
