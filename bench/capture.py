@@ -110,8 +110,9 @@ class Load:
             while left[0] > 0:
                 self._rollouts += 1
                 path = urlsplit(side.urls[self._rollouts % len(side.urls)].format(self._rollouts)).path
-                for _ in range(min(TURNS, left[0])):
-                    left[0] -= 1
+                turns = min(TURNS, left[0])
+                left[0] -= turns
+                for _ in range(turns):
                     start = time.perf_counter()
                     failed[0] += not await exchange(reader, writer, path, side.key, body)
                     times.append(time.perf_counter() - start)
