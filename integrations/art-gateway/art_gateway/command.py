@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-EXAMPLE = "Example: `art gateway --upstream http://127.0.0.1:8000/v1 --port 8400 --run-dir runs/recorded`"
+if TYPE_CHECKING:
+    from art_core.plugins import Plugins
+    from art_gateway.routing import Server
+
+EXAMPLE = (
+    "Examples: `art gateway --upstream http://127.0.0.1:8000/v1 --port 8400 --run-dir runs/recorded`; without a server: "
+    "`art gateway --model tiny`"
+)
 
 
 def gateway(
     upstream: Annotated[
-        list[str], typer.Option(help="Base URL of a server that returns token ids, ending in /v1; repeatable.")
-    ],
+        list[str] | None,
+        typer.Option(
+            help="Base URL of a server that returns token ids, ending in /v1; repeatable. Without one, --model is answered here."
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8400,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 for agents on other machines.")
@@ -28,7 +38,13 @@ def gateway(
     upstream_api_key: Annotated[
         str | None, typer.Option(envvar="ART_UPSTREAM_API_KEY", help="Sent to the upstreams.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model name to send upstream; default: the agent's own.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model name to send upstream; default: the agent's own. Without --upstream: tiny, a model folder or a "
+            "Hugging Face name that the embedded engine serves in this process."
+        ),
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, help="Imposed on every call; default: the agent's own.")
     ] = None,
@@ -54,24 +70,39 @@ def gateway(
     from art_gateway.app import Limits
     from art_gateway.serve import Plan, serve
 
-    for url in upstream:
-        if not url.startswith(("http://", "https://")):
-            raise typer.BadParameter(
-                f"{url!r} is not a base URL such as http://127.0.0.1:8000/v1", param_hint="--upstream"
-            )
+    plugins = Plugins()
     plan = Plan(
-        upstreams=[url.rstrip("/") for url in upstream],
+        upstreams=_upstreams(upstream or [], model, plugins, api_key=upstream_api_key, timeout=timeout),
         run_dir=run_dir or new_run_dir("gateway"),
         host=host,
         port=port,
         api_key=api_key or None,
-        upstream_key=upstream_api_key,
-        model=model,
         temperature=temperature,
-        timeout=timeout,
         retries=retries,
         drain=drain,
         limits=Limits(max_calls, max_waiting, max_body * 2**20),
-        dialects=Plugins().registered("register_dialects"),
+        dialects=plugins.registered("register_dialects"),
     )
     asyncio.run(serve(plan, Console(stderr=True)))
+
+
+def _upstreams(
+    urls: list[str], model: str | None, plugins: Plugins, *, api_key: str | None, timeout: float
+) -> list[Server]:
+    from art_core.capture import HttpUpstream
+
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise typer.BadParameter(
+                f"{url!r} is not a base URL such as http://127.0.0.1:8000/v1", param_hint="--upstream"
+            )
+    if urls:
+        return [HttpUpstream(url, model, api_key=api_key, timeout=timeout) for url in urls]
+    if model is None:
+        raise typer.BadParameter(
+            "give the base URL of a server that returns token ids, or --model tiny to try it without one",
+            param_hint="--upstream",
+        )
+    from art_gateway.local import LocalUpstream
+
+    return [LocalUpstream(model, plugins)]

@@ -14,11 +14,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from art_core.capture import TIMED_OUT, UNREACHABLE, HttpUpstream
+from art_core.capture import TIMED_OUT, UNREACHABLE
 from art_core.errors import UpstreamError
-from art_core.types import JsonDict
+from art_core.types import JsonDict, Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,11 +33,24 @@ FIRST_REST = 1.0
 LONGEST_REST = 30.0
 
 
+class Server(Upstream, Protocol):
+    """An upstream with a name, whose weights may be swapped: ``HttpUpstream`` or ``LocalUpstream``."""
+
+    base_url: str
+    policy_version: int
+
+    async def models(self) -> JsonDict: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 @dataclass
 class Backend:
     """An upstream and how it has been doing."""
 
-    upstream: HttpUpstream
+    upstream: Server
     inside: int = 0
     """Requests that it is answering."""
     failures: int = 0
@@ -84,7 +97,7 @@ class Pool:
     """Attempts that were repeated so far."""
 
     @classmethod
-    def of(cls, upstreams: Sequence[HttpUpstream], retries: int = 4, first_pause: float = 0.5) -> Pool:
+    def of(cls, upstreams: Sequence[Server], retries: int = 4, first_pause: float = 0.5) -> Pool:
         """Return the pool of these upstreams."""
         return cls([Backend(upstream) for upstream in upstreams], retries, first_pause)
 
@@ -111,6 +124,11 @@ class Pool:
             except UpstreamError as error:
                 refusal = error
         raise refusal
+
+    async def start(self) -> None:
+        """Load what has to be loaded. Raises ConfigError where that cannot be done."""
+        for backend in self.backends:
+            await backend.upstream.start()
 
     async def stop(self) -> None:
         """Close all connections."""

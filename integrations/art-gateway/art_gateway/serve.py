@@ -14,12 +14,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from art_core.capture import Dialect, HttpUpstream, address_of, http_server, listen
+from art_core.capture import Dialect, address_of, http_server, listen
 from art_core.folder import claimed
 from art_core.store import Store
 from art_core.types import Sampling
 from art_gateway.app import Gateway, Limits
-from art_gateway.routing import Pool
+from art_gateway.routing import Pool, Server
 
 log = logging.getLogger("art_gateway")
 
@@ -32,15 +32,12 @@ SPARE_FILES = 64
 class Plan:
     """What to serve, and how."""
 
-    upstreams: Sequence[str]
+    upstreams: Sequence[Server]
     run_dir: Path
     host: str = "127.0.0.1"
     port: int = 8400
     api_key: str | None = None
-    upstream_key: str | None = None
-    model: str | None = None
     temperature: float | None = None
-    timeout: float = 600.0
     retries: int = 4
     drain: int = 60
     """Seconds that calls in flight get when the gateway is told to stop."""
@@ -60,10 +57,7 @@ async def serve(plan: Plan, console: Console) -> None:
     """
     advice = raise_file_limit(2 * plan.limits.calls + SPARE_FILES)
     with listen(plan.host, plan.port) as listener, claimed(plan.run_dir), Store(plan.run_dir / "run.sqlite") as store:
-        pool = Pool.of(
-            [HttpUpstream(url, plan.model, api_key=plan.upstream_key, timeout=plan.timeout) for url in plan.upstreams],
-            plan.retries,
-        )
+        pool = Pool.of(plan.upstreams, plan.retries)
         gateway = Gateway(
             pool,
             store,
@@ -73,8 +67,9 @@ async def serve(plan: Plan, console: Console) -> None:
             sampling=Sampling(temperature=plan.temperature),
             limits=plan.limits,
         )
-        say_hello(console, plan, address_of(plan.host, listener.getsockname()[1]), advice)
         try:
+            await pool.start()
+            say_hello(console, plan, address_of(plan.host, listener.getsockname()[1]), advice)
             await _until_stopped(gateway, plan, listener, console)
         finally:
             await gateway.abort()
@@ -118,8 +113,9 @@ async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, 
 def say_hello(console: Console, plan: Plan, address: str, advice: str | None) -> None:
     """Say where the gateway is and how to try it."""
     key = " -H 'Authorization: Bearer KEY'" if plan.api_key else ""
+    where = ", ".join(upstream.base_url for upstream in plan.upstreams)
     lines = [
-        f"art gateway: {address} -> {', '.join(plan.upstreams)}; recording in {plan.run_dir}; try: curl {address}/rollouts/try/v1"
+        f"art gateway: {address} -> {where}; recording in {plan.run_dir}; try: curl {address}/rollouts/try/v1"
         f"/chat/completions{key} -H 'Content-Type: application/json' -d "
         """'{"model": "policy", "messages": [{"role": "user", "content": "Hello"}]}'"""
     ]

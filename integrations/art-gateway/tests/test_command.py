@@ -77,6 +77,31 @@ async def test_a_gateway_that_is_killed_keeps_what_it_had_answered(upstream, tmp
     assert bytes(trajectory.calls[0].sampled_ids) == b"hello"
 
 
+@pytest.mark.engines
+async def test_without_a_server_the_embedded_engine_answers(tmp_path):
+    pytest.importorskip("torch")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CODE, "--model", "tiny", "--port", "0", "--run-dir", str(tmp_path),
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    line = (await process.stderr.readline()).decode()
+    address = re.search(r"http://127\.0\.0\.1:\d+", line)[0]
+    assert "the embedded engine with tiny" in line
+    async with aiohttp.ClientSession() as client:
+        async with client.get(f"{address}/v1/models") as response:
+            assert (await response.json())["data"][0]["id"] == "tiny"
+        for stream in (False, True):
+            body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "stream": stream}
+            async with client.post(f"{address}/rollouts/r1/v1/chat/completions", json=body) as response:
+                assert response.status == 200, await response.text()
+                await response.read()
+    process.send_signal(signal.SIGINT)
+    said = (await process.communicate())[1].decode()
+    assert process.returncode == 0, said
+    [trajectory] = art.load_trajectories(tmp_path)
+    assert [0 < len(call.sampled_ids) <= 4 for call in trajectory.calls] == [True, True]
+
+
 def test_the_help_has_an_example_and_the_plugin_registers_the_command():
     import typer
 
@@ -103,3 +128,6 @@ def test_an_upstream_that_is_no_address_is_refused():
     app.command()(gateway)
     found = CliRunner().invoke(app, ["--upstream", "localhost:8000"])
     assert found.exit_code == 2
+    nothing = CliRunner().invoke(app, ["--port", "0"])
+    assert nothing.exit_code == 2
+    assert "--model tiny" in " ".join(nothing.output.split())
