@@ -88,11 +88,12 @@ async def test_azure_and_headers_are_captured(stub):
     assert len(stub.of("r")) == 2
 
 
-def test_the_responses_api_is_an_error_that_says_what_to_do(stub):
-    model = ChatOpenAI(model="m", api_key="agent", use_responses_api=True, base_url=stub.url)
-    with stub.rollout(), pytest.raises(CaptureError, match=r"art-openai\[responses\]"):
-        model.invoke("hello")
-    assert stub.asked == []
+def test_the_responses_api_goes_to_the_rollout_too(stub):
+    pytest.importorskip("art_gateway")
+    model = ChatOpenAI(model="m", api_key="agent", use_responses_api=True, base_url="http://127.0.0.1:9/v1")
+    with stub.rollout():
+        assert model.invoke("hello").text == "answer of r"
+    assert [asked.path for asked in stub.of("r")] == ["/rollouts/r/v1/responses"]
 
 
 async def test_a_model_of_plain_text_is_refused_unless_it_is_let_through(stub):
