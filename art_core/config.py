@@ -125,7 +125,7 @@ def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
             raise ConfigError(f"{name!r} is not a setting of a run{hint}")
     values = {**known, **settings}
     for name in ("passthrough", "train_nodes"):
-        given = values.get(name, ())
+        given = values.get(name) or ()
         values[name] = (given,) if isinstance(given, str) else tuple(given)
     for name, least in LEAST.items():
         value = values.get(name)

@@ -201,11 +201,12 @@ async def evaluate(
     """Run ``agent`` once on every task and return the rewards.
 
     ``model`` is a name, a model folder, or the folder of a run, whose newest checkpoint is taken. ``temperature=None``
-    keeps the agent's own sampling. What was recorded is kept in ``run_dir`` (default: a new one under ``runs/``).
+    keeps the agent's own sampling. Where the run trained some nodes only, the others are answered as they were then, unless
+    ``settings`` say otherwise. What was recorded is kept in ``run_dir`` (default: a new one under ``runs/``).
     """
     check_tasks(tasks)
     base, adapter = served_model(model)
-    config = make_config(settings, model=base)
+    config = make_config({**nodes_of_run(model, base, settings), **settings}, model=base)
     screen = display(progress)
     with screen:
         screen.phase("starting the engine", None)
@@ -230,3 +231,18 @@ def served_model(model: str | Path) -> tuple[str, Path | None]:
     with Store(path / "run.sqlite") as store:
         begun_with = store.meta("model")
     return begun_with, newest and newest / "adapter"
+
+
+def nodes_of_run(model: str | Path, base: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run folder says about its trained nodes and the model behind the others, for serving it from ``base``."""
+    path = Path(model).expanduser()
+    if not (path / "run.sqlite").is_file():
+        return {}
+    with Store(path / "run.sqlite") as store:
+        config, begun_with = store.meta("config", {}), store.meta("model")
+    found = {name: config[name] for name in ("train_nodes", "other_nodes", "frozen_model") if config.get(name)}
+    asked = found | settings
+    frozen = asked.get("train_nodes") and asked.get("other_nodes", "frozen") == "frozen"
+    if frozen and not asked.get("frozen_model") and base != begun_with:
+        found["frozen_model"] = begun_with  # in the run, these were its start weights
+    return found

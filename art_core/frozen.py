@@ -6,6 +6,7 @@ Knows nothing about which calls go to it.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -27,6 +28,11 @@ class FrozenEngine:
 
     async def start(self) -> None:
         await self._engine.start()
+        if isinstance(self._engine, HttpUpstream):
+            served = [it["id"] for it in (await self._engine.models()).get("data") or ()]
+            if len(served) == 1:
+                # Else the model that the agent names is asked for.
+                self._engine.model = served[0]
 
     async def stop(self) -> None:
         await self._engine.stop()
@@ -43,6 +49,10 @@ class FrozenEngine:
                 yield {**chunk, "policy_version": self._version}
 
 
+def _server(base_url: str) -> HttpUpstream:
+    return HttpUpstream(base_url, api_key=os.environ.get("ART_UPSTREAM_API_KEY"))
+
+
 def frozen_engine(
     engine: str | Engine, folder: str, config: TrainConfig, choose: Callable[[str], Any]
 ) -> Callable[[], Engine] | None:
@@ -55,7 +65,7 @@ def frozen_engine(
         return None
     model = config.frozen_model
     if model is not None and model.startswith(("http://", "https://")):
-        return functools.partial(FrozenEngine, functools.partial(HttpUpstream, model), -1)
+        return functools.partial(FrozenEngine, functools.partial(_server, model), -1)
     if not isinstance(engine, str):
         raise ConfigError(
             f"train_nodes={config.train_nodes} needs a second engine for the other nodes, and engine={type(engine).__name__}"

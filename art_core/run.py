@@ -65,6 +65,8 @@ class Run:
         self._adapted: tuple[object, RunAgent] | None = None
         self._rewards: dict[str, Reward | GroupReward] = {}
         self._checkpointed = 0
+        self._nodes_seen = False
+        """Whether ``train_nodes`` have made a call: a step in which they make none is then no mistake of the set-up."""
         self._counted = 0
         """The learner's version after the last counted step: what it holds at another must not be saved as a checkpoint."""
         self._learning = asyncio.Lock()
@@ -212,7 +214,7 @@ class Run:
         """Run ``agent`` ``group_size`` times on every task and return a group per task, in order.
 
         A run that fails is a trajectory with ``error``. Raises CaptureError where no run made a recorded call, unless
-        ``allow_no_calls``, or none of ``train_nodes``. ``step`` is as in ``rollout``.
+        ``allow_no_calls``, or at first none of ``train_nodes``. ``step`` is as in ``rollout``.
         """
         check_tasks(tasks)
         widen_default_executor(self.config.max_concurrent)
@@ -233,7 +235,9 @@ class Run:
             trajectories = await self._execute([functools.partial(one, rollout) for rollout in rollouts])
         groups = [Group(task, tuple(trajectories[i * size : (i + 1) * size])) for i, task in enumerate(tasks)]
         if not allow_no_calls:
-            check_captured(groups, self.config.train_nodes if split == "train" else ())
+            nodes = () if self._nodes_seen or self.step or split != "train" else self.config.train_nodes
+            check_captured(groups, nodes)
+            self._nodes_seen = self._nodes_seen or split == "train"
         return groups
 
     async def _execute(self, jobs: list[Callable[[], Awaitable[Any]]]) -> list[Any]:
@@ -273,8 +277,7 @@ class Run:
 
     async def _learn(self, groups: Sequence[Group], seconds: dict[str, float]) -> dict[str, float]:
         groups = [g if g.advantages else scoring.advantages(g, self.config.advantage) for g in groups]
-        trained = [scoring.of_nodes(group, self.config.train_nodes) for group in groups]
-        teachable = [g for g in trained if scoring.has_contrast(g) and any(t.calls for t in g.trajectories)]
+        teachable = self.teachable(groups)
         metrics = {**summary(groups), "groups_with_contrast": float(len(teachable))}
         async with self._learning:
             with self._timer.timed("learn_seconds"):
@@ -292,13 +295,14 @@ class Run:
     ) -> list[dict[str, float]]:
         """Imitate the trajectories: raise the likelihood of what was sampled in them, by supervised steps (``losses.sft``).
 
-        Taken are those without an error and, with ``min_reward``, with at least that reward. Every epoch goes through them
+        Taken are those without an error and, with ``min_reward``, with at least that reward; of them the calls of
+        ``train_nodes``. Every epoch goes through them
         in an order of its own, ``batch_size`` for one optimizer step. Each step counts as one of the run: it is served,
         written to the run folder and checkpointed, and its metrics are an item of the list. Only sampled tokens are trained,
         at temperature 1, whatever theirs was: the model itself should say them; calls that were cut off at their token limit
         too, whatever ``overlong`` and the loss say. Raises ConfigError where nothing is left.
         """
-        good, seed = sft.chosen(trajectories, min_reward), f"{self.config.seed}/{self.step}"
+        good, seed = sft.chosen(trajectories, min_reward, self.config.train_nodes), f"{self.config.seed}/{self.step}"
         return [await finished(self._imitate(groups)) for groups in sft.batches(good, epochs, batch_size, seed)]
 
     async def _imitate(self, groups: Sequence[Group]) -> dict[str, float]:
@@ -318,6 +322,11 @@ class Run:
             if self.step % self.config.checkpoint_every == 0:
                 await self._checkpoint()
         return metrics
+
+    def teachable(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups that a step learns from, with the calls of ``train_nodes`` only: those with contrast in these."""
+        trained = [scoring.of_nodes(group, self.config.train_nodes) for group in groups]
+        return [g for g in trained if scoring.has_contrast(g) and any(t.calls for t in g.trajectories)]
 
     def tree(self, group: Group) -> TokenTree:
         """Return a group with advantages as the token tree that a step trains on: the calls of ``train_nodes``."""

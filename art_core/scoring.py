@@ -8,7 +8,6 @@ import math
 import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import compress
 from numbers import Real
 from typing import Any
 
@@ -50,6 +49,13 @@ async def score(group: Group, reward: Reward | GroupReward) -> Group:
     return replace(group, trajectories=tuple(scored), advantages=(), call_advantages=())
 
 
+def calls_of(trajectory: Trajectory, nodes: Sequence[str]) -> Trajectory:
+    """Return ``trajectory`` with the calls of these nodes only; as it is where ``nodes`` is empty."""
+    return (
+        replace(trajectory, calls=tuple(it for it in trajectory.calls if it.made_by(*nodes))) if nodes else trajectory
+    )
+
+
 def of_nodes(group: Group, nodes: Sequence[str]) -> Group:
     """Return ``group`` with the calls of these nodes only, each with its advantage; as it is where ``nodes`` is empty.
 
@@ -57,16 +63,12 @@ def of_nodes(group: Group, nodes: Sequence[str]) -> Group:
     """
     if not nodes:
         return group
-    kept = [[call.made_by(*nodes) for call in t.calls] for t in group.trajectories]
+    advantages = tuple(
+        tuple(given for given, call in zip(of_run, t.calls, strict=True) if call.made_by(*nodes))
+        for of_run, t in zip(group.call_advantages, group.trajectories, strict=bool(group.call_advantages))
+    )
     return replace(
-        group,
-        trajectories=tuple(
-            replace(t, calls=tuple(compress(t.calls, keep))) for t, keep in zip(group.trajectories, kept, strict=True)
-        ),
-        call_advantages=tuple(
-            tuple(compress(given, keep))
-            for given, keep in zip(group.call_advantages, kept, strict=bool(group.call_advantages))
-        ),
+        group, trajectories=tuple(calls_of(t, nodes) for t in group.trajectories), call_advantages=advantages
     )
 
 

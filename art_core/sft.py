@@ -11,6 +11,7 @@ import numpy as np
 
 from art_core.errors import ConfigError
 from art_core.folder import store_file
+from art_core.scoring import calls_of
 from art_core.store import Store
 from art_core.token_tree import group_tree
 from art_core.types import Group, TokenTree, Trajectory
@@ -30,8 +31,8 @@ def load_trajectories(
     return [t for t in found if min_reward is None or (t.reward is not None and t.reward >= min_reward)]
 
 
-def chosen(trajectories: Sequence[Trajectory], min_reward: float | None) -> list[Trajectory]:
-    """Return the trajectories worth imitating: no error, reward high enough, something sampled.
+def chosen(trajectories: Sequence[Trajectory], min_reward: float | None, nodes: Sequence[str] = ()) -> list[Trajectory]:
+    """Return the trajectories worth imitating, with the calls of ``nodes``: no error, reward high enough, something sampled.
 
     Raises ConfigError for what is not a trajectory, and where none is left.
     """
@@ -44,7 +45,8 @@ def chosen(trajectories: Sequence[Trajectory], min_reward: float | None) -> list
             )
     if not trajectories:
         raise ConfigError("there are no trajectories to imitate: the list is empty; a lower min_reward may find some")
-    whole = [t for t in trajectories if t.error is None and any(_trainable(t))]
+    given = [calls_of(t, nodes) for t in trajectories]
+    whole = [t for t in given if t.error is None and any(_trainable(t))]
     good = [t for t in whole if min_reward is None or (t.reward is not None and t.reward >= min_reward)]
     if not good:
         raise ConfigError(

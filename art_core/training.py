@@ -26,7 +26,7 @@ from art_core.pipeline import Pipeline
 from art_core.plugins import Plugins
 from art_core.rollout import task_input
 from art_core.run import Run
-from art_core.scoring import has_contrast
+from art_core.scoring import of_nodes
 from art_core.threads import in_thread
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tracker
 
@@ -194,7 +194,7 @@ async def _sample(
                 screen.say_once(f"runs of the agent failed: {reason}; such runs are scored like all others")
             shown.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)
             groups += await run.score(found, reward)
-            missing = config.tasks_per_step - sum(map(has_contrast, groups))
+            missing = config.tasks_per_step - len(run.teachable(groups))
             if not missing:
                 break
             batch = list(islice(fresh, missing))
@@ -277,7 +277,8 @@ async def _dry_run(
     tree = run.tree(groups[0])
     learner = await run.learner()
     seconds = await in_thread(learner.measure, [tree])
-    calls = [call for t in groups[0].trajectories for call in t.calls]
+    trained = of_nodes(groups[0], run.config.train_nodes)
+    calls = [call for t in trained.trajectories for call in t.calls]
     report = {
         "calls": len(calls),
         "tokens_call_by_call": sum(len(c.prompt_ids) + len(c.sampled_ids) for c in calls),
@@ -285,7 +286,7 @@ async def _dry_run(
         "targets": tree.num_targets,
         "rewards": [t.reward for t in groups[0].trajectories],
         "errors": [t.error for t in groups[0].trajectories if t.error],
-        "has_contrast": has_contrast(groups[0]),
+        "has_contrast": bool(run.teachable(groups)),
         "rollout_seconds": max(t.seconds for t in groups[0].trajectories),
         "learn_seconds": seconds,
         "learn_seconds_per_step": seconds * run.config.tasks_per_step,

@@ -480,3 +480,25 @@ async def test_nothing_is_left_running_after_stop_and_stop_may_come_twice():
     wait_until(lambda: {t for t in threading.enumerate() if t.name.startswith("art-")} <= before)
     with pytest.raises(CaptureError, match="was stopped"):
         await door.open("r2")
+
+
+class Unspeakable:
+    """A dialect that cannot tell the client what was answered."""
+
+    def to_chat(self, body):
+        return body
+
+    def from_chat(self, body, completion):
+        raise ValueError("no words")
+
+
+async def test_an_answer_that_a_dialect_cannot_tell_is_not_recorded():
+    recorder = ListRecorder()
+    dialects = {"/v1/unspeakable": Unspeakable()}
+    async with (
+        await Door.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as door,
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
+        url = await door.open("r1")
+        response = await client.post(f"{url}/unspeakable", json={"messages": [{"role": "user", "content": "hello"}]})
+    assert (response.status_code, recorder.calls) == (500, [])

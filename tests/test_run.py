@@ -298,3 +298,17 @@ async def test_overlong_calls_are_dropped_where_the_loss_or_the_run_asks_for_it(
 def test_settings_of_the_step_that_cannot_be_are_refused(tmp_path, settings):
     with pytest.raises(ConfigError, match=f"{next(iter(settings))}="):
         run_of(tmp_path, **settings)
+
+
+async def test_a_retry_after_an_answer_that_was_lost_on_its_way_is_one_call(tmp_path):
+    async with (
+        art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run,
+        run.rollout("x") as rollout,
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+        for request_id in ("one", "one", "two"):
+            headers = {"x-art-request-id": request_id}
+            response = await client.post(f"{rollout.base_url}/chat/completions", json=body, headers=headers)
+            assert response.status_code == 200
+    assert [call.request_id for call in rollout.trajectory.calls] == ["one", "two"]

@@ -109,6 +109,13 @@ def test_logprobs_take_four_bytes_where_that_loses_nothing_and_eight_where_it_wo
     db.close()
 
 
+def test_a_retry_replaces_an_answer_that_was_lost_on_its_way_but_no_other_call_with_its_id(store):
+    asked, other = ({"model": "m", "messages": [{"role": "user", "content": text}]} for text in ("a", "b"))
+    for request in (asked, other, asked):
+        store.record("r1", call([1], request_id="q1", request=request))
+    assert [one.request["messages"][0]["content"] for one in store.calls("r1")] == ["b", "a"]
+
+
 def test_a_retry_replaces_its_aborted_predecessor_and_nothing_else(store):
     store.record("r1", call([1], request_id="q1", choice=0, finish_reason="aborted"))
     store.record("r1", call([1], request_id="q1", choice=1, finish_reason="aborted"))

@@ -1,29 +1,44 @@
 """Some nodes are trained and the others answer as they are told to: frozen, with the policy, or where the agent sends them."""
 
+import json
+
 import httpx
+import numpy as np
 import pytest
+from vllm_like import vllm_like
 
 import art_core as art
 from art_core.attribution import destination, name_agents, running
-from art_core.config import TrainConfig, make_config
+from art_core.config import TINY, TrainConfig, make_config
+from art_core.engine.loading import load_model
 from art_core.errors import CaptureError, ConfigError
+from art_core.learner import tree_logprobs
 from art_core.scoring import advantages, of_nodes
+from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine
+from art_core.token_tree import build_tree
 from art_core.types import Call, Group, RolloutAddress, Trajectory
+
+
+async def ask(node: str, task: str, address: RolloutAddress, stream: bool = False) -> str:
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        response = await client.post(
+            f"{address.base_url}/chat/completions",
+            json={
+                "model": "m",
+                "messages": [{"role": "user", "content": f"{node} {task}"}],
+                "temperature": 0.25,
+                "stream": stream,
+            },
+            headers={"x-art-agent": node},
+        )
+    response.raise_for_status()
+    return response.text if stream else response.json()["choices"][0]["message"]["content"]
 
 
 async def two_nodes(task: str, address: RolloutAddress) -> str:
     """A planner and a writer in a team, each asking once."""
-    answers = []
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-        for node in ("planner", "team/writer"):
-            response = await client.post(
-                f"{address.base_url}/chat/completions",
-                json={"model": "m", "messages": [{"role": "user", "content": f"{node} {task}"}], "temperature": 0.25},
-                headers={"x-art-agent": node},
-            )
-            answers.append(response.raise_for_status().json()["choices"][0]["message"]["content"])
-    return " ".join(answers)
+    return " ".join([await ask(node, task, address) for node in ("planner", "team/writer")])
 
 
 def by_turns(trajectory: Trajectory) -> float:
@@ -112,6 +127,100 @@ async def test_the_start_weights_answer_for_the_other_nodes(tmp_path):
     found = art.audit(tmp_path / "run")
     assert found.clean, found.problems
     assert found.checked == 16  # the frozen calls too, against the start weights
+
+
+async def test_an_evaluation_of_a_run_keeps_its_frozen_nodes(tmp_path):
+    settings = {"model": "tiny", "train_nodes": "planner", "max_tokens": 4, "learning_rate": 1e-2, "warmup_steps": 0}
+    async with art.open_run(tmp_path / "run", **settings) as run:
+        groups = await run.score(await run.collect(two_nodes, ["x"], group_size=4), by_turns)
+        await run.learn(groups)
+    await art.evaluate(
+        two_nodes,
+        ["x", "y"],
+        model=tmp_path / "run",
+        reward=by_turns,
+        run_dir=tmp_path / "eval",
+        progress=False,
+        max_tokens=4,
+    )
+    with Store(tmp_path / "eval" / "run.sqlite") as store:
+        calls = [call for t in store.trajectories(split="eval") for call in t.calls]
+    assert {(c.agent, c.policy_version) for c in calls} == {("planner", 0), ("team/writer", -1)}
+    start = load_model(str(TINY))
+    for call in calls:
+        tree = build_tree([Trajectory("t", calls=(call,))])
+        found = tree_logprobs(start, tree).detach().numpy()
+        same = np.allclose(found, np.array(call.logprobs), atol=1e-3)
+        assert same is (call.agent == "team/writer")
+
+
+async def test_imitation_takes_the_calls_of_the_trained_nodes(tmp_path):
+    learner = CountingLearner()
+    settings = {"train_nodes": ["planner"], "other_nodes": "policy"}
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=learner, **settings) as run:
+        (group,) = await run.score(await run.collect(two_nodes, ["x"], group_size=2), by_turns)
+        await run.learn_sft(group.trajectories)
+    ((tree,),) = learner.trees
+    assert tree.num_targets == sum(len(t.calls[0].sampled_ids) for t in group.trajectories)
+
+
+async def test_a_later_step_in_which_the_trained_nodes_make_no_call_is_one_without_contrast(tmp_path):
+    settings = {"train_nodes": ["planner"], "other_nodes": "policy"}
+
+    async def routed(task: str, address: RolloutAddress) -> str:
+        return await two_nodes(task, address) if task == "both" else await ask("team/writer", task, address)
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner(), **settings) as run:
+        counts = []
+        for task in ("both", "one"):
+            groups = await run.score(await run.collect(routed, [task], group_size=2), by_turns)
+            counts.append((await run.learn(groups))["groups_with_contrast"])
+    assert counts == [1, 0]
+
+
+async def test_contrast_of_untrained_nodes_alone_asks_for_further_groups(tmp_path):
+    def reward(trajectory: Trajectory) -> float:
+        trajectory.reward_node("writer", by_turns(trajectory))
+        return 0.0
+
+    settings = {"train_nodes": ["planner"], "other_nodes": "policy", "dynamic_sampling": True, "max_extra_rounds": 2}
+    parts = {"engine": FakeEngine(), "learner": CountingLearner(), "progress": False, "run_dir": tmp_path / "run"}
+    result = await art.train(
+        two_nodes,
+        list("abcd"),
+        model="tiny",
+        steps=1,
+        tasks_per_step=1,
+        group_size=2,
+        reward=reward,
+        **parts,
+        **settings,
+    )
+    metrics = json.loads((result.run_dir / "metrics.jsonl").read_text())
+    assert (metrics["groups_sampled"], metrics["groups_with_contrast"]) == (3, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_can_be_the_frozen_model_by_the_name_that_it_serves_under(tmp_path, stream):
+    learner = CountingLearner()
+    with vllm_like() as server:
+        settings = {"train_nodes": ["planner"], "frozen_model": server.url, "max_staleness": 1}
+        async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=learner, **settings) as run:
+            async with run.rollout("x") as rollout:
+                for node in ("planner", "team/writer"):
+                    await ask(node, "x", rollout.address, stream=stream)
+            scored = await run.score([art.Group("x", (rollout.trajectory,) * 2)], by_turns)
+            metrics = await run.learn(scored)
+    assert {request["model"] for request in server.requests} == {"served"}
+    calls = rollout.trajectory.calls
+    assert [(c.agent, c.policy_version, c.temperature) for c in calls] == [
+        ("planner", 0, 1.0),
+        ("team/writer", -1, 0.25),
+    ]
+    assert bytes(calls[1].sampled_ids) == b"team/writer x"
+    assert metrics["staleness_max"] == 0
+    ((tree,),) = learner.trees
+    assert tree.num_targets == 2 * len(calls[0].sampled_ids)
 
 
 async def test_calls_of_other_nodes_can_go_where_the_agent_sends_them():

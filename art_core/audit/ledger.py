@@ -70,8 +70,7 @@ def _check_rows(rollout_id: str, rows: Sequence[RecordedCall], findings: Finding
 
 
 def _was_replaced(call: Call, later: Sequence[RecordedCall]) -> bool:
-    same = ((row.call.request_id, row.call.choice) == (call.request_id, call.choice) for row in later)
-    return call.finish_reason == "aborted" and any(same)
+    return any((row.call.request_id, row.call.choice) == (call.request_id, call.choice) for row in later)
 
 
 def read_updates(store: Store, findings: Findings, screen: Display) -> None:

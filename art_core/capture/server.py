@@ -256,10 +256,13 @@ class CaptureApp:
             completion = await asked.upstream.chat(dict(recording.request))
         recording.add(completion)
         stopped = asyncio.current_task().cancelling() > 0
-        self._record(asked, aborted=stopped)
         if stopped:
+            self._record(asked, aborted=True)
             raise asyncio.CancelledError
-        await asked.exchange.answer(200, asked.dialect.from_chat(asked.body, visible(completion)))
+        # Before it is recorded: what cannot be told to the client has not been answered.
+        answer = asked.dialect.from_chat(asked.body, visible(completion))
+        self._record(asked)
+        await asked.exchange.answer(200, answer)
 
     async def _stream(self, asked: _Asked) -> None:
         recording, exchange = asked.recording, asked.exchange

@@ -39,15 +39,16 @@ class CallWriter:
         self._messages: References[tuple[int, int]] = References()
 
     def write(self, db: sqlite3.Connection, rollout_id: str, call: Call) -> None:
-        """Add a call. An aborted predecessor with its request id is marked as replaced."""
+        """Add a call. The one that it is a retry of, whose answer was cut off or lost on its way, is marked as replaced."""
         parts = parts_of(call)
         prompt = np.frombuffer(parts.prompt, dtype=np.int32)
         line = self._recent.line(rollout_id) or self._recalled(db, rollout_id)
-        if call.request_id in line.aborted:
+        request = self._request(db, dict(call.request))
+        if call.request_id:
             db.execute(
-                "UPDATE calls SET replaced = 1 WHERE rollout_id = ? AND request_id = ? AND choice = ? AND finish_reason = "
-                "'aborted'",
-                (rollout_id, call.request_id, call.choice),
+                "UPDATE calls SET replaced = 1 WHERE rollout_id = ? AND request_id = ? AND choice = ? AND replaced = 0 AND "
+                "(finish_reason = 'aborted' OR (messages = ? AND settings = ?))",
+                (rollout_id, call.request_id, call.choice, request[0], request[2]),
             )
         parent, shared = self._recent.parent(line, prompt)
         digest = chained(rollout_id, line.digest, call_digest(call, parts))
@@ -68,7 +69,7 @@ class CallWriter:
             None if call.reward is None else float(call.reward),
             float(call.temperature),
             call.finish_reason,
-            *self._request(db, dict(call.request)),
+            *request,
             self._blob(db, call.response),
         )
         added = db.execute(
@@ -79,8 +80,6 @@ class CallWriter:
         )
         sampled = np.frombuffer(parts.sampled, dtype=np.int32)
         line.digest = digest
-        if call.finish_reason == "aborted" and call.request_id:
-            line.aborted.add(call.request_id)
         written = Written(added.lastrowid, np.concatenate([prompt, sampled]))
         self._recent.add(rollout_id, line, written, parent, shared)
 
@@ -91,11 +90,7 @@ class CallWriter:
             "SELECT seq, digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (rollout_id,)
         ).fetchone()
         if previous is not None:
-            aborted = (
-                "SELECT request_id FROM calls WHERE rollout_id = ? AND request_id != '' AND finish_reason = 'aborted'"
-            )
             line.digest = previous[1]
-            line.aborted = {request_id for (request_id,) in db.execute(aborted, (rollout_id,))}
             # What is damaged is for the audit to tell; the next call is then stored whole.
             with suppress(StoreError):
                 tokens = CallReader(db, rollout_id).tokens_of(previous[0])

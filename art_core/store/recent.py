@@ -48,8 +48,6 @@ class Line:
 
     digest: bytes | None = None
     """Of its last call; None where there is none."""
-    aborted: set[str] = field(default_factory=set)
-    """Request ids of its aborted calls, which a retry replaces."""
     calls: list[Written] = field(default_factory=list)
 
 

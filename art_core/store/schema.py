@@ -39,7 +39,7 @@ CREATE TABLE calls (
 );
 CREATE INDEX calls_by_rollout ON calls (rollout_id, seq);
 -- For the retry that looks for the call that it replaces.
-CREATE INDEX aborted_calls ON calls (rollout_id, request_id) WHERE finish_reason = 'aborted';
+CREATE INDEX calls_by_request ON calls (rollout_id, request_id);
 
 -- Scores and steps are only ever added; the newest of a rollout counts.
 CREATE TABLE scores (
