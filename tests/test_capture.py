@@ -502,3 +502,16 @@ async def test_an_answer_that_a_dialect_cannot_tell_is_not_recorded():
         url = await door.open("r1")
         response = await client.post(f"{url}/unspeakable", json={"messages": [{"role": "user", "content": "hello"}]})
     assert (response.status_code, recorder.calls) == (500, [])
+
+
+async def test_a_temperature_that_is_nearly_zero_is_recorded_as_zero():
+    recorder, engine = ListRecorder(), EchoEngine()
+    async with (
+        await Door.start(lambda: engine, lambda: recorder, process=False) as door,
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
+        url = await door.open("r1")
+        body = {"messages": [{"role": "user", "content": "hello"}], "temperature": 1e-8}
+        await client.post(f"{url}/chat/completions", json=body)
+    assert [call.temperature for _, call in recorder.calls] == [0]
+    assert engine.requests[0]["temperature"] == 0

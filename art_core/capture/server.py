@@ -26,6 +26,8 @@ logger = logging.getLogger("art_core.capture")
 
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
+GREEDY = 1e-5
+"""Temperatures below this mean 0."""
 
 
 class Dialect(Protocol):
@@ -324,7 +326,12 @@ class CaptureApp:
                 _listed(asked),
                 _listed({key: imposed[key] for key in asked}),
             )
-        return {key: value for key, value in {**request, **imposed}.items() if key not in imposed or value is not None}
+        sampled = {
+            key: value for key, value in {**request, **imposed}.items() if key not in imposed or value is not None
+        }
+        if 0 < (sampled.get("temperature") or 0) < GREEDY:
+            sampled["temperature"] = 0  # as engines take it; a logprob cannot be divided by so little
+        return sampled
 
 
 def _listed(settings: Mapping[str, object]) -> str:

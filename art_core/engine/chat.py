@@ -47,7 +47,7 @@ class Chat:
         plain = [self._plain(message) for message in messages]
         try:
             return self._apply(plain, tools, **arguments)
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, ValueError) as error:
             raise refuse(f"the model's chat template cannot render these messages: {error}") from error
 
     def _apply(self, messages: list[JsonDict], tools: list[JsonDict] | None = None, **arguments: Any) -> str:

@@ -13,6 +13,9 @@ from typing import Any
 from art_core.errors import UpstreamError
 from art_core.types import JsonDict
 
+GREEDY = 1e-5
+"""A temperature below this is 0: dividing by it leaves the range of float32."""
+LARGEST_TOP_K = 2**31 - 1
 UNSUPPORTED = ("frequency_penalty", "presence_penalty", "logit_bias")
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -92,24 +95,24 @@ def parse(request: JsonDict, default_max_tokens: int) -> ChatRequest:
     asked = request.get("max_completion_tokens")
     if asked is None:
         asked = request.get("max_tokens")
-    stop = request.get("stop") or ()
+    temperature = _number(request, "temperature", 1.0, 0, None)
     top_k = _number(request, "top_k", 0, -1, None)
     return ChatRequest(
         messages=messages,
         prompt=prompt,
         shape=_shape(request),
-        tools=(request.get("tools") or None) if request.get("tool_choice") != "none" else None,
-        template_arguments=dict(request.get("chat_template_kwargs") or {}),
+        tools=(_tools(request) or None) if request.get("tool_choice") != "none" else None,
+        template_arguments=dict(_object(request, "chat_template_kwargs")),
         n=int(_number(request, "n", 1, 1, 128)),
         max_tokens=default_max_tokens if asked is None else int(_checked(asked, "max_tokens", 1, None)),
-        temperature=_number(request, "temperature", 1.0, 0, None),
+        temperature=0.0 if temperature < GREEDY else temperature,
         top_p=_number(request, "top_p", 1.0, 0, 1),
-        top_k=max(int(top_k), 0),
+        top_k=max(int(min(top_k, LARGEST_TOP_K)), 0),
         seed=None if request.get("seed") is None else int(_checked(request["seed"], "seed", None, None)),
-        stop=(stop,) if isinstance(stop, str) else tuple(text for text in stop if text),
+        stop=_stop(request.get("stop")),
         logprobs=bool(request.get("logprobs")),
         top_logprobs=int(_number(request, "top_logprobs", 0, 0, 20)),
-        include_usage=bool((request.get("stream_options") or {}).get("include_usage")),
+        include_usage=bool(_object(request, "stream_options").get("include_usage")),
         model=str(request.get("model") or "policy"),
     )
 
@@ -127,7 +130,7 @@ def _checked_prompt(request: JsonDict) -> list[JsonDict]:
 
 def _shape(request: JsonDict) -> Shape | None:
     """Read tool_choice, parallel_tool_calls, strict tools and response_format."""
-    choice, tools = request.get("tool_choice") or "auto", request.get("tools") or ()
+    choice, tools = request.get("tool_choice") or "auto", _tools(request)
     content = _content(request.get("response_format") or {"type": "text"})
     if choice == "none":
         tools = ()
@@ -204,6 +207,27 @@ def _content(response_format: Any) -> Schema | None:
     if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
         raise refuse("response_format of type 'json_schema' has no schema; give one as json_schema.schema")
     return Schema(described["schema"], bool(described.get("strict")))
+
+
+def _tools(request: JsonDict) -> list[JsonDict]:
+    tools = request.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise refuse(f"tools is {tools!r:.200}; it must be a list of objects of type 'function'")
+    return tools
+
+
+def _stop(stop: Any) -> tuple[str, ...]:
+    texts = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise refuse(f"stop is {stop!r:.200}; it must be a string or a list of strings")
+    return tuple(text for text in texts if text)
+
+
+def _object(request: JsonDict, name: str) -> JsonDict:
+    value = request.get(name) or {}
+    if not isinstance(value, dict):
+        raise refuse(f"{name} is {value!r:.200}; it must be an object")
+    return value
 
 
 def _number(request: JsonDict, name: str, default: float, low: float | None, high: float | None) -> float:

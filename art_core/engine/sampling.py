@@ -97,6 +97,8 @@ def _choose(logprobs: Tensor, draws: Sequence[Draw]) -> Tensor:
     uniform = torch.tensor([1.0 - draw.random.random() for draw in draws], dtype=torch.float64, device=logprobs.device)
     cumulative = _truncate(logprobs, draws).exp().cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:])[:, 0]
+    # A row that is not a number, from a broken model, must not end the other rows' answers.
+    tokens = tokens.clamp(max=logprobs.shape[-1] - 1)
     if any(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logprobs.device), logprobs.argmax(-1), tokens)
     return tokens

@@ -353,3 +353,25 @@ async def test_the_tiny_model_is_served_with_exact_logprobs():
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     ids = tokenizer.apply_chat_template(ask("hello 0")["messages"], add_generation_prompt=True, return_dict=False)
     assert answers[0]["prompt_token_ids"] == ids
+
+
+@pytest.mark.parametrize("odd", [{"temperature": 1e-40}, {"temperature": 1e300}, {"top_k": 2**70}, {"top_p": 1e-300}])
+async def test_an_extreme_setting_is_answered_and_hurts_nobody_else(open_engine, odd):
+    engine = await open_engine(max_tokens=20)
+    asked = {"messages": [{"role": "user", "content": "hi"}]}
+    for answer in await asyncio.gather(*(engine.chat(asked | extra) for extra in ({}, odd, {}))):
+        assert answer["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stop": 5}, {"stop": [1]}, {"tools": "x"}, {"tools": [None]}, {"stream_options": 5}, {"chat_template_kwargs": 5},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_a_setting_of_the_wrong_kind_is_a_400_that_names_it(open_engine, wrong):
+    engine = await open_engine(max_tokens=4)
+    with pytest.raises(UpstreamError, match=next(iter(wrong))) as caught:
+        await engine.chat({"messages": [{"role": "user", "content": "hi"}], **wrong})
+    assert caught.value.status == 400
