@@ -199,6 +199,9 @@ def weights_hash(folder: str | Path) -> str:
 
 
 def check_tasks(tasks: Sequence[Any]) -> None:
-    """Raise ConfigError where there is nothing to run."""
+    """Raise ConfigError where there is nothing to run, or what is no list of tasks."""
+    if isinstance(tasks, str | bytes | Mapping) or not isinstance(tasks, Sequence):
+        file = "; 'art train' on the command line takes a file of tasks" if isinstance(tasks, str) else ""
+        raise ConfigError(f"tasks is {tasks!r:.80}, and must be a list, one task per item (any JSON-able value){file}")
     if len(tasks) == 0:
         raise ConfigError("the task list is empty: give at least one task (any JSON-able value)")

@@ -180,20 +180,22 @@ def check_captured(groups: Sequence[Group], nodes: Sequence[str] = ()) -> None:
     calls = [call for t in trajectories for call in t.calls]
     if calls and nodes and not any(call.made_by(*nodes) for call in calls):
         seen = ", ".join(sorted({repr(call.agent) for call in calls}))
+        unnamed = " (None: nobody named the node; 'art plugins' lists the plugins that do)" if "None" in seen else ""
         raise CaptureError(
-            f"train_nodes={tuple(nodes)} made none of {len(calls)} calls; the calls came from {seen} (None: the framework "
-            "named no node; 'art plugins' lists the plugins that do)"
+            f"train_nodes={tuple(nodes)} made none of {len(calls)} calls; the calls came from {seen}{unnamed}. Name one of "
+            "these; where a graph stopped at an interrupt before its node, run it with art_langgraph.answering"
         )
     if not trajectories or calls:
         return
+    advice = (
+        "its calls did not go through a rollout's address. Install the plugin of its client library ('art plugins' lists what is "
+        "installed and what is missing), take the models it calls out of passthrough= and its nodes into train_nodes=, or let "
+        "the agent take a second argument and use address.base_url"
+    )
     failed = [t for t in trajectories if t.error]
     if failed:
         raise CaptureError(
-            f"all {len(failed)} runs of the agent failed before a model call was recorded; the first said: {failed[0].error}"
+            f"all {len(failed)} runs of the agent failed before a model call was recorded; the first said: {failed[0].error}. "
+            f"Where that is a model call that failed, {advice}"
         )
-    raise CaptureError(
-        f"the agent ran {len(trajectories)} times and no model call was recorded: its calls did not go through a rollout's "
-        "address. Install the plugin of its client library ('art plugins' lists what is installed and what is missing), "
-        "take the models it calls out of passthrough= and its nodes into train_nodes=, or let the agent take a second argument "
-        "and use address.base_url"
-    )
+    raise CaptureError(f"the agent ran {len(trajectories)} times and no model call was recorded: {advice}")

@@ -198,3 +198,19 @@ def test_two_loops_are_not_nested_by_accident(tmp_path):
 
     with pytest.raises(ConfigError, match="event loop is running"):
         asyncio.run(inside())
+
+
+@pytest.mark.parametrize("tasks", ["tasks.jsonl", {"a": 1}, None, 5])
+async def test_tasks_that_are_no_list_are_refused_before_anything_starts(tmp_path, tasks):
+    with pytest.raises(ConfigError, match="must be a list"):
+        await art.train(lambda task: task, tasks, model="tiny", steps=1, reward=len, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+async def test_an_agent_whose_own_calls_fail_uncaptured_is_told_of_plugins(tmp_path):
+    def agent(task: str) -> str:
+        raise ConnectionError("refused")
+
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
+        with pytest.raises(CaptureError, match=r"ConnectionError: refused.*'art plugins' lists"):
+            await run.collect(agent, ["x"], group_size=2)

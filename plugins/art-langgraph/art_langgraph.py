@@ -47,6 +47,8 @@ def answering(graph: Pregel, answer: Answer, *, context: Any = None) -> RunAgent
 
     if not _is_graph(graph):
         raise AgentError(f"answering() runs a compiled LangGraph graph, not {graph!r:.100}")
+    if not callable(answer):
+        raise AgentError(f"answering() takes a function of the interrupt's value, not {answer!r:.100}")
 
     async def run(input: Any, address: RolloutAddress) -> Any:
         config, next_input = _thread(address), _state(graph, input)

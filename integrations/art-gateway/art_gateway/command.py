@@ -92,9 +92,10 @@ def _upstreams(
     from art_core.capture import HttpUpstream
 
     for url in urls:
-        if not url.startswith(("http://", "https://")):
+        if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith("/v1"):
             raise typer.BadParameter(
-                f"{url!r} is not a base URL such as http://127.0.0.1:8000/v1", param_hint="--upstream"
+                f"{url!r} is not a base URL such as http://127.0.0.1:8000/v1, which ends in /v1",
+                param_hint="--upstream",
             )
     if urls:
         return [HttpUpstream(url, model, api_key=api_key, timeout=timeout) for url in urls]

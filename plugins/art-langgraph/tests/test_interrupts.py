@@ -8,7 +8,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
 import art_langchain
@@ -143,3 +143,9 @@ async def test_a_function_that_resumes_by_itself_is_captured_across_the_interrup
         resume = {asked.id: answer(asked.value) for asked in stopped["__interrupt__"]}
         await asyncio.to_thread(graph.invoke, Command(resume=resume), config)
     assert [request.headers["x-art-agent"] for request in stub.of("r")] == ["plan", "decide"]
+
+
+def test_an_answer_that_is_no_function_is_refused_at_once():
+    graph = StateGraph(MessagesState).add_sequence([("ask", lambda state: {})]).add_edge(START, "ask").compile()
+    with pytest.raises(AgentError, match="not 'yes'"):
+        art_langgraph.answering(graph, "yes")
