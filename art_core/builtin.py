@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core import losses, unsloth
+from art_core.errors import AgentError
 from art_core.hookspecs import Register, hookimpl
 from art_core.types import RolloutAddress, RunAgent
 
@@ -31,7 +32,7 @@ def adapt_agent(agent: object) -> RunAgent | None:
     """A function of a task's input, or of the input and the ``RolloutAddress``, is an agent, sync or async."""
     if not callable(agent) or inspect.isclass(agent):
         return None
-    takes_address = _positional(agent) >= 2
+    takes_address = _required(agent) == 2
     call = agent if inspect.isfunction(agent) or inspect.ismethod(agent) else agent.__call__
     if inspect.iscoroutinefunction(call):
 
@@ -68,10 +69,19 @@ async def _in_daemon_thread(function: Callable[..., Any], *arguments: Any) -> An
     return await asyncio.wrap_future(outcome)
 
 
-def _positional(agent: Any) -> int:
+def _required(agent: Any) -> int:
+    """Return how many arguments the agent cannot be called without; AgentError where it cannot be called with a task at all."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(agent).parameters.values()
-    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+    possible = [p for p in parameters if p.kind in kinds]
+    required = sum(p.default is inspect.Parameter.empty for p in possible)
+    anything = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    if required > 2 or not (possible or anything):
+        raise AgentError(
+            f"an agent is a function of a task, def agent(task), or of a task and its rollout's address; {agent!r:.100} takes "
+            f"{required} arguments"
+        )
+    return required
 
 
 @hookimpl

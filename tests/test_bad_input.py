@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 import art_core as art
-from art_core.errors import CaptureError, ConfigError, RewardError, StoreError, UpstreamError
+from art_core.errors import AgentError, CaptureError, ConfigError, RewardError, StoreError, UpstreamError
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
@@ -213,4 +213,11 @@ async def test_an_agent_whose_own_calls_fail_uncaptured_is_told_of_plugins(tmp_p
 
     async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
         with pytest.raises(CaptureError, match=r"ConnectionError: refused.*'art plugins' lists"):
+            await run.collect(agent, ["x"], group_size=2)
+
+
+@pytest.mark.parametrize("agent", [lambda: "x", lambda a, b, c: "x"], ids=["none", "three"])
+async def test_a_function_that_takes_no_task_is_refused_before_it_runs(tmp_path, agent):
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
+        with pytest.raises(AgentError, match="a function of a task"):
             await run.collect(agent, ["x"], group_size=2)
