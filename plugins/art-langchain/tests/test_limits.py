@@ -13,7 +13,6 @@ art_langchain.redirect_clients()
 class Limited(FakeListChatModel):
     """One that limits its answers."""
 
-    responses: list[str] = ["my own answer"]
     limit: int
 
     def _get_ls_params(self, stop=None, **kwargs):
@@ -33,7 +32,7 @@ class Limited(FakeListChatModel):
 )
 def test_the_calls_own_limit_beats_the_models_whatever_it_is_called(stub, bound, sent):
     with stub.rollout():
-        Limited(limit=1000).bind(**bound).invoke("hello")
+        Limited(responses=["mine"], limit=1000).bind(**bound).invoke("hello")
     (asked,) = stub.of("r")
     assert asked.body.get("max_completion_tokens") == sent
     assert "max_tokens" not in asked.body
@@ -41,6 +40,6 @@ def test_the_calls_own_limit_beats_the_models_whatever_it_is_called(stub, bound,
 
 def test_a_limit_below_one_is_none(stub):
     with stub.rollout():
-        Limited(limit=-1).invoke("hello")
+        Limited(responses=["mine"], limit=-1).invoke("hello")
     (asked,) = stub.of("r")
     assert not {"max_tokens", "max_completion_tokens"} & asked.body.keys()
