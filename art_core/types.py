@@ -36,7 +36,8 @@ class Call:
     """The number of optimizer steps behind the weights that sampled this call; 0 for the start weights; -1 where another
     model answered."""
     agent: str | None = None
-    """The node or agent that made the call, where the framework tells: names joined by ``/``, the outermost first."""
+    """The node or agent that made the call, where the framework tells: names joined by ``/``, the outermost first. Where
+    several frameworks tell, the names of each, in the order that ``name_agents`` says."""
     thread: str | None = None
     """The framework's conversation thread, where it tells: LangGraph's ``thread_id``."""
     request_id: str = ""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from art_core.attribution import agent_name, current_rollout, destination, exempt, names, running
+from art_core.attribution import agent_name, caller_headers, current_rollout, destination, exempt, names, running
 from art_core.errors import CaptureError
 from art_core.types import RolloutAddress
 
@@ -212,6 +212,64 @@ def test_threads_carry_the_name_of_the_node_that_started_them(monkeypatch):
             node.set(name)
             assert on_a_thread(agent_name) == name
             assert pool.submit(agent_name).result() == name
+
+
+def test_threads_carry_the_frameworks_thread_of_who_started_them(monkeypatch):
+    thread = contextvars.ContextVar("thread", default=None)
+    monkeypatch.setattr(names, "_thread_sources", [thread.get])
+    with running(address("r1")), ThreadPoolExecutor(1) as pool:
+        for name in ("t 1", "t 2"):
+            thread.set(name)
+            assert on_a_thread(caller_headers) == {"x-art-thread": name}
+            assert pool.submit(caller_headers).result() == {"x-art-thread": name}
+        thread.set(None)
+        assert on_a_thread(caller_headers) == {}
+
+
+def test_the_names_of_all_frameworks_that_know_one_are_joined_each_once(monkeypatch):
+    now: dict[str, str | None] = {}
+
+    def graph() -> str | None:
+        return now.get("graph")
+
+    def kit() -> str | None:
+        return now.get("kit")
+
+    monkeypatch.setattr(names, "_sources", [kit, graph])  # whichever was registered first
+    for node, agent, joined in (
+        (None, None, None),
+        ("outer", None, "outer"),
+        (None, "inner", "inner"),
+        ("outer", "inner", "outer/inner"),
+        ("same", "same", "same"),
+        ("team/writer", "writer", "team/writer"),
+        ("writer", "team/writer", "team/writer"),
+        ("writ", "writer", "writ/writer"),
+    ):
+        now |= {"graph": node, "kit": agent}
+        assert agent_name() == joined
+
+
+def test_a_thread_has_the_names_of_who_started_it_where_no_newer_ones_of_the_same_framework_are_known(monkeypatch):
+    node, agent = contextvars.ContextVar("node", default=None), contextvars.ContextVar("agent", default=None)
+
+    def graph() -> str | None:
+        return node.get()
+
+    def kit() -> str | None:
+        return agent.get()
+
+    monkeypatch.setattr(names, "_sources", [graph, kit])
+
+    def asking(name: str) -> str | None:
+        agent.set(name)
+        return agent_name()
+
+    with running(address("r1")):
+        node.set("outer")
+        agent.set("caller")
+        assert on_a_thread(agent_name) == "outer/caller"
+        assert on_a_thread(asking, "inner") == "outer/inner"
 
 
 def test_a_client_with_a_live_rollouts_address_names_it():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -342,6 +343,41 @@ async def test_agents_that_are_not_of_their_kind_are_told(check):
     assert "[structured output] no call asked for a schema" in said
     assert "[nested agents] 1 calls were recorded" in said
     assert "[failing] its own exception did not make the run fail" in said
+
+
+def in_a_thread(base_url):
+    """Blocks, and is neither awaited nor in threads of its own."""
+    ask = blocking(base_url)
+
+    async def agent(text):
+        return await asyncio.to_thread(ask, text)
+
+    return agent
+
+
+async def test_an_agent_that_awaits_is_neither_blocking_nor_in_threads(check, monkeypatch):
+    monkeypatch.setattr("art_core.testing.conformance.WatchedEngine.WAIT", 0.5)
+    said = await check(art_openai, dict.fromkeys(["sync", "threads"], asynchronous), runs=2)
+    assert "[sync] every call was made on the event loop's thread" in said
+    assert "[threads] calls were made from 0 threads" in said
+
+
+async def test_an_agent_that_blocks_has_no_threads_of_its_own(check, monkeypatch):
+    monkeypatch.setattr("art_core.testing.conformance.WatchedEngine.WAIT", 0.5)
+    for one_thread in (blocking, in_a_thread):
+        said = await check(art_openai, dict.fromkeys(["sync", "threads"], one_thread), runs=2)
+        assert "[threads] calls were made from 1 threads" in said
+        assert "[sync]" not in said
+
+
+async def test_watching_the_callers_leaves_sockets_as_they_were(check, monkeypatch):
+    inherited = socket.socket.connect
+    assert await check(art_openai, {"async": asynchronous}, runs=2) == ""
+    assert "connect" not in vars(socket.socket)
+    theirs = lambda self, address: inherited(self, address)  # noqa: E731
+    monkeypatch.setattr(socket.socket, "connect", theirs)
+    assert await check(art_openai, {"async": asynchronous}, runs=2) == ""
+    assert socket.socket.connect is theirs
 
 
 async def test_missing_names_of_agents_are_told(check):

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from art_core.attribution.names import agent_name, starter
+from art_core.attribution.names import NOBODY, Caller, caller, starter
 from art_core.types import RolloutAddress
 
 current_rollout: ContextVar[RolloutAddress | None] = ContextVar("art_current_rollout", default=None)
@@ -55,19 +55,19 @@ class Origin(NamedTuple):
 
     rollout: RolloutAddress | None = None
     exempt: bool = False
-    agent: str | None = None
+    caller: Caller = NOBODY
 
 
 def origin() -> Origin | None:
     """Return where work that is started here comes from; None where that is nobody's business."""
     rollout, is_exempt = current_rollout.get(), exempted.get()
-    return None if rollout is None and not is_exempt else Origin(rollout, is_exempt, agent_name())
+    return None if rollout is None and not is_exempt else Origin(rollout, is_exempt, caller())
 
 
 @contextmanager
 def carried(origin: Origin) -> Iterator[None]:
     """Let this block be work from ``origin``."""
-    tokens = current_rollout.set(origin.rollout), exempted.set(origin.exempt), starter.set(origin.agent)
+    tokens = current_rollout.set(origin.rollout), exempted.set(origin.exempt), starter.set(origin.caller)
     try:
         yield
     finally:

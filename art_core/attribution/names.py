@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from typing import NamedTuple
 from urllib.parse import quote
+
+from art_core.types import within
 
 Source = Callable[[], str | None]
 
-starter: ContextVar[str | None] = ContextVar("art_starter", default=None)
-"""The node or agent that started this thread or process, or gave it its work."""
+
+class Caller(NamedTuple):
+    """Who is calling."""
+
+    agents: Mapping[str, str] = {}
+    """Source, by its module and name -> the node or agent that it names."""
+    thread: str | None = None
+
+
+NOBODY = Caller()
+starter: ContextVar[Caller] = ContextVar("art_starter", default=NOBODY)
+"""Who started this thread or process, or gave it its work."""
+
+
+def caller() -> Caller:
+    """Return who is calling; what a source does not know here is what it knew where this work was started."""
+    started = starter.get()
+    agents = {_title(source): name for source in _sources if (name := source())}
+    thread = next((name for source in _thread_sources if (name := source())), None)
+    return Caller({**started.agents, **agents}, thread or started.thread)
 
 
 def name_agents(source: Source) -> None:
     """Ask ``source`` at every redirected call for the node or agent that is calling; it returns None where it knows none.
 
-    For plugins of frameworks, from ``redirect_clients``. The same source again is not added.
+    For plugins of frameworks, from ``redirect_clients``. ``source`` is a function of a module; the same again is not added.
+    Where several know a name, as for an agent of one framework in another's node, the names are joined by ``/`` in the
+    order of the sources' modules and names, because none knows which of them is outermost: ``art_langgraph``'s node stands
+    before ``art_openai``'s agent. A name that stands in the path already is not repeated.
     """
     if source not in _sources:
         _sources.append(source)
 
 
 def agent_name() -> str | None:
-    """Return the node or agent that is calling, from the first source that knows; for plugins that redirect calls."""
-    return next((name for source in _sources if (name := source())), None) or starter.get()
+    """Return the node or agent that is calling, as ``Call.agent`` has it; for plugins that redirect calls."""
+    path = ""
+    for _, name in sorted(caller().agents.items()):
+        if not path or within(name, [path]):
+            path = name
+        elif not within(path, [name]):
+            path = f"{path}/{name}"
+    return path or None
 
 
 def name_threads(source: Source) -> None:
     """Ask ``source`` at every redirected call for the framework's conversation thread; None where it knows none.
 
-    For plugins, as ``name_agents``; LangGraph's ``thread_id`` is one.
+    For plugins, as ``name_agents``, but the first source that knows is believed; LangGraph's ``thread_id`` is one.
     """
     if source not in _thread_sources:
         _thread_sources.append(source)
@@ -40,9 +70,12 @@ def caller_headers() -> dict[str, str]:
 
     For plugins that redirect calls. Percent-encoded, because a header holds Latin-1 only.
     """
-    thread = next((name for source in _thread_sources if (name := source())), None)
-    known = {"x-art-agent": agent_name(), "x-art-thread": thread}
+    known = {"x-art-agent": agent_name(), "x-art-thread": caller().thread}
     return {header: quote(name, safe=" /|:") for header, name in known.items() if name}
+
+
+def _title(source: Source) -> str:
+    return f"{source.__module__}.{getattr(source, '__qualname__', '')}"
 
 
 _sources: list[Source] = []

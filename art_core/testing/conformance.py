@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +53,9 @@ async def check_adapter(
 
     ``agents`` has a function ``make(base_url) -> agent`` by kind (``KINDS``; one function alone is ``"async"``). Each agent
     is given a text, shows it to the model at least once, and returns what follows from the answers. ``sync`` calls the model
-    blocking, ``stream`` streams, ``tools`` has the model call a tool and shows it the result, ``structured output`` asks for
-    a schema, ``threads`` calls from threads of its own, ``nested agents`` runs agents in agents, and ``failing`` raises by
-    itself after a call. A model call that is refused with a 400 must make any of them raise.
+    blocking, beside the event loop, ``stream`` streams, ``tools`` has the model call a tool and shows it the result,
+    ``structured output`` asks for a schema, ``threads`` calls from two threads at least, ``nested agents`` runs agents in
+    agents, and ``failing`` raises by itself after a call. A model call that is refused with a 400 must make any of them raise.
 
     ``framework`` is the row's name. ``plugin`` is the adapter's module, used also where it is not installed; importing it
     must not import ``packages``. ``agent_names`` are those that ``Call.agent`` must show for ``nested agents``.
@@ -97,6 +98,8 @@ class Plain:
     requests: list[JsonDict]
     """As chat requests, in the order in which the provider got them."""
     asked: list[Asked]
+    threads: int | None
+    """How many threads beside the event loop's called; None where no call over a socket of Python's was seen."""
 
 
 class _Check:
@@ -120,7 +123,7 @@ class _Check:
         self._agent_names, self._to_input, self._to_output, self._runs = agent_names, to_input, to_output, runs
         self._refusals = refusals
         self._served = WatchedEngine(reply)
-        self._provided = FakeEngine(reply)
+        self._provided = WatchedEngine(reply)
 
     async def run(self, made: Mapping[str, MakeAgent]) -> None:
         dialects = self._plugins.registered("register_dialects")
@@ -130,7 +133,7 @@ class _Check:
         ):
             agents = {kind: make(self._provider.base_url) for kind, make in made.items()}
             # Before the clients are redirected, where this is the first rollout of the process.
-            before = {kind: await self._plain(agent, task(0)) for kind, agent in agents.items()}
+            before = {kind: await self._plain(kind, agent, task(0)) for kind, agent in agents.items()}
             settings: dict[str, Any] = {"rollout_timeout": TIMEOUT, "max_concurrent": self._runs + 1}
             parts = {"engine": self._served, "learner": CountingLearner(), "plugins": self._plugins}
             async with open_run(Path(folder) / "run", **parts, **settings) as run:
@@ -141,22 +144,26 @@ class _Check:
                         found = [f"the runs ended with {describe(error)}"]
                     self.violations += [f"[{kind}] {text}" for text in found]
 
-    async def _plain(self, agent: object, text: str) -> Plain:
+    async def _plain(self, kind: str, agent: object, text: str) -> Plain:
         """Run the agent once with no rollout around it."""
         adapted: RunAgent = self._plugins.adapt(agent)
         self._provided.requests.clear()
+        # Else a first thread that is fast may make the calls of all.
+        self._provided.begin(together=kind == "threads")
         self._provider.asked.clear()
         address = RolloutAddress("plain", self._provider.base_url, "key", "policy")
         output = error = None
-        try:
-            output = self._to_output(await asyncio.wait_for(adapted(self._to_input(text), address), TIMEOUT))
-        except Exception as raised:  # noqa: BLE001 - the boundary to the agent: what it raises is compared
-            error = describe(raised)
-        return Plain(output, error, list(self._provided.requests), list(self._provider.asked))
+        with self._provider.callers() as callers:
+            try:
+                output = self._to_output(await asyncio.wait_for(adapted(self._to_input(text), address), TIMEOUT))
+            except Exception as raised:  # noqa: BLE001 - the boundary to the agent: what it raises is compared
+                error = describe(raised)
+        threads = len(callers - {threading.current_thread()}) if callers else None
+        return Plain(output, error, list(self._provided.requests), list(self._provider.asked), threads)
 
     async def _kind(self, run: Run, kind: str, agent: object, before: Plain) -> list[str]:
-        plain = await self._plain(agent, task(0))
-        refused = await self._plain(agent, refused_task())
+        plain = await self._plain(kind, agent, task(0))
+        refused = await self._plain(kind, agent, refused_task())
         self._served.begin()
         self._provider.asked.clear()
         groups = await run.collect(
@@ -180,6 +187,7 @@ class _Check:
             *rules.apart(self._served.overlapped, runs),
             *self._outcomes(kind, plain, refused, trajectories, last),
             *rules.of_kind(kind, trajectories[0], self._agent_names),
+            *rules.off_the_loop(kind, plain.threads),
         ]
 
     def _leaked(self) -> int:
@@ -203,17 +211,19 @@ class _Check:
 
 
 class WatchedEngine(FakeEngine):
-    """Counts what it answers, and holds its first call back until a second one is in flight."""
+    """Counts what it answers, and holds its first call back until a second one is in flight, if it is to."""
 
     WAIT = 10.0
     """Seconds until it believes that none comes."""
 
-    def begin(self) -> None:
-        """Forget what was answered so far."""
+    def begin(self, together: bool = True) -> None:
+        """Forget what was answered so far, and hold the first call back if ``together``."""
         self.answered = 0
         self.overlapped = False
         self._in_flight = 0
         self._second = asyncio.Event()
+        if not together:
+            self._second.set()
 
     async def chat(self, request: JsonDict) -> JsonDict:
         self._in_flight += 1

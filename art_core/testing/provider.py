@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import socket
@@ -10,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from art_core.capture.record import visible
 from art_core.capture.server import ChatCompletions, Dialect
@@ -64,6 +66,27 @@ class PlainProvider:
             finally:
                 server.should_exit = True
                 thread.join(10)
+
+    @contextlib.contextmanager
+    def callers(self) -> Iterator[set[threading.Thread]]:
+        """Collect the threads that call while the block runs: those that connect, because every call connects anew."""
+        threads: set[threading.Thread] = set()
+        port, connect, own = urlsplit(self.base_url).port, socket.socket.connect, "connect" in vars(socket.socket)
+
+        @functools.wraps(connect)
+        def watched(connecting: socket.socket, address: Any) -> None:
+            if isinstance(address, tuple) and address[1] == port:
+                threads.add(threading.current_thread())
+            connect(connecting, address)
+
+        socket.socket.connect = watched
+        try:
+            yield threads
+        finally:
+            if own:
+                socket.socket.connect = connect
+            else:  # It was inherited, and is again.
+                del socket.socket.connect
 
     async def _answer(self, request: Any) -> Any:
         from starlette.responses import JSONResponse, StreamingResponse

@@ -190,10 +190,23 @@ def of_kind(kind: str, trajectory: Trajectory, names: Collection[str]) -> list[s
         return _tools(calls)
     if kind == "structured output" and not any(map(_structured, calls)):
         return ["no call asked for a schema: neither response_format nor a forced tool_choice was recorded"]
-    if kind == "threads" and not calls:
-        return ["no call from a thread was recorded: start threads inside the run, so that they carry its rollout"]
     if kind == "nested agents":
         return _nested(calls, names)
+    return []
+
+
+def off_the_loop(kind: str, threads: int | None) -> list[str]:
+    """An agent that blocks, or has threads, called from ``threads`` beside the event loop's; None is not known."""
+    if kind == "sync" and threads == 0:
+        return [
+            "every call was made on the event loop's thread: give an agent that calls the model blocking, and have the "
+            "adapter run it in a thread"
+        ]
+    if kind == "threads" and threads is not None and threads < 2:
+        return [
+            f"calls were made from {threads} threads beside the event loop's: the agent must call from two at least, which "
+            "it starts in its run"
+        ]
     return []
 
 

@@ -2,17 +2,22 @@
 
 import operator
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, TypedDict
 
+import pytest
+from agents import Agent, OpenAIChatCompletionsModel, Runner
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
 from langgraph_supervisor import create_supervisor
+from openai import AsyncOpenAI
 
 import art_langgraph
-from art_core.testing import check_adapter
+from art_core import open_run
+from art_core.testing import CountingLearner, FakeEngine, check_adapter
 from framework_table import City, assert_documented, rain, user
 
 
@@ -100,3 +105,24 @@ async def test_graphs_keep_every_rule():
     )
     assert report.checks["agent names"] == "yes"
     assert_documented(report)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # run_sync leaves the loops that it makes open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_an_agent_of_another_framework_in_a_node_has_both_names_also_in_threads(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
+
+    def ask(state):
+        asks = OpenAIChatCompletionsModel("m", AsyncOpenAI(api_key="k"))
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(Runner.run_sync, Agent("inner", model=asks), state["text"])
+        return {"answers": [run.result().final_output, model("http://127.0.0.1:9/v1").invoke(state["text"]).text]}
+
+    graph = StateGraph(Fan).add_node("outer", ask).add_edge(START, "outer").compile()
+    parts = {"engine": FakeEngine(), "learner": CountingLearner(), "train_nodes": ["inner"], "other_nodes": "policy"}
+    async with open_run(tmp_path / "run", **parts) as run:
+        (group,) = await run.collect(graph, [{"text": "hi", "answers": []}], group_size=1)
+    (trajectory,) = group.trajectories
+    assert trajectory.error is None
+    assert [call.agent for call in trajectory.calls] == ["outer/inner", "outer"]
+    assert [call.thread for call in trajectory.calls] == [trajectory.rollout_id] * 2

@@ -54,7 +54,8 @@ def _entered(ask: Callable[..., Any]) -> Callable[..., Any]:
 
 def _prepare(model: BaseLanguageModel, name: str) -> None:
     """Make sure that the policy answers this call. Raises CaptureError where something else would."""
-    if destination(name) is None:
+    # OpenAI's models have an address of their own, which may be a rollout's.
+    if destination(name, getattr(model, "openai_api_base", None)) is None:
         return
     from langchain_core.language_models import BaseChatModel
 

@@ -20,18 +20,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("art")
 
-SAME = {"temperature", "top_p", "n", "seed", "max_tokens", "max_completion_tokens", "stop", "logprobs", "top_logprobs"}
+SAME = {"temperature", "top_p", "n", "seed", "stop", "logprobs", "top_logprobs"}
 SAME |= {"presence_penalty", "frequency_penalty", "logit_bias", "parallel_tool_calls", "timeout", "extra_body"}
 """Arguments that mean the same everywhere."""
-RENAMED = {
-    "stop_sequences": "stop",
-    "max_output_tokens": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "num_predict": "max_tokens",
-}
+RENAMED = {"stop_sequences": "stop"}
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
+"""Names of the greatest number of tokens of an answer, the first beats the others."""
 FORMATS = ("response_format", "output_format", "format", "response_json_schema", "response_schema")
 """Arguments that hold a schema of the answer."""
-READ = {"tools", "tool_choice", "top_k", "output_config", "response_mime_type", *FORMATS}
+READ = {"tools", "tool_choice", "top_k", "output_config", "response_mime_type", *LIMITS, *FORMATS}
 LEFT_OUT = {"model", "stream", "stream_usage", "thinking", "reasoning", "reasoning_effort", "effort", "betas", "strict"}
 LEFT_OUT |= {"metadata", "user", "service_tier", "extra_headers", "inference_geo", "cache_control", "safety_settings"}
 LEFT_OUT |= {"ls_structured_output_format", "structured_output_format"}
@@ -47,10 +44,14 @@ UNSEEN = {"thinking", "redacted_thinking", "reasoning", "reasoning_content", "to
 def for_openai(model: BaseChatModel, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments for ``ChatOpenAI``. Raises CaptureError, naming what has no place in a chat completion."""
     kind = type(model).__name__
-    given = _own(model) | {key: value for key, value in kwargs.items() if value is not None}
+    own, asked = _own(model), {key: value for key, value in kwargs.items() if value is not None}
+    given = own | asked
     settings = {RENAMED.get(key, key): value for key, value in given.items() if key in SAME or key in RENAMED}
     for key in given.keys() - SAME - RENAMED.keys() - READ - LEFT_OUT:
         _say_once(kind, key)
+    limit = next((said[name] for said in (asked, own) for name in LIMITS if name in said), 0)
+    if limit > 0:  # Below that Ollama says that there is none.
+        settings["max_tokens"] = limit
     if stop is not None:
         settings["stop"] = stop
     if given.get("tools"):
@@ -170,4 +171,5 @@ def _message(model: BaseChatModel, message: BaseMessage) -> list[BaseMessage]:
     ours = convert_to_messages(plain)
     if message.type == "ai":  # A call that was no JSON must come back as it was sampled.
         ours[0].invalid_tool_calls = message.invalid_tool_calls
-    return ours
+    # Results of tools belong right behind their calls, also where their message has a text besides.
+    return sorted(ours, key=lambda one: one.type != "tool")

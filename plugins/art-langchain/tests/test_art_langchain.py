@@ -1,7 +1,9 @@
 """Runnables run as they are; ChatOpenAI is captured on every path, and nothing is answered unnoticed."""
 
+import contextvars
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pydantic
 import pytest
@@ -94,6 +96,19 @@ def test_the_responses_api_goes_to_the_rollout_too(stub):
     with stub.rollout():
         assert model.invoke("hello").text == "answer of r"
     assert [asked.path for asked in stub.of("r")] == ["/rollouts/r/v1/responses"]
+
+
+def test_a_model_with_the_rollouts_address_is_captured_on_a_thread_from_before_the_rollout(stub):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        ask = contextvars.Context().run
+        with stub.rollout() as address:
+            named = ChatOpenAI(model="m", api_key="k", base_url=address.base_url)
+            unnamed = ChatOpenAI(model="m", api_key="k", base_url=f"{stub.url}/v1")
+            assert ask(pool.submit, named.invoke, "hello").result().text == "answer of r"
+            with pytest.raises(CaptureError, match=r"base_url=rollout\.base_url"):
+                ask(pool.submit, unnamed.invoke, "hello").result()
+    assert [asked.rollout_id for asked in stub.asked] == ["r"]
 
 
 async def test_a_model_of_plain_text_is_refused_unless_it_is_let_through(stub):

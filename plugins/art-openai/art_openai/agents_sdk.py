@@ -68,10 +68,13 @@ def watch_models() -> None:
 def _watch_all(interface: type[Model]) -> None:
     for model in _subclasses(interface):
         _watch(model)
-    inherited = interface.__init_subclass__
+    own = vars(interface).get("__init_subclass__")
 
     def watching(cls: type[Model], **kwargs: Any) -> None:
-        inherited(**kwargs)
+        if own is None:  # What comes next is the class's own affair: it may have mixins, or be generic.
+            super(interface, cls).__init_subclass__(**kwargs)
+        else:
+            own.__func__(cls, **kwargs)
         _watch(cls)
 
     interface.__init_subclass__ = classmethod(watching)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Generic, TypeVar
 
 import agents
 import openai
@@ -13,6 +14,7 @@ import art_openai
 from art_core.errors import AgentError, CaptureError
 from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine
+from art_openai import agents_sdk
 
 CLIENT = openai.AsyncOpenAI(api_key="agent", base_url="http://127.0.0.1:9/v1")
 CHAT = OpenAIChatCompletionsModel(model="m", openai_client=CLIENT)
@@ -232,6 +234,42 @@ async def test_models_made_after_the_run_began_are_watched_too(stub):
 
         with pytest.raises(CaptureError, match="Late"):
             await Late().get_response()
+
+
+def test_models_with_mixins_and_generic_ones_are_made_as_ever():
+    agents_sdk.watch_models()
+    T = TypeVar("T")
+
+    class Keyed:
+        def __init_subclass__(cls, key: str = "", **kwargs) -> None:
+            super().__init_subclass__(**kwargs)
+            cls.key = key
+
+    class Mixed(agents.Model, Keyed, key="a"): ...
+
+    class Typed(agents.Model, Generic[T]): ...
+
+    assert Mixed.key == "a"
+    assert Typed[int].__args__ == (int,)
+
+
+@pytest.mark.parametrize("defines", ["nothing", "__init_subclass__"])
+def test_a_hook_of_the_interface_itself_goes_on_being_called(defines):
+    made = []
+
+    class Interface:
+        if defines == "__init_subclass__":
+
+            def __init_subclass__(cls, key: str, **kwargs) -> None:
+                made.append((cls, key))
+
+    agents_sdk._watch_all(Interface)
+
+    class Mine(Interface, **({"key": "a"} if defines == "__init_subclass__" else {})):
+        async def get_response(self): ...
+
+    assert made == ([(Mine, "a")] if defines == "__init_subclass__" else [])
+    assert hasattr(Mine.get_response, "__wrapped__")
 
 
 async def test_a_model_that_asks_through_the_openai_client_in_the_end_is_captured(tmp_path):
