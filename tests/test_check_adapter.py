@@ -220,7 +220,7 @@ async def test_an_adapter_that_sends_twice_is_told(check):
             return await SEND(address.base_url, headers, body)
 
     assert "1 model calls with a plain server, and 2 were recorded" in await check(SendsTwice())
-    assert "sent again with the same x-art-request-id" in await check(SendsTheSameTwice())
+    assert "send a new x-art-request-id with every call" in await check(SendsTheSameTwice())
 
 
 async def test_an_adapter_that_mixes_runs_is_told(check):

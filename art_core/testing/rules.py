@@ -89,20 +89,13 @@ def _shown(request: Any) -> str:
 
 def recorded_once(answered: int, trajectories: Sequence[Trajectory]) -> list[str]:
     """Calls recorded are calls answered."""
-    recorded = Counter((t.rollout_id, call.request_id, call.choice) for t in trajectories for call in t.calls)
-    found = []
-    if len({key[:2] for key in recorded}) != answered:
-        found.append(
-            f"the engine answered {answered} calls and {len({key[:2] for key in recorded})} were recorded in the runs' "
-            "trajectories: wait for every call before the run returns"
-        )
-    twice = sum(count - 1 for count in recorded.values())
-    if twice:
-        found.append(
-            f"{twice} calls were sent again with the same x-art-request-id after they had been answered: send a new id for "
-            "every call, and the same one for a retry only"
-        )
-    return found
+    recorded = len({(t.rollout_id, call.request_id) for t in trajectories for call in t.calls})
+    if recorded == answered:
+        return []
+    return [
+        f"the engine answered {answered} calls and {recorded} were recorded in the runs' trajectories: wait for every call "
+        "before the run returns, and send a new x-art-request-id with every call, the same one with a retry only"
+    ]
 
 
 def ledger(trajectory: Trajectory, logprob: float) -> list[str]:
