@@ -12,7 +12,8 @@ import pytest
 from capture_fakes import EchoEngine, ListRecorder, prompt_ids, wait_until
 
 from art_core.capture import Door
-from art_core.errors import CaptureError, ConfigError, StoreError
+from art_core.capture.record import Recording
+from art_core.errors import CaptureError, ConfigError, StoreError, UpstreamError
 from art_core.types import Sampling, Weights
 
 
@@ -502,3 +503,9 @@ async def test_an_answer_that_a_dialect_cannot_tell_is_not_recorded():
         url = await door.open("r1")
         response = await client.post(f"{url}/unspeakable", json={"messages": [{"role": "user", "content": "hello"}]})
     assert (response.status_code, recorder.calls) == (500, [])
+
+
+@pytest.mark.parametrize("version", [2**63, None, 1.5, "1"])
+def test_an_answer_whose_policy_version_cannot_be_kept_is_refused(version):
+    with pytest.raises(UpstreamError, match="policy_version"):
+        Recording({}, "q").add({"prompt_token_ids": [1], "policy_version": version, "choices": []})
