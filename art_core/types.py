@@ -239,7 +239,7 @@ class Recorder(Protocol):
     """Keeps calls for good. Used by capture from its own thread of execution."""
 
     def record(self, rollout_id: str, call: Call) -> None:
-        """Take a call. Never waits for the disk; raises StoreError if an earlier call could not be written."""
+        """Take a call. Never waits for the disk: what fails later, ``flush`` tells. Raises StoreError where it is not taken."""
         ...
 
     def flush(self) -> None:

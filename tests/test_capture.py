@@ -12,7 +12,8 @@ import pytest
 from capture_fakes import EchoEngine, ListRecorder, prompt_ids, wait_until
 
 from art_core.capture import Door
-from art_core.errors import CaptureError, ConfigError, StoreError
+from art_core.capture.record import Recording
+from art_core.errors import CaptureError, ConfigError, StoreError, UpstreamError
 from art_core.types import Sampling, Weights
 
 
@@ -515,3 +516,9 @@ async def test_a_temperature_that_is_nearly_zero_is_recorded_as_zero():
         await client.post(f"{url}/chat/completions", json=body)
     assert [call.temperature for _, call in recorder.calls] == [0]
     assert engine.requests[0]["temperature"] == 0
+
+
+@pytest.mark.parametrize("version", [2**63, None, 1.5, "1"])
+def test_an_answer_whose_policy_version_cannot_be_kept_is_refused(version):
+    with pytest.raises(UpstreamError, match="policy_version"):
+        Recording({}, "q").add({"prompt_token_ids": [1], "policy_version": version, "choices": []})

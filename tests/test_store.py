@@ -18,7 +18,7 @@ from art_core.audit.ledger import read_calls
 from art_core.audit.report import Findings
 from art_core.display import display
 from art_core.errors import StoreError
-from art_core.store import Store, recent
+from art_core.store import Store, recent, writer
 from art_core.types import Call, Trajectory
 
 
@@ -401,6 +401,41 @@ def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_room(tmp_pa
     assert f"cannot write to {path}" in run.stdout
     assert "nothing that was recorded before is lost" in run.stdout
     assert "free space" in run.stdout
+
+
+def test_a_record_that_can_never_be_written_is_told_once_and_holds_up_no_other(tmp_path, caplog):
+    with Store(tmp_path / "run.sqlite") as store:
+        store.add_rollout("r", task="t")
+        store.record("r", call((1,)))
+        store.record("r", call((1,), policy_version=2**63))
+        store.record("r", call((1, 4, 5, 6)))
+        with pytest.raises(StoreError, match="1 records can never be written.*OverflowError"):
+            store.flush()
+        assert "left out" in caplog.text
+        store.record("r", call((7,)))
+    with Store(tmp_path / "run.sqlite") as store:
+        assert [one.prompt_ids for one in store.calls("r")] == [(1,), (1, 4, 5, 6), (7,)]
+
+
+def test_a_record_is_left_out_and_the_disk_full_at_once_and_all_others_are_kept(tmp_path, monkeypatch):
+    commits = []
+
+    def commit(connection, writes, write=writer._commit):
+        commits.append(len(writes))
+        if 4 <= len(commits) < 6:
+            raise sqlite3.OperationalError("database or disk is full")
+        write(connection, writes)
+
+    with Store(tmp_path / "run.sqlite") as store:
+        monkeypatch.setattr(writer, "_commit", commit)
+        monkeypatch.setattr(writer, "GATHER_SECONDS", 60.0)
+        for number in range(4):
+            store.record("r", call((number,), policy_version=2**63 if number == 1 else 0))
+        for failure in ("disk is full", "disk is full", "never be written"):
+            with pytest.raises(StoreError, match=failure):
+                store.flush()
+        assert commits == [4, 1, 1, 1, 2, 2]
+        assert [one.prompt_ids for one in store.calls("r")] == [(0,), (2,), (3,)]
 
 
 def test_a_file_that_is_no_store_is_refused(tmp_path):

@@ -26,7 +26,8 @@ def no_token_ids(what: str) -> UpstreamError:
 
 
 def check_numbers(name: str, kind: str, values: Sequence[object]) -> None:
-    """Raise the error of ``no_token_ids`` where not all are int32 (``kind`` "i") or floats ("d"), as the store keeps them."""
+    """Raise the error of ``no_token_ids`` where not all are int32 (``kind`` "i"), int64 ("q") or floats ("d"), as the store
+    keeps them."""
     try:
         array(kind, values)
     except (TypeError, ValueError, OverflowError) as error:
@@ -70,7 +71,9 @@ class Recording:
             if not ids:
                 raise no_token_ids("prompt_token_ids is missing or empty")
             check_numbers("prompt_token_ids", "i", ids)
-            self.prompt_ids, self.policy_version = tuple(ids), answer.get("policy_version", 0)
+            version = answer.get("policy_version", 0)
+            check_numbers("policy_version", "q", [version])
+            self.prompt_ids, self.policy_version = tuple(ids), version
         for part in answer.get("choices", ()):
             choice = self.choices.setdefault(part.get("index", 0), _Choice())
             if "message" in part:

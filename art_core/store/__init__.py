@@ -64,8 +64,8 @@ class Update:
 class Store:
     """``run.sqlite``. Also a ``Recorder``: ``record`` and every ``add_`` return at once, and a thread of its own writes.
 
-    Reading sees all that this store was given before. Every method raises StoreError where the file cannot be written or
-    read; then nothing recorded before is lost, and what could not be written waits in memory for the next ``flush``.
+    Reading sees all that this store was given before. Reading and ``flush`` raise StoreError where the file cannot be written
+    or read; then nothing taken is lost, and what could not be written waits in memory for the next ``flush``.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -78,7 +78,7 @@ class Store:
             self._rollout_ids = {rollout_id for (rollout_id,) in db.execute("SELECT rollout_id FROM rollouts")}
 
     def record(self, rollout_id: str, call: Call) -> None:
-        """Take a call. Never waits for the disk; raises StoreError if an earlier call could not be written."""
+        """Take a call. Never waits for the disk; raises StoreError only after ``close``."""
         self._writer.put(lambda db: self._calls.write(db, rollout_id, call))
 
     def add_rollout(
@@ -270,11 +270,11 @@ class Store:
             )
 
     def is_behind(self, most: int) -> bool:
-        """Whether more than ``most`` writes wait for the disk, or the last attempt failed: ``flush`` before taking on more."""
+        """Whether more than ``most`` writes wait for the disk, or an attempt failed: ``flush`` before taking on more."""
         return self._writer.failed or self._writer.backlog > most
 
     def flush(self) -> None:
-        """Return when everything taken is on disk; raises StoreError if it cannot be."""
+        """Return when everything taken is on disk; raises StoreError if it cannot be, and once for what never can be."""
         self._writer.flush()
 
     def close(self) -> None:

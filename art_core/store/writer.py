@@ -1,12 +1,14 @@
 """One thread that writes to a run's file and gathers what comes within a few milliseconds into one commit.
 
-Knows nothing about what is written: a write is a function of an open transaction. Nothing taken is given up: what cannot be
-written stays in memory and is tried again at the next flush.
+Knows nothing about what is written: a write is a function of an open transaction. Nothing taken is given up: what the disk
+does not take stays in memory and is tried again at the next flush. Only a write that fails by itself, whatever the disk, is left
+out, and told: it would hold up all others for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from pathlib import Path
 
 from art_core.errors import StoreError
 from art_core.store.schema import connect
+
+logger = logging.getLogger("art_core.store")
 
 Write = Callable[[sqlite3.Connection], object]
 
@@ -35,12 +39,14 @@ class Writer:
         self._writing = 0
         self._flushes = 0
         """Callers that wait for the disk; they end the gathering."""
-        self._error: Exception | None = None
+        self._error: StoreError | None = None
+        self._left_out: list[Exception] = []
+        """Why writes were left out, until a flush has told it."""
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def put(self, write: Write) -> None:
-        """Take a write. It is taken even where this raises the error of an earlier one."""
+        """Take a write, even where an earlier one has failed: ``flush`` tells that. Raises StoreError after ``close``."""
         with self._changed:
             if self._closing:
                 raise StoreError(f"{self._path} was closed; open the store again to write")
@@ -50,8 +56,6 @@ class Writer:
                 self._thread.start()
             elif len(self._waiting) == 1:
                 self._changed.notify_all()
-            if self._error is not None:
-                raise self._error.with_traceback(None)
 
     @property
     def backlog(self) -> int:
@@ -60,11 +64,12 @@ class Writer:
 
     @property
     def failed(self) -> bool:
-        """Whether the last attempt to write failed; the next flush tries again."""
-        return self._error is not None
+        """Whether the next flush has a failure to try again or to tell."""
+        return self._error is not None or bool(self._left_out)
 
     def flush(self) -> None:
-        """Return when everything taken is on disk; an earlier failure is tried again. Raises StoreError if it stays."""
+        """Return when everything taken is on disk; an earlier failure is tried again. Raises StoreError if it stays, and once
+        for writes that were left out."""
         with self._changed:
             self._error = None
             self._flushes += 1
@@ -75,6 +80,12 @@ class Writer:
                 self._flushes -= 1
             if self._error is not None:
                 raise self._error.with_traceback(None)
+            if left_out := self._left_out:
+                self._left_out = []
+                raise StoreError(
+                    f"{len(left_out)} records can never be written to {self._path} and were left out, all others are there; "
+                    f"the first failed with {left_out[0]!r}: mend whatever gave such a value"
+                ) from left_out[0]
 
     def close(self) -> None:
         """Flush and end the thread. Where the flush fails nothing is closed, so that it can be tried again."""
@@ -89,11 +100,11 @@ class Writer:
     def _run(self) -> None:
         connection: sqlite3.Connection | None = None
         while writes := self._gathered():
-            error: Exception | None = None
+            error: StoreError | None = None
             try:
                 connection = connection or connect(self._path)
-                _commit(connection, writes)
-            except Exception as failure:  # noqa: BLE001  the thread's boundary: put and flush raise it
+                self._write(connection, writes)
+            except Exception as failure:  # noqa: BLE001  the thread's boundary: flush raises it
                 error = self._explained(failure, len(writes))
                 self._forget()
                 if connection is not None:
@@ -108,6 +119,22 @@ class Writer:
         if connection is not None:
             connection.close()
 
+    def _write(self, connection: sqlite3.Connection, writes: list[Write]) -> None:
+        """Commit the writes together, or else one by one; where this raises, ``writes`` are those still to be tried again."""
+        try:
+            _commit(connection, writes)
+        except Exception as failure:
+            self._forget()
+            if _may_pass(failure):
+                raise
+            if len(writes) == 1:
+                logger.exception("a record can never be written to %s and is left out", self._path)
+                self._left_out.append(failure)
+                return
+            while writes:
+                self._write(connection, writes[:1])
+                del writes[0]
+
     def _gathered(self) -> list[Write]:
         """Return the next writes; none when it is time to end."""
         with self._changed:
@@ -118,13 +145,19 @@ class Writer:
             self._writing = len(writes)
             return writes
 
-    def _explained(self, failure: Exception, count: int) -> Exception:
-        if not isinstance(failure, sqlite3.Error | StoreError):
-            return failure
+    def _explained(self, failure: Exception, count: int) -> StoreError:
         return StoreError(
             f"cannot write to {self._path}: {failure}; nothing that was recorded before is lost, and {count} records wait in "
             "memory: free space on the disk (or make the file writable) and they are written at the next flush"
         )
+
+
+def _may_pass(failure: Exception) -> bool:
+    """Whether the file or the machine is to blame, not the write itself."""
+    # What SQLite has no name for, such as a damaged file, is a plain DatabaseError.
+    if type(failure) is sqlite3.DatabaseError:
+        return True
+    return isinstance(failure, sqlite3.OperationalError | sqlite3.InternalError | StoreError | OSError | MemoryError)
 
 
 def _commit(connection: sqlite3.Connection, writes: list[Write]) -> None:

@@ -300,11 +300,13 @@ def read_order(body: bytes | None) -> dict[str, Any]:
         not isinstance(said, dict)
         or not isinstance(said.get("reward"), number)
         or not isinstance(said.get("error"), str | None)
-        or not isinstance(said.get("policy_version", 0), int)
+        or not isinstance(version := said.get("policy_version", 0), int)
+        or not -1 <= version < 2**63
         or not all(isinstance(value, int | float) for value in (said.get("metrics") or {}).values())
     ):
         raise Refused(
-            "the body is a JSON object: reward a number, metrics numbers by name, error a text, policy_version a whole number",
+            "the body is a JSON object: reward a number, metrics numbers by name, error a text, policy_version a whole number "
+            "from -1 to 2**63 - 1",
             status=400,
         )
     return said

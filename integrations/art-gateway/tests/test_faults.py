@@ -206,3 +206,36 @@ async def test_a_full_disk_is_told_before_anything_is_sampled_and_passes_when_th
         full.clear()
         assert (await desk.ask("r1", "four"))[0] == 200
         assert [bytes(call.sampled_ids) for call in desk.of("r1")] == [b"one", b"two", b"four"]
+
+
+async def test_calls_in_flight_while_the_disk_fills_are_answered_and_recorded_once(start, upstream, until, monkeypatch):
+    full = []
+
+    def commit(connection, writes, write=writer._commit):
+        if full:
+            raise sqlite3.OperationalError("database or disk is full")
+        write(connection, writes)
+
+    monkeypatch.setattr(writer, "_commit", commit)
+    async with start() as desk:
+        assert (await desk.ask("known", "one"))[0] == 200
+        upstream.delay = 0.3
+        asking = [asyncio.create_task(desk.ask(rollout_id, "two")) for rollout_id in ("known", "new")]
+        await until(lambda: upstream.open == 2)
+        full.append(True)
+        desk.store.set_meta("key", "value")
+        await until(lambda: desk.store.is_behind(10**9))
+        assert [status for status, *_ in await asyncio.gather(*asking)] == [200, 200]
+        assert (await desk.ask("new", "three"))[0] == 503
+        full.clear()
+        assert [bytes(call.sampled_ids) for call in desk.of("known")] == [b"one", b"two"]
+        assert [bytes(call.sampled_ids) for call in desk.of("new")] == [b"two"]
+
+
+@pytest.mark.parametrize("version", [2**63, -2, 1.5, None, "1"])
+async def test_a_policy_version_that_cannot_be_kept_is_refused(start, version):
+    async with start() as desk:
+        status, answer = await desk.order("POST", "/resume", {"policy_version": version})
+        assert status == 400 and "policy_version" in answer["error"]["message"]
+        assert (await desk.ask("r1", "hello"))[0] == 200
+        assert desk.of("r1")[0].policy_version == 0

@@ -7,6 +7,7 @@ come, tool calls whole at the end. A whole completion is a stream of one chunk, 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from typing import Any
 
@@ -21,6 +22,7 @@ STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filte
 DELTAS = {"text": "text_delta", "thinking": "thinking_delta"}
 SIGNATURE = "policy"
 """Clients drop thinking that is not signed; what comes back with it is not checked."""
+_OWN_ID = re.compile(r"_art[0-9a-f]{32}$")
 
 
 class MessageEvents:
@@ -32,6 +34,8 @@ class MessageEvents:
         self._open = False
         """Whether the last block still grows."""
         self._calls: dict[int, JsonDict] = {}
+        self.respelled: list[tuple[str, str, str]] = []
+        """Tool calls that clients send back in another spelling: their id, arguments so spelled and as sampled."""
         self._finish: str | None = None
         self._stop_sequence: str | None = None
         self._usage: JsonDict = {}
@@ -83,10 +87,6 @@ class MessageEvents:
             "usage": _usage(self._usage),
         }
 
-    def calls(self) -> list[tuple[str, str, JsonDict]]:
-        """Return every tool call's id, its arguments as they were sampled and the input that was made of them."""
-        return [(call["id"], call["arguments"], call["input"]) for call in self._calls.values()]
-
     def _add_delta(self, delta: JsonDict) -> None:
         self._grow("thinking", reasoning_in(delta))
         self._grow("text", delta.get("content") or delta.get("refusal") or "")
@@ -106,10 +106,14 @@ class MessageEvents:
         self._say_of("content_block_delta", delta={"type": DELTAS[kind], kind: text})
 
     def _send_call(self, call: JsonDict) -> None:
-        call["id"] = call["id"] or f"call_{uuid.uuid4().hex}"
-        self._start({"type": "tool_use", "id": call["id"], "name": call["name"], "input": {}})
-        self._blocks[-1]["input"] = call["input"] = _input(call["arguments"])
-        text = orjson.dumps(call["input"]).decode()
+        call_id, value = call["id"] or f"call_{uuid.uuid4().hex}", _input(call["arguments"])
+        if (sent := written(value)) != call["arguments"]:
+            # Some servers number their ids, so that other conversations have the same.
+            call_id += f"_art{uuid.uuid4().hex}"
+            self.respelled.append((call_id, sent, call["arguments"]))
+        self._start({"type": "tool_use", "id": call_id, "name": call["name"], "input": {}})
+        self._blocks[-1]["input"] = value
+        text = orjson.dumps(value).decode()
         self._say_of("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})
 
     def _start(self, block: JsonDict) -> None:
@@ -136,6 +140,19 @@ class MessageEvents:
     def _take(self) -> list[JsonDict]:
         events, self._events = self._events, []
         return events
+
+
+def written(value: JsonDict) -> str:
+    """Return a tool call's input as the arguments of chat."""
+    if value.keys() == {INVALID_JSON} and isinstance(value[INVALID_JSON], str):
+        return value[INVALID_JSON]
+    # With spaces, as models write it and templates show it: the next prompt then goes on as the answer was sampled.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def sampled_id(call_id: str) -> str:
+    """Return the id that the server gave a tool call, of the one that the client was given."""
+    return _OWN_ID.sub("", call_id)
 
 
 def _input(arguments: str) -> JsonDict:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any
 
 from art_core.types import JsonDict
 from art_gateway.dialects.conversations import Kept
-from art_gateway.dialects.message_events import INVALID_JSON, MessageEvents
+from art_gateway.dialects.message_events import MessageEvents, sampled_id, written
 from art_gateway.dialects.reading import (
     event,
     further,
@@ -58,7 +57,7 @@ class Messages:
 
     def __init__(self) -> None:
         self._arguments = Kept(8 * 2**20)
-        """Tool call id and arguments as they come back -> as they were sampled, where that differs."""
+        """A tool call's id as the client has it and its arguments as they come back -> as they were sampled."""
 
     def to_chat(self, body: JsonDict) -> JsonDict:
         """Return the chat request. Raises UpstreamError 400 for what cannot be translated."""
@@ -68,6 +67,9 @@ class Messages:
         for message in request["messages"]:
             for call in message.get("tool_calls", ()):
                 call["function"]["arguments"] = self._as_sampled(call)
+                call["id"] = sampled_id(call["id"])
+            if "tool_call_id" in message:
+                message["tool_call_id"] = sampled_id(message["tool_call_id"])
         request |= _tools(body) | _output(body)
         if body.get("stream"):
             request["stream_options"] = {"include_usage": True}
@@ -102,14 +104,13 @@ class Messages:
         return event(self.error(message, status, code))
 
     def _keep(self, events: MessageEvents) -> None:
-        for call_id, arguments, value in events.calls():
-            if (written := _arguments(value)) != arguments:
-                self._arguments.put(f"{call_id} {written}", arguments.encode())
+        for call_id, sent, sampled in events.respelled:
+            self._arguments.put(f"{call_id} {sent}", sampled.encode())
 
     def _as_sampled(self, call: JsonDict) -> str:
-        written = call["function"]["arguments"]
-        sampled = self._arguments.get(f"{call['id']} {written}")
-        return written if sampled is None else sampled.decode()
+        sent = call["function"]["arguments"]
+        sampled = self._arguments.get(f"{call['id']} {sent}")
+        return sent if sampled is None else sampled.decode()
 
 
 def to_messages(turns: Any, system: Any = None) -> list[JsonDict]:
@@ -163,10 +164,7 @@ def _said(content: Any) -> JsonDict:
 def _arguments(value: Any) -> str:
     if not isinstance(value, dict):
         raise malformed(f"a tool_use needs 'input' as an object, not {value!r}")
-    if value.keys() == {INVALID_JSON} and isinstance(value[INVALID_JSON], str):
-        return value[INVALID_JSON]
-    # With spaces, as models write it and templates show it: the next prompt then goes on as the answer was sampled.
-    return json.dumps(value, ensure_ascii=False)
+    return written(value)
 
 
 def _shown(content: list[Any]) -> list[JsonDict]:

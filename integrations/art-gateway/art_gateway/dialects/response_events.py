@@ -147,12 +147,13 @@ class ResponseEvents:
             self._grow(item, "response.function_call_arguments.delta", arguments)
 
     def _item(self, kind: str) -> _Item:
-        """Return the reasoning or the message, of which a response has one each."""
-        return next((item for item in self._items if item.kind == kind), None) or self._open(kind)
+        """Return the reasoning or the message that still grows."""
+        return next((item for item in self._items if item.kind == kind and not item.done), None) or self._open(kind)
 
     def _open(self, kind: str, **call: str) -> _Item:
         for item in self._items:
-            if item.kind == "reasoning":
+            # Calls may grow side by side; what is thought and what is said take turns.
+            if item.kind == "reasoning" or (item.kind == "message" and kind == "reasoning"):
                 self._close(item)
         prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
         item = _Item(f"{prefix}_{uuid.uuid4().hex}", kind, len(self._items), **call)

@@ -124,6 +124,32 @@ async def test_arguments_come_back_as_they_were_sampled(opened, tool):
             assert [call["function"]["arguments"] for call in said] == sampled
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_conversations_whose_server_numbers_its_calls_share_no_spelling(opened, tool, stream):
+    """Each is shown its own arguments, with the ids that the server gave."""
+    spellings = ['{"city":"Paris"}', '{"city": "Paris"}', '{"city" : "Paris"}']
+    call = {"id": "functions.weather:0", "type": "function", "function": {"name": "weather"}}
+    replies = [
+        {"content": None, "tool_calls": [{**call, "function": {"name": "weather", "arguments": spelling}}]}
+        for spelling in spellings
+    ]
+    async with opened(*replies) as desk:
+        asked, answers = {"model": "m", "max_tokens": 9, "tools": [tool]}, []
+        for _ in spellings:
+            if stream:
+                async with desk.anthropic.messages.stream(messages=HI, **asked) as events:
+                    answers.append(await events.get_final_message())
+            else:
+                answers.append(await desk.anthropic.messages.create(messages=HI, **asked))
+        for answer, spelling in zip(answers, spellings, strict=True):
+            result = {"type": "tool_result", "tool_use_id": answer.content[0].id, "content": "sun"}
+            said = [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
+            await desk.anthropic.messages.create(messages=[*HI, *said], **asked)
+            _, assistant, told = desk.engine.requests[-1]["messages"]
+            assert assistant["tool_calls"] == [{**call, "function": {"name": "weather", "arguments": spelling}}]
+            assert told["tool_call_id"] == call["id"]
+
+
 @pytest.mark.parametrize(
     ("choice", "in_chat"),
     [
