@@ -4,10 +4,14 @@ import asyncio
 import io
 import json
 import sqlite3
+import time
 
 import pytest
 
+from art_core.capture import UNREACHABLE, HttpUpstream
+from art_core.errors import UpstreamError
 from art_core.store import writer
+from art_gateway.routing import LONGEST_REST, Backend
 
 # A stream that broke in its middle is no passing fault: it has a test of its own.
 TRANSIENT = [
@@ -179,6 +183,34 @@ async def test_an_upstream_that_comes_back_is_asked_again(start, upstream, anoth
         upstream.faults.append("reset")
         assert (await desk.ask("r1", "hello"))[0] == 502
         assert (await desk.ask("r1", "hello"))[0] == 200, "where there is no other one it is always worth a try"
+
+
+def test_an_outage_of_many_failures_rests_for_the_longest_time_and_no_longer():
+    backend = Backend(HttpUpstream("http://127.0.0.1:1/v1"))
+    for _ in range(1100):
+        backend.rests_until = 0.0
+        with pytest.raises(UpstreamError, match="gone"), backend.asked():
+            raise UpstreamError("gone", status=502, code=UNREACHABLE)
+    assert backend.failures == 1100
+    assert 0 < backend.rests_until - time.monotonic() <= LONGEST_REST
+
+
+async def test_after_a_long_outage_the_others_still_answer(start, upstream, another_upstream):
+    async with another_upstream() as second, start(upstream.url, second.url) as desk:
+        desk.gateway.pool.backends[0].failures = 1100
+        await upstream.stop()
+        for number in range(10):
+            assert (await desk.ask(f"r{number}", "hello"))[0] == 200
+
+
+async def test_calls_that_fail_together_are_one_failure(start, upstream, another_upstream):
+    async with another_upstream() as second, start(upstream.url, second.url) as desk:
+        pool = desk.gateway.pool
+        names = [f"r{number}" for number in range(40)]
+        names = [name for name in names if pool.route(name).backends[0] is pool.backends[0]][:8]
+        upstream.faults.extend(["reset"] * len(names))
+        assert {status for status, *_ in await asyncio.gather(*(desk.ask(name, "hello") for name in names))} == {200}
+        assert (len(names), pool.backends[0].failures) == (8, 1)
 
 
 async def test_a_full_disk_is_told_before_anything_is_sampled_and_passes_when_there_is_room(
