@@ -6,6 +6,7 @@ come, tool calls whole at the end. A whole completion is a stream of one chunk, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from typing import Any
@@ -18,6 +19,8 @@ from art_gateway.dialects.reading import reasoning_in
 INVALID_JSON = "INVALID_JSON"
 """The key under which arguments travel that are no JSON object; Anthropic's own advice for such."""
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+MARK = "_as_sampled_"
+"""Between a tool call's id and a hash of its arguments: upstreams that count their ids use the same ones in every rollout."""
 DELTAS = {"text": "text_delta", "thinking": "thinking_delta"}
 SIGNATURE = "policy"
 """Clients drop thinking that is not signed; what comes back with it is not checked."""
@@ -83,9 +86,13 @@ class MessageEvents:
             "usage": _usage(self._usage),
         }
 
-    def calls(self) -> list[tuple[str, str, JsonDict]]:
-        """Return every tool call's id, its arguments as they were sampled and the input that was made of them."""
-        return [(call["id"], call["arguments"], call["input"]) for call in self._calls.values()]
+    def calls(self) -> list[tuple[str, str, str]]:
+        """Return the tool calls whose input is written otherwise than it was sampled: id, arguments as sampled, as written."""
+        return [
+            (call["sent"], call["arguments"], written(call["input"]))
+            for call in self._calls.values()
+            if call["sent"] != call["id"]
+        ]
 
     def _add_delta(self, delta: JsonDict) -> None:
         self._grow("thinking", reasoning_in(delta))
@@ -107,8 +114,12 @@ class MessageEvents:
 
     def _send_call(self, call: JsonDict) -> None:
         call["id"] = call["id"] or f"call_{uuid.uuid4().hex}"
-        self._start({"type": "tool_use", "id": call["id"], "name": call["name"], "input": {}})
-        self._blocks[-1]["input"] = call["input"] = _input(call["arguments"])
+        call["input"] = _input(call["arguments"])
+        call["sent"] = call["id"]
+        if written(call["input"]) != call["arguments"]:
+            call["sent"] += MARK + hashlib.blake2b(call["arguments"].encode(), digest_size=16).hexdigest()
+        self._start({"type": "tool_use", "id": call["sent"], "name": call["name"], "input": {}})
+        self._blocks[-1]["input"] = call["input"]
         text = orjson.dumps(call["input"]).decode()
         self._say_of("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})
 
@@ -136,6 +147,14 @@ class MessageEvents:
     def _take(self) -> list[JsonDict]:
         events, self._events = self._events, []
         return events
+
+
+def written(value: JsonDict) -> str:
+    """Return the arguments as chat has them, from the object that this API has."""
+    if value.keys() == {INVALID_JSON} and isinstance(value[INVALID_JSON], str):
+        return value[INVALID_JSON]
+    # With spaces, as models write it and templates show it: the next prompt then goes on as the answer was sampled.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _input(arguments: str) -> JsonDict:

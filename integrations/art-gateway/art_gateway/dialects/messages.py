@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any
 
 from art_core.types import JsonDict
 from art_gateway.dialects.conversations import Kept
-from art_gateway.dialects.message_events import INVALID_JSON, MessageEvents
+from art_gateway.dialects.message_events import MARK, MessageEvents, written
 from art_gateway.dialects.reading import (
     event,
     further,
@@ -65,9 +64,7 @@ class Messages:
         request = further(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
         request |= {name: body[name] for name in SAME if body.get(name) is not None}
         request["messages"] = to_messages(body.get("messages"), body.get("system"))
-        for message in request["messages"]:
-            for call in message.get("tool_calls", ()):
-                call["function"]["arguments"] = self._as_sampled(call)
+        self._restore(request["messages"])
         request |= _tools(body) | _output(body)
         if body.get("stream"):
             request["stream_options"] = {"include_usage": True}
@@ -102,14 +99,23 @@ class Messages:
         return event(self.error(message, status, code))
 
     def _keep(self, events: MessageEvents) -> None:
-        for call_id, arguments, value in events.calls():
-            if (written := _arguments(value)) != arguments:
-                self._arguments.put(f"{call_id} {written}", arguments.encode())
+        for call_id, sampled, sent in events.calls():
+            self._arguments.put(f"{call_id} {sent}", sampled.encode())
 
-    def _as_sampled(self, call: JsonDict) -> str:
-        written = call["function"]["arguments"]
-        sampled = self._arguments.get(f"{call['id']} {written}")
-        return written if sampled is None else sampled.decode()
+    def _restore(self, messages: list[JsonDict]) -> None:
+        """Undo in our own earlier answers what they were changed by: arguments and ids become the upstream's again."""
+        for message in messages:
+            for call in message.get("tool_calls", ()):
+                sampled = self._arguments.get(f"{call['id']} {call['function']['arguments']}")
+                if sampled is not None:
+                    call["function"]["arguments"] = sampled.decode()
+                call["id"] = _upstreams_id(call["id"])
+            if "tool_call_id" in message:
+                message["tool_call_id"] = _upstreams_id(message["tool_call_id"])
+
+
+def _upstreams_id(call_id: str) -> str:
+    return call_id.partition(MARK)[0]
 
 
 def to_messages(turns: Any, system: Any = None) -> list[JsonDict]:
@@ -163,10 +169,7 @@ def _said(content: Any) -> JsonDict:
 def _arguments(value: Any) -> str:
     if not isinstance(value, dict):
         raise malformed(f"a tool_use needs 'input' as an object, not {value!r}")
-    if value.keys() == {INVALID_JSON} and isinstance(value[INVALID_JSON], str):
-        return value[INVALID_JSON]
-    # With spaces, as models write it and templates show it: the next prompt then goes on as the answer was sampled.
-    return json.dumps(value, ensure_ascii=False)
+    return written(value)
 
 
 def _shown(content: list[Any]) -> list[JsonDict]:

@@ -124,6 +124,24 @@ async def test_arguments_come_back_as_they_were_sampled(opened, tool):
             assert [call["function"]["arguments"] for call in said] == sampled
 
 
+async def test_arguments_of_another_rollout_do_not_come_back_where_the_engine_counts_its_ids(opened, tool):
+    def calling(arguments):
+        function = {"name": "weather", "arguments": arguments}
+        return {"content": None, "tool_calls": [{"id": "functions.weather:0", "type": "function", "function": function}]}
+
+    spellings = ['{"city":"Paris"}', '{"city": "Paris"}', '{"city" : "Paris"}']
+    async with opened(*map(calling, spellings)) as desk:
+        asked = {"model": "m", "max_tokens": 9, "tools": [tool]}
+        answers = [await desk.anthropic.messages.create(messages=HI, **asked) for _ in spellings]
+        for answer, sampled in zip(answers, spellings, strict=True):
+            result = [{"type": "tool_result", "tool_use_id": answer.content[0].id, "content": "sun"}]
+            history = [*HI, {"role": "assistant", "content": answer.content}, {"role": "user", "content": result}]
+            await desk.anthropic.messages.create(messages=history, **asked)
+            _, said, told = desk.engine.requests[-1]["messages"]
+            assert said["tool_calls"][0]["function"]["arguments"] == sampled
+            assert said["tool_calls"][0]["id"] == told["tool_call_id"] == "functions.weather:0"
+
+
 @pytest.mark.parametrize(
     ("choice", "in_chat"),
     [

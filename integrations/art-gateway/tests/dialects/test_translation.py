@@ -98,24 +98,15 @@ def test_a_conversation_through_responses_is_the_conversation_in_chat(chat):
 @given(conversations(st.builds(json.dumps, ARGUMENTS) | TEXT))
 def test_a_conversation_through_messages_is_the_conversation_in_chat(chat):
     dialect, turns = Messages(), []
-    for number, message in enumerate(chat):
+    for message in chat:
         if message["role"] == "assistant":
-            # Engines give every call an id of its own.
-            named = {"tool_calls": [{**call, "id": f"{number}_{call['id']}"} for call in message.get("tool_calls", ())]}
-            turns.append({"role": "assistant", "content": []})
-            turns[-1]["content"] = dialect.from_chat({}, completion({**message, **named}))["content"]
+            turns.append({"role": "assistant", "content": dialect.from_chat({}, completion(message))["content"]})
         elif message["role"] == "tool":
-            previous = next(i for i in range(number, -1, -1) if chat[i]["role"] == "assistant")
-            block = {"type": "tool_result", "tool_use_id": f"{previous}_{message['tool_call_id']}"}
+            block = {"type": "tool_result", "tool_use_id": message["tool_call_id"]}
             turns.append({"role": "user", "content": [{**block, "content": message["content"]}]})
         else:
             turns.append(message)
     translated = json.loads(json.dumps(dialect.to_chat({"messages": turns})["messages"]))
-    for message in translated:
-        for call in message.get("tool_calls", ()):
-            call["id"] = call["id"].split("_", 1)[1]
-        if "tool_call_id" in message:
-            message["tool_call_id"] = message["tool_call_id"].split("_", 1)[1]
     assert translated == chat
 
 
