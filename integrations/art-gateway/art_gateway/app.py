@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from art_core.capture.http import Receive, Scope, Send
     from art_core.store import Store
     from art_gateway.routing import Pool
+
+log = logging.getLogger("art_gateway")
 
 SPLIT = "train"
 """Of the recorded rollouts, so that ``art.load_trajectories`` finds them."""
@@ -151,6 +154,10 @@ class Gateway:
             await exchange.fail(error)
         except StoreError as error:
             await exchange.fail(Refused(str(error), status=503, code="not_recorded"))
+        except Exception as error:
+            # The boundary between one request and the serving of all others; what arrives here is a bug of ours.
+            log.exception("a request failed inside the gateway")
+            await exchange.fail(UpstreamError(f"{type(error).__name__}: {error}", status=500))
 
     async def _call(self, rollout_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         inside = self._inside.get(rollout_id, 0)
@@ -301,7 +308,8 @@ def read_order(body: bytes | None) -> dict[str, Any]:
         or not isinstance(said.get("reward"), number)
         or not isinstance(said.get("error"), str | None)
         or not isinstance(said.get("policy_version", 0), int)
-        or not all(isinstance(value, int | float) for value in (said.get("metrics") or {}).values())
+        or not isinstance(metrics := said.get("metrics") or {}, dict)
+        or not all(isinstance(value, int | float) for value in metrics.values())
     ):
         raise Refused(
             "the body is a JSON object: reward a number, metrics numbers by name, error a text, policy_version a whole number",

@@ -132,6 +132,27 @@ async def test_a_body_that_is_no_request_is_a_400_and_opens_no_rollout(start, bo
 
 
 @pytest.mark.parametrize(
+    "order", [{"metrics": [1]}, {"metrics": "good"}, {"metrics": {"success": "yes"}}, {"reward": "1"}, {"error": 1}, [1]]
+)
+async def test_an_order_that_says_nothing_of_its_kind_is_a_400_and_changes_nothing(start, order):
+    async with start() as desk:
+        await desk.ask("r1", "hello")
+        status, answer = await desk.order("POST", "/rollouts/r1/finish", order)
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_a_bug_of_ours_is_told_as_json_and_logged_and_the_gateway_goes_on(start, monkeypatch, caplog):
+    async with start() as desk:
+        with monkeypatch.context() as broken:
+            broken.setattr(desk.gateway, "status", lambda: 1 // 0)
+            status, answer = await desk.order("GET", "/status")
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        assert "ZeroDivisionError" in answer["error"]["message"]
+        assert "a request failed inside the gateway" in caplog.text
+        assert (await desk.order("GET", "/status"))[0] == 200
+
+
+@pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({}, 401),
