@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ log = logging.getLogger("art_gateway")
 SPLIT = "train"
 """Of the recorded rollouts, so that ``art.load_trajectories`` finds them."""
 LONGEST_ID = 512
+ENCODED_V1 = re.compile(rb"%2fv1(%2f|/)", re.IGNORECASE)
 ORDERS = frozenset({"/pause", "/resume", "/status"})
 ORDER_BYTES = 2**20
 BACKLOG = 400
@@ -144,6 +146,7 @@ class Gateway:
         exchange = Exchange(scope, receive, send)
         exchange.speaks = self._dialects.get(path)
         try:
+            check_id(scope, rollout_id)
             if rollout_id and exchange.method == "POST" and (path == CHAT or path in self._dialects):
                 self._admit(scope)
                 await self.ledger.keep_up()
@@ -270,12 +273,29 @@ def split_path(path: str) -> tuple[str | None, str]:
     """Return the rollout's id, None where the path names none, and the rest of the path."""
     if not path.startswith("/rollouts/"):
         return None, path
-    if path.endswith("/finish") and "/v1/" not in path:
-        return path[len("/rollouts/") : -len("/finish")], "/finish"
+    named = path[len("/rollouts/") :]
+    if named.endswith("/finish") and "/v1/" not in named:
+        return named.removesuffix("/finish"), "/finish"
     head, found, tail = path.rpartition("/v1/")
     # Anthropic's clients add /v1 themselves to an address that ends in it.
     rollout_id = head[len("/rollouts/") :].removesuffix("/v1") if found else ""
     return (rollout_id if len(rollout_id) <= LONGEST_ID else ""), f"/v1/{tail}"
+
+
+def check_id(scope: Scope, rollout_id: str | None) -> None:
+    """Refuse an id that another path could stand for: two runs would be recorded as one. Raises Refused (400)."""
+    if rollout_id is None:
+        return
+    # The path comes decoded, with this character for bytes that are no UTF-8.
+    if "\ufffd" in rollout_id:
+        raise Refused("a rollout's id is UTF-8, percent-encoded, and without U+FFFD", status=400, code="rollout_id")
+    encoded = ENCODED_V1.search(scope.get("raw_path") or b"")
+    if encoded or "/v1/" in f"{rollout_id}/":
+        raise Refused(
+            f"a rollout's id may not hold /v1/ or end in /v1, where the path to the API begins: {scope['path']}",
+            status=400,
+            code="rollout_id",
+        )
 
 
 def header(scope: Scope, name: bytes) -> str | None:

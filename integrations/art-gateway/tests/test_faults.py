@@ -5,8 +5,10 @@ import io
 import json
 import sqlite3
 import time
+from urllib.parse import unquote
 
 import pytest
+from yarl import URL
 
 from art_core.capture import UNREACHABLE, HttpUpstream
 from art_core.errors import UpstreamError
@@ -150,6 +152,33 @@ async def test_a_bug_of_ours_is_told_as_json_and_logged_and_the_gateway_goes_on(
         assert "ZeroDivisionError" in answer["error"]["message"]
         assert "a request failed inside the gateway" in caplog.text
         assert (await desk.order("GET", "/status"))[0] == 200
+
+
+@pytest.mark.parametrize("name", ["%FF", "a%FEb", "a%2Fv1", "a%2fv1", "x%2Fv1%2Fy", "x/v1/y"])
+async def test_an_id_that_another_path_could_stand_for_is_refused(start, name):
+    async with start() as desk:
+        for path in ("v1/chat/completions", "finish"):
+            address = URL(f"{desk.url}/rollouts/{name}/{path}", encoded=True)
+            async with desk.client.post(address, json={"messages": [{"role": "user", "content": "x"}]}) as response:
+                if "%" in name or path != "finish":
+                    assert (response.status, (await response.json())["error"]["code"]) == (400, "rollout_id")
+                else:
+                    assert response.status == 404
+        assert desk.gateway.status()["calls"] == 0
+
+
+@pytest.mark.parametrize("name", ["a%2Fb", "a/b", "%25", "%E4%BD%A0", "v1", "v1/b", "v1.2", "av1", "finish", "%20", "x%3Fy"])
+async def test_any_other_id_is_taken_as_it_is_said(start, name):
+    async with start() as desk:
+        for path, body in (
+            ("v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ("v1/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ("finish", {"reward": 1.0}),
+        ):
+            address = URL(f"{desk.url}/rollouts/{name}/{path}", encoded=True)
+            async with desk.client.post(address, json=body) as response:
+                assert response.status == 200, await response.text()
+        assert len(desk.of(unquote(name))) == 2
 
 
 @pytest.mark.parametrize(
