@@ -112,6 +112,7 @@ class CaptureApp:
         self._rollouts: dict[str, _Rollout] = {}
         self._prepared: dict[str, asyncio.Task[None]] = {}
         self._said = False
+        self._stopping = False
 
     def open(self, rollout_id: str, sampling: Sampling, upstream: Upstream | None = None) -> None:
         """Answer this rollout's calls from now on, from an upstream of its own where one is given.
@@ -151,7 +152,8 @@ class CaptureApp:
             del self._rollouts[rollout_id]
 
     async def close_all(self) -> None:
-        """Abort what is in flight and close every rollout."""
+        """Abort what is in flight, close every rollout and answer no more."""
+        self._stopping = True
         await asyncio.gather(*(self.close(rollout_id, 0.0) for rollout_id in list(self._rollouts)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -206,6 +208,8 @@ class CaptureApp:
 
     def _rollout(self, rollout_id: str) -> _Rollout:
         rollout = self._rollouts.get(rollout_id)
+        if self._stopping:
+            raise stopping()
         if rollout is None or rollout.closing:
             raise Refused(
                 f"rollout {rollout_id!r} is not open: it has ended, or it was never started here; a model call must be "
@@ -243,6 +247,8 @@ class CaptureApp:
                     task.cancel()
                 await asyncio.wait({task})
         if task.cancelled():
+            if self._stopping:
+                raise stopping()
             raise Refused("this call was stopped: its rollout ended, or its client sent it again", status=409)
         task.result()
 
@@ -325,6 +331,11 @@ class CaptureApp:
                 _listed({key: imposed[key] for key in asked}),
             )
         return {key: value for key, value in {**request, **imposed}.items() if key not in imposed or value is not None}
+
+
+def stopping() -> UpstreamError:
+    """Return the error for a call while what serves it stops; another may be started at the same address."""
+    return UpstreamError("the server of this address is stopping", status=503, code="stopping", retry_after=5.0)
 
 
 def _listed(settings: Mapping[str, object]) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from art_core.capture import CHAT, MODELS, CaptureApp, Dialect, Exchange, Gate, Refused
+from art_core.capture import CHAT, MODELS, CaptureApp, Dialect, Exchange, Gate, Refused, stopping
 from art_core.errors import StoreError, UpstreamError
 from art_core.types import Call, JsonDict, Sampling
 
@@ -183,7 +183,7 @@ class Gateway:
         if not self._has_key(scope):
             raise wrong_key()
         if self.stopping:
-            raise UpstreamError("this gateway is stopping", status=503, code="stopping", retry_after=5.0)
+            raise stopping()
 
     def _has_key(self, scope: Scope) -> bool:
         if self._key is None:
