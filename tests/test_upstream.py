@@ -188,11 +188,12 @@ async def test_a_stream_has_ended_when_every_choice_has(asked, finished, whole):
 )
 async def test_a_servers_pause_is_passed_on_where_it_is_a_number_of_seconds(said, seconds):
     async with saying(f"429 X\r\nretry-after: {said}\r\ncontent-length: 0".encode()) as url:
-        upstream = HttpUpstream(url)
-        async with await Door.start(lambda: upstream, ListRecorder, process=False) as door:
-            async with openai.AsyncOpenAI(base_url=await door.open("r1"), api_key="x", max_retries=0) as client:
-                with pytest.raises(openai.RateLimitError) as refusal:
-                    await client.chat.completions.create(**asking("hi"))
+        async with (
+            await Door.start(lambda: HttpUpstream(url), ListRecorder, process=False) as door,
+            openai.AsyncOpenAI(base_url=await door.open("r1"), api_key="x", max_retries=0) as client,
+        ):
+            with pytest.raises(openai.RateLimitError) as refusal:
+                await client.chat.completions.create(**asking("hi"))
     assert refusal.value.response.headers.get("retry-after") == seconds
 
 

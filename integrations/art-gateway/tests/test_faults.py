@@ -134,7 +134,8 @@ async def test_a_body_that_is_no_request_is_a_400_and_opens_no_rollout(start, bo
 
 
 @pytest.mark.parametrize(
-    "order", [{"metrics": [1]}, {"metrics": "good"}, {"metrics": {"success": "yes"}}, {"reward": "1"}, {"error": 1}, [1]]
+    "order",
+    [{"metrics": [1]}, {"metrics": "good"}, {"metrics": {"success": "yes"}}, {"reward": "1"}, {"error": 1}, [1]],
 )
 async def test_an_order_that_says_nothing_of_its_kind_is_a_400_and_changes_nothing(start, order):
     async with start() as desk:
@@ -167,7 +168,9 @@ async def test_an_id_that_another_path_could_stand_for_is_refused(start, name):
         assert desk.gateway.status()["calls"] == 0
 
 
-@pytest.mark.parametrize("name", ["a%2Fb", "a/b", "%25", "%E4%BD%A0", "v1", "v1/b", "v1.2", "av1", "finish", "%20", "x%3Fy"])
+@pytest.mark.parametrize(
+    "name", ["a%2Fb", "a/b", "%25", "%E4%BD%A0", "v1", "v1/b", "v1.2", "av1", "finish", "%20", "x%3Fy"]
+)
 async def test_any_other_id_is_taken_as_it_is_said(start, name):
     async with start() as desk:
         for path, body in (

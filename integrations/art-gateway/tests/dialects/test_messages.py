@@ -127,7 +127,10 @@ async def test_arguments_come_back_as_they_were_sampled(opened, tool):
 async def test_arguments_of_another_rollout_do_not_come_back_where_the_engine_counts_its_ids(opened, tool):
     def calling(arguments):
         function = {"name": "weather", "arguments": arguments}
-        return {"content": None, "tool_calls": [{"id": "functions.weather:0", "type": "function", "function": function}]}
+        return {
+            "content": None,
+            "tool_calls": [{"id": "functions.weather:0", "type": "function", "function": function}],
+        }
 
     spellings = ['{"city":"Paris"}', '{"city": "Paris"}', '{"city" : "Paris"}']
     async with opened(*map(calling, spellings)) as desk:
