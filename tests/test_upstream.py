@@ -187,13 +187,13 @@ async def test_a_stream_has_ended_when_every_choice_has(asked, finished, whole):
     ("said", "seconds"), [("7", "7"), ("0.5", "1"), ("-5", "0"), ("nan", None), ("inf", None), ("soon", None)]
 )
 async def test_a_servers_pause_is_passed_on_where_it_is_a_number_of_seconds(said, seconds):
-    async with saying(f"429 X\r\nretry-after: {said}\r\ncontent-length: 0".encode()) as url:
-        async with (
-            await Door.start(lambda: HttpUpstream(url), ListRecorder, process=False) as door,
-            openai.AsyncOpenAI(base_url=await door.open("r1"), api_key="x", max_retries=0) as client,
-        ):
-            with pytest.raises(openai.RateLimitError) as refusal:
-                await client.chat.completions.create(**asking("hi"))
+    async with (
+        saying(f"429 X\r\nretry-after: {said}\r\ncontent-length: 0".encode()) as url,
+        await Door.start(lambda: HttpUpstream(url), ListRecorder, process=False) as door,
+        openai.AsyncOpenAI(base_url=await door.open("r1"), api_key="x", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.RateLimitError) as refusal:
+            await client.chat.completions.create(**asking("hi"))
     assert refusal.value.response.headers.get("retry-after") == seconds
 
 
