@@ -1,7 +1,9 @@
 """Any OpenAI-compatible server that returns token ids, behind the door: a small one that speaks vLLM's dialect."""
 
 import asyncio
+import json
 import socket
+from contextlib import aclosing, asynccontextmanager
 
 import openai
 import pytest
@@ -139,6 +141,60 @@ async def test_a_client_that_leaves_a_stream_leaves_the_server_too(vllm, served)
     [(_, call)] = recorder.calls
     assert call.finish_reason == "aborted"
     assert 0 < len(call.sampled_ids) < 500
+
+
+@asynccontextmanager
+async def saying(head: bytes, body: bytes = b""):
+    """An address where every request gets these bytes and the end of the connection."""
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 " + head + b"\r\n\r\n" + body)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "finished", "whole"),
+    [(2, [0, 1], True), (2, [0], False), (2, [1], False), (1, [0], True), (1, [], False), (None, [0, 1], True)],
+)
+async def test_a_stream_has_ended_when_every_choice_has(asked, finished, whole):
+    def chunk(index, reason=None):
+        choice = {"index": index, "delta": {"content": "x"}, "finish_reason": reason, "token_ids": [1]}
+        choice["logprobs"] = {"content": [{"token": "x", "logprob": -1.0}]}
+        return b"data: " + json.dumps({"prompt_token_ids": [1], "choices": [choice]}).encode() + b"\n\n"
+
+    body = chunk(0) + b"".join(chunk(index, "stop") for index in finished)
+    async with saying(b"200 OK\r\ncontent-type: text/event-stream", body) as url:
+        upstream, chunks = HttpUpstream(url), []
+        try:
+            async with aclosing(upstream.stream(asking("hi") | ({"n": asked} if asked else {}))) as answer:
+                async for part in answer:
+                    chunks.append(part)
+        except UpstreamError as error:
+            assert not whole and "in the middle" in str(error)
+        else:
+            assert whole
+        finally:
+            await upstream.stop()
+    assert len(chunks) == 1 + len(finished), "what came was passed on"
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"), [("7", "7"), ("0.5", "1"), ("-5", "0"), ("nan", None), ("inf", None), ("soon", None)]
+)
+async def test_a_servers_pause_is_passed_on_where_it_is_a_number_of_seconds(said, seconds):
+    async with (
+        saying(f"429 X\r\nretry-after: {said}\r\ncontent-length: 0".encode()) as url,
+        await Door.start(lambda: HttpUpstream(url), ListRecorder, process=False) as door,
+        openai.AsyncOpenAI(base_url=await door.open("r1"), api_key="x", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.RateLimitError) as refusal:
+            await client.chat.completions.create(**asking("hi"))
+    assert refusal.value.response.headers.get("retry-after") == seconds
 
 
 async def test_a_server_that_is_not_there_is_a_bad_gateway():

@@ -3,7 +3,7 @@
 from art_core.capture.door import Door
 from art_core.capture.gate import Gate
 from art_core.capture.http import Exchange, Refused
-from art_core.capture.server import CHAT, MODELS, CaptureApp, Dialect
+from art_core.capture.server import CHAT, MODELS, CaptureApp, Dialect, stopping
 from art_core.capture.serving import address_of, http_server, listen
 from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, HttpUpstream
 
@@ -22,4 +22,5 @@ __all__ = [
     "address_of",
     "http_server",
     "listen",
+    "stopping",
 ]

@@ -130,6 +130,6 @@ class Exchange:
             self.event(event.encode() if isinstance(event, str) else event)
             return await self.end()
         headers = [(b"x-should-retry", b"false")] if no_retry(error) else []
-        if error.retry_after is not None:
+        if error.retry_after is not None and math.isfinite(error.retry_after):
             headers.append((b"retry-after", str(math.ceil(error.retry_after)).encode()))
         await self.answer(error.status, body, tuple(headers))

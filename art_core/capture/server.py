@@ -114,6 +114,7 @@ class CaptureApp:
         self._rollouts: dict[str, _Rollout] = {}
         self._prepared: dict[str, asyncio.Task[None]] = {}
         self._said = False
+        self._stopping = False
 
     def open(self, rollout_id: str, sampling: Sampling, upstream: Upstream | None = None) -> None:
         """Answer this rollout's calls from now on, from an upstream of its own where one is given.
@@ -153,7 +154,8 @@ class CaptureApp:
             del self._rollouts[rollout_id]
 
     async def close_all(self) -> None:
-        """Abort what is in flight and close every rollout."""
+        """Abort what is in flight, close every rollout and answer no more."""
+        self._stopping = True
         await asyncio.gather(*(self.close(rollout_id, 0.0) for rollout_id in list(self._rollouts)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -208,6 +210,8 @@ class CaptureApp:
 
     def _rollout(self, rollout_id: str) -> _Rollout:
         rollout = self._rollouts.get(rollout_id)
+        if self._stopping:
+            raise stopping()
         if rollout is None or rollout.closing:
             raise Refused(
                 f"rollout {rollout_id!r} is not open: it has ended, or it was never started here; a model call must be "
@@ -245,6 +249,8 @@ class CaptureApp:
                     task.cancel()
                 await asyncio.wait({task})
         if task.cancelled():
+            if self._stopping:
+                raise stopping()
             raise Refused("this call was stopped: its rollout ended, or its client sent it again", status=409)
         task.result()
 
@@ -332,6 +338,11 @@ class CaptureApp:
         if 0 < (sampled.get("temperature") or 0) < GREEDY:
             sampled["temperature"] = 0  # as engines take it; a logprob cannot be divided by so little
         return sampled
+
+
+def stopping() -> UpstreamError:
+    """Return the error for a call while what serves it stops; another may be started at the same address."""
+    return UpstreamError("the server of this address is stopping", status=503, code="stopping", retry_after=5.0)
 
 
 def _listed(settings: Mapping[str, object]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 from collections.abc import AsyncIterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -89,7 +90,9 @@ class HttpUpstream:
 
     async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
         """Yield the chunks of an answer as they come. UpstreamError where the stream ends before the answer does."""
-        ended = False
+        begun: set[int] = set()
+        finished: set[int] = set()
+        asked = request.get("n")
         with self._explained():
             async with self._post(request, self._between) as response:
                 if response.status >= 400:
@@ -100,9 +103,12 @@ class HttpUpstream:
                     chunk = _json_object(event)
                     if "error" in chunk:
                         raise _refusal(502, event, {})
-                    ended = ended or any(choice.get("finish_reason") for choice in chunk.get("choices", ()))
                     yield self._normal(chunk, request)
-        if not ended:
+                    for choice in chunk.get("choices", ()):
+                        begun.add(choice.get("index", 0))
+                        if choice.get("finish_reason"):
+                            finished.add(choice.get("index", 0))
+        if begun - finished or len(finished) < (asked if isinstance(asked, int) else 1):
             raise UpstreamError(f"{self.base_url} ended its stream in the middle", status=502, code=UNREACHABLE)
 
     async def models(self) -> JsonDict:
@@ -232,7 +238,8 @@ def _seconds(retry_after: str | None) -> float | None:
     if not retry_after:
         return None
     try:
-        return max(float(retry_after), 0.0)
+        seconds = float(retry_after)
+        return max(seconds, 0.0) if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from art_core.capture import CHAT, MODELS, CaptureApp, Dialect, Exchange, Gate, Refused
+from art_core.capture import CHAT, MODELS, CaptureApp, Dialect, Exchange, Gate, Refused, stopping
 from art_core.errors import StoreError, UpstreamError
 from art_core.types import Call, JsonDict, Sampling
 
@@ -23,9 +25,12 @@ if TYPE_CHECKING:
     from art_core.store import Store
     from art_gateway.routing import Pool
 
+log = logging.getLogger("art_gateway")
+
 SPLIT = "train"
 """Of the recorded rollouts, so that ``art.load_trajectories`` finds them."""
 LONGEST_ID = 512
+ENCODED_V1 = re.compile(rb"%2fv1(%2f|/)", re.IGNORECASE)
 ORDERS = frozenset({"/pause", "/resume", "/status"})
 ORDER_BYTES = 2**20
 BACKLOG = 400
@@ -141,6 +146,7 @@ class Gateway:
         exchange = Exchange(scope, receive, send)
         exchange.speaks = self._dialects.get(path)
         try:
+            check_id(scope, rollout_id)
             if rollout_id and exchange.method == "POST" and (path == CHAT or path in self._dialects):
                 self._admit(scope)
                 await self.ledger.keep_up()
@@ -151,6 +157,10 @@ class Gateway:
             await exchange.fail(error)
         except StoreError as error:
             await exchange.fail(Refused(str(error), status=503, code="not_recorded"))
+        except Exception as error:
+            # The boundary between one request and the serving of all others; what arrives here is a bug of ours.
+            log.exception("a request failed inside the gateway")
+            await exchange.fail(UpstreamError(f"{type(error).__name__}: {error}", status=500))
 
     async def _call(self, rollout_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         inside = self._inside.get(rollout_id, 0)
@@ -173,7 +183,7 @@ class Gateway:
         if not self._has_key(scope):
             raise wrong_key()
         if self.stopping:
-            raise UpstreamError("this gateway is stopping", status=503, code="stopping", retry_after=5.0)
+            raise stopping()
 
     def _has_key(self, scope: Scope) -> bool:
         if self._key is None:
@@ -263,12 +273,29 @@ def split_path(path: str) -> tuple[str | None, str]:
     """Return the rollout's id, None where the path names none, and the rest of the path."""
     if not path.startswith("/rollouts/"):
         return None, path
-    if path.endswith("/finish") and "/v1/" not in path:
-        return path[len("/rollouts/") : -len("/finish")], "/finish"
+    named = path[len("/rollouts/") :]
+    if named.endswith("/finish") and "/v1/" not in named:
+        return named.removesuffix("/finish"), "/finish"
     head, found, tail = path.rpartition("/v1/")
     # Anthropic's clients add /v1 themselves to an address that ends in it.
     rollout_id = head[len("/rollouts/") :].removesuffix("/v1") if found else ""
     return (rollout_id if len(rollout_id) <= LONGEST_ID else ""), f"/v1/{tail}"
+
+
+def check_id(scope: Scope, rollout_id: str | None) -> None:
+    """Refuse an id that another path could stand for: two runs would be recorded as one. Raises Refused (400)."""
+    if rollout_id is None:
+        return
+    # The path comes decoded, with this character for bytes that are no UTF-8.
+    if "\ufffd" in rollout_id:
+        raise Refused("a rollout's id is UTF-8, percent-encoded, and without U+FFFD", status=400, code="rollout_id")
+    encoded = ENCODED_V1.search(scope.get("raw_path") or b"")
+    if encoded or "/v1/" in f"{rollout_id}/":
+        raise Refused(
+            f"a rollout's id may not hold /v1/ or end in /v1, where the path to the API begins: {scope['path']}",
+            status=400,
+            code="rollout_id",
+        )
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -302,7 +329,8 @@ def read_order(body: bytes | None) -> dict[str, Any]:
         or not isinstance(said.get("error"), str | None)
         or not isinstance(version := said.get("policy_version", 0), int)
         or not -1 <= version < 2**63
-        or not all(isinstance(value, int | float) for value in (said.get("metrics") or {}).values())
+        or not isinstance(metrics := said.get("metrics") or {}, dict)
+        or not all(isinstance(value, int | float) for value in metrics.values())
     ):
         raise Refused(
             "the body is a JSON object: reward a number, metrics numbers by name, error a text, policy_version a whole number "

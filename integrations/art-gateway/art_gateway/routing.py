@@ -54,7 +54,7 @@ class Backend:
     inside: int = 0
     """Requests that it is answering."""
     failures: int = 0
-    """In a row, of those that say that it is not there."""
+    """In a row, of those that say that it is not there; what fails while it rests is not counted again."""
     rests_until: float = 0.0
     """By the monotonic clock."""
 
@@ -79,10 +79,14 @@ class Backend:
             self.inside -= 1
 
     def _rest(self, error: UpstreamError) -> None:
+        if not self.up:
+            # Calls that were in flight together fail together: one failure.
+            return
         if not self.failures:
             log.warning("%s fails: %s", self.upstream.base_url, error)
         self.failures += 1
-        self.rests_until = time.monotonic() + min(FIRST_REST * 2 ** (self.failures - 1), LONGEST_REST)
+        # Bounded before it is raised: after a long outage the power would be no float any more.
+        self.rests_until = time.monotonic() + min(FIRST_REST * 2 ** min(self.failures - 1, 16), LONGEST_REST)
 
 
 @dataclass

@@ -64,6 +64,30 @@ async def test_a_second_signal_ends_what_still_runs_and_keeps_it_as_aborted(upst
     assert trajectory.calls[0].finish_reason == "aborted"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_signal_while_paused_tells_the_calls_that_wait_to_come_back(upstream, until, tmp_path, stream):
+    process, _, address = await started(upstream, tmp_path)
+    async with aiohttp.ClientSession() as client:
+
+        async def ask():
+            body = {"messages": [{"role": "user", "content": "hello"}], "stream": stream}
+            async with client.post(f"{address}/rollouts/r1/v1/chat/completions", json=body) as response:
+                return response.status, (await response.json())["error"]["code"], response.headers.get("retry-after")
+
+        async with client.post(f"{address}/pause") as response:
+            assert response.status == 200
+        asked = [asyncio.create_task(ask()) for _ in range(3)]
+        waiting = 0
+        while waiting < 3:
+            async with client.get(f"{address}/status") as response:
+                waiting = (await response.json())["waiting"]
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.gather(*asked) == [(503, "stopping", "5")] * 3
+    await process.communicate()
+    assert process.returncode == 0
+    assert not upstream.requests
+
+
 async def test_a_gateway_that_is_killed_keeps_what_it_had_answered(upstream, tmp_path):
     process, _, address = await started(upstream, tmp_path)
     async with aiohttp.ClientSession() as client:

@@ -4,10 +4,16 @@ import asyncio
 import io
 import json
 import sqlite3
+import time
+from urllib.parse import unquote
 
 import pytest
+from yarl import URL
 
+from art_core.capture import UNREACHABLE, HttpUpstream
+from art_core.errors import UpstreamError
 from art_core.store import writer
+from art_gateway.routing import LONGEST_REST, Backend
 
 # A stream that broke in its middle is no passing fault: it has a test of its own.
 TRANSIENT = [
@@ -128,6 +134,57 @@ async def test_a_body_that_is_no_request_is_a_400_and_opens_no_rollout(start, bo
 
 
 @pytest.mark.parametrize(
+    "order",
+    [{"metrics": [1]}, {"metrics": "good"}, {"metrics": {"success": "yes"}}, {"reward": "1"}, {"error": 1}, [1]],
+)
+async def test_an_order_that_says_nothing_of_its_kind_is_a_400_and_changes_nothing(start, order):
+    async with start() as desk:
+        await desk.ask("r1", "hello")
+        status, answer = await desk.order("POST", "/rollouts/r1/finish", order)
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_a_bug_of_ours_is_told_as_json_and_logged_and_the_gateway_goes_on(start, monkeypatch, caplog):
+    async with start() as desk:
+        with monkeypatch.context() as broken:
+            broken.setattr(desk.gateway, "status", lambda: 1 // 0)
+            status, answer = await desk.order("GET", "/status")
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        assert "ZeroDivisionError" in answer["error"]["message"]
+        assert "a request failed inside the gateway" in caplog.text
+        assert (await desk.order("GET", "/status"))[0] == 200
+
+
+@pytest.mark.parametrize("name", ["%FF", "a%FEb", "a%2Fv1", "a%2fv1", "x%2Fv1%2Fy", "x/v1/y"])
+async def test_an_id_that_another_path_could_stand_for_is_refused(start, name):
+    async with start() as desk:
+        for path in ("v1/chat/completions", "finish"):
+            address = URL(f"{desk.url}/rollouts/{name}/{path}", encoded=True)
+            async with desk.client.post(address, json={"messages": [{"role": "user", "content": "x"}]}) as response:
+                if "%" in name or path != "finish":
+                    assert (response.status, (await response.json())["error"]["code"]) == (400, "rollout_id")
+                else:
+                    assert response.status == 404
+        assert desk.gateway.status()["calls"] == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["a%2Fb", "a/b", "%25", "%E4%BD%A0", "v1", "v1/b", "v1.2", "av1", "finish", "%20", "x%3Fy"]
+)
+async def test_any_other_id_is_taken_as_it_is_said(start, name):
+    async with start() as desk:
+        for path, body in (
+            ("v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ("v1/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ("finish", {"reward": 1.0}),
+        ):
+            address = URL(f"{desk.url}/rollouts/{name}/{path}", encoded=True)
+            async with desk.client.post(address, json=body) as response:
+                assert response.status == 200, await response.text()
+        assert len(desk.of(unquote(name))) == 2
+
+
+@pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({}, 401),
@@ -179,6 +236,34 @@ async def test_an_upstream_that_comes_back_is_asked_again(start, upstream, anoth
         upstream.faults.append("reset")
         assert (await desk.ask("r1", "hello"))[0] == 502
         assert (await desk.ask("r1", "hello"))[0] == 200, "where there is no other one it is always worth a try"
+
+
+def test_an_outage_of_many_failures_rests_for_the_longest_time_and_no_longer():
+    backend = Backend(HttpUpstream("http://127.0.0.1:1/v1"))
+    for _ in range(1100):
+        backend.rests_until = 0.0
+        with pytest.raises(UpstreamError, match="gone"), backend.asked():
+            raise UpstreamError("gone", status=502, code=UNREACHABLE)
+    assert backend.failures == 1100
+    assert 0 < backend.rests_until - time.monotonic() <= LONGEST_REST
+
+
+async def test_after_a_long_outage_the_others_still_answer(start, upstream, another_upstream):
+    async with another_upstream() as second, start(upstream.url, second.url) as desk:
+        desk.gateway.pool.backends[0].failures = 1100
+        await upstream.stop()
+        for number in range(10):
+            assert (await desk.ask(f"r{number}", "hello"))[0] == 200
+
+
+async def test_calls_that_fail_together_are_one_failure(start, upstream, another_upstream):
+    async with another_upstream() as second, start(upstream.url, second.url) as desk:
+        pool = desk.gateway.pool
+        names = [f"r{number}" for number in range(40)]
+        names = [name for name in names if pool.route(name).backends[0] is pool.backends[0]][:8]
+        upstream.faults.extend(["reset"] * len(names))
+        assert {status for status, *_ in await asyncio.gather(*(desk.ask(name, "hello") for name in names))} == {200}
+        assert (len(names), pool.backends[0].failures) == (8, 1)
 
 
 async def test_a_full_disk_is_told_before_anything_is_sampled_and_passes_when_there_is_room(
