@@ -3,10 +3,15 @@
 import asyncio
 import json
 import os
+import re
 import shutil
+import signal
+import sys
 from pathlib import Path
 
 import pytest
+
+import art_core as art
 
 HARNESS = Path(__file__).parents[4] / "examples" / "node_harness"
 
@@ -50,6 +55,32 @@ async def test_a_node_agent_is_answered_and_recorded(opened, tmp_path):
         by_chat, by_responses = desk.engine.requests[3]["messages"], desk.engine.requests[6]["messages"]
         assert by_chat[-1] == by_responses[-1]
         assert by_responses[-1] == {"role": "tool", "tool_call_id": "call_1", "content": "sunny in Paris"}
+
+
+@pytest.mark.engines
+async def test_a_node_agent_goes_through_the_gateway_and_every_call_is_kept(tmp_path):
+    pytest.importorskip("torch")
+    if shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed, so there is nothing to run the harness with")
+    for file in HARNESS.glob("*.js*"):
+        shutil.copy(file, tmp_path)
+    await output_of("npm", "ci", "--no-audit", "--no-fund", cwd=tmp_path)
+    code = "import typer; from art_gateway.command import gateway; typer.run(gateway)"
+    options = ["--model", "tiny", "--port", "0", "--run-dir", str(tmp_path / "run")]
+    gateway = await asyncio.create_subprocess_exec(sys.executable, "-c", code, *options, stderr=asyncio.subprocess.PIPE)
+    address = re.search(r"http://127\.0\.0\.1:\d+", (await gateway.stderr.readline()).decode())[0]
+    environment = {**os.environ, "OPENAI_BASE_URL": f"{address}/rollouts/paris/v1", "OPENAI_API_KEY": "none"}
+    try:
+        lines = (await output_of("node", "agent.js", "Weather?", cwd=tmp_path, env=environment)).splitlines()
+    finally:
+        gateway.send_signal(signal.SIGINT)
+        said = (await gateway.communicate())[1].decode()
+    steps = [json.loads(line) for line in lines]
+    assert len(steps) == 5 and gateway.returncode == 0, said
+    [trajectory] = art.load_trajectories(tmp_path / "run")
+    # One more for every tool that the model happens to call.
+    assert trajectory.rollout_id == "paris" and len(trajectory.calls) >= len(steps)
+    assert all(len(call.sampled_ids) == len(call.logprobs) > 0 for call in trajectory.calls)
 
 
 @pytest.mark.parametrize(
