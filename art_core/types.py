@@ -226,6 +226,10 @@ class Weights:
     (with ``max_staleness`` in ``Learner.weights`` only); parameters that training leaves alone may be missing."""
 
 
+GREEDY = 1e-5
+"""A temperature below this is 0: dividing logits by it leaves the range of float32."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """What a rollout imposes on every request of the agent; None leaves the agent's own setting."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
 
 import orjson
 
-from art_core.errors import UpstreamError
+from art_core.errors import StoreError, UpstreamError
 from art_core.types import JsonDict
 
 Message = MutableMapping[str, Any]
@@ -118,6 +120,22 @@ class Exchange:
         events, self._events = b"".join(self._events), []
         self.finished = True
         await self._send({"type": "http.response.body", "body": events})
+
+    @asynccontextmanager
+    async def failing_as_answer(self, log: logging.Logger, what: str) -> AsyncIterator[None]:
+        """Answer with what the block raises: the boundary between one request and the serving of all others.
+
+        A bug, ours or an engine's, is logged as ``what`` and answered with a 500.
+        """
+        try:
+            yield
+        except UpstreamError as error:
+            await self.fail(error)
+        except StoreError as error:
+            await self.fail(Refused(str(error), status=503, code="not_recorded"))
+        except Exception as error:
+            log.exception(what)
+            await self.fail(UpstreamError(f"{type(error).__name__}: {error}", status=500))
 
     async def fail(self, error: UpstreamError) -> None:
         """Answer with an error; inside a stream that has begun it becomes the last event."""

@@ -19,15 +19,13 @@ import orjson
 from art_core.capture.gate import Gate
 from art_core.capture.http import Exchange, Receive, Refused, Scope, Send
 from art_core.capture.record import Recording, no_token_ids, visible
-from art_core.errors import CaptureError, StoreError, UpstreamError
-from art_core.types import JsonDict, Recorder, Sampling, Upstream, within
+from art_core.errors import CaptureError, UpstreamError
+from art_core.types import GREEDY, JsonDict, Recorder, Sampling, Upstream, within
 
 logger = logging.getLogger("art_core.capture")
 
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
-GREEDY = 1e-5
-"""Temperatures below this mean 0."""
 
 
 class Dialect(Protocol):
@@ -160,16 +158,8 @@ class CaptureApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
-        try:
+        async with exchange.failing_as_answer(logger, "a model call failed inside the serving process"):
             await self._route(exchange)
-        except UpstreamError as error:
-            await exchange.fail(error)
-        except StoreError as error:
-            await exchange.fail(Refused(str(error), status=503, code="not_recorded"))
-        except Exception as error:
-            # The boundary between one call and the serving of all others; what arrives here is a bug, ours or the engine's.
-            logger.exception("a model call failed inside the serving process")
-            await exchange.fail(UpstreamError(f"{type(error).__name__}: {error}", status=500))
 
     async def _route(self, exchange: Exchange) -> None:
         head, _, tail = exchange.path.rpartition("/v1/")

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from art_core.errors import UpstreamError
-from art_core.types import JsonDict
+from art_core.types import GREEDY, JsonDict
 
-GREEDY = 1e-5
-"""A temperature below this is 0: dividing by it leaves the range of float32."""
 LARGEST_TOP_K = 2**31 - 1
 UNSUPPORTED = ("frequency_penalty", "presence_penalty", "logit_bias")
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -17,7 +17,6 @@ from urllib.parse import unquote
 import orjson
 
 from art_core.capture import CHAT, MODELS, CaptureApp, Dialect, Exchange, Gate, Refused, stopping
-from art_core.errors import StoreError, UpstreamError
 from art_core.types import Call, JsonDict, Sampling
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class Gateway:
         rollout_id, path = split_path(scope["path"])
         exchange = Exchange(scope, receive, send)
         exchange.speaks = self._dialects.get(path)
-        try:
+        async with exchange.failing_as_answer(log, "a request failed inside the gateway"):
             check_id(scope, rollout_id)
             if rollout_id and exchange.method == "POST" and (path == CHAT or path in self._dialects):
                 self._admit(scope)
@@ -153,14 +152,6 @@ class Gateway:
                 await self._call(rollout_id, scope, receive, send)
             else:
                 await self._other(exchange, scope, rollout_id, path)
-        except UpstreamError as error:
-            await exchange.fail(error)
-        except StoreError as error:
-            await exchange.fail(Refused(str(error), status=503, code="not_recorded"))
-        except Exception as error:
-            # The boundary between one request and the serving of all others; what arrives here is a bug of ours.
-            log.exception("a request failed inside the gateway")
-            await exchange.fail(UpstreamError(f"{type(error).__name__}: {error}", status=500))
 
     async def _call(self, rollout_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         inside = self._inside.get(rollout_id, 0)

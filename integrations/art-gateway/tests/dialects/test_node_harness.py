@@ -33,16 +33,22 @@ async def output_of(*command, **options) -> str:
     return out.decode()
 
 
-@pytest.mark.engines
-async def test_a_node_agent_is_answered_and_recorded(opened, tmp_path):
+@pytest.fixture
+async def harness(tmp_path):
+    """The folder of a copy of the harness, with what it needs installed."""
     if shutil.which("npm") is None:
         pytest.skip("node and npm are not installed, so there is nothing to run the harness with")
     for file in HARNESS.glob("*.js*"):
         shutil.copy(file, tmp_path)
     await output_of("npm", "ci", "--no-audit", "--no-fund", cwd=tmp_path)
+    return tmp_path
+
+
+@pytest.mark.engines
+async def test_a_node_agent_is_answered_and_recorded(opened, harness):
     async with opened(answer) as desk:
         environment = {**os.environ, "OPENAI_BASE_URL": desk.url, "OPENAI_API_KEY": "none"}
-        lines = (await output_of("node", "agent.js", "Weather?", cwd=tmp_path, env=environment)).splitlines()
+        lines = (await output_of("node", "agent.js", "Weather?", cwd=harness, env=environment)).splitlines()
         called = ['{"city": "Paris"}']
         assert [json.loads(line) for line in lines] == [
             {"step": "chat", "text": "Hello."},
@@ -58,26 +64,21 @@ async def test_a_node_agent_is_answered_and_recorded(opened, tmp_path):
 
 
 @pytest.mark.engines
-async def test_a_node_agent_goes_through_the_gateway_and_every_call_is_kept(tmp_path):
+async def test_a_node_agent_goes_through_the_gateway_and_every_call_is_kept(harness):
     pytest.importorskip("torch")
-    if shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed, so there is nothing to run the harness with")
-    for file in HARNESS.glob("*.js*"):
-        shutil.copy(file, tmp_path)
-    await output_of("npm", "ci", "--no-audit", "--no-fund", cwd=tmp_path)
     code = "import typer; from art_gateway.command import gateway; typer.run(gateway)"
-    options = ["--model", "tiny", "--port", "0", "--run-dir", str(tmp_path / "run")]
+    options = ["--model", "tiny", "--port", "0", "--run-dir", str(harness / "run")]
     gateway = await asyncio.create_subprocess_exec(sys.executable, "-c", code, *options, stderr=asyncio.subprocess.PIPE)
     address = re.search(r"http://127\.0\.0\.1:\d+", (await gateway.stderr.readline()).decode())[0]
     environment = {**os.environ, "OPENAI_BASE_URL": f"{address}/rollouts/paris/v1", "OPENAI_API_KEY": "none"}
     try:
-        lines = (await output_of("node", "agent.js", "Weather?", cwd=tmp_path, env=environment)).splitlines()
+        lines = (await output_of("node", "agent.js", "Weather?", cwd=harness, env=environment)).splitlines()
     finally:
         gateway.send_signal(signal.SIGINT)
         said = (await gateway.communicate())[1].decode()
     steps = [json.loads(line) for line in lines]
     assert len(steps) == 5 and gateway.returncode == 0, said
-    [trajectory] = art.load_trajectories(tmp_path / "run")
+    [trajectory] = art.load_trajectories(harness / "run")
     # One more for every tool that the model happens to call.
     assert trajectory.rollout_id == "paris" and len(trajectory.calls) >= len(steps)
     assert all(len(call.sampled_ids) == len(call.logprobs) > 0 for call in trajectory.calls)
