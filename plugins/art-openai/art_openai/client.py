@@ -152,7 +152,9 @@ async def _async_client() -> AsyncOpenAI:
     """Return the client of the running event loop: connections cannot be shared between loops."""
     loop = asyncio.get_running_loop()
     held = _async_clients.get(loop)
-    if held is None:
+    if (
+        held is None or held[0].is_closed()
+    ):  # a loop may go on after its generators are shut down, as in Runner.run_sync
         lifetime = _async_client_of_loop()
         held = (await anext(lifetime), lifetime)  # does not suspend, so no other task of this loop comes between
         with _lock:
