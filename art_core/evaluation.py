@@ -205,8 +205,9 @@ async def evaluate(
     ``settings`` say otherwise. What was recorded is kept in ``run_dir`` (default: a new one under ``runs/``).
     """
     check_tasks(tasks)
-    base, adapter = served_model(model)
-    config = make_config({**nodes_of_run(model, base, settings), **settings}, model=base)
+    begun = _begun(model)
+    base, adapter = _served(model, begun)
+    config = make_config({**_nodes_of_run(begun, base, settings), **settings}, model=base)
     screen = display(progress)
     with screen:
         screen.phase("starting the engine", None)
@@ -220,29 +221,33 @@ async def evaluate(
             )
 
 
-def served_model(model: str | Path) -> tuple[str, Path | None]:
+def _begun(model: str | Path) -> dict[str, Any]:
+    """Return the ``model`` and the ``config`` that a run folder was begun with; empty for a name or a model folder."""
+    file = Path(model).expanduser() / "run.sqlite"
+    if not file.is_file():
+        return {}
+    with Store(file) as store:
+        return {"model": store.meta("model"), "config": store.meta("config", {})}
+
+
+def _served(model: str | Path, begun: Mapping[str, Any]) -> tuple[str, Path | None]:
     """Return (model to serve, adapter to put on it or None) for a name, a model folder, or a run folder's newest checkpoint."""
-    path = Path(model).expanduser()
-    if not (path / "run.sqlite").is_file():
+    if not begun:
         return str(model), None
-    newest = last_checkpoint(path)
+    newest = last_checkpoint(Path(model).expanduser())
     if newest is not None and (newest / "config.json").is_file():
         return str(newest), None
-    with Store(path / "run.sqlite") as store:
-        begun_with = store.meta("model")
-    return begun_with, newest and newest / "adapter"
+    return begun["model"], newest and newest / "adapter"
 
 
-def nodes_of_run(model: str | Path, base: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run folder says about its trained nodes and the model behind the others, for serving it from ``base``."""
-    path = Path(model).expanduser()
-    if not (path / "run.sqlite").is_file():
+def _nodes_of_run(begun: Mapping[str, Any], base: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run says about its trained nodes and the model behind the others, for serving it from ``base``."""
+    if not begun:
         return {}
-    with Store(path / "run.sqlite") as store:
-        config, begun_with = store.meta("config", {}), store.meta("model")
+    config = begun["config"]
     found = {name: config[name] for name in ("train_nodes", "other_nodes", "frozen_model") if config.get(name)}
     asked = found | settings
     frozen = asked.get("train_nodes") and asked.get("other_nodes", "frozen") == "frozen"
-    if frozen and not asked.get("frozen_model") and base != begun_with:
-        found["frozen_model"] = begun_with  # in the run, these were its start weights
+    if frozen and not asked.get("frozen_model") and base != begun["model"]:
+        found["frozen_model"] = begun["model"]  # in the run, these were its start weights
     return found

@@ -7,46 +7,33 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Any
 
-from art_core.capture import HttpUpstream
+from art_core.capture import HttpUpstream, Stamped
 from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError
-from art_core.types import Engine, JsonDict, Weights
+from art_core.types import Engine, Weights
 
 EngineFactory = Callable[[str, TrainConfig], Engine]
 
 
-class FrozenEngine:
-    """Another engine, its answers stamped with ``version`` whatever it says itself."""
+class FrozenEngine(Stamped):
+    """Another engine, whose answers are all of one version."""
 
     def __init__(self, make: Callable[[], Engine], version: int) -> None:
-        self._engine = make()
-        self._version = version
+        super().__init__(make(), version)
 
     async def start(self) -> None:
-        await self._engine.start()
+        await super().start()
         if isinstance(self._engine, HttpUpstream):
             served = [it["id"] for it in (await self._engine.models()).get("data") or ()]
             if len(served) == 1:
                 # Else the model that the agent names is asked for.
                 self._engine.model = served[0]
 
-    async def stop(self) -> None:
-        await self._engine.stop()
-
     async def load(self, weights: Weights) -> None:
         raise ConfigError(f"version {weights.version} cannot be loaded: the model of the untrained nodes is frozen")
-
-    async def chat(self, request: JsonDict) -> JsonDict:
-        return {**await self._engine.chat(request), "policy_version": self._version}
-
-    async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
-        async with aclosing(self._engine.stream(request)) as chunks:
-            async for chunk in chunks:
-                yield {**chunk, "policy_version": self._version}
 
 
 def _server(base_url: str) -> HttpUpstream:

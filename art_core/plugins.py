@@ -60,7 +60,7 @@ class Plugins:
     """The installed plugins and the built-in one."""
 
     def __init__(self, *extra: object, installed: bool = True) -> None:
-        """``extra`` are plugin modules or objects beside the installed ones; ``installed=False`` looks for none."""
+        """``extra`` are plugin modules or objects, used whether they are installed or not; ``installed=False`` looks for none."""
         self._distributions: dict[str, importlib.metadata.Distribution] = {}
         """By plugin name, of those that were found by their entry points."""
         self.manager = pluggy.PluginManager(GROUP)
@@ -72,7 +72,8 @@ class Plugins:
         if installed:
             self._load_entry_points()
         for plugin in extra:
-            self.manager.register(plugin)
+            if not self.manager.is_registered(plugin):
+                self.manager.register(plugin)
         if os.environ.get("ART_TRACE_PLUGINS"):
             self.manager.add_hookcall_monitoring(
                 lambda name, impls, kwargs: log.warning("%s%s -> %s", name, kwargs, [i.plugin_name for i in impls]),

@@ -7,8 +7,21 @@ import threading
 import time
 from pathlib import Path
 
+from art_core.capture.record import Recording
 from art_core.errors import StoreError, UpstreamError
 from art_core.types import Call, Weights
+
+
+async def recorded(upstream, request: dict) -> list[Call]:
+    """Return what is recorded of ``request`` where ``upstream`` answers it."""
+    recording = Recording({}, "q1")
+    if request["stream"]:
+        async for chunk in upstream.stream(request):
+            recording.add(chunk)
+    else:
+        recording.add(await upstream.chat(request))
+    await upstream.stop()
+    return recording.calls()
 
 
 def prompt_ids(messages: list) -> list[int]:

@@ -8,8 +8,19 @@ import sys
 import threading
 import time
 
-from art_core.attribution import ENVIRONMENT, agent_name, destination
+from art_core.attribution import agent_name, destination
 
+ENVIRONMENT = (
+    "ART_ROLLOUT_ID",
+    "OPENAI_BASE_URL",
+    "OPENAI_API_BASE",
+    "OPENAI_API_KEY",
+    "OPENAI_AGENTS_DISABLE_TRACING",
+    "ANTHROPIC_BASE_URL",
+    "ANTHROPIC_API_URL",
+    "ANTHROPIC_API_KEY",
+)
+"""What a rollout's child process finds in its environment."""
 PRINT = f"import json, os; print(json.dumps({{name: os.environ.get(name) for name in {ENVIRONMENT}}}))"
 """A program that prints what its environment says of its rollout."""
 prepared = []

@@ -1,10 +1,16 @@
 """The table of frameworks in ``docs/frameworks.md``, and the agents' parts that every framework's tests share."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pydantic
 
 from art_core.testing import AdapterReport
+
+Make = Callable[[str], Callable[[str], Any]]
+"""Makes an agent that asks at a base URL."""
 
 TABLE = (Path(__file__).parent.parent / "docs" / "frameworks.md").read_text().splitlines()
 
@@ -23,6 +29,49 @@ def rain(city: str) -> str:
 def user(text: str) -> list[dict[str, str]]:
     """Return a conversation that begins with ``text``."""
     return [{"role": "user", "content": text}]
+
+
+def threaded(blocking: Make) -> Make:
+    """Return what makes agents that run two of ``blocking`` in threads."""
+
+    def make(base_url):
+        ask = blocking(base_url)
+
+        def agent(text):
+            with ThreadPoolExecutor(2) as pool:
+                return list(pool.map(ask, [text, f"{text} Again."]))
+
+        return agent
+
+    return make
+
+
+def nested(inner: Make, outer: Make) -> Make:
+    """Return what makes agents that give the answer of one to the other."""
+
+    def make(base_url):
+        ask_inner, ask_outer = inner(base_url), outer(base_url)
+
+        async def agent(text):
+            return await ask_outer(await ask_inner(text))
+
+        return agent
+
+    return make
+
+
+def failing(asynchronous: Make) -> Make:
+    """Return what makes agents that fail with what they were answered."""
+
+    def make(base_url):
+        ask = asynchronous(base_url)
+
+        async def agent(text):
+            raise LookupError(await ask(text))
+
+        return agent
+
+    return make
 
 
 def assert_documented(report: AdapterReport) -> None:

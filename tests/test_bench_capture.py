@@ -5,9 +5,9 @@ import contextlib
 import sys
 
 import pytest
+from capture_fakes import recorded
 
 from art_core.capture import HttpUpstream
-from art_core.capture.record import Recording
 from bench import capture
 from bench.stub import PROMPT, SAMPLED
 
@@ -19,15 +19,8 @@ async def test_the_stub_answers_with_all_its_tokens(stream):
     with contextlib.ExitStack() as stack:
         command = [sys.executable, "-m", "bench.stub", "--port", str(port)]
         await asyncio.to_thread(stack.enter_context, capture.running(command, f"{url}/models"))
-        upstream, recording = HttpUpstream(url), Recording({}, "q")
         request = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
-        if stream:
-            async for chunk in upstream.stream(request):
-                recording.add(chunk)
-        else:
-            recording.add(await upstream.chat(request))
-        await upstream.stop()
-    [call] = recording.calls()
+        [call] = await recorded(HttpUpstream(url), request)
     assert (len(call.prompt_ids), len(call.sampled_ids), call.finish_reason) == (PROMPT, SAMPLED, "tool_calls")
     [tool_call] = call.response["tool_calls"]
     assert tool_call["function"]["name"] == "search"

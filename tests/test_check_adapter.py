@@ -5,7 +5,6 @@ import json
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import httpx
@@ -18,7 +17,7 @@ from art_core.errors import ConfigError
 from art_core.testing import AdapterError, AdapterReport, check_adapter, rules, scripted_reply
 from art_core.testing.report import KINDS
 from art_core.types import Call, Trajectory
-from framework_table import City, assert_documented, user
+from framework_table import City, assert_documented, failing, nested, threaded, user
 
 TOOL = {
     "type": "function",
@@ -82,34 +81,6 @@ def structured(base_url):
     return agent
 
 
-def threaded(base_url):
-    ask = blocking(base_url)
-
-    def agent(text):
-        with ThreadPoolExecutor(4) as pool:
-            return list(pool.map(ask, [text, text + " Again."]))
-
-    return agent
-
-
-def nested(base_url):
-    inner, outer = asynchronous(base_url), with_tools(base_url)
-
-    async def agent(text):
-        return await outer(await inner(text))
-
-    return agent
-
-
-def failing(base_url):
-    ask = asynchronous(base_url)
-
-    async def agent(text):
-        raise LookupError(await ask(text))
-
-    return agent
-
-
 async def test_functions_that_use_the_openai_client_keep_every_rule():
     agents = {
         "sync": blocking,
@@ -117,9 +88,9 @@ async def test_functions_that_use_the_openai_client_keep_every_rule():
         "stream": streaming,
         "tools": with_tools,
         "structured output": structured,
-        "threads": threaded,
-        "nested agents": nested,
-        "failing": failing,
+        "threads": threaded(blocking),
+        "nested agents": nested(asynchronous, with_tools),
+        "failing": failing(asynchronous),
     }
     report = await check_adapter(agents, framework="OpenAI client", plugin=art_openai, packages=["openai"])
     assert str(report) == "| OpenAI client | yes | yes | yes | yes | yes | yes | yes |"

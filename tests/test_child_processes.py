@@ -14,9 +14,9 @@ from multiprocessing.pool import Pool, ThreadPool
 
 import child_work
 import pytest
-from child_work import PRINT, everything, seen
+from child_work import ENVIRONMENT, PRINT, everything, seen
 
-from art_core.attribution import ENVIRONMENT, exempt, in_child_processes, names, processes, running
+from art_core.attribution import exempt, in_child_processes, names, processes, running
 from art_core.types import RolloutAddress
 
 # Pools have threads of their own, and newer Pythons warn of every fork beside threads.

@@ -7,11 +7,10 @@ from contextlib import aclosing, asynccontextmanager
 
 import openai
 import pytest
-from capture_fakes import ListRecorder, wait_until
+from capture_fakes import ListRecorder, recorded, wait_until
 from vllm_like import vllm_like
 
 from art_core.capture import Door, HttpUpstream
-from art_core.capture.record import Recording
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import Weights
 
@@ -64,16 +63,7 @@ async def test_an_agent_that_asks_for_logprobs_gets_them(served):
 @pytest.mark.parametrize("prompt", ["once upon", [5, 6, 7]])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_raw_prompt_is_answered_in_the_shape_of_a_chat_completion(vllm, stream, prompt):
-    upstream = HttpUpstream(vllm.url)
-    recording = Recording({}, "q1")
-    request = {"prompt": prompt, "stream": stream}
-    if stream:
-        async for chunk in upstream.stream(request):
-            recording.add(chunk)
-    else:
-        recording.add(await upstream.chat(request))
-    await upstream.stop()
-    [call] = recording.calls()
+    [call] = await recorded(HttpUpstream(vllm.url), {"prompt": prompt, "stream": stream})
     ids = tuple(prompt if isinstance(prompt, list) else prompt.encode())
     assert (call.prompt_ids, call.sampled_ids, call.logprobs) == (ids, ids, (-0.5,) * len(ids))
     assert call.response == {"role": "assistant", "content": "more"}

@@ -14,9 +14,9 @@ from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from examples.email_search.agent import SYSTEM_PROMPT, TOOLS
+from examples.email_search.agent import TOOLS
 from examples.email_search.mailbox import SHOWN, Fact, Mailbox, Message, format_message, format_results
-from examples.email_search.tasks import ask
+from examples.email_search.tasks import SYSTEM_PROMPT, ask
 
 MAKING_MAILBOXES = range(1, 1_000_000)
 """Seeds of the mailboxes that demonstrations are about."""

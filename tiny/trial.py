@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from examples.email_search.agent import MAX_MODEL_CALLS, SYSTEM_PROMPT
 from examples.email_search.mailbox import format_message, format_results, open_mailbox
-from examples.email_search.tasks import held_out_tasks
+from examples.email_search.tasks import MAX_MODEL_CALLS, SYSTEM_PROMPT, held_out_tasks
 from tiny.demonstrations import OPENAI_TOOLS, ChatMessage, call, result
 
 MAX_NEW_TOKENS = 64

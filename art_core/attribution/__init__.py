@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from art_core.attribution import threads
 from art_core.attribution.live import current_rollout, exempted, live, running
 from art_core.attribution.names import agent_name, caller_headers, name_agents, name_threads
-from art_core.attribution.processes import ENVIRONMENT, in_child_processes
+from art_core.attribution.processes import in_child_processes
 from art_core.errors import CaptureError
 from art_core.types import RolloutAddress, within
 
 __all__ = [
-    "ENVIRONMENT",
     "agent_name",
     "caller_headers",
     "current_rollout",

@@ -47,8 +47,12 @@ def name_agents(source: Source) -> None:
 
 def agent_name() -> str | None:
     """Return the node or agent that is calling, as ``Call.agent`` has it; for plugins that redirect calls."""
+    return _path(caller().agents)
+
+
+def _path(agents: Mapping[str, str]) -> str | None:
     path = ""
-    for _, name in sorted(caller().agents.items()):
+    for _, name in sorted(agents.items()):
         if not path or within(name, [path]):
             path = name
         elif not within(path, [name]):
@@ -70,7 +74,8 @@ def caller_headers() -> dict[str, str]:
 
     For plugins that redirect calls. Percent-encoded, because a header holds Latin-1 only.
     """
-    known = {"x-art-agent": agent_name(), "x-art-thread": caller().thread}
+    here = caller()
+    known = {"x-art-agent": _path(here.agents), "x-art-thread": here.thread}
     return {header: quote(name, safe=" /|:") for header, name in known.items() if name}
 
 

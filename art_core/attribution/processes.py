@@ -34,18 +34,6 @@ from art_core.attribution.live import (
 )
 from art_core.types import RolloutAddress
 
-ENVIRONMENT = (
-    "ART_ROLLOUT_ID",
-    "OPENAI_BASE_URL",
-    "OPENAI_API_BASE",
-    "OPENAI_API_KEY",
-    "OPENAI_AGENTS_DISABLE_TRACING",
-    "ANTHROPIC_BASE_URL",
-    "ANTHROPIC_API_URL",
-    "ANTHROPIC_API_KEY",
-)
-"""What a rollout's child process finds in its environment; where it has a proxy, ``NO_PROXY`` names the address's host too."""
-
 
 def in_child_processes(prepare: Callable[[], None]) -> None:
     """Call ``prepare`` in every Python child that is not a fork of this process, before it works for a rollout.
@@ -61,7 +49,10 @@ _preparations: list[Callable[[], None]] = []
 
 
 def additions(address: RolloutAddress, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that send the model calls of a process with the environment ``env`` to ``address``."""
+    """Return the variables that send the model calls of a process with the environment ``env`` to ``address``.
+
+    Where ``env`` has a proxy, ``NO_PROXY`` names the address's host too.
+    """
     root = address.base_url.removesuffix("/v1")
     found = {
         "ART_ROLLOUT_ID": address.rollout_id,

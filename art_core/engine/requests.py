@@ -95,11 +95,12 @@ def parse(request: JsonDict, default_max_tokens: int) -> ChatRequest:
         asked = request.get("max_tokens")
     temperature = _number(request, "temperature", 1.0, 0, None)
     top_k = _number(request, "top_k", 0, -1, None)
+    tools = _tools(request)
     return ChatRequest(
         messages=messages,
         prompt=prompt,
-        shape=_shape(request),
-        tools=(_tools(request) or None) if request.get("tool_choice") != "none" else None,
+        shape=_shape(request, tools),
+        tools=tools or None,
         template_arguments=dict(_object(request, "chat_template_kwargs")),
         n=int(_number(request, "n", 1, 1, 128)),
         max_tokens=default_max_tokens if asked is None else int(_checked(asked, "max_tokens", 1, None)),
@@ -126,12 +127,10 @@ def _checked_prompt(request: JsonDict) -> list[JsonDict]:
     return []
 
 
-def _shape(request: JsonDict) -> Shape | None:
-    """Read tool_choice, parallel_tool_calls, strict tools and response_format."""
-    choice, tools = request.get("tool_choice") or "auto", _tools(request)
+def _shape(request: JsonDict, tools: Sequence[JsonDict]) -> Shape | None:
+    """Read tool_choice, parallel_tool_calls, strict ``tools`` and response_format."""
+    choice = request.get("tool_choice") or "auto"
     content = _content(request.get("response_format") or {"type": "text"})
-    if choice == "none":
-        tools = ()
     required, chosen = _chosen(choice)
     if not tools and (required or chosen is not None):
         raise refuse(f"tool_choice={choice!r} needs tools; send at least one, or leave tool_choice out")
@@ -208,10 +207,11 @@ def _content(response_format: Any) -> Schema | None:
 
 
 def _tools(request: JsonDict) -> list[JsonDict]:
+    """Return the tools that the model is shown: none with tool_choice "none"."""
     tools = request.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise refuse(f"tools is {tools!r:.200}; it must be a list of objects of type 'function'")
-    return tools
+    return [] if request.get("tool_choice") == "none" else tools
 
 
 def _stop(stop: Any) -> tuple[str, ...]:

@@ -117,9 +117,7 @@ class _Check:
     ) -> None:
         self.violations: list[str] = []
         self.rollouts = self.calls = 0
-        self._plugins = Plugins()
-        if plugin is not None and not self._plugins.manager.is_registered(plugin):
-            self._plugins = Plugins(plugin)
+        self._plugins = Plugins(*filter(None, [plugin]))
         self._agent_names, self._to_input, self._to_output, self._runs = agent_names, to_input, to_output, runs
         self._refusals = refusals
         self._served = WatchedEngine(reply)

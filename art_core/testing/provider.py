@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from art_core.capture.record import visible
 from art_core.capture.server import ChatCompletions, Dialect
+from art_core.capture.serving import address_of, http_server, listen
 from art_core.errors import UpstreamError
 from art_core.testing.fakes import FakeEngine
 from art_core.types import JsonDict
@@ -48,17 +49,13 @@ class PlainProvider:
     @contextlib.contextmanager
     def running(self) -> Iterator[PlainProvider]:
         """Serve from a thread of its own, as a provider elsewhere would."""
-        import uvicorn
         from starlette.applications import Starlette
         from starlette.routing import Route
 
         app = Starlette(routes=[Route("/{rest:path}", self._answer, methods=["GET", "POST"])])
-        config = uvicorn.Config(
-            app, ws="none", lifespan="off", log_config=None, log_level="critical", timeout_graceful_shutdown=1
-        )
-        server = uvicorn.Server(config)
-        with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
-            self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        server = http_server(app)
+        with listen("127.0.0.1", 0) as listener:
+            self.base_url = f"{address_of('127.0.0.1', listener.getsockname()[1])}/v1"
             thread = threading.Thread(target=server.run, args=([listener],), name="plain-provider", daemon=True)
             thread.start()
             try:
@@ -118,6 +115,11 @@ async def _from(first: JsonDict, rest: AsyncIterator[JsonDict]) -> AsyncIterator
         yield visible(chunk)
 
 
+def masked(text: str) -> str:
+    """Return ``text`` without the ids that differ from run to run."""
+    return _UUID.sub("ID", text)
+
+
 def _asked(request: Any, raw: str) -> Asked:
-    headers = tuple(sorted((name, _UUID.sub("ID", value)) for name, value in request.headers.items()))
-    return Asked(request.url.path, headers, _UUID.sub("ID", raw))
+    headers = tuple(sorted((name, masked(value)) for name, value in request.headers.items()))
+    return Asked(request.url.path, headers, masked(raw))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from art_core.testing.fakes import OPEN, prompt_ids, render
-from art_core.testing.provider import Asked
+from art_core.testing.provider import Asked, masked
 from art_core.testing.script import marks
 from art_core.types import Call, JsonDict, Trajectory
 
@@ -25,7 +24,6 @@ ASKED = (
     "max_completion_tokens",
 )
 """Of a request: what redirecting must not change. Sampling settings are the run's own affair."""
-_UUID = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
 
 
 def untouched(before: Sequence[Asked], after: Sequence[Asked]) -> list[str]:
@@ -84,7 +82,7 @@ def asked_the_same(plain: Sequence[JsonDict], trajectory: Trajectory) -> list[st
 def _shown(request: Any) -> str:
     # null and absent say the same, and streams may be asked for their usage.
     shown = {key: request[key] for key in ASKED if request.get(key) not in (None, False)}
-    return _UUID.sub("ID", json.dumps(shown, sort_keys=True))
+    return masked(json.dumps(shown, sort_keys=True))
 
 
 def recorded_once(answered: int, trajectories: Sequence[Trajectory]) -> list[str]:
@@ -145,7 +143,7 @@ def same_result(output: Any, error: str | None, trajectories: Sequence[Trajector
     failed = [trajectory for trajectory in trajectories if trajectory.error]
     if failed:
         return [f"{len(failed)} of {len(trajectories)} runs failed in a rollout; the first said: {failed[0].error}"]
-    there, here = _UUID.sub("ID", repr(output)), _UUID.sub("ID", repr(trajectories[0].output))
+    there, here = masked(repr(output)), masked(repr(trajectories[0].output))
     if output != trajectories[0].output and there != here:
         return [
             f"the agent returned {here:.300} in a rollout and {there:.300} with a plain server that sent the same answers: "
@@ -215,9 +213,8 @@ def _tools(calls: Sequence[Call]) -> list[str]:
     shown = [call for call in calls if any(message.get("role") == "tool" for message in call.request["messages"])]
     if not shown:
         return ["no call shows the result of a tool to the model: the agent must ask again after the tool has run"]
-    if not any(
-        call.prompt_ids[: len(path)] == path for call in shown for path in [first.prompt_ids + first.sampled_ids]
-    ):
+    path = first.prompt_ids + first.sampled_ids
+    if not any(call.prompt_ids[: len(path)] == path for call in shown):
         return [
             "the prompt after a tool call does not extend the tokens before it: the model's message came back changed, so "
             "each call would be trained as a history of its own"

@@ -21,7 +21,8 @@ from agents.exceptions import MaxTurnsExceeded, ModelBehaviorError
 from agents.extensions.handoff_filters import remove_all_tools
 from openai import AsyncOpenAI
 
-from .inbox import ANSWER, MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS, Json, use_tool
+from ..email_search.tasks import MAX_MODEL_CALLS, SYSTEM_PROMPT
+from .inbox import ANSWER, TOOLS, Json, use_tool
 
 set_tracing_disabled(True)  # it would send every run to OpenAI, with a key that is none
 model = OpenAIChatCompletionsModel("gpt-4.1-mini", AsyncOpenAI(api_key="unused: the policy answers"))

@@ -13,8 +13,6 @@ from art_core.types import Trajectory
 from ..email_search.mailbox import format_message, format_results, open_mailbox
 from ..email_search.tasks import held_out_tasks, training_tasks
 
-SYSTEM_PROMPT = "You answer questions about an inbox."
-MAX_MODEL_CALLS = 6
 ANSWER = "return_final_answer"
 
 Json = dict[str, Any]

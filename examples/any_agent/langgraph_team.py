@@ -11,7 +11,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
-from .inbox import ANSWER, MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS, use_tool
+from ..email_search.tasks import MAX_MODEL_CALLS, SYSTEM_PROMPT
+from .inbox import ANSWER, TOOLS, use_tool
 
 SUCCESSORS = {"search_inbox": "reader", "read_email": "writer"}
 """Who goes on after which tool."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from openai import OpenAI
 
-from .inbox import ANSWER, MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS, Json, use_tool
+from ..email_search.tasks import MAX_MODEL_CALLS, SYSTEM_PROMPT
+from .inbox import ANSWER, TOOLS, Json, use_tool
 
 client = OpenAI(api_key="unused: the policy answers", base_url="https://api.openai.com/v1")
 

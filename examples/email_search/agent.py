@@ -12,9 +12,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph.state import CompiledStateGraph
 
 from .mailbox import format_message, format_results, open_mailbox
-
-SYSTEM_PROMPT = "You answer questions about an inbox."
-MAX_MODEL_CALLS = 6
+from .tasks import MAX_MODEL_CALLS, SYSTEM_PROMPT
 
 
 class InboxState(AgentState):

@@ -6,7 +6,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert
 
 from art_core.types import Trajectory
 
-from .agent import MAX_MODEL_CALLS
+from .tasks import MAX_MODEL_CALLS
 
 
 def reward(trajectory: Trajectory) -> float:

@@ -7,6 +7,10 @@ from typing import Any
 
 from .mailbox import Fact, open_mailbox
 
+SYSTEM_PROMPT = "You answer questions about an inbox."
+"""What an agent that answers them is told; the tiny model was made with it."""
+MAX_MODEL_CALLS = 6
+"""In one run of an agent."""
 QUESTIONS = (
     "What is the {attribute} for the {project} {kind}?",
     "Find the {attribute} of the {project} {kind}.",

@@ -1,13 +1,12 @@
 """Functions that use the Responses API of the OpenAI client keep every rule of an adapter."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import openai
 
 import art_openai
 from art_core.testing import check_adapter
-from framework_table import City, assert_documented, rain
+from framework_table import City, assert_documented, failing, nested, rain, threaded
 
 TOOL = {
     "type": "function",
@@ -71,34 +70,6 @@ def structured(base_url):
     return agent
 
 
-def threaded(base_url):
-    ask = blocking(base_url)
-
-    def agent(text):
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(ask, [text, f"{text} Again."]))
-
-    return agent
-
-
-def nested(base_url):
-    inner, outer = asynchronous(base_url), with_tools(base_url)
-
-    async def agent(text):
-        return await outer(await inner(text))
-
-    return agent
-
-
-def failing(base_url):
-    ask = asynchronous(base_url)
-
-    async def agent(text):
-        raise LookupError(await ask(text))
-
-    return agent
-
-
 async def test_functions_that_use_the_responses_api_keep_every_rule():
     agents = {
         "sync": blocking,
@@ -106,9 +77,9 @@ async def test_functions_that_use_the_responses_api_keep_every_rule():
         "stream": streaming,
         "tools": with_tools,
         "structured output": structured,
-        "threads": threaded,
-        "nested agents": nested,
-        "failing": failing,
+        "threads": threaded(blocking),
+        "nested agents": nested(asynchronous, with_tools),
+        "failing": failing(asynchronous),
     }
     assert_documented(
         await check_adapter(agents, framework="OpenAI client, Responses", plugin=art_openai, packages=["openai"])

@@ -266,9 +266,9 @@ async def test_calls_that_fail_together_are_one_failure(start, upstream, another
         assert (len(names), pool.backends[0].failures) == (8, 1)
 
 
-async def test_a_full_disk_is_told_before_anything_is_sampled_and_passes_when_there_is_room(
-    start, upstream, until, monkeypatch
-):
+@pytest.fixture
+def full(monkeypatch):
+    """A list: the disk is full while anything is in it."""
     full = []
 
     def commit(connection, writes, write=writer._commit):
@@ -277,6 +277,12 @@ async def test_a_full_disk_is_told_before_anything_is_sampled_and_passes_when_th
         write(connection, writes)
 
     monkeypatch.setattr(writer, "_commit", commit)
+    return full
+
+
+async def test_a_full_disk_is_told_before_anything_is_sampled_and_passes_when_there_is_room(
+    start, upstream, until, full
+):
     async with start() as desk:
         assert (await desk.ask("r1", "one"))[0] == 200
         desk.store.flush()
@@ -293,15 +299,7 @@ async def test_a_full_disk_is_told_before_anything_is_sampled_and_passes_when_th
         assert [bytes(call.sampled_ids) for call in desk.of("r1")] == [b"one", b"two", b"four"]
 
 
-async def test_calls_in_flight_while_the_disk_fills_are_answered_and_recorded_once(start, upstream, until, monkeypatch):
-    full = []
-
-    def commit(connection, writes, write=writer._commit):
-        if full:
-            raise sqlite3.OperationalError("database or disk is full")
-        write(connection, writes)
-
-    monkeypatch.setattr(writer, "_commit", commit)
+async def test_calls_in_flight_while_the_disk_fills_are_answered_and_recorded_once(start, upstream, until, full):
     async with start() as desk:
         assert (await desk.ask("known", "one"))[0] == 200
         upstream.delay = 0.3

@@ -80,7 +80,7 @@ def _redirect_class(kind: type) -> None:
 
     with _lock:
         for owner in kind.__mro__:
-            if owner in _redirected or owner.__module__.partition(".")[0] == "langchain_openai":
+            if owner in _redirected:
                 continue
             _redirected.add(owner)
             for name in ANSWERS:
