@@ -40,6 +40,7 @@ HEAVY = {
     "langchain_core",
     "langgraph",
     "openai",
+    "aiohttp",
     "matplotlib",
 }
 

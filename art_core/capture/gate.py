@@ -10,10 +10,6 @@ from contextlib import asynccontextmanager, suppress
 from art_core.errors import UpstreamError
 
 
-class Full(UpstreamError):
-    """Too many calls wait already; the client may try again later."""
-
-
 class Gate:
     """``async with gate:`` around a call; ``async with gate.held():`` runs when no call is inside and none can enter.
 
@@ -27,7 +23,7 @@ class Gate:
         self._holders = 0
         self._paused = False
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._until_empty: list[asyncio.Future[None]] = []
+        self._empty = asyncio.Event()
         self.inside = 0
         """Calls that are being answered."""
 
@@ -46,7 +42,7 @@ class Gate:
             self.inside += 1
             return
         if len(self._waiting) >= self._queue:
-            raise Full(
+            raise UpstreamError(
                 f"{self.inside} calls are being answered here and {len(self._waiting)} wait, which is the most that may; try "
                 "again later, run fewer agents at a time, or raise the limits",
                 status=429,
@@ -80,16 +76,12 @@ class Gate:
                 self.inside += 1
                 turn.set_result(None)
         if not self.inside:
-            for held in self._until_empty:
-                if not held.done():
-                    held.set_result(None)
-            self._until_empty.clear()
+            self._empty.set()
 
     async def _emptied(self) -> None:
         while self.inside:
-            empty = asyncio.get_running_loop().create_future()
-            self._until_empty.append(empty)
-            await empty
+            self._empty.clear()
+            await self._empty.wait()
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:

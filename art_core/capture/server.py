@@ -123,10 +123,6 @@ class CaptureApp:
             raise CaptureError(f"rollout {rollout_id!r} is open already; give every run of an agent an id of its own")
         self._rollouts[rollout_id] = _Rollout(sampling, upstream or self.upstream)
 
-    def is_open(self, rollout_id: str) -> bool:
-        """Whether this rollout's calls are answered."""
-        return rollout_id in self._rollouts
-
     async def close(self, rollout_id: str, grace: float) -> None:
         """Refuse further calls of this rollout and return when those in flight are recorded.
 
@@ -159,9 +155,9 @@ class CaptureApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         async with exchange.failing_as_answer(logger, "a model call failed inside the serving process"):
-            await self._route(exchange)
+            await self.answer(exchange)
 
-    async def _route(self, exchange: Exchange) -> None:
+    async def answer(self, exchange: Exchange) -> None:
         head, _, tail = exchange.path.rpartition("/v1/")
         # Anthropic's clients add /v1 themselves to the address that they are given, which ends in it.
         path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/").removesuffix("/v1")
@@ -194,10 +190,6 @@ class CaptureApp:
             self._prepared[path] = asyncio.create_task(asyncio.to_thread(prepare))
         await asyncio.shield(self._prepared[path])
 
-    def _upstream(self, rollout: _Rollout, agent: str | None) -> Upstream:
-        """Return what answers a call of ``agent`` in this rollout."""
-        return rollout.upstream if self._frozen is None or self._trains(agent) else self._frozen
-
     def _rollout(self, rollout_id: str) -> _Rollout:
         rollout = self._rollouts.get(rollout_id)
         if self._stopping:
@@ -215,7 +207,8 @@ class CaptureApp:
         self, rollout_id: str, rollout: _Rollout, exchange: Exchange, dialect: Dialect, body: JsonDict
     ) -> None:
         agent = _name(exchange.headers.get("x-art-agent"))
-        sampling = rollout.sampling if self._trains(agent) else Sampling()
+        trained = self._trains(agent)
+        sampling = rollout.sampling if trained else Sampling()
         request = self._sampled_as(sampling, _checked(dialect.to_chat(body)))
         request_id = exchange.headers.get("x-art-request-id") or uuid.uuid4().hex
         while predecessor := rollout.answering.get(request_id):
@@ -224,7 +217,7 @@ class CaptureApp:
             self._rollout(rollout_id)
         recording = Recording(request, request_id, agent, _name(exchange.headers.get("x-art-thread")))
         answering = self._stream if request.get("stream") else self._complete
-        upstream = self._upstream(rollout, recording.agent)
+        upstream = rollout.upstream if trained or self._frozen is None else self._frozen
         task = asyncio.create_task(answering(_Asked(rollout_id, upstream, recording, exchange, dialect, body)))
         rollout.answering[request_id] = task
         task.add_done_callback(lambda _: rollout.answering.pop(request_id, None))

@@ -16,15 +16,16 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-import aiohttp
 import orjson
-from yarl import URL
 
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import JsonDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    import aiohttp
 
     from art_core.types import Weights
 
@@ -49,6 +50,9 @@ class HttpUpstream:
     def __init__(
         self, base_url: str, model: str | None = None, *, api_key: str | None = None, timeout: float = 600.0
     ) -> None:
+        import aiohttp
+        from yarl import URL
+
         self.base_url = base_url.rstrip("/")
         self.model = model
         self.policy_version = 0
@@ -81,12 +85,7 @@ class HttpUpstream:
 
     async def chat(self, request: JsonDict) -> JsonDict:
         """Answer a request; cancelling closes the connection, which stops the sampling but loses what was sampled."""
-        with self._explained():
-            async with self._post(request, self._whole) as response:
-                content = await response.read()
-                if response.status >= 400:
-                    raise _refusal(response.status, content, response.headers)
-        return self._normal(_json_object(content), request)
+        return self._normal(await self._answer(self._post(request, self._whole)), request)
 
     async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
         """Yield the chunks of an answer as they come. UpstreamError where the stream ends before the answer does."""
@@ -113,10 +112,12 @@ class HttpUpstream:
 
     async def models(self) -> JsonDict:
         """Return the server's own list of models."""
+        asking = self._pool().get(f"{self.base_url}/models", headers=self._headers, timeout=self._whole)
+        return await self._answer(asking)
+
+    async def _answer(self, asking: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> JsonDict:
         with self._explained():
-            async with self._pool().get(
-                f"{self.base_url}/models", headers=self._headers, timeout=self._whole
-            ) as response:
+            async with asking as response:
                 content = await response.read()
                 if response.status >= 400:
                     raise _refusal(response.status, content, response.headers)
@@ -136,6 +137,8 @@ class HttpUpstream:
         return self._pool().post(address, data=data, headers=self._headers, timeout=timeout, allow_redirects=False)
 
     def _pool(self) -> aiohttp.ClientSession:
+        import aiohttp
+
         if self._client is None:
             self._client = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
@@ -158,6 +161,8 @@ class HttpUpstream:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
+        import aiohttp
+
         try:
             yield
         except TimeoutError as error:

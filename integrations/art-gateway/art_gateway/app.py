@@ -147,21 +147,21 @@ class Gateway:
         async with exchange.failing_as_answer(log, "a request failed inside the gateway"):
             check_id(scope, rollout_id)
             if rollout_id and exchange.method == "POST" and (path == CHAT or path in self._dialects):
-                self._admit(scope)
+                self._admit(exchange)
                 await self.ledger.keep_up()
-                await self._call(rollout_id, scope, receive, send)
+                await self._call(rollout_id, exchange)
             else:
-                await self._other(exchange, scope, rollout_id, path)
+                await self._other(exchange, rollout_id, path)
 
-    async def _call(self, rollout_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _call(self, rollout_id: str, exchange: Exchange) -> None:
         inside = self._inside.get(rollout_id, 0)
         if not inside:
             self._capture.open(rollout_id, self._sampling, self.pool.route(rollout_id))
         self._inside[rollout_id] = inside + 1
-        if (task := header(scope, b"x-art-task")) is not None:
+        if (task := exchange.headers.get("x-art-task")) is not None:
             self.ledger.tasks[rollout_id] = unquote(task)
         try:
-            await self._capture(scope, receive, send)
+            await self._capture.answer(exchange)
         finally:
             self._inside[rollout_id] -= 1
             if not self._inside[rollout_id]:
@@ -169,29 +169,29 @@ class Gateway:
                 self.ledger.tasks.pop(rollout_id, None)
                 self._capture.release(rollout_id)
 
-    def _admit(self, scope: Scope) -> None:
+    def _admit(self, exchange: Exchange) -> None:
         """Raise why a call may not come in, if it may not."""
-        if not self._has_key(scope):
+        if not self._has_key(exchange):
             raise wrong_key()
         if self.stopping:
             raise stopping()
 
-    def _has_key(self, scope: Scope) -> bool:
+    def _has_key(self, exchange: Exchange) -> bool:
         if self._key is None:
             return True
-        given = header(scope, b"x-api-key")
-        bearer = header(scope, b"authorization") or ""
+        given = exchange.headers.get("x-api-key")
+        bearer = exchange.headers.get("authorization") or ""
         keys = [given] if given is not None else []
         if bearer[:7].lower() == "bearer ":
             keys.append(bearer[7:].strip())
         return any([hmac.compare_digest(key.encode("latin-1"), self._key) for key in keys])
 
-    async def _other(self, exchange: Exchange, scope: Scope, rollout_id: str | None, path: str) -> None:
+    async def _other(self, exchange: Exchange, rollout_id: str | None, path: str) -> None:
         """Answer what is not a model call."""
         asked = (exchange.method, path)
         if asked == ("GET", "/health"):
             return await exchange.answer(200, {"status": "ok"})
-        if not self._has_key(scope):
+        if not self._has_key(exchange):
             raise wrong_key()
         if asked == ("GET", MODELS):
             return await exchange.answer(200, await self.pool.models())
@@ -250,7 +250,7 @@ class Gateway:
                 "a call must say which run of the agent it belongs to: give every run a base URL of its own, "
                 "/rollouts/NAME/v1 with any NAME; "
             )
-        elif rollout_id == "" or (rollout_id and len(rollout_id) > LONGEST_ID):
+        elif rollout_id == "":
             hint = f"a rollout's id has 1 to {LONGEST_ID} characters; "
         raise Refused(
             f"{exchange.method} {exchange.path} is not answered here: {hint}these are: {paths}, GET {MODELS}, "
@@ -287,15 +287,6 @@ def check_id(scope: Scope, rollout_id: str | None) -> None:
             status=400,
             code="rollout_id",
         )
-
-
-def header(scope: Scope, name: bytes) -> str | None:
-    """Return a request's header, the last where there are several."""
-    found = None
-    for key, value in scope["headers"]:
-        if key == name:
-            found = value.decode("latin-1")
-    return found
 
 
 def wrong_key() -> Refused:

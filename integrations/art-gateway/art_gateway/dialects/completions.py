@@ -58,7 +58,7 @@ def _prompt(prompt: Any) -> str | list[int]:
         raise refused(
             f"a list of {len(prompt)} prompts", "send one request per prompt, or 'n' for several answers to one"
         )
-    ids = isinstance(prompt, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt)
+    ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
     if not prompt or not (isinstance(prompt, str) or ids):
         raise malformed("'prompt' must be a text that is not empty, or a list of token ids")
     return prompt
@@ -68,7 +68,7 @@ def _text_completion(answer: JsonDict, part: str, offsets: dict[int, int] | None
     choices = []
     for choice in answer.get("choices", ()):
         index = choice.get("index", 0)
-        text = choice["text"] if "text" in choice else (choice.get(part) or {}).get("content") or ""
+        text = (choice.get(part) or {}).get("content") or ""
         start = (offsets or {}).get(index, 0)
         if offsets is not None:
             offsets[index] = start + len(text)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 import orjson
 
-from art_core.types import JsonDict
 from art_gateway.dialects.reading import refused
 
 KEPT_BYTES = 64 * 2**20
@@ -42,22 +42,22 @@ class Conversations:
     def __init__(self) -> None:
         self._kept = Kept()
 
-    def add(self, response_id: str, previous: str | None, messages: list[JsonDict]) -> None:
+    def add(self, response_id: str, previous: str | None, said: list[Any]) -> None:
         """Keep what a request added to the response before it, with the answer."""
-        self._kept.put(response_id, orjson.dumps([previous, messages]))
+        self._kept.put(response_id, orjson.dumps([previous, said]))
 
-    def before(self, response_id: str) -> list[JsonDict]:
-        """Return all messages up to and with a response. Raises UpstreamError 400 where it is not kept."""
-        parts: list[list[JsonDict]] = []
+    def before(self, response_id: str) -> list[Any]:
+        """Return what was kept up to and with a response, in order. Raises UpstreamError 400 where it is not kept."""
+        parts: list[list[Any]] = []
         ancestor: str | None = response_id
         while ancestor is not None:
-            said = self._kept.get(ancestor)
-            if said is None:
+            kept = self._kept.get(ancestor)
+            if kept is None:
                 raise refused(
                     f"previous_response_id={response_id!r}, which is not kept here (another server's, stored with store=false, "
                     f"or older than the last {self._kept.limit >> 20} MiB),",
                     "send the whole conversation as 'input'",
                 )
-            ancestor, messages = orjson.loads(said)
-            parts.append(messages)
-        return [message for messages in reversed(parts) for message in messages]
+            ancestor, said = orjson.loads(kept)
+            parts.append(said)
+        return [one for said in reversed(parts) for one in said]

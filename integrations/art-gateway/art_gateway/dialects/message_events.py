@@ -47,7 +47,7 @@ class MessageEvents:
         if self._head is None:
             self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
             self._head["model"] = chunk.get("model")
-            self._say("message_start", message=self.message())
+            self._say("message_start", message=self.whole())
         for choice in chunk.get("choices", ()):
             if choice.get("index", 0) == 0:
                 self._finish = choice.get("finish_reason") or self._finish
@@ -66,13 +66,13 @@ class MessageEvents:
             # Agents read the first block's text without asking whether there is one.
             self._start({"type": "text", "text": ""})
         self._stop()
-        message = self.message()
+        message = self.whole()
         delta = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
         self._say("message_delta", delta=delta, usage=message["usage"])
         self._say("message_stop")
         return self._take()
 
-    def message(self) -> JsonDict:
+    def whole(self) -> JsonDict:
         """Return the message object as it stands."""
         reason = self._finish and STOP_REASONS.get(self._finish, "end_turn")
         if reason == "end_turn" and self._calls:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any
 
 from art_core.types import JsonDict
 from art_gateway.dialects.conversations import Kept
+from art_gateway.dialects.from_events import FromEvents
 from art_gateway.dialects.message_events import MessageEvents, sampled_id, written
 from art_gateway.dialects.reading import (
     event,
@@ -52,7 +52,7 @@ ERRORS = {
 }
 
 
-class Messages:
+class Messages(FromEvents[MessageEvents]):
     """The Messages API, without what Anthropic's servers run or keep: server tools, containers, documents, citations."""
 
     def __init__(self) -> None:
@@ -75,25 +75,6 @@ class Messages:
             request["stream_options"] = {"include_usage": True}
         return request
 
-    def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
-        """Return the ``message`` object."""
-        events = MessageEvents()
-        events.add(completion)
-        events.end()
-        self._keep(events)
-        return events.message()
-
-    async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[bytes]:
-        """Yield ``message_start`` to ``message_stop``."""
-        events = MessageEvents()
-        async for chunk in chunks:
-            for one in events.add(chunk):
-                yield event(one)
-        last = events.end()
-        self._keep(events)
-        for one in last:
-            yield event(one)
-
     def error(self, message: str, status: int, code: str | None) -> JsonDict:
         """Return Anthropic's error shape."""
         kind = ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
@@ -103,7 +84,10 @@ class Messages:
         """Return the event for a stream that has failed."""
         return event(self.error(message, status, code))
 
-    def _keep(self, events: MessageEvents) -> None:
+    def _begin(self, body: JsonDict) -> MessageEvents:
+        return MessageEvents()
+
+    def _keep(self, body: JsonDict, events: MessageEvents) -> None:
         for call_id, sent, sampled in events.respelled:
             self._arguments.put(f"{call_id} {sent}", sampled.encode())
 

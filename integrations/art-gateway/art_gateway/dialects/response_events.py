@@ -83,8 +83,8 @@ class ResponseEvents:
         """Take a chunk, or a whole completion."""
         if self._head is None:
             self._head = {"created_at": chunk.get("created") or int(time.time()), "model": chunk.get("model")}
-            self._say("response.created", response=self.response())
-            self._say("response.in_progress", response=self.response())
+            self._say("response.created", response=self.whole())
+            self._say("response.in_progress", response=self.whole())
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices", ()):
             if choice.get("index", 0) == 0:
@@ -99,7 +99,7 @@ class ResponseEvents:
             self._open("message")
         for item in self._items:
             self._close(item)
-        response = self.response()
+        response = self.whole()
         self._say(f"response.{response['status']}", response=response)
         return self._take()
 
@@ -107,7 +107,7 @@ class ResponseEvents:
         """Return the items that are complete, or will not grow any more."""
         return [item.shown(self._status(item)) for item in self._items if item.done]
 
-    def response(self) -> JsonDict:
+    def whole(self) -> JsonDict:
         """Return the response object as it stands."""
         reason = INCOMPLETE.get(self._finish or "")
         status = "in_progress" if not self._ended else "incomplete" if reason else "completed"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any
 
 from art_core.types import JsonDict
 from art_gateway.dialects.conversations import Conversations
+from art_gateway.dialects.from_events import FromEvents
 from art_gateway.dialects.reading import (
     event,
     further,
@@ -44,7 +44,7 @@ SAME = ("model", "parallel_tool_calls", "stream", "temperature", "top_p")
 LOGPROBS = "message.output_text.logprobs"
 
 
-class Responses:
+class Responses(FromEvents[ResponseEvents]):
     """The Responses API, without what OpenAI's servers run or keep: built-in tools, conversations, background."""
 
     def __init__(self) -> None:
@@ -62,43 +62,23 @@ class Responses:
             request["stream_options"] = {"include_usage": True}
         return request
 
-    def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
-        """Return the ``response`` object."""
-        events = ResponseEvents(body, self._new_id())
-        events.add(completion)
-        events.end()
-        self._remember(body, events)
-        return events.response()
-
-    async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[bytes]:
-        """Yield ``response.created`` to ``response.completed`` (or ``response.incomplete``)."""
-        events = ResponseEvents(body, self._new_id())
-        async for chunk in chunks:
-            for one in events.add(chunk):
-                yield event(one)
-        last = events.end()
-        self._remember(body, events)
-        for one in last:
-            yield event(one)
-
     def error_event(self, message: str, status: int, code: str | None) -> bytes:
         """Return the event for a stream that has failed. Clients read either of its two shapes."""
         details = {"code": code, "message": message, "param": None}
         kind = "server_error" if status >= 500 else "invalid_request_error"
         return event({"type": "error", "sequence_number": 0, **details, "error": {"type": kind, **details}})
 
-    def _new_id(self) -> str:
-        return f"resp_{uuid.uuid4().hex}"
+    def _begin(self, body: JsonDict) -> ResponseEvents:
+        return ResponseEvents(body, f"resp_{uuid.uuid4().hex}")
 
     def _conversation(self, body: JsonDict) -> list[JsonDict]:
         previous = body.get("previous_response_id")
         before = self._conversations.before(previous) if previous else []
-        return [*before, *to_messages(body.get("input"))]
+        return [message for items in (*before, body.get("input")) for message in to_messages(items)]
 
-    def _remember(self, body: JsonDict, events: ResponseEvents) -> None:
+    def _keep(self, body: JsonDict, events: ResponseEvents) -> None:
         if body.get("store") is not False:
-            said = [*to_messages(body.get("input")), *to_messages(events.output())]
-            self._conversations.add(events.id, body.get("previous_response_id"), said)
+            self._conversations.add(events.id, body.get("previous_response_id"), [body.get("input"), events.output()])
 
 
 def to_messages(items: Any) -> list[JsonDict]:
