@@ -158,6 +158,7 @@ class CaptureApp:
             await self.answer(exchange)
 
     async def answer(self, exchange: Exchange) -> None:
+        """Answer a request at a rollout's address, recording it. What it raises is the answer: ``failing_as_answer`` tells it."""
         head, _, tail = exchange.path.rpartition("/v1/")
         # Anthropic's clients add /v1 themselves to the address that they are given, which ends in it.
         path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/").removesuffix("/v1")
