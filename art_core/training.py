@@ -46,7 +46,10 @@ MOSTLY_UNTRAINED = (
     "that were cut off)"
 )
 
-EXHAUSTED = "training ends after step {} of {}: {}; everything is kept: once that is changed, train again with run_dir={!r} and it goes on"
+EXHAUSTED = (
+    "training ends after step {} of {}: {}; everything is kept: once that is changed, train again with run_dir={!r} and it "
+    "goes on"
+)
 
 
 @dataclass(frozen=True)
@@ -172,16 +175,20 @@ async def _loop(
             metrics = await run.learn(groups, seconds={**seconds, "wait_seconds": pipeline.waited()})
             for tracker in (*trackers, screen):
                 tracker.log(run.step, metrics)
-            if metrics.get("skipped"):
-                screen.say_once(NOTHING_LEFT.format(run.step), about="skipped")
-            elif metrics.get("untrained", 0.0) > 0.5:
-                screen.say_once(MOSTLY_UNTRAINED.format(run.step, metrics["untrained"]), about="untrained")
+            _say_untrained(run.step, metrics, screen)
             taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
             flat = 0 if metrics["groups_with_contrast"] else flat + 1
             if flat and flat % FLAT_STEPS == 0:
                 screen.say(flat_advice(flat, groups))
     if flat and not taught and flat % FLAT_STEPS:
         screen.say(flat_advice(flat, groups))
+
+
+def _say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> None:
+    if metrics.get("skipped"):
+        screen.say_once(NOTHING_LEFT.format(step), about="skipped")
+    elif metrics.get("untrained", 0.0) > 0.5:
+        screen.say_once(MOSTLY_UNTRAINED.format(step, metrics["untrained"]), about="untrained")
 
 
 async def _sample(
