@@ -86,7 +86,9 @@ class LangChainJudge:
 
     def __init__(self, model: Any, timeout: float) -> None:
         names = (getattr(model, attribute, None) for attribute in ("model_name", "model"))
-        self.name = next((f"langchain/{it}" for it in names if isinstance(it, str)), f"langchain/{type(model).__name__}")
+        self.name = next(
+            (f"langchain/{it}" for it in names if isinstance(it, str)), f"langchain/{type(model).__name__}"
+        )
         self._model, self._timeout = model, timeout
 
     @property
@@ -118,7 +120,9 @@ def judge_of(
         given = {name: value for name, value in (("api_base", api_base), ("api_key", api_key)) if value is not None}
         return LiteLLMJudge(judge, timeout=timeout, retries=retries, params=given | dict(params))
     if api_base is not None or api_key is not None or params:
-        raise ConfigError("api_base, api_key and params are for a judge given by its LiteLLM model string; leave them out")
+        raise ConfigError(
+            "api_base, api_key and params are for a judge given by its LiteLLM model string; leave them out"
+        )
     if callable(getattr(judge, "ainvoke", None)):
         return LangChainJudge(judge, timeout)
     if callable(judge) and not isinstance(judge, type):

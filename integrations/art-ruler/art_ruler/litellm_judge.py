@@ -20,6 +20,7 @@ from art_core.types import JsonDict
 from art_ruler.answer import SCHEMA
 from art_ruler.judge import Answer, JudgeError, TooLong
 from art_ruler.openai_server import OpenAIServer, openai_server
+
 PERMANENT = (400, 401, 403, 404, 422)
 """HTTP statuses of what does not work at the next attempt either."""
 LONGEST_PAUSE = 60.0

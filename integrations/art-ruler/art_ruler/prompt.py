@@ -57,18 +57,16 @@ class Question:
     """One for each view, in the order of the views; the messages have them in another."""
 
 
-def question(
-    views: Sequence[View], rubric: str, *, context: int, images: bool = True, order: random.Random | None = None
-) -> Question:
+def question(views: Sequence[View], rubric: str, *, context: int, images: bool = True) -> Question:
     """Return the question about ``views`` in at most about ``context`` tokens.
 
-    ``images=False`` names pictures instead of showing them. ``order`` shuffles the runs; None: nobody knows how.
+    ``images=False`` names pictures instead of showing them.
     """
     fence, labels = f"====={secrets.token_hex(8)}=====", _labels(len(views))
     shared = common_start([it.start for it in views]) if len(views) > 1 else ()
     tools = list(dict.fromkeys(tool for it in views for tool in it.tools))
     runs = list(zip(labels, views, strict=True))
-    (order or random.SystemRandom()).shuffle(runs)
+    random.SystemRandom().shuffle(runs)
     system = SYSTEM.format(rubric=rubric, fence=fence, labels=", ".join(label for label, _ in runs))
     sections = [_lines(shared), _lines([(tool,) for tool in tools])]
     sections += [_lines(it.own_part(len(shared))) for _, it in runs]
@@ -125,7 +123,9 @@ def _content(items: Iterable[Item]) -> str | list[JsonDict]:
     text = _sayable("".join(texts).rstrip())
     if not runs:
         return text
-    return [it.part() if isinstance(it, Image) else {"type": "text", "text": _sayable(it)} for it in [*runs, text] if it]
+    return [
+        it.part() if isinstance(it, Image) else {"type": "text", "text": _sayable(it)} for it in [*runs, text] if it
+    ]
 
 
 def _sayable(text: str) -> str:

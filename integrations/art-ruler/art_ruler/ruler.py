@@ -77,8 +77,8 @@ class Ruler:
         ``chunk``: the most runs in one question; of a larger group the chunks share runs that put them on one scale.
         ``context``: tokens that a question may have; default: what LiteLLM knows of the judge, else 32,000.
         ``images``: whether the judge is shown pictures; default: unless LiteLLM knows that it cannot see.
-        ``cache``: a file that keeps what was judged under group, rubric, judge, ``seed`` and votes; default: ``judge.sqlite`` in
-        the run folder, and none outside a run.
+        ``cache``: a file that keeps what was judged under group, rubric, judge, votes and ``seed`` (another seed: asked again);
+        default: ``judge.sqlite`` in the run folder, and none outside a run.
         ``budget``: US dollars that a run's judging may cost; once they are spent no more is asked, and training ends in good
         order. Requests under way when it is reached are still paid. ``price``: US dollars per million (input, output) tokens,
         for a judge whose price LiteLLM does not know. ``concurrency``: the most requests at a time.
@@ -90,7 +90,12 @@ class Ruler:
                 "RULER has no judge: set ART_JUDGE to a LiteLLM model string, such as ART_JUDGE=openai/gpt-4.1-mini (with "
                 "its provider's key, here OPENAI_API_KEY), or pass reward=Ruler('openai/gpt-4.1-mini')"
             )
-        least = {"votes": (votes, 1), "chunk": (chunk, ANCHORS + 2), "concurrency": (concurrency, 1), "retries": (retries, 0)}
+        least = {
+            "votes": (votes, 1),
+            "chunk": (chunk, ANCHORS + 2),
+            "concurrency": (concurrency, 1),
+            "retries": (retries, 0),
+        }
         for name, (value, smallest) in least.items():
             if value < smallest:
                 raise ConfigError(f"{name}={value} is too small: give at least {smallest}")
@@ -163,7 +168,7 @@ class Ruler:
         key = self._key(views)
         kept = self._cache.verdict(key) if key and self._cache else None
         if kept is None:
-            votes = await asyncio.gather(*(self._vote(views, n) for n in range(self.votes)), return_exceptions=True)
+            votes = await asyncio.gather(*(self._vote(views) for _ in range(self.votes)), return_exceptions=True)
             verdicts = _verdicts(votes)
             if key and self._cache:
                 self._cache.keep(key, {it.digest: vars(verdict) for it, verdict in zip(views, verdicts, strict=True)})
@@ -178,29 +183,26 @@ class Ruler:
         parts = [SYSTEM, self.rubric, self.judge.identity, *settings, *sorted(it.digest for it in views)]
         return _digest(json.dumps(parts))
 
-    async def _vote(self, views: Sequence[View], number: int) -> list[Scored]:
+    async def _vote(self, views: Sequence[View]) -> list[Scored]:
         """Return one score per view, in order. Raises Fault or JudgeError where one is missing: a vote is whole or none."""
-        shuffle = random.Random(f"{self.seed}/{number}/{''.join(sorted(it.digest for it in views))}")
-        places = shuffle.sample(range(len(views)), len(views))
+        places = random.SystemRandom().sample(range(len(views)), len(views))
         size, further = chunks(len(views), self.chunk)
-        first = await self._scored(views, places[:size], shuffle)
+        first = await self._scored(views, places[:size])
         if not further:
             return [first[place] for place in range(len(views))]
         shared = anchors({place: it.score for place, it in first.items()})
         rest = iter(places[size:])
         asked = [[*shared, *(next(rest) for _ in range(count))] for count in further]
-        others = await asyncio.gather(*(self._scored(views, chunk, shuffle) for chunk in asked))
+        others = await asyncio.gather(*(self._scored(views, chunk) for chunk in asked))
         scores = one_scale(_numbers(first), [_numbers(chunk) for chunk in others])
         found = {place: it for chunk in (*others, first) for place, it in chunk.items()}
         return [replace(found[place], score=scores[place]) for place in range(len(views))]
 
-    async def _scored(self, views: Sequence[View], places: Sequence[int], order: random.Random) -> dict[int, Scored]:
+    async def _scored(self, views: Sequence[View], places: Sequence[int]) -> dict[int, Scored]:
         """Return the scores of the views at ``places``, as the judge gives them."""
         for halving in range(HALVINGS + 1):
             context = self._question_tokens()
-            asked = question(
-                [views[place] for place in places], self.rubric, context=context, images=self._sees(), order=order
-            )
+            asked = question([views[place] for place in places], self.rubric, context=context, images=self._sees())
             try:
                 found = await self._answered(asked)
                 return {place: found[label] for place, label in zip(places, asked.labels, strict=True)}

@@ -56,7 +56,7 @@ class View:
         return hashlib.sha256(repr((self.start, self.conversations, self.end, self.tools)).encode()).hexdigest()
 
     def own_part(self, shared: int) -> list[Message]:
-        """Return what stands under the run's own label, where the first ``shared`` messages of ``start`` stand before all runs."""
+        """Return what stands under the run's own label, where ``shared`` messages of ``start`` stand before all runs."""
         parts: list[Message] = []
         for number, (agent, messages) in enumerate(self.conversations):
             said, where = self._said_before(number, shared)
