@@ -224,6 +224,11 @@ def test_criteria_can_be_changed_afterwards_and_are_each_systems_own():
     assert RULERRewardSystem().evaluation_criteria["efficiency"]["weight"] == 0.3
 
 
+def test_a_criterion_finds_every_key_of_a_failed_run():
+    nothing = {"weight": 1, "evaluate": lambda episode: episode["final_result"] is None}
+    assert RULERRewardSystem(criteria={"silence": nothing})(Trajectory("find", (), error="ValueError: no")) == 1
+
+
 def test_a_subclass_evaluates_criteria_of_its_own_and_ours_in_its_own_way():
     class Brief(RULERRewardSystem):
         def load_criteria(self):
