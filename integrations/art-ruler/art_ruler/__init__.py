@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from art_core import hookimpl
+from art_ruler.criteria import RULERRewardSystem
 from art_ruler.judge import Answer
 from art_ruler.prompt import RUBRIC
 from art_ruler.ruler import Ruler
@@ -13,7 +14,7 @@ from art_ruler.ruler import Ruler
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["RUBRIC", "Answer", "Ruler"]
+__all__ = ["RUBRIC", "Answer", "RULERRewardSystem", "Ruler"]
 
 
 @hookimpl

@@ -33,8 +33,9 @@ SCHEMA: JsonDict = {
 """The form of an answer, for judges that can be held to one."""
 LONGEST = 200_000
 """Characters; no answer to the question is longer, and the search for JSON in prose stays quick."""
-PATIENCE = 10 * LONGEST
-"""Characters read in vain, after which the search for JSON ends: broken JSON in broken JSON would take minutes."""
+MOST_ATTEMPTS, MOST_READ = 1000, 10 * LONGEST
+"""Beginnings of JSON, and characters, read in vain, after which the search ends: it could take minutes."""
+BEGIN = re.compile(r'\{\s*["}]')
 NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|[-+]?\.[0-9]+")
 
 
@@ -80,11 +81,12 @@ def _entries(text: str) -> list[Any]:
     if len(text) > LONGEST:
         raise Fault(f"the answer is longer than {LONGEST} characters")
     objects = list(_objects(text.rpartition("</think>")[2]))
-    lists = [it["scores"] for it in objects if isinstance(it.get("scores"), list)]
-    if any(other != lists[0] for other in lists[1:]):
+    loose = [it for it in objects if "trajectory_id" in it]
+    lists = [it["scores"] for it in objects if isinstance(it.get("scores"), list) and "trajectory_id" not in it]
+    # Without the object around them the entries count all the same: every id is there once, or it is a fault.
+    entries = lists[0] if lists else loose
+    if any(other != entries for other in lists) or any(it not in entries for it in loose):
         raise Fault("the answer holds several JSON objects with different scores")
-    # Without the object around them, the entries count all the same: every id is there once, or it is a fault.
-    entries = lists[0] if lists else [it for it in objects if "trajectory_id" in it]
     if not entries:
         raise Fault('the answer holds no complete JSON object with a list "scores"')
     return entries
@@ -93,22 +95,21 @@ def _entries(text: str) -> list[Any]:
 def _objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the outermost JSON objects in ``text``, whatever stands around them."""
     decoder = json.JSONDecoder(object_pairs_hook=_object)
-    start, in_vain = text.find("{"), 0
-    while start >= 0:
+    at, attempts, read = 0, 0, 0
+    while begin := BEGIN.search(text, at):
         try:
-            value, end = decoder.raw_decode(text, start)
+            value, at = decoder.raw_decode(text, begin.start())
         except Fault:
             raise
         except RecursionError as error:
             raise Fault("the answer's JSON is nested too deeply") from error
         except ValueError as error:
-            end = start + 1  # a brace in prose
-            in_vain += getattr(error, "pos", end) - start
-            if in_vain > PATIENCE:
+            at = begin.start() + 1  # a brace in prose
+            attempts, read = attempts + 1, read + getattr(error, "pos", at) - begin.start()
+            if attempts > MOST_ATTEMPTS or read > MOST_READ:
                 raise Fault("the answer is broken JSON all over") from error
         else:
             yield value
-        start = text.find("{", end)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

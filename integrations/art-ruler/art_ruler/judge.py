@@ -58,7 +58,8 @@ class Judge(Protocol):
 
 
 class FunctionJudge:
-    """``async def judge(messages) -> str``, or ``-> Answer``. Its attribute ``identity``, where it has one, is the judge's."""
+    """``async def judge(messages) -> str``, or ``-> Answer``. Its attribute ``identity``, where it has one, is the judge's; it
+    may raise JudgeError and TooLong."""
 
     context: int | None = None
     images = True
@@ -138,6 +139,8 @@ async def _within(seconds: float, name: str, answer: Any) -> Any:
     try:
         async with asyncio.timeout(seconds):
             return await answer if inspect.isawaitable(answer) else answer
+    except JudgeError:
+        raise
     except TimeoutError as error:
         raise JudgeError(f"the judge {name} gave no answer within {seconds:g} s; give a larger timeout=") from error
     except Exception as error:  # the boundary to the user's judge

@@ -24,7 +24,7 @@ from art_ruler.judge import Answer, Judge, JudgeError, TooLong, judge_of
 from art_ruler.prompt import RUBRIC, SYSTEM, Question, question, repair
 from art_ruler.record import Record
 from art_ruler.scale import ANCHORS, anchors, chunks, one_scale
-from art_ruler.shorten import estimate
+from art_ruler.shorten import estimate, estimate_of
 from art_ruler.view import View, view
 
 log = logging.getLogger("art_ruler")
@@ -209,8 +209,8 @@ class Ruler:
             except TooLong as error:
                 if halving == HALVINGS:
                     raise
-                self._context = min(self._context or context, context // 2)
-                log.warning("%s; runs are shortened to %d tokens in all", error, self._context)
+                self._context = min(context, estimate_of(asked.messages)) // 2
+                log.warning("%s; questions are shortened to %d tokens", error, self._context)
         raise AssertionError
 
     async def _answered(self, asked: Question) -> dict[str, Scored]:
@@ -285,9 +285,11 @@ def _fault(answer: Answer, labels: Sequence[str]) -> Fault | None:
 def _counted(answer: Answer, messages: list[JsonDict]) -> Answer:
     """Return the answer with its tokens; about as many as they are where the judge does not say."""
     asked, said = answer.input_tokens, answer.output_tokens
-    if asked is None:
-        asked = sum(estimate([json.dumps(message["content"])]) for message in messages)
-    return replace(answer, input_tokens=asked, output_tokens=estimate([answer.text]) if said is None else said)
+    return replace(
+        answer,
+        input_tokens=estimate_of(messages) if asked is None else asked,
+        output_tokens=estimate([answer.text]) if said is None else said,
+    )
 
 
 def _numbers(scored: Mapping[int, Scored]) -> dict[int, float]:

@@ -6,11 +6,12 @@ one the middle is left out, and a mark says how much. That length is the largest
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from art_core.types import JsonDict
 from art_ruler.view import Image, Item
 
-__all__ = ["MARK", "estimate", "fitted"]
+__all__ = ["MARK", "estimate", "estimate_of", "fitted"]
 
 BYTES_PER_TOKEN = 3
 """Fewer than tokenizers need for English (about 4) and for code: an estimate that errs on the safe side."""
@@ -22,6 +23,13 @@ MARK = "\n[... {} left out here ...]\n"
 def estimate(items: Sequence[Item]) -> int:
     """Return about how many tokens the items are."""
     return sum(map(_tokens, items))
+
+
+def estimate_of(messages: Iterable[JsonDict]) -> int:
+    """Return about how many tokens chat messages are."""
+    contents = (message["content"] for message in messages)
+    parts = (part for it in contents for part in ([{"text": it}] if isinstance(it, str) else it))
+    return sum(_tokens(part["text"]) if "text" in part else IMAGE for part in parts)
 
 
 def fitted(sections: Sequence[Sequence[Item]], tokens: int) -> list[list[Item]]:

@@ -117,8 +117,10 @@ def text_of(messages: Iterable[Message]) -> str:
 def _message(message: JsonDict) -> Message:
     if message.keys() == PLAIN and isinstance(message["content"], str):  # most are, and long runs have many
         return (f"[{message['role']}] {message['content']}",)
-    name = message.get("name")
-    head = f"[{message.get('role') or 'assistant'}{f' {name}' if isinstance(name, str) else ''}] "
+    role = message.get("role") or "assistant"
+    # Frameworks add an assistant's name when they send its answer back; as it was answered it has none.
+    name = message.get("name") if role != "assistant" else None
+    head = f"[{role}{f' {name}' if isinstance(name, str) else ''}] "
     calls = [line for it in message.get("tool_calls") or () if (line := _tool_call(it))]
     return _merged([head, *_content(message), *(f"\n{line}" for line in calls)])
 
@@ -149,7 +151,15 @@ def _tool_call(call: JsonDict) -> str:
     asked = call.get("function") or call.get("custom")
     if not isinstance(asked, dict):
         return ""
-    return f"calls {asked.get('name')}({asked.get('arguments', asked.get('input', ''))})"
+    return f"calls {asked.get('name')}({_arguments(asked.get('arguments', asked.get('input', '')))})"
+
+
+def _arguments(given: Any) -> str:
+    """Return a tool call's arguments in one form: frameworks write them anew when they send an answer back."""
+    try:
+        return json.dumps(json.loads(given) if isinstance(given, str) else given, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return str(given)
 
 
 def _merged(items: Iterable[Item]) -> Message:

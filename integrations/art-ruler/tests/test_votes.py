@@ -1,0 +1,279 @@
+"""Several votes, large groups, the cache, the account and its budget, and how many requests there are at a time."""
+
+import asyncio
+import json
+import re
+import sqlite3
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judging import GROUP, RIGHT, each, grade, group_of, judge_saying, plain, runs
+
+from art_core.errors import ConfigError, StoreError
+from art_core.types import MeteredReward
+from art_ruler import Answer, Ruler
+from art_ruler.judge import TooLong
+from art_ruler.scale import one_scale
+
+
+def worth(text: str) -> float:
+    return float(re.search(r"worth ([\d.]+)", text)[1])
+
+
+async def test_the_mean_of_the_votes_counts_and_their_spread_is_told():
+    judge = judge_saying(plain, lambda scores: plain(each(scores, score=0.0)))
+    group = group_of("worth 0.2", "worth 0.8")
+    assert await Ruler(judge, votes=2).score(group) == [0.1, 0.4]
+    assert [t.metrics["judge/spread"] for t in group.trajectories] == [0.1, 0.4]
+    assert group.trajectories[1].notes["ruler"] in ("0.80: because\n0.00: because", "0.00: because\n0.80: because")
+
+
+async def test_a_single_vote_has_no_spread_to_tell():
+    group = group_of("worth 0.2", "worth 0.8")
+    await Ruler(judge_saying(plain)).score(group)
+    assert not any(t.metrics for t in group.trajectories)
+
+
+async def test_a_vote_that_cannot_be_used_does_not_take_the_others_with_it(caplog):
+    judge = judge_saying(lambda scores: "", plain, lambda scores: "")
+    assert await Ruler(judge, votes=3, concurrency=1).score(GROUP) == RIGHT
+    assert "of 3 votes count" in caplog.text
+
+
+async def test_every_vote_has_labels_and_an_order_of_its_own():
+    judge = judge_saying(plain)
+    await Ruler(judge, votes=12).score(group_of(*(f"worth 0.{n}" for n in range(1, 9))))
+    questions = [runs(messages) for messages in judge.asked]
+    assert len({label for question in questions for label in question}) == 12 * 8
+    assert len({tuple(map(worth, question.values())) for question in questions}) > 6
+
+
+class RelativeJudge:
+    """Grades a chunk from 0 (its worst) to 1 (its best), whatever the others are: no two chunks have one scale."""
+
+    def __init__(self) -> None:
+        self.chunks: list[list[float]] = []
+
+    async def __call__(self, messages: list[dict]) -> str:
+        values = {label: worth(text) for label, text in runs(messages).items()}
+        low, high = min(values.values()), max(values.values())
+        self.chunks.append(sorted(values.values()))
+        return plain(
+            [
+                {"trajectory_id": label, "explanation": "", "score": (value - low) / ((high - low) or 1)}
+                for label, value in values.items()
+            ]
+        )
+
+
+@settings(max_examples=40, deadline=None)
+@given(count=st.integers(2, 60), chunk=st.integers(5, 16), seed=st.randoms())
+async def test_a_large_group_is_judged_in_chunks_and_ends_on_one_scale(count, chunk, seed):
+    judge = RelativeJudge()
+    values = seed.sample(range(1, 1000), count)
+    scores = await Ruler(judge, chunk=chunk).score(group_of(*(f"worth {value / 1000}" for value in values)))
+    assert all(0 <= score <= 1 for score in scores)
+    assert all(len(it) <= chunk for it in judge.chunks)
+    assert {value for it in judge.chunks for value in it} == {value / 1000 for value in values}
+    if len(judge.chunks) > 1:
+        anchors = set.intersection(*map(set, judge.chunks))
+        assert len(anchors) == 3
+    assert statistics.correlation(values, scores) > 0.999 if count > 2 and not clipped(judge) else True
+
+
+def clipped(judge: RelativeJudge) -> bool:
+    """Whether some chunk's scale is wider than the first's by more than a line may stretch it."""
+    widths = [it[-1] - it[0] for it in judge.chunks]
+    return max(widths) > 4 * widths[0]
+
+
+def test_anchors_that_tie_shift_a_chunk_and_do_not_stretch_it():
+    # Two chunks whose anchors (0, 1, 2) all tie: the second is 0.2 higher throughout.
+    found = one_scale({0: 0.5, 1: 0.5, 2: 0.5}, [{0: 0.7, 1: 0.7, 2: 0.7, 3: 0.9}])
+    assert found == pytest.approx({0: 0.5, 1: 0.5, 2: 0.5, 3: 0.7})
+    # A chunk that turns them round is noise: only shifted.
+    turned = one_scale({0: 0.4, 1: 0.5, 2: 0.6}, [{0: 0.6, 1: 0.5, 2: 0.4, 3: 0.5}])
+    assert turned[3] == pytest.approx(0.5)
+
+
+async def test_a_chunk_that_gets_no_answer_leaves_the_group_unscored():
+    judge = judge_saying(plain, lambda scores: "")
+    group = group_of(*(f"worth 0.{n}" for n in range(10, 20)))
+    assert await Ruler(judge, chunk=6).score(group) == [None] * 10
+    assert "no complete JSON" in group.trajectories[0].notes["unscored"]
+
+
+class KnownJudge:
+    """A judge with an identity, so that what it says may be kept."""
+
+    identity = "known"
+    asked = 0
+
+    async def __call__(self, messages: list[dict]) -> Answer:
+        self.asked += 1
+        return Answer(plain(grade(messages)), input_tokens=1000, output_tokens=100, cost=0.25)
+
+
+async def test_what_was_judged_is_kept_on_disk_for_the_same_group_rubric_judge_seed_and_votes(tmp_path):
+    judge, cache = KnownJudge(), tmp_path / "kept" / "judge.sqlite"
+    first = group_of("worth 0.2", "worth 0.9", "worth 0.5")
+    await Ruler(judge, cache=cache).score(first)
+    turned = group_of("worth 0.9", "worth 0.5", "worth 0.2")
+    assert await Ruler(judge, cache=cache).score(turned) == [0.9, 0.5, 0.2]
+    assert judge.asked == 1
+    assert turned.trajectories[0].notes["ruler"] == "because"
+    for number, other in enumerate(
+        ({"seed": 1}, {"rubric": "Be fair."}, {"votes": 2}, {"context": 5000}, {"images": False})
+    ):
+        asked = judge.asked
+        await Ruler(judge, cache=cache, **other).score(first)
+        assert judge.asked > asked, f"{number}: {other}"
+    judge.identity = "another"
+    asked = judge.asked
+    await Ruler(judge, cache=cache).score(first)
+    await Ruler(judge, cache=cache).score(group_of("worth 0.2", "worth 0.9"))
+    assert judge.asked == asked + 2
+
+
+async def test_a_judge_that_nobody_knows_and_a_ruler_without_a_run_keep_nothing(tmp_path):
+    unknown = judge_saying(plain)
+    for _ in range(2):
+        await Ruler(unknown, cache=tmp_path / "judge.sqlite").score(GROUP)
+    known = KnownJudge()
+    ruler = Ruler(known)
+    await ruler.score(GROUP)
+    await ruler.score(GROUP)
+    assert (len(unknown.asked), known.asked) == (2, 2)
+
+
+async def test_unscored_groups_are_asked_about_again(tmp_path):
+    judge = judge_saying(lambda scores: "", lambda scores: "", plain)
+    judge.identity = "known"
+    ruler = Ruler(judge, cache=tmp_path / "judge.sqlite")
+    assert await ruler.score(GROUP) == [None] * 3
+    assert await ruler.score(GROUP) == RIGHT
+
+
+async def test_a_run_keeps_account_of_requests_tokens_and_cost_and_goes_on_with_it(tmp_path):
+    ruler = Ruler(KnownJudge())
+    assert isinstance(ruler, MeteredReward)
+    ruler.begin(tmp_path)
+    await ruler.score(group_of("worth 0.2", "worth 0.9"))
+    await ruler.score(group_of("worth 0.3", "worth 0.9"))
+    later = Ruler(KnownJudge())
+    later.begin(tmp_path)
+    for it in (ruler, later):
+        assert it.account() == {
+            "judge/requests": 2.0, "judge/faults": 0.0, "judge/input_tokens": 2000.0, "judge/output_tokens": 200.0,
+            "judge/cost": 0.5, "judge/unpriced": 0.0,
+        }  # fmt: skip
+    with sqlite3.connect(tmp_path / "judge.sqlite") as db:
+        assert db.execute("SELECT judge, cost, fault FROM answers").fetchall() == [("KnownJudge", 0.25, None)] * 2
+
+
+async def test_an_answer_that_could_not_be_used_is_paid_for_and_counted(tmp_path):
+    ruler = Ruler(judge_saying(lambda scores: "no", plain))
+    ruler.begin(tmp_path)
+    assert await ruler.score(GROUP) == RIGHT
+    account = ruler.account()
+    assert (account["judge/requests"], account["judge/faults"], account["judge/unpriced"]) == (2, 1, 2)
+    assert account["judge/input_tokens"] > 500
+    with sqlite3.connect(tmp_path / "judge.sqlite") as db:
+        assert "no complete JSON" in db.execute("SELECT fault FROM answers").fetchone()[0]
+
+
+async def test_a_budget_stops_the_judging_and_says_so(tmp_path):
+    judge = KnownJudge()
+    ruler = Ruler(judge, budget=0.4)
+    ruler.begin(tmp_path)
+    groups = [group_of(f"worth 0.{n}", "worth 0.9") for n in range(1, 5)]
+    scores = [await ruler.score(group) for group in groups]
+    assert scores == [[0.1, 0.9], [0.2, 0.9], [None, None], [None, None]]
+    assert judge.asked == 2
+    assert "budget of $0.4 is spent ($0.5000)" in groups[2].trajectories[0].notes["unscored"]
+    assert "give a larger budget=" in ruler.exhausted()
+    again = Ruler(judge, budget=0.4)
+    again.begin(tmp_path)
+    assert again.exhausted()
+    larger = Ruler(judge, budget=1.0)
+    larger.begin(tmp_path)
+    assert larger.exhausted() is None
+
+
+async def test_a_budget_needs_a_price():
+    with pytest.raises(ConfigError, match=r"nobody knows what the judge .* costs; give price="):
+        await Ruler(judge_saying(plain), budget=1.0).score(GROUP)
+    ruler = Ruler(KnownJudge(), budget=1.0, price=(2.0, 10.0))
+    await ruler.score(GROUP)
+    assert ruler.account()["judge/cost"] == pytest.approx(1000 * 2e-6 + 100 * 10e-6)
+
+
+async def test_no_more_requests_are_under_way_than_the_limit_in_any_event_loop():
+    going = most = 0
+
+    async def judge(messages):
+        nonlocal going, most
+        going += 1
+        most = max(most, going)
+        await asyncio.sleep(0.01)
+        going -= 1
+        return plain(grade(messages))
+
+    ruler = Ruler(judge, concurrency=3)
+
+    async def all_of_them():
+        return await asyncio.gather(*(ruler.score(group_of(f"worth 0.{n}", "worth 0.5")) for n in range(10, 22)))
+
+    await all_of_them()
+    await asyncio.to_thread(asyncio.run, all_of_them())
+    assert most == 3
+
+
+async def test_a_question_that_is_too_long_for_the_judge_is_shortened_and_asked_again(caplog):
+    lengths = []
+
+    async def judge(messages):
+        lengths.append(len(json.dumps(messages)))
+        if lengths[-1] > 9000:
+            raise TooLong("8192 tokens at most")
+        return plain(grade(messages))
+
+    ruler = Ruler(judge)
+    long = group_of(*(f"worth 0.{n} {'and more words ' * 900}" for n in (2, 9)))
+    assert await ruler.score(long) == [0.2, 0.9]
+    assert "8192 tokens at most; questions are shortened to" in caplog.text
+    first = len(lengths)
+    assert await ruler.score(long) == [0.2, 0.9]
+    assert len(lengths) == first + 1, "what was learnt about the judge is forgotten"
+
+
+async def test_a_judge_for_which_everything_is_too_long_leaves_the_group_unscored():
+    async def judge(messages):
+        raise TooLong("no room at all")
+
+    group = group_of("worth 0.2", "worth 0.9")
+    assert await Ruler(judge).score(group) == [None, None]
+    assert group.trajectories[0].notes["unscored"] == "no room at all"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"votes": 0}, "votes=0 is too small: give at least 1"),
+        ({"chunk": 4}, "chunk=4 is too small: give at least 5"),
+        ({"concurrency": 0}, "concurrency=0 is too small"),
+        ({"retries": -1}, "retries=-1 is too small"),
+        ({"api_base": "http://x/v1"}, "are for a judge given by its LiteLLM model string"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Ruler(judge_saying(plain), **wrong)
+
+
+def test_a_file_that_is_no_record_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("not a database, by any means" * 100)
+    with pytest.raises(StoreError, match="give another file"):
+        Ruler(judge_saying(plain), cache=tmp_path / "notes.txt")
