@@ -122,7 +122,7 @@ def _may_pass(error: BaseException) -> bool:
 def _pause(state: tenacity.RetryCallState) -> float:
     """Return the seconds to wait: what the server asks for, or growing ones."""
     error = state.outcome.exception() if state.outcome else None
-    asked = getattr(getattr(error, "response", None), "headers", {}).get("retry-after", "")
+    asked = (getattr(error, "litellm_response_headers", None) or {}).get("retry-after", "")
     return min(float(asked), LONGEST_PAUSE) if asked.isdecimal() else GROWING(state)
 
 

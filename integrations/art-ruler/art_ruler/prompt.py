@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from art_core.types import JsonDict
+from art_ruler.judge import JudgeError
 from art_ruler.shorten import estimate, fitted
 from art_ruler.view import NO_IMAGE, Image, Item, View, common_start, lines
 
@@ -44,6 +45,8 @@ Give every id exactly once: {labels}."""
 
 LETTERS = "bcdfghjkmnpqrstvwxz"
 """No vowels, so that no label is a word."""
+LEAST_ROOM = 64
+"""Tokens for each run, below which there is nothing left to judge by."""
 LONGEST_QUOTE = 4000
 """Characters of a bad answer that the judge is shown again."""
 
@@ -60,7 +63,7 @@ class Question:
 def question(views: Sequence[View], rubric: str, *, context: int, images: bool = True) -> Question:
     """Return the question about ``views`` in at most about ``context`` tokens.
 
-    ``images=False`` names pictures instead of showing them.
+    ``images=False`` names pictures instead of showing them. Raises JudgeError where so few tokens have no room for the runs.
     """
     fence, labels = f"====={secrets.token_hex(8)}=====", _labels(len(views))
     shared = common_start([it.start for it in views]) if len(views) > 1 else ()
@@ -72,7 +75,12 @@ def question(views: Sequence[View], rubric: str, *, context: int, images: bool =
     sections += [lines(it.own_part(len(shared))) for _, it in runs]
     if not images:
         sections = [[NO_IMAGE if isinstance(item, Image) else item for item in section] for section in sections]
-    begins, offered, *own = fitted(sections, context - estimate([system]) - 40 * len(sections))
+    room = context - estimate([system]) - 40 * len(sections)
+    if sum(map(estimate, sections)) > room < LEAST_ROOM * len(sections):
+        raise JudgeError(
+            f"a question of {context} tokens has no room for {len(views)} runs; give a smaller chunk= or a judge that reads more"
+        )
+    begins, offered, *own = fitted(sections, room)
     parts: list[Item] = []
     parts += ["<shared>\nEvery run begins with:\n", *_fenced(begins, fence), "\n</shared>\n\n"] if begins else []
     parts += ["<tools>\nThe agent's tools:\n", *_fenced(offered, fence), "\n</tools>\n\n"] if offered else []

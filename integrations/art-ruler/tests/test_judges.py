@@ -1,13 +1,20 @@
 """Judges behind LiteLLM, LangChain and functions: what they say is heard, what they refuse is named."""
 
+import asyncio
+import json
 import threading
+from typing import ClassVar
 
 import pytest
 import uvicorn
-from judging import GROUP, RIGHT, grade, plain
+from judging import GROUP, RIGHT, grade, group_of, plain
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.outputs import ChatGeneration, ChatResult
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from art_core.errors import ConfigError
@@ -15,20 +22,26 @@ from art_ruler import Ruler
 
 
 class Provider:
-    """An OpenAI-compatible server with a judge; ``statuses`` are answered first."""
+    """An OpenAI-compatible server with a judge; ``statuses`` are answered first, then ``text``, where it is set."""
 
     def __init__(self) -> None:
         self.statuses: list[int] = []
         self.requests: list[dict] = []
+        self.error: dict = {"message": "scripted"}
+        self.text: str | None = None
+        self.pause = 0.0
 
-    async def answer(self, request: Request) -> JSONResponse:
+    async def answer(self, request: Request) -> Response:
         body = await request.json()
         self.requests.append(body | {"key": request.headers["authorization"]})
+        await asyncio.sleep(self.pause)
         if self.statuses:
-            return JSONResponse({"error": {"message": "scripted"}}, status_code=self.statuses.pop(0))
+            return JSONResponse({"error": self.error}, status_code=self.statuses.pop(0), headers={"retry-after": "0"})
+        if self.text is not None:
+            return PlainTextResponse(self.text)
         message = {"role": "assistant", "content": plain(grade(body["messages"]))}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        usage = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}
         whole = {
             "id": "c",
             "object": "chat.completion",
@@ -56,21 +69,57 @@ def provider():
     sock.close()
 
 
-async def test_any_openai_compatible_server_judges_through_litellm(provider):
-    ruler = Ruler("openai/judge", api_base=provider.url, api_key="secret", params={"temperature": 0.5})
-    assert await ruler.score(GROUP) == RIGHT
+@pytest.fixture(params=["directly", "through LiteLLM's translation"])
+def way(request, monkeypatch):
+    """Both ways on which an OpenAI-compatible server is asked: the second is taken where somebody listens to LiteLLM."""
+    if request.param != "directly":
+        import litellm
+
+        monkeypatch.setattr(litellm, "success_callback", [lambda *arguments: None])
+    return request.param
+
+
+def ruler_of(provider: Provider, model: str = "openai/judge", **settings: object) -> Ruler:
+    return Ruler(model, api_base=provider.url, api_key="secret", **settings)
+
+
+async def test_any_openai_compatible_server_judges(provider, way):
+    assert await ruler_of(provider, params={"temperature": 0.5}).score(GROUP) == RIGHT
     (request,) = provider.requests
     assert (request["model"], request["temperature"], request["key"]) == ("judge", 0.5, "Bearer secret")
     assert "response_format" not in request
 
 
-async def test_a_judge_that_knows_json_schemas_gets_one(provider):
-    assert await Ruler("openai/gpt-4.1-mini", api_base=provider.url, api_key="secret").score(GROUP) == RIGHT
+async def test_a_parameter_that_litellm_knows_better_goes_through_its_translation(provider):
+    assert await ruler_of(provider, params={"extra_body": {"top_k": 1}, "timeout": 9}).score(GROUP) == RIGHT
+    assert provider.requests[0]["top_k"] == 1
+
+
+async def test_a_judge_that_knows_json_schemas_gets_one(provider, way):
+    assert await ruler_of(provider, "openai/gpt-4.1-mini").score(GROUP) == RIGHT
     assert provider.requests[0]["response_format"]["json_schema"]["strict"] is True
 
 
-async def test_passing_failures_are_tried_again_and_lasting_ones_leave_the_group_unscored(provider, caplog):
-    ruler = Ruler("openai/judge", api_base=provider.url, api_key="secret", retries=2)
+async def test_what_a_known_judge_costs_is_known(provider, way):
+    ruler = ruler_of(provider, "openai/gpt-4.1-mini", budget=1.0)
+    await ruler.score(GROUP)
+    account = ruler.account()
+    assert (account["judge/input_tokens"], account["judge/output_tokens"]) == (1000, 100)
+    assert account["judge/cost"] == pytest.approx(1000 * 0.4e-6 + 100 * 1.6e-6)
+    unknown = ruler_of(provider)
+    await unknown.score(GROUP)
+    assert unknown.account()["judge/unpriced"] == 1
+
+
+async def test_what_litellm_knows_of_a_judge_decides_about_pictures_and_length(provider):
+    for model, context, images in (("openai/gpt-4.1-mini", 1047576, True), ("openai/gpt-3.5-turbo", 16385, False)):
+        ruler = ruler_of(provider, model)
+        await ruler.score(GROUP)
+        assert (ruler.judge.context, ruler.judge.images) == (context, images)
+
+
+async def test_passing_failures_are_tried_again_and_lasting_ones_leave_the_group_unscored(provider, caplog, way):
+    ruler = ruler_of(provider, retries=2)
     provider.statuses = [500, 429]
     assert await ruler.score(GROUP) == RIGHT
     provider.statuses = [500] * 3
@@ -79,11 +128,126 @@ async def test_passing_failures_are_tried_again_and_lasting_ones_leave_the_group
     assert "gave no answer: InternalServerError" in caplog.text
     provider.statuses = [401]
     assert await ruler.score(GROUP) == [None] * 3
+    assert len(provider.requests) == 7, "a refusal is not tried again"
 
 
-async def test_a_judge_that_was_never_usable_is_an_error_of_the_set_up(provider):
-    provider.statuses = [401]
-    with pytest.raises(ConfigError, match="check its name, api_base and key"):
-        await Ruler("openai/judge", api_base=provider.url, api_key="wrong").score(GROUP)
+async def test_a_judge_that_was_never_usable_is_an_error_of_the_set_up(provider, way):
+    for status in (401, 403, 404):
+        provider.statuses = [status]
+        with pytest.raises(ConfigError, match="check its name, api_base and key"):
+            await ruler_of(provider).score(GROUP)
+
+
+async def test_a_name_that_no_provider_has_is_refused():
     with pytest.raises(ConfigError, match="nosuchprovider"):
         await Ruler("nosuchprovider/model").score(GROUP)
+
+
+async def test_a_question_that_the_server_finds_too_long_is_shortened(provider, way):
+    provider.statuses = [400]
+    provider.error = {
+        "message": "This model's maximum context length is 8192 tokens.",
+        "code": "context_length_exceeded",
+    }
+    long = group_of(*(f"worth 0.{n} {'and more words ' * 900}" for n in (2, 9)))
+    assert await ruler_of(provider).score(long) == [0.2, 0.9]
+    assert len(json.dumps(provider.requests[1])) < 0.6 * len(json.dumps(provider.requests[0]))
+
+
+async def test_a_server_that_answers_in_time_or_not_at_all(provider, way):
+    provider.pause = 5
+    group = group_of("worth 0.2", "worth 0.9")
+    assert await ruler_of(provider, timeout=0.2, retries=1).score(group) == [None, None]
+    assert len(provider.requests) == 2
+    assert "Timeout" in group.trajectories[0].notes["unscored"]
+
+
+async def test_an_answer_that_is_no_chat_completion_leaves_the_group_unscored(provider):
+    for text in ("<html>502</html>", "{}", '{"choices": []}', "[1]", '{"choices": [{"message": null}]}'):
+        provider.text = text
+        group = group_of("worth 0.2", "worth 0.9")
+        assert await ruler_of(provider).score(group) == [None, None]
+        assert "is no chat completion" in group.trajectories[0].notes["unscored"]
+
+
+async def test_an_answer_that_was_cut_off_says_so(provider, way):
+    choice = {"index": 0, "message": {"role": "assistant", "content": '{"scores": ['}, "finish_reason": "length"}
+    provider.text = json.dumps(
+        {"id": "c", "object": "chat.completion", "created": 1, "model": "j", "choices": [choice]}
+    )
+    group = group_of("worth 0.2", "worth 0.9")
+    await ruler_of(provider).score(group)
+    assert "(it was ended by: length)" in group.trajectories[0].notes["unscored"]
+
+
+async def test_a_server_that_is_not_there_leaves_the_group_unscored():
+    group = group_of("worth 0.2", "worth 0.9")
+    ruler = Ruler("openai/judge", api_base="http://127.0.0.1:9/v1", api_key="x", retries=0)
+    assert await ruler.score(group) == [None, None]
+    assert "gave no answer" in group.trajectories[0].notes["unscored"]
+
+
+class ChatModel(BaseChatModel):
+    """A LangChain model that grades; ``blocks`` gives its answer as a list of content blocks."""
+
+    blocks: bool = False
+    failing: bool = False
+    asked: ClassVar[list] = []
+
+    @property
+    def _llm_type(self) -> str:
+        return "grading"
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        if self.failing:
+            raise RuntimeError("no quota")
+        ChatModel.asked.append(messages)
+        text = plain(grade([{"content": message.content} for message in messages]))
+        usage = {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
+        answer = AIMessage(content=[{"type": "text", "text": text}] if self.blocks else text, usage_metadata=usage)
+        return ChatResult(generations=[ChatGeneration(message=answer)])
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_a_langchain_chat_model_judges(blocks):
+    ruler = Ruler(ChatModel(blocks=blocks))
+    assert await ruler.score(GROUP) == RIGHT
+    assert ruler.account()["judge/input_tokens"] == 7
+    assert [message.type for message in ChatModel.asked[-1]] == ["system", "human"]
+    assert ruler.name == "ruler langchain/ChatModel"
+
+
+async def test_a_langchain_runnable_that_ends_in_a_text_judges():
+    assert await Ruler(ChatModel() | StrOutputParser()).score(GROUP) == RIGHT
+
+
+async def test_a_langchain_model_that_fails_leaves_the_group_unscored():
+    group = group_of("worth 0.2", "worth 0.9")
+    assert await Ruler(ChatModel(failing=True)).score(group) == [None, None]
+    assert "RuntimeError: no quota" in group.trajectories[0].notes["unscored"]
+
+
+async def test_what_a_langchain_model_judged_is_kept_as_long_as_it_is_the_same_model(tmp_path):
+    asked = len(ChatModel.asked)
+    for model in (ChatModel(), ChatModel(), ChatModel(blocks=True)):
+        assert await Ruler(model, cache=tmp_path / "judge.sqlite").score(GROUP) == RIGHT
+    assert len(ChatModel.asked) - asked in (2, 3), "a model that cannot be written down is asked anew"
+
+
+async def test_a_function_that_returns_no_text_or_takes_too_long_leaves_the_group_unscored():
+    async def wrong(messages):
+        return {"scores": []}
+
+    async def slow(messages):
+        await asyncio.sleep(5)
+
+    for judge, reason in ((wrong, "returned dict; return the answer's text"), (slow, "no answer within 0.05 s")):
+        group = group_of("worth 0.2", "worth 0.9")
+        assert await Ruler(judge, timeout=0.05).score(group) == [None, None]
+        assert reason in group.trajectories[0].notes["unscored"]
+
+
+@pytest.mark.parametrize("thing", [3, Ruler, object()])
+def test_what_cannot_judge_is_refused(thing):
+    with pytest.raises(ConfigError, match="is not a judge: give a LiteLLM model string"):
+        Ruler(thing)

@@ -147,9 +147,15 @@ async def test_of_a_run_that_is_too_long_the_middle_is_left_out_and_a_mark_says_
     assert "a short run" in short
 
 
+async def test_runs_are_never_shortened_to_nothing():
+    group = long_group()
+    assert await Ruler(judge_saying(plain), context=600).score(group) == [None, None]
+    assert "has no room for 2 runs; give a smaller chunk=" in group.trajectories[0].notes["unscored"]
+
+
 @given(
     lengths=st.lists(st.integers(0, 5000), min_size=1, max_size=12),
-    context=st.integers(1200, 6000),
+    context=st.integers(2500, 6000),
     seed=st.integers(0, 99),
 )
 def test_a_question_is_about_as_long_as_the_judge_can_read(lengths, context, seed):
