@@ -9,6 +9,7 @@ from art_core.config import TrainConfig
 from art_core.errors import ArtError
 from art_core.evaluation import Report, evaluate
 from art_core.hookspecs import hookimpl
+from art_core.rewards import weighted
 from art_core.run import Run
 from art_core.sft import load_trajectories
 from art_core.training import TrainResult, open_run, train, train_sync
@@ -37,4 +38,5 @@ __all__ = [
     "open_run",
     "train",
     "train_sync",
+    "weighted",
 ]

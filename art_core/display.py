@@ -76,6 +76,8 @@ class Display:
             shown[-1] += f" of {metrics['groups_sampled']:.0f}"
         if metrics.get("failed"):
             shown.append(f"failed runs {metrics['failed']:.0f}")
+        if metrics.get("unscored"):
+            shown.append(f"unscored runs {metrics['unscored']:.0f}")
         if metrics.get("rollout_seconds"):
             shown.append(f"{metrics['sampled_tokens'] / metrics['rollout_seconds']:6.0f} tokens/s sampled")
         if "seconds" in metrics:

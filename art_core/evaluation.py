@@ -20,6 +20,7 @@ from art_core.metrics import apart
 from art_core.plugins import Plugins
 from art_core.rollout import task_id, task_input
 from art_core.run import Run
+from art_core.scoring import why_unscored
 from art_core.store import Store
 from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory, Weights
 
@@ -67,6 +68,11 @@ class Report:
         variance = sum((x - mean) ** 2 for x in values) / (len(values) - 1)
         return math.sqrt(variance / len(values))
 
+    @property
+    def unscored(self) -> int:
+        """Runs without a reward."""
+        return sum(t.reward is None for t in self.trajectories)
+
     def __str__(self) -> str:
         low, high = self.interval
         if self.counts_successes:
@@ -88,6 +94,7 @@ class Report:
             "interval": self.interval,
             "mean_reward": None if math.isnan(self.mean_reward) else self.mean_reward,
             "temperature": self.temperature,
+            "unscored": self.unscored,
         }
 
 
@@ -149,6 +156,8 @@ class Evaluator:
             groups = await self.run.score(groups, self.reward)
         report = Report(tuple(g.trajectories[0] for g in groups), temperature)
         self.screen.say(f"{name}, {at}: {report} on {len(groups)} tasks")
+        for reason in why_unscored(groups):
+            self.screen.say_once(f"{report.unscored} of {len(groups)} runs could not be scored: {reason}")
         kept = self.run.store.meta("evaluations", [])
         others = [it for it in kept if (it["name"], it["temperature"]) != (name, temperature)]
         ids = [t.rollout_id for t in report.trajectories]
@@ -177,6 +186,8 @@ def write_report(run: Run) -> dict[str, Any]:
         "start_weights": run.store.meta("start_weights"),
         "loss": run.store.meta("loss"),
         "learner": run.store.meta("learner"),
+        "account": run.rewards.account(),
+        "exhausted": run.rewards.exhausted(),
         "config": dataclasses.asdict(run.config),
     }
     write_whole(run.run_dir / "report.json", json.dumps(report, indent=2) + "\n")

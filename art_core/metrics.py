@@ -14,8 +14,8 @@ from art_core.types import Group, TokenTree
 OURS = frozenset(
     {
         "step", "reward", "trajectories", "failed", "unscored", "calls", "sampled_tokens", "groups_sampled",
-        "groups_with_contrast", "groups_stale", "staleness", "staleness_max", "seconds", "rollout_seconds", "score_seconds",
-        "wait_seconds", "learn_seconds",
+        "groups_unscored", "groups_with_contrast", "groups_stale", "staleness", "staleness_max", "seconds", "rollout_seconds",
+        "score_seconds", "wait_seconds", "learn_seconds",
     }
 )  # fmt: skip
 """Metrics of the whole step. A reward's own of these names are kept as ``reward/...``, a learner's as ``learner/...``."""
@@ -37,6 +37,7 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
     means = {name: sum(them) / len(them) for name, them in values.items()}
     return means | {
         "groups_sampled": float(len(groups)),
+        "groups_unscored": float(sum(all(t.reward is None for t in g.trajectories) for g in groups)),
         "trajectories": float(len(trajectories)),
         "failed": float(sum(t.error is not None for t in trajectories)),
         "unscored": float(sum(t.reward is None for t in trajectories)),
@@ -51,13 +52,13 @@ def untrained(trees: Sequence[TokenTree]) -> float:
     return 1 - trained / targets if targets else 0.0
 
 
-def joined(metrics: Mapping[str, float], learnt: Mapping[str, float]) -> dict[str, float]:
-    """Return a step's metrics with those of its learner, which are ``learner/...`` where the step or a reward has that name.
+def joined(metrics: Mapping[str, float], more: Mapping[str, float], whose: str = "learner") -> dict[str, float]:
+    """Return a step's metrics with ``more``, which are ``WHOSE/...`` where the step or a reward has that name already.
 
     The reward's keep theirs: they are there in steps without a learner too, and a name should mean one thing in all steps.
     """
     taken = OURS | metrics.keys()
-    return {**metrics, **{f"learner/{name}" if name in taken else name: value for name, value in learnt.items()}}
+    return {**metrics, **{f"{whose}/{name}" if name in taken else name: value for name, value in more.items()}}
 
 
 def oldest(group: Group, version: int) -> int:

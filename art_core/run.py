@@ -22,6 +22,7 @@ from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoi
 from art_core.frozen import frozen_engine
 from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary, untrained
 from art_core.plugins import Plugins, redirect_clients
+from art_core.rewards import Rewards
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
 from art_core.threads import finished, in_thread, widen_default_executor
@@ -63,7 +64,7 @@ class Run:
         self._engine, self._learner_choice, self._loss, self._executor = engine, learner, loss, executor
         self._learner: Learner | None = None
         self._adapted: tuple[object, RunAgent] | None = None
-        self._rewards: dict[str, Reward | GroupReward] = {}
+        self.rewards = Rewards(self.plugins, self.run_dir)
         self._checkpointed = 0
         self._nodes_seen = False
         """Whether ``train_nodes`` have made a call: a step in which they make none is then no mistake of the set-up."""
@@ -159,12 +160,8 @@ class Run:
         return self._adapted[1]
 
     def reward(self, reward: str | Reward | GroupReward) -> Reward | GroupReward:
-        """Return what a reward's name stands for, made at the first call; anything else as it is."""
-        if not isinstance(reward, str):
-            return reward
-        if reward not in self._rewards:
-            self._rewards[reward] = self.plugins.choose("register_rewards", reward)()
-        return self._rewards[reward]
+        """Return what a reward's name stands for, anything else as it is; made and begun at the first call."""
+        return self.rewards.find(reward)
 
     def rollout(
         self,
@@ -247,7 +244,8 @@ class Run:
 
     async def score(self, groups: Sequence[Group], reward: str | Reward | GroupReward) -> list[Group]:
         """Return the groups with rewards and advantages; what was scored is stored."""
-        jobs = [functools.partial(scoring.score, group, self.reward(reward)) for group in groups]
+        found = self.reward(reward)
+        jobs = [functools.partial(scoring.score, group, found) for group in groups]
         with exempt(), self._timer.timed("score_seconds"):
             scored = await gather_limited(jobs, self._scorings)
         scored = [scoring.advantages(group, self.config.advantage) for group in scored]
@@ -258,6 +256,7 @@ class Run:
                 [t.rollout_id for t in runs],
                 [t.reward for t in runs],
                 metrics=[t.metrics for t in runs],
+                notes=[t.notes for t in runs],
                 advantages=group.advantages,
                 by=by,
                 call_rewards=[[call.reward for call in t.calls] for t in runs],
@@ -315,6 +314,7 @@ class Run:
 
     async def _finish_step(self, metrics: dict[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
         metrics |= seconds_of_step({**seconds, **self._timer.taken()})
+        metrics = joined(metrics, self.rewards.account(), "account")
         self.store.add_step(self.step + 1, metrics)
         self.step += 1
         if self._learner is not None:

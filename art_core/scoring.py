@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import math
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Real
@@ -19,6 +20,7 @@ from art_core.types import Call, Group, GroupReward, Reward, Trajectory
 
 CONTRAST = 1e-8
 """Rewards that differ by less are equal: sums of floats in another order differ by about 1e-16."""
+NO_REASON = "the reward does not say why"
 
 
 async def score(group: Group, reward: Reward | GroupReward) -> Group:
@@ -28,25 +30,48 @@ async def score(group: Group, reward: Reward | GroupReward) -> Group:
     concurrently), or an object with ``async score(group)``, which may answer None for a trajectory it cannot score.
     A trajectory whose run failed is scored like any other: the function sees ``trajectory.error``, and what a failure
     is worth is its decision. Rewards of single calls, put into ``trajectory.call_rewards`` meanwhile, are moved to
-    ``Call.reward``; a call that is given none keeps its own. Raises RewardError for what is not a finite number per
-    trajectory or call, and from any exception that the reward raises.
+    ``Call.reward``; a call that is given none keeps its own. Raises RewardError as ``values`` does.
     """
-    if isinstance(reward, type) or not (callable(reward) or callable(getattr(reward, "score", None))):
+    scored = (
+        replace(trajectory, reward=value, calls=_rewarded_calls(trajectory))
+        for trajectory, value in zip(group.trajectories, await values(group, reward), strict=True)
+    )
+    return replace(group, trajectories=tuple(scored), advantages=(), call_advantages=())
+
+
+async def values(group: Group, reward: Reward | GroupReward) -> list[float | None]:
+    """Return what ``reward`` gives each trajectory, in order; what it puts into the trajectories is checked and stays there.
+
+    Raises RewardError for what is no reward, for what is not a finite number per trajectory or call, for metrics that are
+    not numbers and notes that are not text, and from any exception that the reward raises.
+    """
+    if not is_reward(reward):
         raise RewardError(
             f"{reward!r} is not a reward; give a function of one trajectory, "
             "or an instance of a class with `async def score(self, group)`"
         )
     for trajectory in group.trajectories:
         trajectory.call_rewards.clear()
-    if callable(getattr(reward, "score", None)):
-        rewards = await _score_together(group, reward)
-    else:
-        rewards = await _score_each(group, reward)
-    scored = (
-        replace(trajectory, reward=value, calls=_rewarded_calls(trajectory, reward))
-        for trajectory, value in zip(group.trajectories, rewards, strict=True)
+        trajectory.notes.pop("unscored", None)
+    together = callable(getattr(reward, "score", None))
+    found = await (_score_together(group, reward) if together else _score_each(group, reward))
+    for trajectory in group.trajectories:
+        _check_added(reward, trajectory)
+        trajectory.call_rewards.update(_call_numbers(trajectory, reward))
+    return found
+
+
+def is_reward(thing: object) -> bool:
+    """Whether it is a function, or an object with ``score``; a class is neither."""
+    return not isinstance(thing, type) and (callable(thing) or callable(getattr(thing, "score", None)))
+
+
+def why_unscored(groups: Sequence[Group]) -> list[str]:
+    """Return the reason for which runs have no reward, the most frequent one where there are several; [] where all have one."""
+    reasons = Counter(
+        t.notes.get("unscored", NO_REASON) for group in groups for t in group.trajectories if t.reward is None
     )
-    return replace(group, trajectories=tuple(scored), advantages=(), call_advantages=())
+    return [reason for reason, _ in reasons.most_common(1)]
 
 
 def calls_of(trajectory: Trajectory, nodes: Sequence[str]) -> Trajectory:
@@ -137,8 +162,16 @@ def _differ(rewards: Sequence[float]) -> bool:
     return len(rewards) > 1 and max(rewards) - min(rewards) > CONTRAST
 
 
-def _rewarded_calls(trajectory: Trajectory, reward: Reward | GroupReward) -> tuple[Call, ...]:
-    """Return the calls with the rewards that ``reward`` put into ``trajectory.call_rewards``."""
+def _rewarded_calls(trajectory: Trajectory) -> tuple[Call, ...]:
+    """Return the calls with the rewards of ``trajectory.call_rewards``."""
+    given = trajectory.call_rewards
+    return tuple(
+        replace(call, reward=given[index]) if index in given else call for index, call in enumerate(trajectory.calls)
+    )
+
+
+def _call_numbers(trajectory: Trajectory, reward: Reward | GroupReward) -> dict[int, float]:
+    """Return the rewards that ``reward`` put into ``trajectory.call_rewards``, as floats."""
     given = trajectory.call_rewards
     strangers = [index for index in given if index not in range(len(trajectory.calls))]
     if strangers:
@@ -146,13 +179,9 @@ def _rewarded_calls(trajectory: Trajectory, reward: Reward | GroupReward) -> tup
             f"{_name(reward)} set call_rewards[{strangers[0]!r}] for {_describe(trajectory)}, which has "
             f"{len(trajectory.calls)} calls; the key is the call's index in trajectory.calls, from 0"
         )
-    numbers = {
+    return {
         index: _number(value, reward, trajectory, f"set call_rewards[{index}] to") for index, value in given.items()
     }
-    return tuple(
-        replace(call, reward=numbers[index]) if index in numbers else call
-        for index, call in enumerate(trajectory.calls)
-    )
 
 
 async def _score_each(group: Group, reward: Reward) -> list[float]:
@@ -166,7 +195,6 @@ async def _score_each(group: Group, reward: Reward) -> list[float]:
                 f"{_name(reward)} raised {type(error).__name__}: {error}, for {_describe(trajectory)}; "
                 "correct the reward function (a failed run has output None and its reason in trajectory.error)"
             ) from error
-        _check_metrics(reward, trajectory)
         return _number(value, reward, trajectory)
 
     outcomes = await asyncio.gather(*map(one, group.trajectories), return_exceptions=True)
@@ -212,12 +240,19 @@ def _number(value: Any, reward: Reward | GroupReward, trajectory: Trajectory, di
     )
 
 
-def _check_metrics(reward: Reward | GroupReward, trajectory: Trajectory) -> None:
+def _check_added(reward: Reward | GroupReward, trajectory: Trajectory) -> None:
+    """Refuse metrics that are not numbers and notes that are not text."""
     for name, value in trajectory.metrics.items():
         if not isinstance(value, Real | np.bool_):
             raise RewardError(
                 f"{_name(reward)} set metrics[{name!r}] to {reprlib.repr(value)} ({type(value).__name__}) for "
                 f"{_describe(trajectory)}; a metric is a number"
+            )
+    for name, value in trajectory.notes.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise RewardError(
+                f"{_name(reward)} set notes[{name!r}] to {reprlib.repr(value)} ({type(value).__name__}) for "
+                f"{_describe(trajectory)}; a note is text under a name"
             )
 
 

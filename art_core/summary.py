@@ -38,7 +38,9 @@ def print_result(result: TrainResult, console: Console) -> None:
 
 def evaluation_table(report: Mapping[str, Any]) -> Table:
     """Return a table of the evaluations, with 95 % intervals: of success, or of the mean reward where none is counted."""
-    table = Table("evaluation", "temperature", "success", "95 % interval", "tasks", "mean reward")
+    unscored = any(it.get("unscored") for it in report["evaluations"])
+    columns = ["evaluation", "temperature", "success", "95 % interval", "tasks", "mean reward"]
+    table = Table(*columns, *["unscored runs"] * unscored)
     for it in report["evaluations"]:
         low, high = it["interval"]
         temperature = "the agent's own" if it["temperature"] is None else f"{it['temperature']:g}"
@@ -49,6 +51,7 @@ def evaluation_table(report: Mapping[str, Any]) -> Table:
             f"{low:.1%} to {high:.1%}" if it["counts_successes"] else f"{low:.3g} to {high:.3g}",
             str(it["n"]),
             "none" if it["mean_reward"] is None else f"{it['mean_reward']:.3f}",
+            *[str(it.get("unscored", 0))] * unscored,
         )
     return table
 
@@ -62,10 +65,11 @@ def print_change(before: Report, after: Report, console: Console) -> None:
 
 
 def print_trajectory(trajectory: Trajectory, title: str, console: Console) -> None:
-    """Print the conversation of a run, its reward and what went wrong."""
+    """Print the conversation of a run, what went wrong, its reward and what the reward said."""
     lines = [f"[bold]{escape(message['role'])}[/bold] {escape(text)}" for message, text in shown(trajectory)]
     if trajectory.error:
         lines.append(f"[red]the agent failed: {escape(trajectory.error)}[/red]")
+    lines += [f"[dim]{escape(name)}: {escape(text)}[/dim]" for name, text in trajectory.notes.items()]
     metrics = "  ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
     reward = "not scored" if trajectory.reward is None else f"reward {trajectory.reward:.2f}"
     console.print(Panel("\n".join(lines), title=title, subtitle=f"{reward}  {metrics}"))

@@ -26,7 +26,7 @@ from art_core.pipeline import Pipeline
 from art_core.plugins import Plugins
 from art_core.rollout import task_input
 from art_core.run import Run
-from art_core.scoring import of_nodes
+from art_core.scoring import of_nodes, why_unscored
 from art_core.threads import in_thread
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tracker
 
@@ -44,6 +44,11 @@ MOSTLY_UNTRAINED = (
     "step {}: {:.0%} of the tokens that were sampled in groups with contrast are not trained, because their calls were cut "
     "off at their token limit, aborted or forced; give a larger max_tokens, or overlong='train' (the loss dapo drops calls "
     "that were cut off)"
+)
+
+EXHAUSTED = (
+    "training ends after step {} of {}: {}; everything is kept: once that is changed, train again with run_dir={!r} and it "
+    "goes on"
 )
 
 
@@ -110,7 +115,11 @@ async def train(
         screen.phase("starting the engine", None)
         async with run:
             run.on_rollout = screen.advance
-            run.adapt(agent), run.reward(reward)  # what is misspelt or missing is refused before anything runs
+            (
+                run.adapt(agent),
+                run.reward(reward),
+                run.reward(eval_reward or reward),
+            )  # what is misspelt or missing is refused before anything runs
             if choice := getattr(await run.learner(), "choice", ""):
                 screen.say(choice)
             if dry_run:
@@ -153,6 +162,9 @@ async def _loop(
     screen.total(steps, run.step)
     async with Pipeline(sample, range(run.step, steps), depth=ahead) as pipeline:
         while run.step < steps:
+            if reason := run.rewards.exhausted():
+                screen.say(EXHAUSTED.format(run.step, steps, reason, str(run.run_dir)))
+                break
             # Here, not at the end of a step, so that a run that goes on makes up for one that was interrupted.
             if eval_every and run.step and run.step % eval_every == 0:
                 await pipeline.settled()  # the evaluation has the engine to itself
@@ -163,16 +175,20 @@ async def _loop(
             metrics = await run.learn(groups, seconds={**seconds, "wait_seconds": pipeline.waited()})
             for tracker in (*trackers, screen):
                 tracker.log(run.step, metrics)
-            if metrics.get("skipped"):
-                screen.say_once(NOTHING_LEFT.format(run.step), about="skipped")
-            elif metrics.get("untrained", 0.0) > 0.5:
-                screen.say_once(MOSTLY_UNTRAINED.format(run.step, metrics["untrained"]), about="untrained")
+            _say_untrained(run.step, metrics, screen)
             taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
             flat = 0 if metrics["groups_with_contrast"] else flat + 1
             if flat and flat % FLAT_STEPS == 0:
                 screen.say(flat_advice(flat, groups))
     if flat and not taught and flat % FLAT_STEPS:
         screen.say(flat_advice(flat, groups))
+
+
+def _say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> None:
+    if metrics.get("skipped"):
+        screen.say_once(NOTHING_LEFT.format(step), about="skipped")
+    elif metrics.get("untrained", 0.0) > 0.5:
+        screen.say_once(MOSTLY_UNTRAINED.format(step, metrics["untrained"]), about="untrained")
 
 
 async def _sample(
@@ -193,9 +209,12 @@ async def _sample(
             for reason in why_failed(found):
                 screen.say_once(f"runs of the agent failed: {reason}; such runs are scored like all others")
             shown.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)
-            groups += await run.score(found, reward)
+            scored = await run.score(found, reward)
+            for reason in why_unscored(scored):
+                screen.say_once(f"runs could not be scored: {reason}; such runs are not trained")
+            groups += scored
             missing = config.tasks_per_step - len(run.teachable(groups))
-            if not missing:
+            if not missing or run.rewards.exhausted():
                 break
             batch = list(islice(fresh, missing))
     if missing and config.dynamic_sampling:
@@ -214,9 +233,14 @@ def why_failed(groups: Sequence[Group]) -> list[str]:
 
 
 def flat_advice(steps: int, groups: Sequence[Group]) -> str:
-    """Say what to do about rewards that are all equal within their groups."""
+    """Say what to do about rewards that are all equal within their groups, or missing."""
     rewards = sorted({t.reward for g in groups for t in g.trajectories if t.reward is not None})
-    seen = "no run could be scored" if not rewards else f"rewards seen: {', '.join(f'{r:g}' for r in rewards[:5])}"
+    if not rewards:
+        return (
+            f"{steps} steps in a row taught nothing: in the last no run could be scored ({', '.join(why_unscored(groups))}). "
+            "Mend what scores them"
+        )
+    seen = f"rewards seen: {', '.join(f'{r:g}' for r in rewards[:5])}"
     return (
         f"{steps} steps in a row taught nothing: within every group all rewards were equal ({seen}). "
         "If all are low, take easier tasks, reward partial progress, or start from a model that sometimes succeeds; "
@@ -286,6 +310,7 @@ async def _dry_run(
         "targets": tree.num_targets,
         "rewards": [t.reward for t in groups[0].trajectories],
         "errors": [t.error for t in groups[0].trajectories if t.error],
+        "unscored": why_unscored(groups),
         "has_contrast": bool(run.teachable(groups)),
         "rollout_seconds": max(t.seconds for t in groups[0].trajectories),
         "learn_seconds": seconds,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,6 +108,9 @@ class Trajectory:
     call_rewards: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Where a reward function puts rewards of single calls, by their index in ``calls``: ``trajectory.call_rewards[0] = 1.0``.
     Scoring empties it first, and moves what is put there to ``Call.reward``."""
+    notes: dict[str, str] = field(default_factory=dict, kw_only=True)
+    """Words that a reward adds, by a name of its own: ``trajectory.notes["ruler"] = "why"``. They are kept with the score.
+    ``unscored`` says why the run has no reward; scoring removes it first."""
 
     def reward_node(self, node: str, reward: float) -> None:
         """For reward functions: reward every call that ``node`` made, through ``call_rewards``."""
@@ -346,7 +349,25 @@ class GroupReward(Protocol):
     """Scores a whole group at once, because judges such as RULER compare the runs."""
 
     async def score(self, group: Group) -> list[float | None]:
-        """One number per trajectory, in order; None for a trajectory that could not be scored."""
+        """One number per trajectory, in order; None for a trajectory that could not be scored, whose
+        ``trajectory.notes["unscored"]`` then says why."""
+        ...
+
+
+@runtime_checkable
+class MeteredReward(GroupReward, Protocol):
+    """A group reward that costs something."""
+
+    def begin(self, run_dir: Path) -> None:
+        """Called once per run, before it is first used there; it may keep files in the run's folder."""
+        ...
+
+    def account(self) -> Mapping[str, float]:
+        """Return what this run has cost so far, such as ``{"judge/cost": 1.25}``. Every step's metrics get these totals."""
+        ...
+
+    def exhausted(self) -> str | None:
+        """Say why nothing more can be scored, and what to change; None while it can. Training then ends after the step."""
         ...
 
 

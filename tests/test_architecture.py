@@ -21,7 +21,7 @@ ROWS = [
     {"engine", "learner"},
     {"builtin"},
     {"plugins"},
-    {"rollout", "display", "sft", "update", "agreement", "frozen"},
+    {"rollout", "display", "sft", "update", "agreement", "frozen", "rewards"},
     {"run"},
     {"evaluation", "audit"},
     {"training"},

@@ -11,41 +11,20 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from art_core.errors import StoreError
 from art_core.store.calls import CallReader, CallWriter, RecordedCall, reward_calls
 from art_core.store.digest import SIZE, call_digest
+from art_core.store.rollouts import ROLLOUTS, SCORES, StoredRollout, StoredScore, rollout_of, score_of, trajectory_of
 from art_core.store.schema import connect, unreadable
-from art_core.store.values import from_json, text_from_column, text_to_column, to_json
+from art_core.store.values import from_json, text_to_column, to_json
 from art_core.store.writer import Writer
 from art_core.types import Call, Trajectory
 
-__all__ = ["RecordedCall", "Store", "StoredRollout", "Update"]
-
-
-@dataclass(frozen=True)
-class StoredRollout:
-    """What is known of one run of the agent, without its calls."""
-
-    rollout_id: str
-    step: int | None
-    split: str | None
-    """``train`` or ``eval``, or what the caller named it."""
-    task_id: str | None
-    task: Any
-    group: str | None
-    """The runs of one task that are compared have the same."""
-    finished: bool
-    output: Any = None
-    error: str | None = None
-    seconds: float = 0.0
-    reward: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    advantage: float | None = None
-    """Reward, metrics and advantage are the newest scores."""
+__all__ = ["RecordedCall", "Store", "StoredRollout", "StoredScore", "Update"]
 
 
 @dataclass(frozen=True)
@@ -127,26 +106,44 @@ class Store:
         rewards: Sequence[float | None],
         *,
         metrics: Sequence[Mapping[str, float]] | None = None,
+        notes: Sequence[Mapping[str, str]] | None = None,
         advantages: Sequence[float] | None = None,
         by: str | None = None,
         call_rewards: Sequence[Sequence[float | None]] = (),
+        aside: bool = False,
     ) -> None:
-        """Add one score per rollout, in the same order, all or none. Older scores stay; the newest counts.
+        """Add one score per rollout, in the same order, all or none. Older scores stay; the newest that is not ``aside`` counts.
 
         ``call_rewards``, where there are any: per rollout one per call as ``calls`` returns them; None leaves a call's as it is.
+        ``aside`` is for second opinions, which only ``scores`` shows; they reward no calls (ValueError).
         """
-        now = time.time()
+        if aside and call_rewards:
+            raise ValueError("a score set aside changes no rollout, so it cannot reward calls: give no call_rewards")
+        now, count = time.time(), len(rollout_ids)
         rows = [
-            (rollout_id, _number(reward), to_json(dict(measured)), _number(advantage), by, now)
-            for rollout_id, reward, measured, advantage in zip(
+            (
+                rollout_id,
+                _number(reward),
+                to_json(dict(measured)),
+                to_json(dict(said)),
+                _number(advantage),
+                by,
+                now,
+                aside,
+            )
+            for rollout_id, reward, measured, said, advantage in zip(
                 rollout_ids,
                 rewards,
-                metrics if metrics is not None else [{}] * len(rollout_ids),
-                advantages or [None] * len(rollout_ids),
+                metrics if metrics is not None else [{}] * count,
+                notes if notes is not None else [{}] * count,
+                advantages or [None] * count,
                 strict=True,
             )
         ]
-        insert = "INSERT INTO scores (rollout_id, reward, metrics, advantage, scored_by, at) VALUES (?, ?, ?, ?, ?, ?)"
+        insert = (
+            "INSERT INTO scores (rollout_id, reward, metrics, notes, advantage, scored_by, at, aside) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        )
         given = list(zip(rollout_ids, call_rewards, strict=True)) if call_rewards else []
 
         def write(db: sqlite3.Connection) -> None:
@@ -240,9 +237,9 @@ class Store:
         """Return the rollouts in the order in which they began, finished or not; None takes every split or step."""
         with self._read() as db:
             return tuple(
-                _rollout(row)
+                rollout_of(row)
                 for row in db.execute(
-                    f"{_ROLLOUTS} WHERE (:split IS NULL OR split = :split) AND (:step IS NULL OR step = :step) ORDER BY "
+                    f"{ROLLOUTS} WHERE (:split IS NULL OR split = :split) AND (:step IS NULL OR step = :step) ORDER BY "
                     "rollouts.seq",
                     {"split": split, "step": step},
                 )
@@ -251,15 +248,20 @@ class Store:
     def trajectory(self, rollout_id: str) -> Trajectory:
         """Return a rollout with its calls and newest scores. Raises StoreError where it was never added."""
         with self._read() as db:
-            row = db.execute(f"{_ROLLOUTS} WHERE rollouts.rollout_id = ?", (rollout_id,)).fetchone()
+            row = db.execute(f"{ROLLOUTS} WHERE rollouts.rollout_id = ?", (rollout_id,)).fetchone()
             if row is None:
                 raise StoreError(f"{self.path} has no rollout {rollout_id!r}; rollouts() lists those it has")
-            return _trajectory(_rollout(row), CallReader(db, rollout_id).calls())
+            return trajectory_of(rollout_of(row), CallReader(db, rollout_id).calls())
 
     def trajectories(self, *, split: str | None = None, step: int | None = None) -> tuple[Trajectory, ...]:
         """Return the finished rollouts with their calls and newest scores, in the order in which they began."""
         found = [rollout for rollout in self.rollouts(split=split, step=step) if rollout.finished]
-        return tuple(_trajectory(rollout, self.calls(rollout.rollout_id)) for rollout in found)
+        return tuple(trajectory_of(rollout, self.calls(rollout.rollout_id)) for rollout in found)
+
+    def scores(self, rollout_id: str) -> tuple[StoredScore, ...]:
+        """Return all that a rollout was ever given, second opinions too, oldest first."""
+        with self._read() as db:
+            return tuple(score_of(row) for row in db.execute(SCORES, (rollout_id,)))
 
     def steps(self) -> tuple[tuple[int, dict[str, float]], ...]:
         """Return (step, metrics) in the order in which they were added."""
@@ -311,13 +313,6 @@ class Store:
                     self._db.execute("ROLLBACK")
 
 
-_ROLLOUTS = """
-SELECT rollouts.rollout_id, step, split, task_id, task, grp, finished, output, error, seconds, reward, metrics, advantage
-FROM rollouts LEFT JOIN scores
-    ON scores.seq = (SELECT max(seq) FROM scores WHERE scores.rollout_id = rollouts.rollout_id)
-"""
-
-
 def _cut(digests: str) -> tuple[bytes, ...]:
     whole = bytes.fromhex(digests)
     return tuple(whole[at : at + SIZE] for at in range(0, len(whole), SIZE))
@@ -326,35 +321,3 @@ def _cut(digests: str) -> tuple[bytes, ...]:
 def _number(value: float | None) -> float | None:
     """Return a plain float: SQLite does not know numpy's."""
     return None if value is None else float(value)
-
-
-def _rollout(row: tuple) -> StoredRollout:
-    rollout_id, step, split, task_id, task, group, finished, output, error, seconds, reward, metrics, advantage = row
-    return StoredRollout(
-        rollout_id=rollout_id,
-        step=step,
-        split=split,
-        task_id=task_id,
-        task=from_json(task),
-        group=group,
-        finished=finished is not None,
-        output=None if output is None else from_json(output),
-        error=text_from_column(error),
-        seconds=seconds or 0.0,
-        reward=reward,
-        metrics={} if metrics is None else from_json(metrics),
-        advantage=advantage,
-    )
-
-
-def _trajectory(rollout: StoredRollout, calls: tuple[Call, ...]) -> Trajectory:
-    return Trajectory(
-        task=rollout.task,
-        calls=calls,
-        output=rollout.output,
-        reward=rollout.reward,
-        metrics=rollout.metrics,
-        error=rollout.error,
-        rollout_id=rollout.rollout_id,
-        seconds=rollout.seconds,
-    )

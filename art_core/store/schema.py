@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 from art_core.errors import StoreError
 
-VERSION = 3
-"""Stands in ``PRAGMA user_version``; a file of another one is refused."""
+VERSION = 4
+"""Stands in ``PRAGMA user_version``; a file of version 3 is brought up to it when it is opened, others are refused."""
 APPLICATION = 0x61727431
 
 TABLES = """
@@ -41,10 +42,11 @@ CREATE INDEX calls_by_rollout ON calls (rollout_id, seq);
 -- For the retry that looks for the call that it replaces.
 CREATE INDEX calls_by_request ON calls (rollout_id, request_id);
 
--- Scores and steps are only ever added; the newest of a rollout counts.
+-- Scores and steps are only ever added; a rollout's newest score that is not set aside counts. notes: JSON, null in rows of
+-- version 3.
 CREATE TABLE scores (
     seq INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL, reward REAL, metrics BLOB NOT NULL, advantage REAL, scored_by TEXT,
-    at REAL NOT NULL
+    at REAL NOT NULL, notes BLOB, aside INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX scores_by_rollout ON scores (rollout_id, seq);
 CREATE TABLE steps (seq INTEGER PRIMARY KEY, step INTEGER NOT NULL, metrics BLOB NOT NULL, at REAL NOT NULL);
@@ -56,6 +58,8 @@ CREATE TABLE updates (
 );
 CREATE TABLE openings (seq INTEGER PRIMARY KEY, version INTEGER NOT NULL, at REAL NOT NULL);
 """
+FROM_3 = ("ALTER TABLE scores ADD COLUMN notes BLOB", "ALTER TABLE scores ADD COLUMN aside INTEGER NOT NULL DEFAULT 0")
+"""What makes version 4 of version 3."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -83,13 +87,15 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     [version] = connection.execute("PRAGMA user_version").fetchone()
     if version == 0:
         _create(connection, path)
-    [version] = connection.execute("PRAGMA user_version").fetchone()
     [application] = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION:
         raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
+    if version == 3:
+        _bring_up(connection, 3, FROM_3)
+    [version] = connection.execute("PRAGMA user_version").fetchone()
     if version != VERSION:
         raise StoreError(
-            f"{path} was written with version {version} of the store's tables, this art_core reads version {VERSION}; use "
+            f"{path} was written with version {version} of the store's tables, this art_core reads versions 3 and {VERSION}; use "
             "the art_core that wrote it, or another run folder"
         )
     # A commit is on disk when it returns; the writer gathers many calls into one.
@@ -100,12 +106,16 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
         raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
     connection.execute("PRAGMA journal_mode = WAL")
+    _bring_up(connection, 0, (*TABLES.split(";\n"), f"PRAGMA application_id = {APPLICATION}"))
+
+
+def _bring_up(connection: sqlite3.Connection, version: int, statements: Sequence[str]) -> None:
+    """Make a file of ``version`` one of ours, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     # Another process may have been faster.
-    if connection.execute("PRAGMA user_version").fetchone() == (0,):
-        for statement in TABLES.split(";\n"):
+    if connection.execute("PRAGMA user_version").fetchone() == (version,):
+        for statement in statements:
             connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
 

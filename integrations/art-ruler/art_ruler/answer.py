@@ -8,8 +8,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from art_core.types import JsonDict
+
+SCHEMA: JsonDict = {
+    "type": "object",
+    "properties": {
+        "scores": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "trajectory_id": {"type": "string"},
+                    "explanation": {"type": "string"},
+                    "score": {"type": "number"},
+                },
+                "required": ["trajectory_id", "explanation", "score"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["scores"],
+    "additionalProperties": False,
+}
+"""The form of an answer, for judges that can be held to one."""
 LONGEST = 200_000
 """Characters; no answer to the question is longer, and the search for JSON in prose stays quick."""
+PATIENCE = 10 * LONGEST
+"""Characters read in vain, after which the search for JSON ends: broken JSON in broken JSON would take minutes."""
 NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|[-+]?\.[0-9]+")
 
 
@@ -54,18 +79,21 @@ def _score(value: Any, label: str) -> float:
 def _entries(text: str) -> list[Any]:
     if len(text) > LONGEST:
         raise Fault(f"the answer is longer than {LONGEST} characters")
-    candidates = [it["scores"] for it in _objects(text) if isinstance(it.get("scores"), list)]
-    if not candidates:
-        raise Fault('the answer holds no complete JSON object with a list "scores"')
-    if any(other != candidates[0] for other in candidates[1:]):
+    objects = list(_objects(text.rpartition("</think>")[2]))
+    lists = [it["scores"] for it in objects if isinstance(it.get("scores"), list)]
+    if any(other != lists[0] for other in lists[1:]):
         raise Fault("the answer holds several JSON objects with different scores")
-    return candidates[0]
+    # Without the object around them, the entries count all the same: every id is there once, or it is a fault.
+    entries = lists[0] if lists else [it for it in objects if "trajectory_id" in it]
+    if not entries:
+        raise Fault('the answer holds no complete JSON object with a list "scores"')
+    return entries
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the outermost JSON objects in ``text``, whatever stands around them."""
     decoder = json.JSONDecoder(object_pairs_hook=_object)
-    start = text.find("{")
+    start, in_vain = text.find("{"), 0
     while start >= 0:
         try:
             value, end = decoder.raw_decode(text, start)
@@ -73,8 +101,11 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
             raise
         except RecursionError as error:
             raise Fault("the answer's JSON is nested too deeply") from error
-        except ValueError:
+        except ValueError as error:
             end = start + 1  # a brace in prose
+            in_vain += getattr(error, "pos", end) - start
+            if in_vain > PATIENCE:
+                raise Fault("the answer is broken JSON all over") from error
         else:
             yield value
         start = text.find("{", end)

@@ -1,122 +1,153 @@
-"""Messages -> the judge's text, through LiteLLM. Knows nothing about what is asked.
-
-LiteLLM takes seconds to import, so it is imported in a thread when the first question is asked.
-"""
+"""Who judges: a model that LiteLLM reaches, a LangChain chat model, or a function. Knows nothing about what is asked."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import os
+import hashlib
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from types import ModuleType
-from typing import Any
-
-import tenacity
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from art_core.errors import ConfigError
 from art_core.types import JsonDict
 
-Judge = Callable[[list[JsonDict]], Awaitable[str]]
-
-SCHEMA: JsonDict = {
-    "type": "object",
-    "properties": {
-        "scores": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "trajectory_id": {"type": "string"},
-                    "explanation": {"type": "string"},
-                    "score": {"type": "number"},
-                },
-                "required": ["trajectory_id", "explanation", "score"],
-                "additionalProperties": False,
-            },
-        }
-    },
-    "required": ["scores"],
-    "additionalProperties": False,
-}
+__all__ = ["Answer", "Judge", "JudgeError", "TooLong", "judge_of"]
 
 
 class JudgeError(Exception):
     """The judge gave no answer."""
 
 
-class LiteLLMJudge:
-    """Any model that LiteLLM reaches."""
+class TooLong(JudgeError):
+    """The question does not fit into the judge's context."""
 
-    def __init__(self, model: str, *, timeout: float, retries: int, params: Mapping[str, Any]) -> None:
-        self.model = model
-        self.timeout = timeout
-        self.retries = retries
-        self.params = params
-        self._answered = False
-        """Whether it ever did: from then on a refusal is about one group, and the run goes on."""
 
-    async def __call__(self, messages: list[JsonDict]) -> str:
-        """Return the answer's text. Raises JudgeError without one, ConfigError for a wrong model or key."""
-        litellm = await asyncio.to_thread(_litellm)
-        import openai  # all of LiteLLM's errors derive from openai's
+@dataclass(frozen=True)
+class Answer:
+    """What a judge said, and what it took."""
 
-        try:
-            litellm.get_llm_provider(self.model, api_base=self.params.get("api_base"))
-            answer = await self._retrying()(
-                litellm.acompletion,
-                model=self.model,
-                messages=messages,
-                timeout=self.timeout,
-                max_retries=0,  # attempts are counted in one place
-                **self._response_format(litellm) | self.params,
-            )
-        except openai.OpenAIError as error:
-            if not self._answered and _is_permanent(error, litellm):
-                raise ConfigError(
-                    f"the judge {self.model!r} cannot be used: {error}; check its name, api_base and key"
-                ) from error
-            raise JudgeError(f"the judge {self.model!r} gave no answer: {type(error).__name__}: {error}") from error
-        self._answered = True
-        return answer.choices[0].message.content or ""
+    text: str
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cost: float | None = None
+    """US dollars; None where nobody knows."""
+    stopped: str | None = None
+    """Why it ended, where that is not its own end: ``length``, ``content_filter`` ..."""
 
-    def _retrying(self) -> tenacity.AsyncRetrying:
-        return tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self.retries + 1),
-            wait=tenacity.wait_random_exponential(multiplier=0.25, max=30),
-            retry=tenacity.retry_if_exception(_may_pass),
-            reraise=True,
+
+class Judge(Protocol):
+    """Answers chat messages."""
+
+    name: str
+    """For logs, and for the scores in the store."""
+    identity: str | None
+    """What decides its answers, for the cache: another identity, another judge. None: nobody knows, so nothing is cached."""
+    context: int | None
+    """Tokens that a question may have; None where nobody knows."""
+    images: bool
+    """Whether it can be shown pictures."""
+
+    async def prepare(self) -> None:
+        """Called before the rest is read. Raises ConfigError where the judge does not exist."""
+        ...
+
+    async def ask(self, messages: list[JsonDict]) -> Answer:
+        """Return the answer. Raises JudgeError without one, ConfigError where the judge can never give one."""
+        ...
+
+
+class FunctionJudge:
+    """``async def judge(messages) -> str``, or ``-> Answer``. Its attribute ``identity``, where it has one, is the judge's."""
+
+    context: int | None = None
+    images = True
+
+    def __init__(self, function: Callable[[list[JsonDict]], Awaitable[str | Answer]], timeout: float) -> None:
+        self.name = getattr(function, "__qualname__", type(function).__qualname__)
+        self.identity: str | None = getattr(function, "identity", None)
+        self._function, self._timeout = function, timeout
+
+    async def prepare(self) -> None:
+        """A function is ready."""
+
+    async def ask(self, messages: list[JsonDict]) -> Answer:
+        found = await _within(self._timeout, self.name, self._function(messages))
+        if not isinstance(found, str | Answer):
+            raise JudgeError(f"the judge {self.name} returned {type(found).__name__}; return the answer's text")
+        return found if isinstance(found, Answer) else Answer(found)
+
+
+class LangChainJudge:
+    """A LangChain chat model, or a runnable of messages that ends in a message or a text. Attempts are counted by the model."""
+
+    context: int | None = None
+    images = True
+
+    def __init__(self, model: Any, timeout: float) -> None:
+        names = (getattr(model, attribute, None) for attribute in ("model_name", "model"))
+        self.name = next(
+            (f"langchain/{it}" for it in names if isinstance(it, str)), f"langchain/{type(model).__name__}"
         )
+        self._model, self._timeout = model, timeout
 
-    def _response_format(self, litellm: ModuleType) -> JsonDict:
-        if not litellm.supports_response_schema(model=self.model):
-            return {}
-        schema = {"name": "scores", "strict": True, "schema": SCHEMA}
-        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    @property
+    def identity(self) -> str | None:
+        from langchain_core.load import dumps
 
+        return hashlib.sha256(dumps(self._model).encode()).hexdigest()
 
-def _is_permanent(error: Exception, litellm: ModuleType) -> bool:
-    import openai
+    async def prepare(self) -> None:
+        """A LangChain model is ready."""
 
-    if isinstance(error, litellm.ContextWindowExceededError | litellm.ContentPolicyViolationError):
-        return False  # about what was asked
-    refusals = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError, openai.BadRequestError)
-    return isinstance(error, refusals)
-
-
-def _may_pass(error: BaseException) -> bool:
-    import openai
-
-    if isinstance(error, openai.APIStatusError):
-        return error.status_code in (408, 409, 429) or error.status_code >= 500
-    return isinstance(error, openai.APIConnectionError)  # timeouts are of this class
+    async def ask(self, messages: list[JsonDict]) -> Answer:
+        found = await _within(self._timeout, self.name, self._model.ainvoke(messages))
+        text, usage = _text(found), getattr(found, "usage_metadata", None) or {}
+        if text is None:
+            raise JudgeError(f"the judge {self.name} returned {type(found).__name__}; end in a message or a text")
+        reason = (getattr(found, "response_metadata", None) or {}).get("finish_reason")
+        stopped = None if reason in ("stop", "end_turn") else reason
+        return Answer(text, usage.get("input_tokens"), usage.get("output_tokens"), stopped=stopped)
 
 
-@functools.cache
-def _litellm() -> ModuleType:
-    # Without this the import fetches a price list from the network.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    import litellm
+def judge_of(
+    judge: object, *, timeout: float, retries: int, api_base: str | None, api_key: str | None, params: Mapping[str, Any]
+) -> Judge:
+    """Return the judge that is meant by a model string, a LangChain model or a function; ConfigError for anything else."""
+    if isinstance(judge, str):
+        from art_ruler.litellm_judge import LiteLLMJudge
 
-    litellm.suppress_debug_info = True  # it prints advice to stdout at every error
-    return litellm
+        given = {name: value for name, value in (("api_base", api_base), ("api_key", api_key)) if value is not None}
+        return LiteLLMJudge(judge, timeout=timeout, retries=retries, params=given | dict(params))
+    if api_base is not None or api_key is not None or params:
+        raise ConfigError(
+            "api_base, api_key and params are for a judge given by its LiteLLM model string; leave them out"
+        )
+    if callable(getattr(judge, "ainvoke", None)):
+        return LangChainJudge(judge, timeout)
+    if callable(judge) and not isinstance(judge, type):
+        return FunctionJudge(judge, timeout)
+    raise ConfigError(
+        f"{judge!r} is not a judge: give a LiteLLM model string such as 'openai/gpt-4.1-mini', a LangChain chat model, or "
+        "`async def judge(messages) -> str`"
+    )
+
+
+async def _within(seconds: float, name: str, answer: Any) -> Any:
+    """Return what a foreign judge answers; whatever it raises is a JudgeError."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer if inspect.isawaitable(answer) else answer
+    except TimeoutError as error:
+        raise JudgeError(f"the judge {name} gave no answer within {seconds:g} s; give a larger timeout=") from error
+    except Exception as error:  # the boundary to the user's judge
+        raise JudgeError(f"the judge {name} failed: {type(error).__name__}: {error}") from error
+
+
+def _text(found: Any) -> str | None:
+    """Return the text of a LangChain message, whose content may be a list of blocks."""
+    content = getattr(found, "content", found)
+    if isinstance(content, list):
+        blocks = [block if isinstance(block, str) else block.get("text", "") for block in content]
+        return "".join(it for it in blocks if isinstance(it, str))
+    return content if isinstance(content, str) else None

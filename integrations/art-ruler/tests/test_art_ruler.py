@@ -1,75 +1,16 @@
 """The judge's answer is matched by label or refused; nothing that a run says can stand in for it."""
 
 import json
-import logging
 import re
 import subprocess
 import sys
-import threading
 
 import pytest
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
+from judging import GROUP, RIGHT, TASK, call, each, group_of, judge_saying, plain, runs
 
 from art_core.errors import ConfigError
-from art_core.types import Call, Group, Trajectory
+from art_core.types import Group, Trajectory
 from art_ruler import Ruler
-
-SYSTEM = {"role": "system", "content": "Be exact."}
-TASK = {"role": "user", "content": "Find the invoice."}
-SEARCH = {"type": "function", "function": {"name": "search", "parameters": {}}}
-
-
-def call(*messages: dict, answer: str, agent: str | None = None) -> Call:
-    request = {"messages": list(messages), "tools": [SEARCH]}
-    response = {"role": "assistant", "content": answer}
-    return Call(prompt_ids=(1,), sampled_ids=(2,), logprobs=(-1.0,), agent=agent, request=request, response=response)
-
-
-def group_of(*answers: str) -> Group:
-    return Group("find", tuple(Trajectory("find", (call(SYSTEM, TASK, answer=answer),)) for answer in answers))
-
-
-def runs(messages: list[dict]) -> dict[str, str]:
-    """Return what a question says about each label."""
-    return dict(re.findall(r'<trajectory id="(\w+)">\n(.*?)</trajectory>', messages[1]["content"], re.DOTALL))
-
-
-def grade(messages: list[dict]) -> list[dict]:
-    """Grade every run by the number that its answer says."""
-    asked = runs(messages).items()
-    return [
-        {"trajectory_id": label, "explanation": "because", "score": float(re.search(r"worth ([\d.]+)", text)[1])}
-        for label, text in asked
-    ]
-
-
-def judge_saying(*ways):
-    """A judge that answers its n-th question in the n-th way; ``asked`` holds the questions."""
-    asked: list[list[dict]] = []
-
-    async def judge(messages: list[dict]) -> str:
-        asked.append(messages)
-        return ways[min(len(asked), len(ways)) - 1](grade(messages))
-
-    judge.asked = asked
-    return judge
-
-
-def plain(scores: list[dict]) -> str:
-    return json.dumps({"scores": scores})
-
-
-GROUP = group_of("worth 0.2", "worth 0.9", "worth 0.5")
-RIGHT = [0.2, 0.9, 0.5]
-
-
-def each(scores: list[dict], **change: object) -> list[dict]:
-    return [{**it, **{key: value(it) if callable(value) else value for key, value in change.items()}} for it in scores]
-
 
 READABLE = {
     "plain": plain,
@@ -81,11 +22,16 @@ READABLE = {
     "more keys": lambda scores: json.dumps({"thoughts": {"a": [1]}, "scores": each(scores, sure=True)}),
     "the same twice": lambda scores: f"{plain(scores)}\nSo, finally:\n{plain(scores)}",
     "indented": lambda scores: json.dumps({"scores": scores}, indent=4),
+    "a bare list": json.dumps,
+    "one object a line": lambda scores: "\n".join(map(json.dumps, scores)),
+    "cut off after the last entry": lambda scores: plain(scores)[:-2],
+    "thoughts before": lambda scores: f"<think>{plain(each(scores, score=0.1))}</think>{plain(scores)}",
 }
 
 FAULTS = {
     "empty": (lambda scores: "", "no complete JSON"),
-    "cut off": (lambda scores: plain(scores)[:-10], "no complete JSON"),
+    "cut off": (lambda scores: plain(scores)[:-10], "no score is given for"),
+    "cut off early": (lambda scores: plain(scores)[:20], "no complete JSON"),
     "no list": (lambda scores: json.dumps({"scores": "good"}), "no complete JSON"),
     "not objects": (lambda scores: plain([1, 2, 3]), "not a JSON object"),
     "one missing": (lambda scores: plain(scores[:-1]), "no score is given for"),
@@ -102,7 +48,7 @@ FAULTS = {
     "NaN as text": (lambda scores: plain(each(scores, score="NaN")), "'NaN', not a number"),
     "infinite": (lambda scores: plain(scores).replace("0.9", "1e999"), "'inf', not a number"),
     "huge": (lambda scores: plain(scores).replace("0.9", "1" * 400), "not a number"),
-    "too many digits": (lambda scores: plain(scores).replace("0.9", "1" * 5000), "no complete JSON"),
+    "too many digits": (lambda scores: plain(scores).replace("0.9", "1" * 5000), "no score is given for"),
     "true": (lambda scores: plain(each(scores, score=True)), "'True', not a number"),
     "null": (lambda scores: plain(each(scores, score=None)), "'None', not a number"),
     "a list": (lambda scores: plain(each(scores, score=[1])), "not a number"),
@@ -227,7 +173,7 @@ def test_without_a_judge_the_error_says_how_to_set_one(monkeypatch):
     with pytest.raises(ConfigError, match=r"ART_JUDGE=openai/.*Ruler\("):
         Ruler()
     monkeypatch.setenv("ART_JUDGE", "openai/some-model")
-    assert Ruler().judge.model == "openai/some-model"
+    assert Ruler().judge.name == "openai/some-model"
 
 
 def test_importing_the_plugin_does_not_import_litellm():
@@ -235,82 +181,16 @@ def test_importing_the_plugin_does_not_import_litellm():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-class Provider:
-    """An OpenAI-compatible server with a judge; ``statuses`` are answered first."""
-
-    def __init__(self) -> None:
-        self.statuses: list[int] = []
-        self.requests: list[dict] = []
-
-    async def answer(self, request: Request) -> JSONResponse:
-        body = await request.json()
-        self.requests.append(body | {"key": request.headers["authorization"]})
-        if self.statuses:
-            return JSONResponse({"error": {"message": "scripted"}}, status_code=self.statuses.pop(0))
-        message = {"role": "assistant", "content": plain(grade(body["messages"]))}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        whole = {
-            "id": "c",
-            "object": "chat.completion",
-            "created": 1,
-            "model": "j",
-            "choices": [choice],
-            "usage": usage,
-        }
-        return JSONResponse(whole)
+async def test_explanations_stand_in_the_notes_of_the_runs():
+    group = group_of("worth 0.2", "worth 0.9")
+    await Ruler(judge_saying(plain)).score(group)
+    assert [trajectory.notes for trajectory in group.trajectories] == [{"ruler": "because"}] * 2
 
 
-@pytest.fixture
-def provider():
-    provider = Provider()
-    app = Starlette(routes=[Route("/v1/chat/completions", provider.answer, methods=["POST"])])
-    config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-    server, sock = uvicorn.Server(config), config.bind_socket()
-    sock.listen()  # so that nothing is refused before the thread has begun
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    provider.url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
-    yield provider
-    server.should_exit = True
-    thread.join(10)
-    sock.close()
-
-
-async def test_any_openai_compatible_server_judges_through_litellm(provider):
-    ruler = Ruler("openai/judge", api_base=provider.url, api_key="secret", params={"temperature": 0.5})
-    assert await ruler.score(GROUP) == RIGHT
-    (request,) = provider.requests
-    assert (request["model"], request["temperature"], request["key"]) == ("judge", 0.5, "Bearer secret")
-    assert "response_format" not in request
-
-
-async def test_a_judge_that_knows_json_schemas_gets_one(provider):
-    assert await Ruler("openai/gpt-4.1-mini", api_base=provider.url, api_key="secret").score(GROUP) == RIGHT
-    assert provider.requests[0]["response_format"]["json_schema"]["strict"] is True
-
-
-async def test_passing_failures_are_tried_again_and_lasting_ones_leave_the_group_unscored(provider, caplog):
-    ruler = Ruler("openai/judge", api_base=provider.url, api_key="secret", retries=2)
-    provider.statuses = [500, 429]
-    assert await ruler.score(GROUP) == RIGHT
-    provider.statuses = [500] * 3
-    assert await ruler.score(GROUP) == [None] * 3
-    assert len(provider.requests) == 6
-    assert "gave no answer: InternalServerError" in caplog.text
-    provider.statuses = [401]
-    assert await ruler.score(GROUP) == [None] * 3
-
-
-async def test_a_judge_that_was_never_usable_is_an_error_of_the_set_up(provider):
-    provider.statuses = [401]
-    with pytest.raises(ConfigError, match="check its name, api_base and key"):
-        await Ruler("openai/judge", api_base=provider.url, api_key="wrong").score(GROUP)
-    with pytest.raises(ConfigError, match="nosuchprovider"):
-        await Ruler("nosuchprovider/model").score(GROUP)
-
-
-async def test_explanations_are_in_the_debug_log(caplog):
-    caplog.set_level(logging.DEBUG, "art_ruler")
-    await Ruler(judge_saying(plain)).score(GROUP)
-    assert "gets 0.900: because" in caplog.text
+async def test_why_a_group_is_unscored_stands_in_the_notes_until_it_is_scored():
+    group = group_of("worth 0.2", "worth 0.9")
+    ruler = Ruler(judge_saying(lambda scores: "", lambda scores: "", plain))
+    await ruler.score(group)
+    assert ["no complete JSON" in trajectory.notes["unscored"] for trajectory in group.trajectories] == [True] * 2
+    await ruler.score(group)
+    assert not any("unscored" in trajectory.notes for trajectory in group.trajectories)

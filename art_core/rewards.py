@@ -1,0 +1,213 @@
+"""The rewards of a run: names looked up, costs begun and counted, and ``weighted``, which makes one reward of several.
+
+Knows nothing about what a reward looks at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from art_core.errors import ConfigError, RewardError
+from art_core.plugins import Plugins
+from art_core.scoring import NO_REASON, is_reward, values
+from art_core.types import Group, GroupReward, MeteredReward, Reward, Trajectory
+
+AnyReward = str | Reward | GroupReward
+"""What ``reward=`` takes; text is a registered name."""
+
+
+def weighted(**parts: tuple[float, AnyReward]) -> Weighted:
+    """Return the weighted sum of several rewards as one: ``art.weighted(judge=(0.7, "ruler"), right=(0.3, is_right))``.
+
+    A part is whatever ``reward=`` takes. Weights are finite numbers and count as they are: their sum need not be 1, and 0 only
+    measures. Each part's own value stands in ``trajectory.metrics["reward/NAME"]``. A run that a part leaves unscored is
+    unscored; ``trajectory.notes["unscored"]`` names the part and its reason. Rewards that parts give to single calls add up with
+    the weights. A metric or a note that several parts set under one name is the first part's; the others' are called
+    ``PART/NAME``. Raises ConfigError for no parts, and for what is no weight or no reward.
+    """
+    if not parts:
+        raise ConfigError(f"art.weighted() has no parts: {_FORM}")
+    return Weighted({name: _part(name, given) for name, given in parts.items()})
+
+
+_FORM = 'give each as NAME=(weight, reward), such as art.weighted(judge=(0.7, "ruler"), right=(0.3, is_right))'
+
+
+@dataclass(frozen=True)
+class _Part:
+    weight: float
+    reward: AnyReward
+
+
+def _part(name: str, given: Any) -> _Part:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise ConfigError(f"the part {name!r} of art.weighted is {given!r:.80}: {_FORM}")
+    weight, reward = given
+    if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
+        raise ConfigError(
+            f"the weight of the part {name!r} of art.weighted is {weight!r:.80}, not a finite number: {_FORM}"
+        )
+    if not isinstance(reward, str) and not is_reward(reward):
+        raise ConfigError(
+            f"the part {name!r} of art.weighted is {reward!r:.80}, which is not a reward: give a function of one trajectory, an "
+            "object with `async def score(self, group)`, or a registered name"
+        )
+    return _Part(float(weight), reward)
+
+
+class Weighted:
+    """What ``weighted`` returns: a group reward that costs what its parts cost."""
+
+    def __init__(self, parts: Mapping[str, _Part]) -> None:
+        self._parts = dict(parts)
+        said = ", ".join(f"{name}={part.weight:g}" for name, part in self._parts.items())
+        # What errors and the store call it.
+        self.__name__ = self.__qualname__ = f"weighted({said})"
+
+    def found(self, find: Callable[[AnyReward], Reward | GroupReward]) -> Weighted:
+        """Return the same sum with each part's reward as ``find`` returns it. Raises ConfigError that names the part."""
+        parts = {}
+        for name, part in self._parts.items():
+            try:
+                parts[name] = replace(part, reward=find(part.reward))
+            except ConfigError as error:
+                raise ConfigError(f"the part {name!r} of art.{self.__name__}: {error}") from error
+        return Weighted(parts)
+
+    async def score(self, group: Group) -> list[float | None]:
+        """Return the weighted sum per trajectory, in order; None where a part has none. Parts score at the same time.
+
+        Raises RewardError as the parts do, and for a part that is a name still: a run looks names up.
+        """
+        for name, part in self._parts.items():
+            if isinstance(part.reward, str):
+                raise RewardError(
+                    f"the part {name!r} of art.{self.__name__} is a name, {part.reward!r}, which only a run looks up: score with "
+                    "run.score, or give the object instead of its name"
+                )
+        # Each part gets runs of its own to put things into, so that none overwrites what another says.
+        copies = [replace(group, trajectories=tuple(map(_copy, group.trajectories))) for _ in self._parts]
+        outcomes = await asyncio.gather(
+            *(values(copy, part.reward) for copy, part in zip(copies, self._parts.values(), strict=True)),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        self._gather(group, [copy.trajectories for copy in copies])
+        return [
+            self._sum(whole, given, its)
+            for whole, given, its in zip(
+                group.trajectories,
+                zip(*outcomes, strict=True),
+                zip(*(copy.trajectories for copy in copies), strict=True),
+                strict=True,
+            )
+        ]
+
+    def _gather(self, group: Group, copies: Sequence[Sequence[Trajectory]]) -> None:
+        """Put what the parts said, their ``copies`` of the runs, into the group's own trajectories."""
+        first = {f"reward/{name}": "" for name in self._parts}
+        before = [_copy(trajectory) for trajectory in group.trajectories]
+        for (name, part), copy in zip(self._parts.items(), copies, strict=True):
+            for whole, was, its in zip(group.trajectories, before, copy, strict=True):
+                for into, old, new in ((whole.metrics, was.metrics, its.metrics), (whole.notes, was.notes, its.notes)):
+                    said = {key: new[key] for key in new if key != "unscored" and old.get(key) is not new[key]}
+                    into |= {key if first.setdefault(key, name) == name else f"{name}/{key}": said[key] for key in said}
+                for index, value in its.call_rewards.items():
+                    whole.call_rewards[index] = whole.call_rewards.get(index, 0.0) + part.weight * value
+
+    def _sum(self, whole: Trajectory, given: Sequence[float | None], its: Sequence[Trajectory]) -> float | None:
+        """Return the weighted sum of one run's values, and note them, or why there is none."""
+        missing = []
+        for name, value, copy in zip(self._parts, given, its, strict=True):
+            whole.metrics.pop(f"reward/{name}", None)
+            if value is None:
+                missing.append(f"{name}: {copy.notes.get('unscored', NO_REASON)}")
+            else:
+                whole.metrics[f"reward/{name}"] = value
+        if missing:
+            whole.notes["unscored"] = "; ".join(missing)
+            return None
+        return sum(part.weight * value for part, value in zip(self._parts.values(), given, strict=True))
+
+    def metered(self) -> list[MeteredReward]:
+        """Return the parts that cost something, each once."""
+        found: list[MeteredReward] = []
+        for part in self._parts.values():
+            if isinstance(part.reward, Weighted):
+                found += part.reward.metered()
+            elif isinstance(part.reward, MeteredReward):
+                found.append(part.reward)
+        return list({id(it): it for it in found}.values())
+
+    def begin(self, run_dir: Path) -> None:
+        """Begin the parts that cost something."""
+        for it in self.metered():
+            it.begin(run_dir)
+
+    def account(self) -> dict[str, float]:
+        """Return the parts' totals; those of one name add up."""
+        return _totals(self.metered())
+
+    def exhausted(self) -> str | None:
+        """Return the reason of the first part that can score nothing more."""
+        return _first_reason(self.metered())
+
+
+class Rewards:
+    """The rewards that a run was asked for: what is named is made once, what costs something is begun once."""
+
+    def __init__(self, plugins: Plugins, run_dir: Path) -> None:
+        self._plugins, self._run_dir = plugins, run_dir
+        self._named: dict[str, Reward | GroupReward] = {}
+        self._sums: dict[Weighted, Weighted] = {}
+        self._metered: list[MeteredReward] = []
+
+    def find(self, reward: AnyReward) -> Reward | GroupReward:
+        """Return what a reward's name stands for, a sum with its names looked up, anything else as it is; begun.
+
+        Raises ConfigError for a name that no plugin registers.
+        """
+        if isinstance(reward, str):
+            if reward not in self._named:
+                self._named[reward] = self.find(self._plugins.choose("register_rewards", reward)())
+            return self._named[reward]
+        if isinstance(reward, Weighted):
+            if reward not in self._sums:
+                self._sums[reward] = reward.found(self.find)
+            return self._sums[reward]
+        if isinstance(reward, MeteredReward) and not any(it is reward for it in self._metered):
+            reward.begin(self._run_dir)
+            self._metered.append(reward)
+        return reward
+
+    def account(self) -> dict[str, float]:
+        """Return what the run's rewards have cost so far; totals of one name add up."""
+        return _totals(self._metered)
+
+    def exhausted(self) -> str | None:
+        """Return why one of them can score nothing more, None while all can."""
+        return _first_reason(self._metered)
+
+
+def _copy(trajectory: Trajectory) -> Trajectory:
+    return replace(trajectory, metrics=dict(trajectory.metrics), notes=dict(trajectory.notes))
+
+
+def _totals(rewards: Sequence[MeteredReward]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for reward in rewards:
+        for name, value in reward.account().items():
+            totals[name] = totals.get(name, 0.0) + float(value)
+    return totals
+
+
+def _first_reason(rewards: Sequence[MeteredReward]) -> str | None:
+    return next(filter(None, (reward.exhausted() for reward in rewards)), None)

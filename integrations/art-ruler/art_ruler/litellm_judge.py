@@ -1,0 +1,136 @@
+"""Any model that LiteLLM reaches, as a judge. Knows nothing about what is asked.
+
+LiteLLM takes seconds to import, so it is imported in a thread before the first question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import tenacity
+
+from art_core.errors import ConfigError
+from art_core.types import JsonDict
+from art_ruler.answer import SCHEMA
+from art_ruler.judge import Answer, JudgeError, TooLong
+from art_ruler.openai_server import OpenAIServer, openai_server
+
+PERMANENT = (400, 401, 403, 404, 422)
+"""HTTP statuses of what does not work at the next attempt either."""
+LONGEST_PAUSE = 60.0
+"""Seconds, between two attempts."""
+GROWING = tenacity.wait_random_exponential(multiplier=0.25, max=30)
+
+
+class LiteLLMJudge:
+    """``provider/model`` with its provider's key in the environment, or in ``params``."""
+
+    context: int | None = None
+    images = True
+    """True where LiteLLM does not know the model: better refused than left out in silence."""
+
+    def __init__(self, model: str, *, timeout: float, retries: int, params: Mapping[str, Any]) -> None:
+        self.name = model
+        decides = {name: value for name, value in params.items() if name != "api_key"}
+        self.identity: str | None = json.dumps([model, decides], sort_keys=True, default=repr)
+        self._timeout, self._retries, self._params = timeout, retries, params
+        self._litellm: ModuleType | None = None
+        self._format: JsonDict = {}
+        self._server: OpenAIServer | None = None
+        """Where to ask without LiteLLM's translation, where nothing is to be translated."""
+        self._answered = False
+        """Whether it ever did: from then on a refusal is about one group, and the run goes on."""
+
+    async def prepare(self) -> None:
+        if self._litellm is None:
+            litellm = await asyncio.to_thread(_litellm)
+            self._look_up(litellm)
+            self._litellm = litellm
+
+    def _look_up(self, litellm: ModuleType) -> None:
+        """Note what LiteLLM knows about the model. Its table only: other look-ups of it ask servers."""
+        try:
+            litellm.get_llm_provider(self.name, api_base=self._params.get("api_base"))
+        except litellm.BadRequestError as error:
+            raise ConfigError(f"the judge {self.name!r} cannot be used: {error}; check its name") from error
+        known = litellm.model_cost.get(self.name) or litellm.model_cost.get(self.name.partition("/")[2])
+        if known:
+            self.context = known.get("max_input_tokens")
+            self.images = bool(known.get("supports_vision"))
+        if litellm.supports_response_schema(model=self.name):
+            self._format = {"type": "json_schema", "json_schema": {"name": "scores", "strict": True, "schema": SCHEMA}}
+        self._server = openai_server(litellm, self.name, self._params, self._timeout)
+
+    async def ask(self, messages: list[JsonDict]) -> Answer:
+        await self.prepare()
+        import openai  # all of LiteLLM's errors derive from openai's
+
+        try:
+            answer = await self._retrying(messages)
+        except openai.OpenAIError as error:
+            if isinstance(error, self._litellm.ContextWindowExceededError):
+                raise TooLong(f"the question is too long for the judge {self.name!r}: {error}") from error
+            about_the_question = isinstance(error, self._litellm.ContentPolicyViolationError)
+            if not self._answered and not about_the_question and getattr(error, "status_code", None) in PERMANENT:
+                raise ConfigError(
+                    f"the judge {self.name!r} cannot be used: {error}; check its name, api_base and key"
+                ) from error
+            raise JudgeError(f"the judge {self.name!r} gave no answer: {type(error).__name__}: {error}") from error
+        self._answered = True
+        return answer
+
+    async def _retrying(self, messages: list[JsonDict]) -> Answer:
+        attempts = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self._retries + 1),
+            wait=_pause,
+            retry=tenacity.retry_if_exception(_may_pass),
+            reraise=True,
+        )
+        return await attempts(self._complete, messages)
+
+    async def _complete(self, messages: list[JsonDict]) -> Answer:
+        if self._server is not None and not self._server.heard():
+            return await self._server.complete(messages, self._format)
+        request = {"model": self.name, "messages": messages, "timeout": self._timeout}
+        request |= {"max_retries": 0}  # attempts are counted in one place
+        request |= {"response_format": self._format} if self._format else {}
+        return _answer(await self._litellm.acompletion(**request | dict(self._params)))
+
+
+def _answer(answer: Any) -> Answer:
+    choice, usage = answer.choices[0], getattr(answer, "usage", None)
+    return Answer(
+        choice.message.content or "",
+        getattr(usage, "prompt_tokens", None),
+        getattr(usage, "completion_tokens", None),
+        answer._hidden_params.get("response_cost"),
+        None if choice.finish_reason == "stop" else choice.finish_reason,
+    )
+
+
+def _may_pass(error: BaseException) -> bool:
+    status = getattr(error, "status_code", None)  # LiteLLM's errors all have one, timeouts and lost connections too
+    return status is not None and (status in (408, 409, 429) or status >= 500)
+
+
+def _pause(state: tenacity.RetryCallState) -> float:
+    """Return the seconds to wait: what the server asks for, or growing ones."""
+    error = state.outcome.exception() if state.outcome else None
+    asked = getattr(getattr(error, "response", None), "headers", {}).get("retry-after", "")
+    return min(float(asked), LONGEST_PAUSE) if asked.isdecimal() else GROWING(state)
+
+
+@functools.cache
+def _litellm() -> ModuleType:
+    # Without this the import fetches a price list from the network.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    import litellm
+
+    litellm.suppress_debug_info = True  # it prints advice to stdout at every error
+    return litellm

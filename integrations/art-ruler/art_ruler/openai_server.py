@@ -1,0 +1,84 @@
+"""A chat completion from a server with OpenAI's API, through LiteLLM's HTTP client. Knows nothing about what is asked.
+
+LiteLLM says where the server is, with which key, and what an error means. What is left out is its translation between APIs:
+there is nothing to translate, and it takes three times the CPU of the request itself (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from art_core.types import JsonDict
+from art_ruler.judge import Answer, JudgeError
+
+__all__ = ["OpenAIServer", "openai_server"]
+
+AS_THEY_ARE = frozenset({"temperature", "top_p", "seed", "max_tokens", "max_completion_tokens", "reasoning_effort"})
+"""Parameters that OpenAI's API takes under LiteLLM's names. With any other, LiteLLM translates."""
+LISTENERS = ("callbacks", "input_callback", "success_callback", "failure_callback", "cache", "headers", "organization")
+"""Settings of LiteLLM's by which others see or change its calls: where one is set, the calls are LiteLLM's own."""
+
+
+class OpenAIServer:
+    """Where to ask a model, and with which key."""
+
+    def __init__(self, litellm: ModuleType, model: str, base: str, key: str, params: JsonDict, timeout: float) -> None:
+        self._litellm, self._model, self._timeout = litellm, model, timeout
+        self._url = f"{base.rstrip('/')}/chat/completions"
+        self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        self._params = params
+
+    def heard(self) -> bool:
+        """Whether somebody listens to LiteLLM's calls."""
+        return any(getattr(self._litellm, name, None) for name in LISTENERS)
+
+    async def complete(self, messages: list[JsonDict], response_format: JsonDict) -> Answer:
+        """Return the answer. Raises LiteLLM's errors, and JudgeError for what is no chat completion."""
+        from litellm.llms.custom_httpx.http_handler import get_async_httpx_client
+
+        shape = {"response_format": response_format} if response_format else {}
+        data = json.dumps({"model": self._model, "messages": messages, **shape, **self._params})
+        try:
+            client = get_async_httpx_client(llm_provider=self._litellm.LlmProviders.OPENAI)
+            response = await client.post(self._url, data=data, headers=self._headers, timeout=self._timeout)
+        except Exception as error:  # the boundary to the HTTP client: LiteLLM gives its errors their names
+            raise self._named(error) from error
+        return self._answer(response.text)
+
+    def _named(self, error: Exception) -> Exception:
+        try:
+            return self._litellm.exception_type(
+                model=self._model, original_exception=error, custom_llm_provider="openai"
+            )
+        except Exception as named:  # noqa: BLE001  it raises what it finds
+            return named
+
+    def _answer(self, text: str) -> Answer:
+        try:
+            body = json.loads(text)
+            choice, usage = body["choices"][0], body.get("usage") or {}
+            said, reason = choice["message"].get("content") or "", choice.get("finish_reason")
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise JudgeError(f"{self._url} answered something that is no chat completion: {text[:200]!r}") from error
+        counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        return Answer(said, *counts, self._cost(*counts), None if reason == "stop" else reason)
+
+    def _cost(self, asked: int | None, said: int | None) -> float | None:
+        if self._model not in self._litellm.model_cost or asked is None or said is None:
+            return None
+        return sum(self._litellm.cost_per_token(model=self._model, prompt_tokens=asked, completion_tokens=said))
+
+
+def openai_server(litellm: ModuleType, name: str, params: Mapping[str, Any], timeout: float) -> OpenAIServer | None:
+    """Return where the model ``name`` is asked directly; None where LiteLLM has something to translate."""
+    base, key = params.get("api_base"), params.get("api_key")
+    model, provider, _, _ = litellm.get_llm_provider(name, api_base=base)
+    plain = {name: value for name, value in params.items() if name not in ("api_base", "api_key")}
+    chat = litellm.model_cost.get(model, {}).get("mode", "chat") == "chat"
+    if provider != "openai" or not chat or not plain.keys() <= AS_THEY_ARE:
+        return None
+    base, key = litellm.OpenAIGPTConfig.get_api_base(base), litellm.OpenAIGPTConfig.get_api_key(key)
+    return OpenAIServer(litellm, model, base, key, plain, timeout) if key else None

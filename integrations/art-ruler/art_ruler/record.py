@@ -1,0 +1,89 @@
+"""What judging took, and what was judged: one SQLite file. Knows nothing about judges or groups.
+
+Every answer is a row with its tokens and its cost, so that a run that goes on knows what it has spent; a judged group is kept
+under a key that stands for all that decides its scores.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from art_core.errors import StoreError
+from art_ruler.judge import Answer
+
+__all__ = ["Record"]
+
+VERSION = 1
+"""Stands in ``PRAGMA user_version``."""
+TABLES = """
+CREATE TABLE IF NOT EXISTS answers (
+    seq INTEGER PRIMARY KEY, at REAL NOT NULL, judge TEXT NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+    cost REAL, seconds REAL NOT NULL, fault TEXT
+);
+CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, verdict TEXT NOT NULL);
+"""
+TOTALS = ("requests", "faults", "input_tokens", "output_tokens", "cost", "unpriced")
+"""``cost`` is in US dollars, over the answers whose cost is known; ``unpriced`` counts the others."""
+
+
+class Record:
+    """``judge.sqlite`` of a run, or a cache that several runs share; in memory where it has no path."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Raises StoreError where the file cannot be opened or is something else."""
+        self._path = path
+        try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path or ":memory:", timeout=30, isolation_level=None, check_same_thread=False)
+            self._prepare()
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"cannot open the judge's record {path}: {error}; give another file") from error
+
+    def _prepare(self) -> None:
+        [version] = self._db.execute("PRAGMA user_version").fetchone()
+        if version not in (0, VERSION):
+            raise StoreError(f"{self._path} is not a judge's record of version {VERSION}; give another file")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        # What a crash of the machine may cost is to ask again.
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.executescript(TABLES)
+        self._db.execute(f"PRAGMA user_version = {VERSION}")
+        sums = "count(*), count(fault), total(input_tokens), total(output_tokens), total(cost), count(*) - count(cost)"
+        found = self._db.execute(f"SELECT {sums} FROM answers").fetchone()
+        self._totals = dict(zip(TOTALS, map(float, found), strict=True))
+
+    def add_answer(self, judge: str, answer: Answer, *, cost: float | None, seconds: float, fault: str | None) -> None:
+        """Note an answer; ``fault`` says why it could not be used. Its tokens are known."""
+        row = (time.time(), judge, answer.input_tokens, answer.output_tokens, cost, seconds, fault)
+        for name, value in zip(TOTALS, _counted(row), strict=True):
+            self._totals[name] += value
+        insert = "INSERT INTO answers (at, judge, input_tokens, output_tokens, cost, seconds, fault) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        self._db.execute(insert, row)
+
+    def totals(self) -> dict[str, float]:
+        """Return the sums over all answers, by the names in ``TOTALS``."""
+        return dict(self._totals)
+
+    def verdict(self, key: str) -> Any | None:
+        """Return what ``keep`` was given under the key, None where nothing was."""
+        row = self._db.execute("SELECT verdict FROM verdicts WHERE key = ?", (key,)).fetchone()
+        return row and json.loads(row[0])
+
+    def keep(self, key: str, verdict: Mapping[str, Any]) -> None:
+        """Keep a JSON value under a key."""
+        self._db.execute("INSERT OR REPLACE INTO verdicts (key, verdict) VALUES (?, ?)", (key, json.dumps(verdict)))
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _counted(row: tuple) -> tuple[float, ...]:
+    """Return what a row of ``answers`` adds to each total."""
+    _, _, input_tokens, output_tokens, cost, _, fault = row
+    return 1, fault is not None, input_tokens, output_tokens, cost or 0.0, cost is None

@@ -1,0 +1,297 @@
+"""Group -> scores, by a judge that compares the runs. Knows nothing about training, or about how the judge is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from art_core import exempt
+from art_core.errors import ConfigError
+from art_core.types import Group, JsonDict, Trajectory
+from art_ruler.answer import Fault, Scored, read_scores
+from art_ruler.judge import Answer, Judge, JudgeError, TooLong, judge_of
+from art_ruler.prompt import RUBRIC, SYSTEM, Question, question, repair
+from art_ruler.record import Record
+from art_ruler.scale import ANCHORS, anchors, chunks, one_scale
+from art_ruler.shorten import estimate
+from art_ruler.view import View, view
+
+log = logging.getLogger("art_ruler")
+
+UNKNOWN_CONTEXT = 32_000
+"""Tokens, for a judge of which nobody knows how much it reads."""
+HALVINGS = 3
+"""How often a question is halved for a judge that says that it is too long."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the votes say of one run."""
+
+    score: float
+    """Their mean, in [0, 1]."""
+    spread: float
+    """Their standard deviation (of the population); 0 for a single vote."""
+    explanation: str
+
+
+class Ruler:
+    """Scores the runs of a group relative to each other."""
+
+    def __init__(
+        self,
+        judge: object | None = None,
+        *,
+        rubric: str | None = None,
+        votes: int = 1,
+        seed: int = 0,
+        chunk: int = 16,
+        context: int | None = None,
+        images: bool | None = None,
+        cache: str | Path | None = None,
+        budget: float | None = None,
+        price: tuple[float, float] | None = None,
+        concurrency: int = 16,
+        timeout: float = 120.0,
+        retries: int = 3,
+        api_base: str | None = None,
+        api_key: str | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``judge`` is a LiteLLM model string, a LangChain chat model or ``async def judge(messages) -> str``; None takes
+        ART_JUDGE. ``api_base``, ``api_key``, ``retries`` (further attempts, with growing pauses) and ``params`` (which go to
+        LiteLLM as they are) are for model strings only; ``timeout`` is in seconds, for one attempt.
+
+        ``votes``: so many independent answers, each with its own labels and order; their mean counts.
+        ``chunk``: the most runs in one question; of a larger group the chunks share runs that put them on one scale.
+        ``context``: tokens that a question may have; default: what LiteLLM knows of the judge, else 32,000.
+        ``images``: whether the judge is shown pictures; default: unless LiteLLM knows that it cannot see.
+        ``cache``: a file that keeps what was judged under group, rubric, judge, votes and ``seed`` (another seed: asked again);
+        default: ``judge.sqlite`` in the run folder, and none outside a run.
+        ``budget``: US dollars that a run's judging may cost; once they are spent no more is asked, and training ends in good
+        order. Requests under way when it is reached are still paid. ``price``: US dollars per million (input, output) tokens,
+        for a judge whose price LiteLLM does not know. ``concurrency``: the most requests at a time.
+        Raises ConfigError for what makes no sense, and where there is no judge.
+        """
+        judge = judge or os.environ.get("ART_JUDGE")
+        if not judge:
+            raise ConfigError(
+                "RULER has no judge: set ART_JUDGE to a LiteLLM model string, such as ART_JUDGE=openai/gpt-4.1-mini (with "
+                "its provider's key, here OPENAI_API_KEY), or pass reward=Ruler('openai/gpt-4.1-mini')"
+            )
+        least = {
+            "votes": (votes, 1),
+            "chunk": (chunk, ANCHORS + 2),
+            "concurrency": (concurrency, 1),
+            "retries": (retries, 0),
+        }
+        for name, (value, smallest) in least.items():
+            if value < smallest:
+                raise ConfigError(f"{name}={value} is too small: give at least {smallest}")
+        self.judge: Judge = judge_of(
+            judge, timeout=timeout, retries=retries, api_base=api_base, api_key=api_key, params=params or {}
+        )
+        self.rubric = rubric or RUBRIC
+        self.votes, self.seed, self.chunk, self.budget, self.price = votes, seed, chunk, budget, price
+        self._context, self._images, self._concurrency = context, images, concurrency
+        self._record = Record()
+        self._cache = Record(Path(cache)) if cache else None
+        self._own_cache = cache is None
+        self._asking: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    @property
+    def name(self) -> str:
+        """Under which scores are kept: the judge, and what else was asked for."""
+        rubric = "" if self.rubric == RUBRIC else f" rubric {_digest(self.rubric)[:8]}"
+        votes = "" if self.votes == 1 else f" votes {self.votes}"
+        return f"ruler {self.judge.name}{rubric}{votes}{f' seed {self.seed}' if self.seed else ''}"
+
+    def begin(self, run_dir: Path) -> None:
+        """Keep account, and what was judged, in ``judge.sqlite`` of this run from now on."""
+        self._record = Record(run_dir / "judge.sqlite")
+        if self._own_cache:
+            self._cache = self._record
+
+    def account(self) -> dict[str, float]:
+        """Return what judging took, over this run: ``judge/requests``, ``judge/cost`` (US dollars) and so on."""
+        return {f"judge/{name}": total for name, total in self._record.totals().items()}
+
+    def exhausted(self) -> str | None:
+        """Return why nothing more is judged; None as long as the budget lasts."""
+        spent = self._record.totals()["cost"]
+        if self.budget is None or spent < self.budget:
+            return None
+        return f"the judge's budget of ${self.budget:g} is spent (${spent:.4f}); give a larger budget= to go on"
+
+    async def score(self, group: Group) -> list[float | None]:
+        """Return one score in [0, 1] per trajectory, in order; all None where the judge gave no answer that can be used.
+
+        What the judge says of a run goes to ``trajectory.notes["ruler"]``, the spread of several votes to
+        ``trajectory.metrics["judge/spread"]``, and the reason why there is no score to ``trajectory.notes["unscored"]``.
+        Raises ConfigError where the judge does not exist or refuses the key.
+        """
+        views = [view(trajectory) for trajectory in group.trajectories]
+        try:
+            with exempt():
+                verdicts = await self._judged(list(dict.fromkeys(views)))
+        except (Fault, JudgeError) as error:
+            log.warning("a group of %d runs stays unscored: %s (task %.200r)", len(views), error, group.task)
+            for trajectory in group.trajectories:
+                trajectory.notes["unscored"] = str(error)
+            return [None] * len(views)
+        for trajectory, it in zip(group.trajectories, views, strict=True):
+            self._tell(trajectory, verdicts[it])
+        return [verdicts[it].score for it in views]
+
+    def _tell(self, trajectory: Trajectory, verdict: Verdict) -> None:
+        trajectory.notes.pop("unscored", None)
+        trajectory.notes["ruler"] = verdict.explanation
+        if self.votes > 1:
+            trajectory.metrics["judge/spread"] = verdict.spread
+
+    async def _judged(self, views: list[View]) -> dict[View, Verdict]:
+        """Return the verdict of every view, from the cache where it has them. Raises Fault or JudgeError without any vote."""
+        if not views:
+            return {}
+        await self.judge.prepare()
+        key = self._key(views)
+        kept = self._cache.verdict(key) if key and self._cache else None
+        if kept is None:
+            votes = await asyncio.gather(*(self._vote(views) for _ in range(self.votes)), return_exceptions=True)
+            verdicts = _verdicts(votes)
+            if key and self._cache:
+                self._cache.keep(key, {it.digest: vars(verdict) for it, verdict in zip(views, verdicts, strict=True)})
+            return dict(zip(views, verdicts, strict=True))
+        return {it: Verdict(**kept[it.digest]) for it in views}
+
+    def _key(self, views: Sequence[View]) -> str | None:
+        """Return what stands for everything that decides the scores; None where the judge is not known well enough."""
+        if self.judge.identity is None:
+            return None
+        settings = [self.votes, self.seed, self.chunk, self._question_tokens(), self._sees()]
+        parts = [SYSTEM, self.rubric, self.judge.identity, *settings, *sorted(it.digest for it in views)]
+        return _digest(json.dumps(parts))
+
+    async def _vote(self, views: Sequence[View]) -> list[Scored]:
+        """Return one score per view, in order. Raises Fault or JudgeError where one is missing: a vote is whole or none."""
+        places = random.SystemRandom().sample(range(len(views)), len(views))
+        size, further = chunks(len(views), self.chunk)
+        first = await self._scored(views, places[:size])
+        if not further:
+            return [first[place] for place in range(len(views))]
+        shared = anchors({place: it.score for place, it in first.items()})
+        rest = iter(places[size:])
+        asked = [[*shared, *(next(rest) for _ in range(count))] for count in further]
+        others = await asyncio.gather(*(self._scored(views, chunk) for chunk in asked))
+        scores = one_scale(_numbers(first), [_numbers(chunk) for chunk in others])
+        found = {place: it for chunk in (*others, first) for place, it in chunk.items()}
+        return [replace(found[place], score=scores[place]) for place in range(len(views))]
+
+    async def _scored(self, views: Sequence[View], places: Sequence[int]) -> dict[int, Scored]:
+        """Return the scores of the views at ``places``, as the judge gives them."""
+        for halving in range(HALVINGS + 1):
+            context = self._question_tokens()
+            asked = question([views[place] for place in places], self.rubric, context=context, images=self._sees())
+            try:
+                found = await self._answered(asked)
+                return {place: found[label] for place, label in zip(places, asked.labels, strict=True)}
+            except TooLong as error:
+                if halving == HALVINGS:
+                    raise
+                self._context = min(self._context or context, context // 2)
+                log.warning("%s; runs are shortened to %d tokens in all", error, self._context)
+        raise AssertionError
+
+    async def _answered(self, asked: Question) -> dict[str, Scored]:
+        """Return the scores by label. Raises Fault where the second answer cannot be read either."""
+        answer, fault = await self._ask(asked.messages, asked.labels)
+        if fault is not None:
+            log.info("the judge is asked once more: %s", fault)
+            again = [*asked.messages, *repair(answer.text, str(fault), asked.labels)]
+            answer, fault = await self._ask(again, asked.labels)
+        if fault is not None:
+            raise fault
+        return read_scores(answer.text, asked.labels)
+
+    async def _ask(self, messages: list[JsonDict], labels: Sequence[str]) -> tuple[Answer, Fault | None]:
+        """Return the judge's answer and what is wrong with it; both are in the account."""
+        loop = asyncio.get_running_loop()
+        async with self._asking.setdefault(loop, asyncio.Semaphore(self._concurrency)):
+            if reason := self.exhausted():
+                raise JudgeError(reason)
+            began = time.monotonic()
+            answer = _counted(await self.judge.ask(messages), messages)
+            seconds = time.monotonic() - began
+        fault = _fault(answer, labels)
+        cost = self._cost(answer)
+        reason = None if fault is None else str(fault)
+        self._record.add_answer(self.judge.name, answer, cost=cost, seconds=seconds, fault=reason)
+        return answer, fault
+
+    def _cost(self, answer: Answer) -> float | None:
+        if self.price is not None:
+            return (answer.input_tokens * self.price[0] + answer.output_tokens * self.price[1]) / 1e6
+        if answer.cost is None and self.budget is not None:
+            raise ConfigError(
+                f"budget={self.budget:g} cannot be kept: nobody knows what the judge {self.judge.name!r} costs; give "
+                "price=(dollars per million input tokens, dollars per million output tokens)"
+            )
+        return answer.cost
+
+    def _question_tokens(self) -> int:
+        """Return how long a question may be; a quarter of the judge's context is left for its answer and our estimate."""
+        return self._context or (self.judge.context or UNKNOWN_CONTEXT) * 3 // 4
+
+    def _sees(self) -> bool:
+        return self.judge.images if self._images is None else self._images
+
+
+def _verdicts(votes: Sequence[list[Scored] | BaseException]) -> list[Verdict]:
+    """Return a verdict per run, from the votes that are whole."""
+    whole = [vote for vote in votes if not isinstance(vote, BaseException)]
+    failures = [vote for vote in votes if isinstance(vote, BaseException)]
+    for failure in failures:
+        if not whole or not isinstance(failure, Fault | JudgeError):
+            raise failure
+        log.warning("%d of %d votes count, because %s", len(whole), len(votes), failure)
+    found = []
+    for of_run in zip(*whole, strict=True):
+        scores = [it.score for it in of_run]
+        said = [it.explanation if len(of_run) == 1 else f"{it.score:.2f}: {it.explanation}" for it in of_run]
+        found.append(Verdict(statistics.fmean(scores), statistics.pstdev(scores), "\n".join(said)))
+    return found
+
+
+def _fault(answer: Answer, labels: Sequence[str]) -> Fault | None:
+    try:
+        read_scores(answer.text, labels)
+    except Fault as fault:
+        return Fault(f"{fault} (it was ended by: {answer.stopped})") if answer.stopped else fault
+    return None
+
+
+def _counted(answer: Answer, messages: list[JsonDict]) -> Answer:
+    """Return the answer with its tokens; about as many as they are where the judge does not say."""
+    asked, said = answer.input_tokens, answer.output_tokens
+    if asked is None:
+        asked = sum(estimate([json.dumps(message["content"])]) for message in messages)
+    return replace(answer, input_tokens=asked, output_tokens=estimate([answer.text]) if said is None else said)
+
+
+def _numbers(scored: Mapping[int, Scored]) -> dict[int, float]:
+    return {place: it.score for place, it in scored.items()}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
