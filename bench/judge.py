@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import io
+import logging
 import math
 import os
 import sys
@@ -145,6 +146,7 @@ def main(options: argparse.Namespace) -> None:
     """Start the stub, measure, print."""
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     os.environ["NO_PROXY"] = "127.0.0.1"
+    logging.getLogger("art_ruler").setLevel(logging.ERROR)  # the tables say it
     warnings.filterwarnings("ignore", module="pydantic")  # LiteLLM's objects, said once a process
     url = f"http://127.0.0.1:{free_port()}"
     stub = [sys.executable, "-m", "bench.bad_judge", "--port", url.rpartition(":")[2]]

@@ -5,12 +5,9 @@ Every run says what it is worth (``worth 0.3``), by which the stub knows it.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
-import logging
 import random
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,8 +82,7 @@ class OurSide:
 
     name = "ours"
 
-    def __init__(self, *, retries: int = 1) -> None:
-        self._retries = retries
+    def __init__(self) -> None:
         self._rulers: dict[tuple[str, float], Ruler] = {}
 
     async def group(self, runs: Sequence[Run]) -> Group:
@@ -94,14 +90,13 @@ class OurSide:
         return Group("find", tuple(trajectory_of(run) for run in runs))
 
     async def score(self, group: Group, url: str, timeout: float = 60.0) -> Outcome:
-        """Return the scores, and what the log says where there are none."""
+        """Return the scores, and the note where there are none."""
         key = url, timeout
         if key not in self._rulers:
-            self._rulers[key] = Ruler(MODEL, api_base=url, api_key="none", timeout=timeout, retries=self._retries)
-        with warnings_of("art_ruler") as said:
-            scores = await self._rulers[key].score(group)
-        reason = re.sub(r".*stays unscored: | \(task .*", "", said[-1], flags=re.DOTALL) if said else ""
-        return Outcome(list(scores), reason)
+            settings = {"timeout": timeout, "retries": 1, "concurrency": 32}
+            self._rulers[key] = Ruler(MODEL, api_base=url, api_key="none", **settings)
+        scores = await self._rulers[key].score(group)
+        return Outcome(scores, group.trajectories[0].notes.get("unscored", ""))
 
 
 def trajectory_of(run: Run) -> Trajectory:
@@ -141,19 +136,3 @@ class ArtSide:
         params = {"api_base": url, "api_key": "none", "timeout": timeout}
         scored = await self._score(group, MODEL, extra_litellm_params=params)
         return Outcome([it.reward for it in scored.trajectories])
-
-
-@contextlib.contextmanager
-def warnings_of(name: str) -> Iterator[list[str]]:
-    """Collect the warnings of one logger instead of showing them."""
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger(name)
-    propagate, log.propagate = log.propagate, False
-    log.addHandler(handler)
-    try:
-        yield said
-    finally:
-        log.removeHandler(handler)
-        log.propagate = propagate
