@@ -14,7 +14,7 @@ from typing import Any
 from bench.judge_server import Answer, runs_shown, scores_json, shared_shown
 from examples.email_search.tasks import QUESTIONS
 
-MESSAGE = re.compile(r"^\[(system|user|assistant|tool)\] ?", re.MULTILINE)
+MESSAGE = re.compile(r"^\[(system|user|assistant|tool)(?: \w+)?\] ?", re.MULTILINE)
 CALL = re.compile(r"^calls (\w+)\((.*)\)\s*$", re.MULTILINE)
 ASKED = [re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\w+)", re.escape(form))) for form in QUESTIONS]
 REFUSED = re.compile(r"^(Error|.* is not a valid tool)")
