@@ -20,9 +20,15 @@ def group_of(*answers: str) -> Group:
     return Group("find", tuple(Trajectory("find", (call(SYSTEM, TASK, answer=answer),)) for answer in answers))
 
 
+def fence_of(messages: list[dict]) -> str:
+    return re.search(r"=====[0-9a-f]{16}=====", messages[0]["content"])[0]
+
+
 def runs(messages: list[dict]) -> dict[str, str]:
-    """Return what a question says about each label."""
-    return dict(re.findall(r'<trajectory id="(\w+)">\n(.*?)</trajectory>', messages[1]["content"], re.DOTALL))
+    """Return what a question says about each label, read as the question says that it is to be read."""
+    fence = fence_of(messages)
+    form = rf'<trajectory id="(\w+)">\n{fence}\n(.*?)\n{fence}\n</trajectory>'
+    return dict(re.findall(form, messages[1]["content"], re.DOTALL))
 
 
 def grade(messages: list[dict]) -> list[dict]:

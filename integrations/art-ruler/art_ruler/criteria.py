@@ -227,7 +227,7 @@ class RULERRewardSystem:
 
     def _whole(self, episode_data: Episode) -> dict[str, Any]:
         """Return the episode with what only ``task_config`` says; once more changes nothing."""
-        return {**self.task_config, **{key: value for key, value in episode_data.items() if value is not None}}
+        return {**episode_data, **{key: it for key, it in self.task_config.items() if episode_data.get(key) is None}}
 
     def _total(self, scores: Mapping[str, float]) -> float:
         total = 0.0

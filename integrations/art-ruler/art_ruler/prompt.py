@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from art_core.types import JsonDict
 from art_ruler.shorten import estimate, fitted
-from art_ruler.view import Image, Item, Message, View, common_start
+from art_ruler.view import NO_IMAGE, Image, Item, View, common_start, lines
 
 __all__ = ["RUBRIC", "SYSTEM", "Question", "question", "repair"]
 
@@ -68,10 +68,10 @@ def question(views: Sequence[View], rubric: str, *, context: int, images: bool =
     runs = list(zip(labels, views, strict=True))
     random.SystemRandom().shuffle(runs)
     system = SYSTEM.format(rubric=rubric, fence=fence, labels=", ".join(label for label, _ in runs))
-    sections = [_lines(shared), _lines([(tool,) for tool in tools])]
-    sections += [_lines(it.own_part(len(shared))) for _, it in runs]
+    sections = [lines(shared), lines([(tool,) for tool in tools])]
+    sections += [lines(it.own_part(len(shared))) for _, it in runs]
     if not images:
-        sections = [["[image]" if isinstance(item, Image) else item for item in section] for section in sections]
+        sections = [[NO_IMAGE if isinstance(item, Image) else item for item in section] for section in sections]
     begins, offered, *own = fitted(sections, context - estimate([system]) - 40 * len(sections))
     parts: list[Item] = []
     parts += ["<shared>\nEvery run begins with:\n", *_fenced(begins, fence), "\n</shared>\n\n"] if begins else []
@@ -96,14 +96,6 @@ def _labels(count: int) -> list[str]:
     while len(labels) < count:
         labels.add("".join(secrets.choice(LETTERS) for _ in range(5)))
     return random.SystemRandom().sample(sorted(labels), count)
-
-
-def _lines(messages: Iterable[Message]) -> list[Item]:
-    """Return the messages' items, each message on lines of its own."""
-    items: list[Item] = []
-    for message in messages:
-        items += ["\n", *message] if items else message
-    return items
 
 
 def _fenced(section: Sequence[Item], fence: str) -> list[Item]:

@@ -269,7 +269,8 @@ def _verdicts(votes: Sequence[list[Scored] | BaseException]) -> list[Verdict]:
     for of_run in zip(*whole, strict=True):
         scores = [it.score for it in of_run]
         said = [it.explanation if len(of_run) == 1 else f"{it.score:.2f}: {it.explanation}" for it in of_run]
-        found.append(Verdict(statistics.fmean(scores), statistics.pstdev(scores), "\n".join(said)))
+        spread = statistics.pstdev(scores) if len(scores) > 1 else 0.0
+        found.append(Verdict(statistics.fmean(scores), spread, "\n".join(said)))
     return found
 
 

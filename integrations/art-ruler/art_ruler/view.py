@@ -17,7 +17,11 @@ from typing import Any
 
 from art_core.types import Call, JsonDict, Trajectory
 
-__all__ = ["Image", "Item", "Message", "View", "common_start", "view"]
+__all__ = ["NO_IMAGE", "Image", "Item", "Message", "View", "common_start", "lines", "text_of", "view"]
+
+NO_IMAGE = "[image]"
+"""Stands for a picture where it cannot be shown."""
+PLAIN = {"role", "content"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,22 @@ def common_start(conversations: Sequence[Sequence[Message]]) -> tuple[Message, .
     return tuple(column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
 
 
+def lines(messages: Iterable[Message]) -> list[Item]:
+    """Return the messages' items, each message on lines of its own."""
+    items: list[Item] = []
+    for message in messages:
+        items += ["\n", *message] if items else message
+    return items
+
+
+def text_of(messages: Iterable[Message]) -> str:
+    """Return the messages as text, with a word for every picture."""
+    return "".join(NO_IMAGE if isinstance(item, Image) else item for item in lines(messages))
+
+
 def _message(message: JsonDict) -> Message:
+    if message.keys() == PLAIN and isinstance(message["content"], str):  # most are, and long runs have many
+        return (f"[{message['role']}] {message['content']}",)
     name = message.get("name")
     head = f"[{message.get('role') or 'assistant'}{f' {name}' if isinstance(name, str) else ''}] "
     calls = [line for it in message.get("tool_calls") or () if (line := _tool_call(it))]

@@ -24,14 +24,16 @@ from art_ruler.calibration import (
 
 def write(folder, *lines):
     path = folder / "preferences.jsonl"
-    path.write_text("\n".join(it if isinstance(it, str) else json.dumps(it) for it in lines))
+    path.write_text("\n".join(it if isinstance(it, str) else json.dumps(it) for it in lines), encoding="utf-8")
     return path
 
 
 def test_the_three_kinds_of_lines_are_read(tmp_path):
     ranking = {"ranking": ["d", ["e", "f"], "g"]}
-    path = write(tmp_path, {"better": "a", "worse": "b"}, "", {"tie": ["b", "c"]}, ranking, "")
+    line_separator = '{"better": "\u2028", "worse": "x"}'
+    path = write(tmp_path, line_separator, {"better": "a", "worse": "b"}, "", {"tie": ["b", "c"]}, ranking, "")
     assert read_preferences(path) == [
+        Preference("\u2028", "x"),
         Preference("a", "b"),
         Preference("b", "c", tie=True),
         Preference("d", "e"),
@@ -67,7 +69,7 @@ def test_the_three_kinds_of_lines_are_read(tmp_path):
         {"ranking": []},
         {"ranking": ["a"]},
         {"ranking": "ab"},
-        {"ranking": ["a", []]},
+        {"ranking": ["a", "b", []]},
         {"ranking": ["a", None]},
         {"ranking": ["a", ["b", ["c"]]]},
         {"ranking": ["a", "b", "a"]},

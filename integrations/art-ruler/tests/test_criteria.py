@@ -113,6 +113,7 @@ def test_an_email_is_compared_with_the_query(result, query, expected):
         ("# nothing yet", 0),
         (r"x = '\d'", 0.5),
         ("x = 1\0", 0),
+        ("x = '\ud800'", 0),
         ("(" * 5000, 0),
         ("-" * 50_000 + "1", 0),
         ({"code": None}, 0),
@@ -218,8 +219,14 @@ def test_criteria_can_be_changed_afterwards_and_are_each_systems_own():
     system.evaluation_criteria["completeness"] = 0.4
     system.evaluation_criteria["brevity"] = {"weight": 0.1, "evaluate": brief}
     assert system.evaluate_episode({"final_result": "Paris"}) == pytest.approx(0.5 + 0.2 + 0.1 + 0.1)
+    system.load_criteria()["efficiency"]["weight"] = 0.5
     assert RULERRewardSystem().load_criteria() == RULERRewardSystem().evaluation_criteria
     assert RULERRewardSystem().evaluation_criteria["efficiency"]["weight"] == 0.3
+
+
+def test_a_criterion_finds_every_key_of_a_failed_run():
+    nothing = {"weight": 1, "evaluate": lambda episode: episode["final_result"] is None}
+    assert RULERRewardSystem(criteria={"silence": nothing})(Trajectory("find", (), error="ValueError: no")) == 1
 
 
 def test_a_subclass_evaluates_criteria_of_its_own_and_ours_in_its_own_way():
