@@ -19,6 +19,7 @@ def test_the_email_agent_gets_visibly_better(tmp_path):
 
 
 def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
+    from examples.email_search.reward import reward
     from examples.email_search.train import run
 
     with serving(scripted_judge.judge) as server:
@@ -28,8 +29,8 @@ def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
     assert server.asked >= 3 * 4
     with Store(tmp_path / "run" / "run.sqlite") as store:
         trajectories = store.trajectories(split="train")
-    for it in trajectories:
-        assert it.reward is not None
-        assert (it.reward >= 0.8) == (it.metrics["success"] == 1) or it.metrics["read"] == 0
+    judged_right = [it for it in trajectories if it.reward >= 0.8]
+    assert judged_right
+    assert all(reward(it) >= 0.9 for it in judged_right)
     assert len({it.reward for it in trajectories}) > 3
     assert result.report["after"]["n"] == 8
