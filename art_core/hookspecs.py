@@ -51,7 +51,8 @@ def register_rewards(register: Register) -> None:
     """Offer rewards by name: ``register("ruler", factory)``, for ``train(reward="ruler")``.
 
     Called once, when a run starts. The factory is called without arguments if a run asks for the name, and returns a
-    function of a trajectory or an object with ``async score(group)``. The return value is ignored.
+    function of a trajectory or an object with ``async score(group)``; one that costs something is a ``MeteredReward``. The
+    return value is ignored.
     """
 
 

@@ -50,6 +50,7 @@ EXHAUSTED = (
     "training ends after step {} of {}: {}; everything is kept: once that is changed, train again with run_dir={!r} and it "
     "goes on"
 )
+"""Where a reward can score nothing more."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,10 @@ async def train(
         screen.phase("starting the engine", None)
         async with run:
             run.on_rollout = screen.advance
-            (
-                run.adapt(agent),
-                run.reward(reward),
-                run.reward(eval_reward or reward),
-            )  # what is misspelt or missing is refused before anything runs
+            # What is misspelt or missing is refused before anything runs.
+            run.adapt(agent)
+            run.reward(reward)
+            run.reward(eval_reward or reward)
             if choice := getattr(await run.learner(), "choice", ""):
                 screen.say(choice)
             if dry_run:
@@ -217,7 +217,7 @@ async def _sample(
             if not missing or run.rewards.exhausted():
                 break
             batch = list(islice(fresh, missing))
-    if missing and config.dynamic_sampling:
+    if missing and config.dynamic_sampling and not run.rewards.exhausted():
         screen.say_once(
             f"step {step + 1}: {config.tasks_per_step - missing} of {config.tasks_per_step} groups have contrast after "
             f"max_extra_rounds={config.max_extra_rounds}; steps of this kind train on those",

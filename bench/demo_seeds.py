@@ -1,41 +1,96 @@
-"""Run the demo for several seeds and print the table of docs/results.md: python -m bench.demo_seeds --seeds 0 1 2"""
+"""Run the demo for several seeds and print the tables of docs/results.md: python -m bench.demo_seeds --seeds 0 1 2
+
+With ``--judge scripted`` every seed is trained twice, on the reward from the known answer and on RULER's scores by
+``bench/scripted_judge.py``, which is asked over HTTP and sees no more than any judge.
+"""
+
+from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
 from pathlib import Path
+from typing import Any
 
+from bench import scripted_judge
+from bench.judge_server import serving
+from bench.tables import table
 from examples.email_search.train import run
 
+HEAD = ["seed", "T=1 before", "T=1 after", "points", "greedy before", "greedy after", "points", "steps", "seconds"]
+REWARD, JUDGE = "known answer", "scripted judge"
 
-def row(report: dict) -> str:
+
+def row(report: dict[str, Any]) -> list[str]:
     """Return one line of the table: success before and after, sampled and greedy, with 95 % intervals."""
     cells = [str(report["seed"])]
     for temperature in (1.0, None):
-        before, after = (
-            next(it for it in report["evaluations"] if it["name"] == name and it["temperature"] == temperature)
-            for name in ("before", "after")
-        )
+        before, after = (evaluation(report, name, temperature) for name in ("before", "after"))
         cells += [shown(before), shown(after), f"{100 * (after['success'] - before['success']):+.1f}"]
-    return "| " + " | ".join([*cells, str(report["steps"]), f"{report['seconds']:.0f}"]) + " |"
+    return [*cells, str(report["steps"]), f"{report['seconds']:.0f}"]
 
 
-def shown(it: dict) -> str:
+def evaluation(report: dict[str, Any], name: str, temperature: float | None) -> dict[str, Any]:
+    """Return one of a report's evaluations."""
+    return next(it for it in report["evaluations"] if (it["name"], it["temperature"]) == (name, temperature))
+
+
+def shown(it: dict[str, Any]) -> str:
+    """Return a success rate with its interval."""
     low, high = it["interval"]
     return f"{it['success']:.1%} ({low:.1%} to {high:.1%})"
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tasks", type=int, default=300, help="held-out tasks")
-    parser.add_argument("--out", type=Path, default=Path("runs/demo-seeds"))
-    options = parser.parse_args()
+def compared(reports: dict[str, list[dict[str, Any]]]) -> str:
+    """Return held-out success after training on either, seed by seed, and the means with their difference."""
+    lines: list[list[str]] = []
+    for name, temperature in (("T=1", 1.0), ("greedy", None)):
+        after = {which: [evaluation(it, "after", temperature) for it in reports[which]] for which in (REWARD, JUDGE)}
+        for report, *pair in zip(reports[REWARD], after[REWARD], after[JUDGE], strict=True):
+            points = 100 * (pair[1]["success"] - pair[0]["success"])
+            lines.append([name, str(report["seed"]), *map(shown, pair), f"{points:+.1f}"])
+        means = [statistics.fmean(it["success"] for it in after[which]) for which in (REWARD, JUDGE)]
+        lines.append([name, "mean", *(f"{it:.1%}" for it in means), f"{100 * (means[1] - means[0]):+.1f}"])
+    return table(["held out", "seed", f"after: {REWARD}", f"after: {JUDGE}", "points"], lines)
+
+
+def train(options: argparse.Namespace, folder: str, judge: str | None = None) -> list[dict[str, Any]]:
+    """Train every seed; return the reports."""
+    reports = []
     for seed in options.seeds:
-        run(seed=seed, run_dir=options.out / f"seed-{seed}", eval_tasks=options.tasks)
-    reports = [json.loads((options.out / f"seed-{seed}" / "report.json").read_text()) for seed in options.seeds]
-    print("| seed | T=1 before | T=1 after | points | greedy before | greedy after | points | steps | seconds |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for report in reports:
-        print(row(report))
-    rises = [100 * (it["after"]["success"] - it["before"]["success"]) for it in reports]
-    print(f"\nmean rise at T=1: {sum(rises) / len(rises):.1f} points; start weights {reports[0]['start_weights']}")
+        run_dir = options.out / f"{folder}{seed}"
+        run(steps=options.steps, seed=seed, judge=judge, run_dir=run_dir, eval_tasks=options.tasks)
+        reports.append(json.loads((run_dir / "report.json").read_text()))
+    return reports
+
+
+def train_by_scripted_judge(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train every seed on the scores of a judge behind a server of its own."""
+    with serving(scripted_judge.judge) as server:
+        os.environ["OPENAI_API_BASE"], os.environ["OPENAI_API_KEY"] = f"{server.url}/v1", "the judge's"
+        return train(options, "judged-seed-", "openai/scripted")
+
+
+def main(options: argparse.Namespace) -> None:
+    """Train and print."""
+    reports = {REWARD: train(options, "seed-")}
+    if options.judge:
+        reports[JUDGE] = train_by_scripted_judge(options)
+    for which, found in reports.items():
+        rises = [100 * (it["after"]["success"] - it["before"]["success"]) for it in found]
+        mean = statistics.fmean(rises)
+        print(f"\ntrained on: {which}\n\n{table(HEAD, [row(report) for report in found])}")
+        print(f"\nmean rise at T=1: {mean:.1f} points; start weights {found[0]['start_weights']}")
+    if options.judge:
+        print(f"\n{compared(reports)}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=45)
+    parser.add_argument("--tasks", type=int, default=300, help="held-out tasks")
+    parser.add_argument("--judge", choices=["scripted"], help="train every seed on this judge's scores as well")
+    parser.add_argument("--out", type=Path, default=Path("runs/demo-seeds"))
+    main(parser.parse_args())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_core.errors import ConfigError, RewardError
-from art_core.scoring import advantages, has_contrast, score
+from art_core.scoring import advantages, has_contrast, score, why_unscored
 from art_core.types import Call, Group, Trajectory
 
 
@@ -124,6 +124,54 @@ async def test_numbers_that_the_reward_adds_are_kept():
 
     scored = await score(make_group(None), reward)
     assert scored.trajectories[0].metrics == {"success": 1.0}
+
+
+async def test_words_that_the_reward_adds_are_kept_and_an_old_reason_is_not():
+    group = make_group(None)
+    group.trajectories[0].notes.update(unscored="the judge was away", other="kept")
+
+    def reward(trajectory):
+        trajectory.notes["mine"] = "half right"
+        return 0.5
+
+    scored = await score(group, reward)
+    assert scored.trajectories[0].notes == {"other": "kept", "mine": "half right"}
+
+
+@pytest.mark.parametrize(("name", "text"), [("mine", 1.0), ("mine", None), (3, "why")])
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_note_that_is_no_text_is_refused(name, text, together):
+    def noting(trajectory):
+        trajectory.notes[name] = text
+        return 0.5
+
+    class Noting:
+        async def score(self, group):
+            return [noting(trajectory) for trajectory in group.trajectories]
+
+    with pytest.raises(RewardError, match=r"[Nn]oting set notes\[.*for rollout r0.*; a note is text under a name"):
+        await score(make_group(None), Noting() if together else noting)
+
+
+async def test_a_metric_of_a_judge_that_is_no_number_is_refused():
+    class Verdict:
+        async def score(self, group):
+            group.trajectories[0].metrics["verdict"] = "good"
+            return [1.0]
+
+    with pytest.raises(RewardError, match=r"Verdict set metrics\['verdict'\] to 'good'"):
+        await score(make_group(None), Verdict())
+
+
+def test_the_most_frequent_reason_is_told_for_unscored_runs():
+    def unscored(reason):
+        return Trajectory(task="t", calls=(), notes={"unscored": reason} if reason else {})
+
+    scored = Trajectory(task="t", calls=(), reward=0.0)
+    groups = [Group("t", (unscored("a"), unscored("b"))), Group("t", (unscored("b"), scored))]
+    assert why_unscored(groups) == ["b"]
+    assert why_unscored([Group("t", (unscored(""), scored))]) == ["the reward does not say why"]
+    assert why_unscored([Group("t", (scored,))]) == []
 
 
 def test_mean_std_is_the_sample_standard_deviation():

@@ -1,0 +1,165 @@
+"""What judging a group costs beyond the judge: CPU, time, imports. Knows nothing about what is answered.
+
+Groups are made before the clock starts. "LiteLLM alone" sends what ours would send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from art_core.types import JsonDict
+from art_ruler import Ruler
+from art_ruler.answer import SCHEMA
+from bench.bad_judge import entries
+from bench.judge_server import scores_json, text_of
+from bench.judge_sides import MODEL, OurSide, Run, make_runs
+from bench.tables import table
+
+LATENCY = 50
+"""Milliseconds that the stub takes."""
+TURNS = 7
+"""Answers of a run; six have a result after them, and a group has about 8,000 words."""
+LOADS = ((1, 12), (32, 64))
+"""Groups at a time, groups in all."""
+LABEL = re.compile(r'<trajectory id="([^"]+)"')
+SENT = {"type": "json_schema", "json_schema": {"name": "scores", "strict": True, "schema": SCHEMA}}
+
+
+class LiteLLMAlone:
+    """``litellm.acompletion`` with what ours asks, and nothing done with the answer."""
+
+    def __init__(self, name: str, **more: Any) -> None:
+        self.name = name
+        self._more = more
+
+    async def group(self, runs: Sequence[Run]) -> list[JsonDict]:
+        """Return the messages that ours asks with."""
+        asked: list[list[JsonDict]] = []
+
+        async def judge(messages: list[JsonDict]) -> str:
+            asked.append(messages)
+            return scores_json(entries(messages))
+
+        await Ruler(judge).score(await OurSide().group(runs))
+        return asked[0]
+
+    async def score(self, group: list[JsonDict], url: str, timeout: float = 60.0) -> None:
+        """Ask once."""
+        import litellm
+
+        settings = {"api_base": url, "api_key": "none", "timeout": timeout, "max_retries": 0}
+        await litellm.acompletion(model=MODEL, messages=group, **settings | self._more)
+
+
+class WithoutDoor(OurSide):
+    """Ours with a judge in the process: what is neither LiteLLM's nor the network's."""
+
+    name = "ours, the judge in the process"
+
+    def __init__(self) -> None:
+        async def judge(messages: list[JsonDict]) -> str:
+            await asyncio.sleep(LATENCY / 1000)
+            labels = LABEL.findall(text_of(messages[1]))
+            return scores_json([{"trajectory_id": label, "score": 0.5} for label in labels])
+
+        self._ruler = Ruler(judge)
+
+    async def score(self, group: Any, url: str, timeout: float = 60.0) -> None:
+        """Ask; the address is not used."""
+        await self._ruler.score(group)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One round of one side under one load."""
+
+    cpu: float
+    """Milliseconds of this process a group."""
+    median: float
+    """Milliseconds from question to scores."""
+    rate: float
+    """Groups a second."""
+
+
+async def load(side: Any, groups: Sequence[Any], at_once: int, url: str) -> Measured:
+    """Let ``side`` judge ``groups``, ``at_once`` at a time."""
+    left, times = list(groups), []
+
+    async def lane() -> None:
+        while left:
+            group, start = left.pop(), time.perf_counter()
+            await side.score(group, url)
+            times.append(1000 * (time.perf_counter() - start))
+
+    gc.collect()
+    cpu, start = time.process_time(), time.perf_counter()
+    await asyncio.gather(*(lane() for _ in range(at_once)))
+    seconds = time.perf_counter() - start
+    return Measured(1000 * (time.process_time() - cpu) / len(groups), statistics.median(times), len(groups) / seconds)
+
+
+async def cost_table(url: str, sides: Sequence[Any], rounds: int, loads: Sequence[tuple[int, int]] = LOADS) -> str:
+    """Return what a group costs on every side, all sides in turns."""
+    url = f"{url}/good/{LATENCY}/v1"
+    alone = [LiteLLMAlone("LiteLLM alone, with a schema", response_format=SENT), LiteLLMAlone("LiteLLM alone")]
+    everyone = [*sides, *alone, WithoutDoor()]
+    found: dict[tuple[str, int], list[Measured]] = {}
+    for number in range(-1, rounds):  # the first warms up
+        for side in everyone[:: -1 if number % 2 else 1]:
+            for at_once, count in loads:
+                seeds = range(number * count, (number + 1) * count)
+                groups = [await side.group(make_runs(seed, TURNS)) for seed in seeds]
+                measured = await load(side, groups, at_once, url)
+                if number >= 0:
+                    found.setdefault((side.name, at_once), []).append(measured)
+
+    def middle(side: Any, at_once: int, what: str) -> float:
+        return statistics.median(getattr(it, what) for it in found[side.name, at_once])
+
+    few, many = loads[0][0], loads[-1][0]
+    ours, rows = next(side for side in sides if side.name == OurSide.name), []
+    for side in everyone:
+        cpu = [middle(side, at_once, "cpu") for at_once in (few, many)]
+        shares = [middle(ours, at_once, "cpu") / it for at_once, it in zip((few, many), cpu, strict=True)]
+        beyond = middle(side, few, "median") - LATENCY
+        rows.append([side.name, *cpu, *shares, beyond, middle(side, many, "rate")])
+    head = ["side", f"CPU ms, {few} at a time", f"{many} at a time", "ours / it", f"ours / it, {many}"]
+    return "\n".join(
+        [
+            f"A group of 8, about 8,000 words; a judge of {LATENCY} ms; medians of {rounds} rounds",
+            "",
+            table([*head, "ms beyond the judge", f"groups/s, {many} at a time"], rows),
+        ]
+    )
+
+
+def import_table(with_peer: bool, rounds: int) -> str:
+    """Return what imports cost, each in a fresh process, and whether LiteLLM comes with them."""
+    statements = ["import art_core, art_ruler", "import litellm"]
+    if with_peer:
+        statements.insert(0, "from art.rewards import ruler_score_group")
+    rows = []
+    for statement in statements:
+        found = [json.loads(run_alone(statement)) for _ in range(min(rounds, 3))]
+        rows.append([statement, statistics.median(it[0] for it in found), "yes" if found[0][1] else "no"])
+    return table(["import", "s", "loads LiteLLM"], rows)
+
+
+def run_alone(statement: str) -> str:
+    """Return the seconds that ``statement`` takes in a fresh process and whether LiteLLM is then loaded, as JSON."""
+    code = (
+        "import time, sys, json; start = time.perf_counter(); "
+        f"{statement}; print(json.dumps([time.perf_counter() - start, 'litellm' in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()[-1]

@@ -1,0 +1,136 @@
+"""An OpenAI-compatible door before a function that judges. Knows nothing about how it judges.
+
+What it relies on of the question: every run stands after ``<trajectory id="LABEL">``, what all begin with in ``<shared>``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+RUN = re.compile(r'<trajectory id="([^"\s]+)">(.*?)(?=</trajectory>|<trajectory id="|\Z)', re.DOTALL)
+SHARED = re.compile(r"<shared>(.*?)</shared>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the judge answers."""
+
+    text: str
+    status: int = 200
+    delay: float = 0.0
+    """Seconds."""
+
+
+Judging = Callable[[str, list[dict[str, Any]]], Answer]
+"""The path that was asked and the messages -> the answer."""
+
+
+class JudgeServer(ThreadingHTTPServer):
+    """Answers chat completions at any path that ends in ``/chat/completions``."""
+
+    request_queue_size = 256
+    daemon_threads = True
+
+    def __init__(self, judging: Judging, port: int = 0) -> None:
+        """``port`` 0 takes any that is free."""
+        super().__init__(("127.0.0.1", port), Door)
+        self.judging = judging
+        self.asked = 0
+        self.stopping = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """The server's address, without a path."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Door(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: JudgeServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        self._send(200, {"object": "list", "data": []})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked += 1
+        answer = self.server.judging(self.path.removesuffix("/chat/completions"), body["messages"])
+        self.server.stopping.wait(answer.delay)
+        self._send(answer.status, completion(answer.text) if answer.status == 200 else {"error": {"message": "boom"}})
+
+    def _send(self, status: int, content: object) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except ConnectionError:
+            self.close_connection = True  # the client did not wait
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def completion(text: str) -> dict[str, Any]:
+    """Return OpenAI's form of an answer."""
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1_700_000_000,
+        "model": "judge",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
+        "usage": {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100},
+    }
+
+
+@contextmanager
+def serving(judging: Judging) -> Iterator[JudgeServer]:
+    """Serve ``judging`` from a thread."""
+    server = JudgeServer(judging)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stopping.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def runs_shown(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the label and the text of every run that ``messages`` show, in their order."""
+    return [(label, text) for it in messages for label, text in RUN.findall(text_of(it))]
+
+
+def shared_shown(messages: list[dict[str, Any]]) -> str:
+    """Return what every run begins with; empty where nothing is shared."""
+    return "\n".join(text for it in messages for text in SHARED.findall(text_of(it)))
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """Return a message's text, also where it is in parts."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
+def scores_json(scores: list[dict[str, Any]]) -> str:
+    """Return the answer that is asked for."""
+    return json.dumps({"scores": scores})

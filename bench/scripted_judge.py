@@ -1,0 +1,102 @@
+"""Grades the email agent's runs by what a reader of their text can see. Knows no task's answer.
+
+What it relies on of the question, beside ``judge_server``: messages as ``[role] text``, tool calls as ``calls NAME({json})``, a
+line each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from bench.judge_server import Answer, runs_shown, scores_json, shared_shown
+from examples.email_search.tasks import QUESTIONS
+
+MESSAGE = re.compile(r"^\[(system|user|assistant|tool)(?: \w+)?\] ?", re.MULTILINE)
+CALL = re.compile(r"^calls (\w+)\((.*)\)\s*$", re.MULTILINE)
+ASKED = [re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\w+)", re.escape(form))) for form in QUESTIONS]
+REFUSED = re.compile(r"^(Error|.* is not a valid tool)")
+
+
+@dataclass
+class Seen:
+    """What one run did, as far as its text shows it."""
+
+    searched: bool = False
+    found: bool = False
+    """A search showed the mail that the question is about."""
+    read: str = ""
+    """That mail's text."""
+    answer: str | None = None
+    faults: int = 0
+    """Messages without a tool call, and calls that were refused."""
+
+
+def judge(path: str, messages: list[dict[str, Any]]) -> Answer:
+    """Answer the question that ``messages`` ask."""
+    shared = shared_shown(messages)
+    scores = []
+    for label, own in runs_shown(messages):
+        score, why = grade(f"{shared}\n{own}")
+        scores.append({"trajectory_id": label, "explanation": why, "score": score})
+    return Answer(scores_json(scores))
+
+
+def grade(text: str) -> tuple[float, str]:
+    """Return a run's score and the reason.
+
+    1 for an answer that the mail in question gives, and the run read it; what led there counts for a run that did not arrive;
+    every fault costs a little.
+    """
+    asked = next((found for form in ASKED if (found := form.search(text))), None)
+    if asked is None:
+        return 0.0, "no question"
+    seen = look(text, f"{asked['project']} {asked['kind']}")
+    stated = re.search(rf"The {asked['attribute']} is (.+?)\.(?= |$)", seen.read)
+    if seen.answer is not None and stated is not None and seen.answer.strip() == stated[1]:
+        return 1.0 - 0.05 * min(seen.faults, 4), "answers what the mail says"
+    quoted = bool(seen.answer and seen.answer.strip() in seen.read)
+    parts = {
+        "searched": 0.05 * seen.searched,
+        "found the mail": 0.05 * seen.found,
+        "read the mail": 0.15 * bool(seen.read),
+        "answered": 0.05 * (seen.answer is not None),
+        "answered from the mail": 0.1 * quoted,
+    }
+    why = ", ".join(name for name, points in parts.items() if points) or "did nothing"
+    return round(max(sum(parts.values()) - 0.05 * seen.faults, 0.0), 3), f"{why}; not what was asked for"
+
+
+def look(text: str, subject: str) -> Seen:
+    """Return what the run of ``text`` did about the mail called ``subject``."""
+    seen = Seen()
+    pieces = MESSAGE.split(text)
+    for role, said in zip(pieces[1::2], pieces[2::2], strict=True):
+        if role == "assistant":
+            calls = CALL.findall(said)
+            seen.faults += not calls
+            for name, arguments in calls:
+                note(seen, name, arguments)
+        elif role == "tool":
+            seen.found |= any(line.startswith(f"{subject} from ") and " id " in line for line in said.splitlines())
+            if said.startswith(f"{subject} from ") and " on " in said.partition("\n")[0]:
+                seen.read = said.partition("\n")[2]
+            seen.faults += bool(REFUSED.match(said))
+    return seen
+
+
+def note(seen: Seen, name: str, arguments: str) -> None:
+    """Add one call to what was seen."""
+    seen.searched |= name == "search_inbox"
+    if name != "return_final_answer":
+        return
+    try:
+        given = json.loads(arguments)
+    except ValueError:
+        given = None
+    if isinstance(given, dict) and isinstance(given.get("answer"), str):
+        seen.answer = given["answer"]
+    else:
+        seen.faults += 1

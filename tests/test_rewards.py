@@ -1,0 +1,333 @@
+"""art.weighted and rewards that cost something: what is summed, what is seen, and how a run ends without a judge."""
+
+import asyncio
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+import art_core as art
+from art_core.display import Display
+from art_core.errors import ConfigError, RewardError
+from art_core.plugins import Plugins
+from art_core.scoring import score
+from art_core.summary import print_result
+from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
+from art_core.types import Call, Group, MeteredReward, Trajectory
+
+
+def group_of(*outputs) -> Group:
+    call = Call(prompt_ids=(1,), sampled_ids=(2,), logprobs=(-0.5,))
+    return Group("t", tuple(Trajectory("t", (call, call), output=it, rollout_id=f"r{it}") for it in outputs))
+
+
+def right(trajectory):
+    trajectory.metrics["success"] = float(trajectory.output == 1)
+    return trajectory.metrics["success"]
+
+
+class Judge:
+    """Scores every run ``value``, for a price, until its budget is spent."""
+
+    def __init__(self, value=0.5, budget=math.inf):
+        self.value, self.budget, self.spent = value, budget, 0.0
+        self.begun = []
+
+    async def score(self, group):
+        if self.exhausted():
+            for trajectory in group.trajectories:
+                trajectory.notes["unscored"] = "the budget is spent"
+            return [None] * len(group.trajectories)
+        self.spent += 1.0
+        for trajectory in group.trajectories:
+            trajectory.notes["judge"] = f"worth {self.value}"
+        value = self.value if callable(self.value) else lambda index: self.value
+        return [value(index) for index in range(len(group.trajectories))]
+
+    def begin(self, run_dir):
+        self.begun.append(run_dir)
+
+    def account(self):
+        return {"judge/cost": self.spent}
+
+    def exhausted(self):
+        return "the budget of the judge is spent, raise it" if self.spent >= self.budget else None
+
+
+def offering(**rewards) -> Plugins:
+    class Plugin:
+        @art.hookimpl
+        def register_rewards(self, register):
+            for name, reward in rewards.items():
+                register(name, lambda reward=reward: reward)
+
+    return Plugins(Plugin(), installed=False)
+
+
+def settings(tmp_path, **more):
+    return {
+        "model": "tiny", "steps": 2, "tasks_per_step": 1, "group_size": 2, "engine": FakeEngine(), "progress": False,
+        "learner": CountingLearner(), "run_dir": tmp_path / "run", **more,
+    }  # fmt: skip
+
+
+def lines_of(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def told_display():
+    told = io.StringIO()
+    return told, Display(console=Console(file=told, width=500))
+
+
+# The sum
+
+
+async def test_the_sum_has_the_weights_as_they_are_and_every_part_is_seen():
+    both = art.weighted(judge=(2.0, Judge(0.25)), right=(-0.5, right), seen=(0, lambda trajectory: 9))
+    scored = await score(group_of(0, 1), both)
+    assert [t.reward for t in scored.trajectories] == [0.5, 0.0]
+    assert scored.trajectories[1].metrics == {
+        "success": 1.0,
+        "reward/judge": 0.25,
+        "reward/right": 1.0,
+        "reward/seen": 9.0,
+    }
+    assert scored.trajectories[1].notes == {"judge": "worth 0.25"}
+
+
+async def test_parts_are_scored_at_the_same_time():
+    meeting = asyncio.Barrier(2)
+
+    async def waits(trajectory):
+        await meeting.wait()
+        return 1.0
+
+    scored = await asyncio.wait_for(score(group_of(0), art.weighted(a=(1, waits), b=(1, waits))), 5)
+    assert scored.trajectories[0].reward == 2.0
+
+
+async def test_a_run_that_one_part_leaves_unscored_is_unscored_and_the_part_is_named():
+    class Silent:
+        async def score(self, group):
+            return [None, 1.0]
+
+    parts = {"judge": (1, Judge(budget=0)), "silent": (1, Silent()), "right": (1, right)}
+    first, second = (await score(group_of(0, 1), art.weighted(**parts))).trajectories
+    assert first.reward is None and second.reward is None
+    assert first.notes == {"unscored": "judge: the budget is spent; silent: the reward does not say why"}
+    assert second.notes == {"unscored": "judge: the budget is spent"}
+    assert second.metrics == {"success": 1.0, "reward/silent": 1.0, "reward/right": 1.0}
+    again = await score(Group("t", (first, second)), art.weighted(right=(1, right)))
+    assert [t.notes for t in again.trajectories] == [{}, {}], "a reason does not outlive the scoring"
+
+
+async def test_rewards_of_single_calls_add_up_with_the_weights():
+    def first(trajectory):
+        trajectory.call_rewards[0] = 1
+        return 0.0
+
+    def both(trajectory):
+        trajectory.call_rewards.update({0: 0.5, 1: 3.0})
+        return 0.0
+
+    scored = await score(group_of(0), art.weighted(first=(0.5, first), both=(2.0, both)))
+    assert [call.reward for call in scored.trajectories[0].calls] == [1.5, 6.0]
+
+
+async def test_a_name_that_two_parts_give_is_the_first_parts_and_the_other_is_kept_beside_it():
+    def strict(trajectory):
+        trajectory.metrics["success"] = 0.0
+        return 0.0
+
+    parts = {"right": (1, right), "strict": (1, strict), "one": (1, Judge(0.1)), "two": (1, Judge(0.2))}
+    (scored,) = (await score(group_of(1), art.weighted(**parts))).trajectories
+    assert scored.metrics["success"] == 1.0 and scored.metrics["strict/success"] == 0.0
+    assert scored.notes == {"judge": "worth 0.1", "two/judge": "worth 0.2"}
+
+
+async def test_a_sum_may_be_a_part_and_its_parts_are_seen():
+    inner = art.weighted(right=(1, right), judge=(1, Judge(0.5)))
+    (scored,) = (await score(group_of(1), art.weighted(inner=(0.5, inner), right=(0.25, right)))).trajectories
+    assert scored.reward == 1.0
+    assert scored.metrics["reward/inner"] == 1.5 and scored.metrics["reward/judge"] == 0.5
+    assert scored.metrics["reward/right"] == 1.0 and scored.metrics["inner/reward/right"] == 1.0
+
+
+async def test_what_a_part_gets_wrong_is_told_in_its_name():
+    def wrong(trajectory):
+        return "good"
+
+    with pytest.raises(RewardError, match="wrong returned 'good'"):
+        await score(group_of(0), art.weighted(right=(1, right), wrong=(1, wrong)))
+    with pytest.raises(RewardError, match=r"part 'judge' of art.weighted\(judge=1\) is a name, 'ruler'.*run.score"):
+        await score(group_of(0), art.weighted(judge=(1, "ruler")))
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({}, "no parts"),
+        ({"right": right}, "part 'right'.*NAME=.weight, reward."),
+        ({"right": (1, right, 2)}, "part 'right'"),
+        ({"right": (right, 1)}, "weight of the part 'right'"),
+        ({"right": (math.nan, right)}, "weight of the part 'right'.*nan, not a finite number"),
+        ({"right": (True, right)}, "weight of the part 'right'"),
+        ({"right": (1, 3)}, "part 'right' .* is 3, which is not a reward"),
+        ({"right": (1, Judge)}, "which is not a reward"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused(parts, said):
+    with pytest.raises(ConfigError, match=said):
+        art.weighted(**parts)
+
+
+# In a run
+
+
+async def test_names_of_parts_are_looked_up_before_anything_runs(tmp_path):
+    judge, engine = Judge(), FakeEngine()
+    common = settings(tmp_path, engine=engine, plugins=offering(judge=judge))
+    with pytest.raises(
+        ConfigError, match=r"part 'mine' of art.weighted\(mine=1\): there is no reward named 'jugde'.*'judge'"
+    ):
+        await art.train(ScriptedAgent(), ["a"], reward=art.weighted(mine=(1, "jugde")), **common)
+    with pytest.raises(ConfigError, match="there is no reward named 'jugde'"):
+        await art.train(ScriptedAgent(), ["a"], reward=judge, eval_reward="jugde", **common)
+    assert engine.requests == []
+    await art.train(ScriptedAgent(), ["a"], reward=art.weighted(mine=(1, "judge"), more=(1, lambda t: 1.0)), **common)
+    assert [line["reward/mine"] for line in lines_of(tmp_path)] == [0.5, 0.5]
+    assert [line["reward"] for line in lines_of(tmp_path)] == [1.5, 1.5]
+
+
+async def test_notes_reach_the_store_and_a_sum_is_named_by_its_parts(tmp_path):
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
+        groups = await run.collect(ScriptedAgent(), ["a"], group_size=2)
+        scored = await run.score(groups, art.weighted(judge=(1, Judge())))
+        run_id = scored[0].trajectories[0].rollout_id
+        assert run.store.trajectory(run_id).notes == {"judge": "worth 0.5"}
+        assert [it.by for it in run.store.scores(run_id)] == ["weighted(judge=1)"]
+
+
+async def test_what_a_reward_costs_is_counted_once_however_often_it_is_used(tmp_path):
+    judge, other = Judge(), Judge()
+    both = art.weighted(judge=(0.5, "judge"), again=(0.5, judge), other=(1, other))
+    assert isinstance(both, MeteredReward)
+    more = {"eval_reward": judge, "eval_tasks": ["x"], "plugins": offering(judge=judge)}
+    await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=both, **more))
+    assert judge.begun == other.begun == [tmp_path / "run"]
+    # One evaluation before, then twice a step and once.
+    assert [line["judge/cost"] for line in lines_of(tmp_path)] == [4.0, 7.0]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["account"] == {"judge/cost": 8.0} and report["exhausted"] is None
+
+
+def test_a_sum_alone_costs_what_its_parts_cost(tmp_path):
+    judge, other = Judge(budget=2), Judge()
+    both = art.weighted(a=(1, judge), b=(1, judge), inner=(1, art.weighted(c=(1, other), right=(1, right))))
+    both.begin(tmp_path)
+    judge.spent, other.spent = 1.0, 4.0
+    assert judge.begun == other.begun == [tmp_path]
+    assert both.account() == {"judge/cost": 5.0} and both.exhausted() is None
+    judge.spent = 2.0
+    assert both.exhausted() == judge.exhausted()
+    assert art.weighted(right=(1, right)).account() == {}
+
+
+async def test_costs_do_not_hide_the_numbers_of_the_step(tmp_path):
+    class Odd(Judge):
+        def account(self):
+            return {"reward": 7.0, "calls": 8.0}
+
+    await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=Odd(), steps=1))
+    (line,) = lines_of(tmp_path)
+    assert (line["reward"], line["calls"], line["account/reward"], line["account/calls"]) == (0.5, 2.0, 7.0, 8.0)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_a_run_without_budget_ends_in_good_order_and_goes_on_with_more(tmp_path, max_staleness):
+    told, screen = told_display()
+    judge = Judge(value=float, budget=3)
+    common = {"steps": 6, "eval_tasks": ["x"], "eval_reward": right, "max_staleness": max_staleness}
+    result = await art.train(
+        ScriptedAgent(), ["a"], **settings(tmp_path, reward=art.weighted(judge=(1, judge)), progress=screen, **common)
+    )
+    done = result.report["steps"]
+    assert done == 3 if not max_staleness else 1 <= done <= 3, "with rollouts ahead some of it is spent on later steps"
+    assert f"training ends after step {done} of 6: the budget of the judge is spent, raise it" in told.getvalue()
+    assert f"run_dir='{tmp_path / 'run'}'" in told.getvalue()
+    assert result.after is not None and result.report["exhausted"] == judge.exhausted()
+    assert len(lines_of(tmp_path)) == done
+
+    still = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=judge, **common))
+    assert still.report["steps"] == done, "nothing is rolled out that cannot be scored"
+    judge.budget = 100
+    more = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=judge, **common))
+    assert more.report["steps"] == 6 and more.report["exhausted"] is None
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_spent_budget_ends_extra_rounds_too(tmp_path):
+    told, screen = told_display()
+    more = {"steps": 3, "dynamic_sampling": True, "max_extra_rounds": 50, "progress": screen}
+    await art.train(ScriptedAgent(), ["a", "b"], **settings(tmp_path, reward=Judge(budget=2), **more))
+    assert [line["groups_sampled"] for line in lines_of(tmp_path)] == [2]
+    assert "max_extra_rounds" not in told.getvalue()
+
+
+# What a person sees
+
+
+async def test_unscored_groups_are_counted_and_the_reason_is_said_once(tmp_path):
+    class Half:
+        async def score(self, group):
+            if group.task == "a":
+                return [0.0, None]
+            for trajectory in group.trajectories:
+                trajectory.notes["unscored"] = "the answer has no JSON"
+            return [None, None]
+
+    told, screen = told_display()
+    await art.train(
+        ScriptedAgent(), ["a", "b", "c"], **settings(tmp_path, reward=Half(), tasks_per_step=3, progress=screen)
+    )
+    assert [(line["groups_unscored"], line["unscored"]) for line in lines_of(tmp_path)] == [(2.0, 5.0)] * 2
+    assert told.getvalue().count("runs could not be scored: the answer has no JSON") == 1
+    assert told.getvalue().count("unscored runs 5") == 2
+
+
+async def test_the_advice_names_the_reason_where_no_run_could_be_scored(tmp_path):
+    told, screen = told_display()
+
+    class Refuses:
+        async def score(self, group):
+            for trajectory in group.trajectories:
+                trajectory.notes["unscored"] = "the judge refuses the key"
+            return [None] * len(group.trajectories)
+
+    await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=Refuses(), steps=3, progress=screen))
+    assert "no run could be scored (the judge refuses the key)" in told.getvalue()
+    assert "easier tasks" not in told.getvalue()
+
+
+async def test_an_evaluation_tells_how_many_runs_could_not_be_scored(tmp_path):
+    class Every:
+        async def score(self, group):
+            return [None if group.task == "b" else 1.0]
+
+    told, screen = told_display()
+    common = {"eval_tasks": ["a", "b"], "eval_reward": Every(), "reward": right, "progress": screen, "steps": 1}
+    result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **common))
+    assert result.report["after"]["unscored"] == result.after.unscored == 1
+    assert told.getvalue().count("1 of 2 runs could not be scored: the reward does not say why") == 1
+    shown = io.StringIO()
+    print_result(result, Console(file=shown, width=200))
+    assert "unscored runs" in shown.getvalue()
+    clean = await art.train(
+        ScriptedAgent(), ["a"], **settings(tmp_path / "clean", **{**common, "eval_reward": right, "progress": False})
+    )
+    shown = io.StringIO()
+    print_result(clean, Console(file=shown, width=200))
+    assert "unscored" not in shown.getvalue()
