@@ -255,7 +255,7 @@ async def test_a_judge_for_which_everything_is_too_long_leaves_the_group_unscore
 
     group = group_of("worth 0.2", "worth 0.9")
     assert await Ruler(judge).score(group) == [None, None]
-    assert group.trajectories[0].notes["unscored"] == "no room at all"
+    assert "no room" in group.trajectories[0].notes["unscored"]
 
 
 @pytest.mark.parametrize(
