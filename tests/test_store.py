@@ -49,10 +49,10 @@ def test_a_name_and_an_error_that_are_no_utf8_come_back(tmp_path):
 
 @st.composite
 def conversations(draw) -> list[tuple[str, Call]]:
-    """Calls that extend, fork and compact each other, over three rollouts."""
+    """Calls that extend, fork and compact each other, over three rollouts; none is another's retry."""
     start = draw(st.lists(st.integers(0, 9), min_size=1, max_size=40))
     made: list[tuple[str, Call]] = []
-    for _ in range(draw(st.integers(1, 12))):
+    for number in range(draw(st.integers(1, 12))):
         base, said = (start, [])
         if made and draw(st.booleans()):
             earlier = draw(st.sampled_from(made))[1]
@@ -73,8 +73,8 @@ def conversations(draw) -> list[tuple[str, Call]]:
                     tuple(draw(st.lists(floats, min_size=len(sampled), max_size=len(sampled)))),
                     policy_version=draw(st.integers(0, 9)),
                     agent=draw(st.none() | texts),
-                    request_id=draw(st.sampled_from(["", "q1", "q2"])),
-                    choice=draw(st.integers(0, 2)),
+                    request_id=draw(st.sampled_from(["", f"q{number // 3}"])),
+                    choice=number % 3,
                     reward=draw(st.none() | st.floats(-1, 1)),
                     temperature=draw(st.floats(0, 2)),
                     finish_reason=draw(st.sampled_from(["stop", "length", "tool_calls"])),
