@@ -100,42 +100,41 @@ class Weighted:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-        self._gather(group, [copy.trajectories for copy in copies])
-        return [
-            self._sum(whole, given, its)
-            for whole, given, its in zip(
-                group.trajectories,
-                zip(*outcomes, strict=True),
-                zip(*(copy.trajectories for copy in copies), strict=True),
-                strict=True,
-            )
+        by_run = zip(*(copy.trajectories for copy in copies), strict=True)
+        rewards = [
+            self._sum(whole, its, given)
+            for whole, its, given in zip(group.trajectories, by_run, zip(*outcomes, strict=True), strict=True)
         ]
+        self._put(
+            [it.metrics for it in group.trajectories], [[it.metrics for it in copy.trajectories] for copy in copies]
+        )
+        self._put([it.notes for it in group.trajectories], [[it.notes for it in copy.trajectories] for copy in copies])
+        return rewards
 
-    def _gather(self, group: Group, copies: Sequence[Sequence[Trajectory]]) -> None:
-        """Put what the parts said, their ``copies`` of the runs, into the group's own trajectories."""
-        first = {f"reward/{name}": "" for name in self._parts}
-        before = [_copy(trajectory) for trajectory in group.trajectories]
-        for (name, part), copy in zip(self._parts.items(), copies, strict=True):
-            for whole, was, its in zip(group.trajectories, before, copy, strict=True):
-                for into, old, new in ((whole.metrics, was.metrics, its.metrics), (whole.notes, was.notes, its.notes)):
-                    said = {key: new[key] for key in new if key != "unscored" and old.get(key) is not new[key]}
-                    into |= {key if first.setdefault(key, name) == name else f"{name}/{key}": said[key] for key in said}
-                for index, value in its.call_rewards.items():
-                    whole.call_rewards[index] = whole.call_rewards.get(index, 0.0) + part.weight * value
-
-    def _sum(self, whole: Trajectory, given: Sequence[float | None], its: Sequence[Trajectory]) -> float | None:
-        """Return the weighted sum of one run's values, and note them, or why there is none."""
+    def _sum(self, whole: Trajectory, its: Sequence[Trajectory], given: Sequence[float | None]) -> float | None:
+        """Return one run's weighted sum, and note its parts, or why there is none; ``its`` are the parts' copies of the run."""
         missing = []
-        for name, value, copy in zip(self._parts, given, its, strict=True):
+        for (name, part), copy, value in zip(self._parts.items(), its, given, strict=True):
+            reason = copy.notes.pop("unscored", NO_REASON)
             whole.metrics.pop(f"reward/{name}", None)
             if value is None:
-                missing.append(f"{name}: {copy.notes.get('unscored', NO_REASON)}")
+                missing.append(f"{name}: {reason}")
             else:
                 whole.metrics[f"reward/{name}"] = value
+            for index, of_call in copy.call_rewards.items():
+                whole.call_rewards[index] = whole.call_rewards.get(index, 0.0) + part.weight * of_call
         if missing:
             whole.notes["unscored"] = "; ".join(missing)
             return None
         return sum(part.weight * value for part, value in zip(self._parts.values(), given, strict=True))
+
+    def _put(self, runs: Sequence[dict[str, Any]], parts: Sequence[Sequence[_Said]]) -> None:
+        """Put what each part said of the runs into ``runs``; a name is the first part's, over all runs."""
+        first = {f"reward/{name}": "" for name in self._parts}
+        for name, part in zip(self._parts, parts, strict=True):
+            for into, of_run in zip(runs, part, strict=True):
+                for key, value in of_run.said().items():
+                    into[key if first.setdefault(key, name) == name else f"{name}/{key}"] = value
 
     def metered(self) -> list[MeteredReward]:
         """Return the parts that cost something, each once."""
@@ -197,8 +196,33 @@ class Rewards:
         return _first_reason(self._metered)
 
 
+class _Said(dict[str, Any]):
+    """A dict that knows what was put into it after it was made, the same value as before too."""
+
+    def __init__(self, before: Mapping[str, Any]) -> None:
+        super().__init__(before)
+        self._names: dict[str, None] = {}
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self._names[name] = None
+
+    def update(self, *given: Any, **named: Any) -> None:
+        for name, value in dict(*given, **named).items():
+            self[name] = value
+
+    def setdefault(self, name: str, value: Any = None) -> Any:
+        if name not in self:
+            self[name] = value
+        return self[name]
+
+    def said(self) -> dict[str, Any]:
+        """Return what was put in and is there still."""
+        return {name: self[name] for name in self._names if name in self}
+
+
 def _copy(trajectory: Trajectory) -> Trajectory:
-    return replace(trajectory, metrics=dict(trajectory.metrics), notes=dict(trajectory.notes))
+    return replace(trajectory, metrics=_Said(trajectory.metrics), notes=_Said(trajectory.notes))
 
 
 def _totals(rewards: Sequence[MeteredReward]) -> dict[str, float]:

@@ -55,7 +55,9 @@ async def values(group: Group, reward: Reward | GroupReward) -> list[float | Non
         trajectory.notes.pop("unscored", None)
     together = callable(getattr(reward, "score", None))
     found = await (_score_together(group, reward) if together else _score_each(group, reward))
-    for trajectory in group.trajectories:
+    for trajectory, value in zip(group.trajectories, found, strict=True):
+        if value is not None:
+            trajectory.notes.pop("unscored", None)
         _check_added(reward, trajectory)
         trajectory.call_rewards.update(_call_numbers(trajectory, reward))
     return found

@@ -110,7 +110,7 @@ class Trajectory:
     Scoring empties it first, and moves what is put there to ``Call.reward``."""
     notes: dict[str, str] = field(default_factory=dict, kw_only=True)
     """Words that a reward adds, by a name of its own: ``trajectory.notes["ruler"] = "why"``. They are kept with the score.
-    ``unscored`` says why the run has no reward; scoring removes it first."""
+    ``unscored`` says why the run has no reward; it is removed where it has one."""
 
     def reward_node(self, node: str, reward: float) -> None:
         """For reward functions: reward every call that ``node`` made, through ``call_rewards``."""

@@ -91,7 +91,7 @@ def verdict(runs: Sequence[Run], outcome: Outcome | Exception, *, named: bool = 
 def first_line(text: str) -> str:
     """Return what fits into a cell."""
     line = next(iter(text.strip().splitlines()), "").replace("|", "\\|")
-    return line if len(line) <= 110 else f"{line[:107]}..."
+    return line if len(line) <= 72 else f"{line[:69]}..."
 
 
 async def outcome_of(side: Side, row: Row, url: str) -> tuple[list[Run], Outcome | Exception]:
@@ -144,9 +144,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(options: argparse.Namespace) -> None:
     """Start the stub, measure, print."""
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    os.environ["NO_PROXY"] = "127.0.0.1"
-    logging.getLogger("art_ruler").setLevel(logging.ERROR)  # the tables say it
     warnings.filterwarnings("ignore", module="pydantic")  # LiteLLM's objects, said once a process
     url = f"http://127.0.0.1:{free_port()}"
     stub = [sys.executable, "-m", "bench.bad_judge", "--port", url.rpartition(":")[2]]
@@ -158,4 +155,6 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1"}
+    logging.getLogger("art_ruler").setLevel(logging.ERROR)  # the tables say it
     main(parse())

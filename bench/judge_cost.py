@@ -9,12 +9,12 @@ import asyncio
 import gc
 import json
 import re
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from art_core.types import JsonDict
@@ -105,7 +105,7 @@ async def load(side: Any, groups: Sequence[Any], at_once: int, url: str) -> Meas
     cpu, start = time.process_time(), time.perf_counter()
     await asyncio.gather(*(lane() for _ in range(at_once)))
     seconds = time.perf_counter() - start
-    return Measured(1000 * (time.process_time() - cpu) / len(groups), statistics.median(times), len(groups) / seconds)
+    return Measured(1000 * (time.process_time() - cpu) / len(groups), median(times), len(groups) / seconds)
 
 
 async def cost_table(url: str, sides: Sequence[Any], rounds: int, loads: Sequence[tuple[int, int]] = LOADS) -> str:
@@ -117,30 +117,28 @@ async def cost_table(url: str, sides: Sequence[Any], rounds: int, loads: Sequenc
     for number in range(-1, rounds):  # the first warms up
         for side in everyone[:: -1 if number % 2 else 1]:
             for at_once, count in loads:
-                seeds = range(number * count, (number + 1) * count)
+                seeds = range((number + 1) * count, (number + 2) * count)
                 groups = [await side.group(make_runs(seed, TURNS)) for seed in seeds]
                 measured = await load(side, groups, at_once, url)
                 if number >= 0:
                     found.setdefault((side.name, at_once), []).append(measured)
 
-    def middle(side: Any, at_once: int, what: str) -> float:
-        return statistics.median(getattr(it, what) for it in found[side.name, at_once])
-
-    few, many = loads[0][0], loads[-1][0]
     ours, rows = next(side for side in sides if side.name == OurSide.name), []
+    few, many = (at_once for at_once, _ in loads)
     for side in everyone:
-        cpu = [middle(side, at_once, "cpu") for at_once in (few, many)]
-        shares = [middle(ours, at_once, "cpu") / it for at_once, it in zip((few, many), cpu, strict=True)]
-        beyond = middle(side, few, "median") - LATENCY
-        rows.append([side.name, *cpu, *shares, beyond, middle(side, many, "rate")])
-    head = ["side", f"CPU ms, {few} at a time", f"{many} at a time", "ours / it", f"ours / it, {many}"]
-    return "\n".join(
-        [
-            f"A group of 8, about 8,000 words; a judge of {LATENCY} ms; medians of {rounds} rounds",
-            "",
-            table([*head, "ms beyond the judge", f"groups/s, {many} at a time"], rows),
-        ]
-    )
+        one, all_at_once = found[side.name, few], found[side.name, many]
+        row = [median(it.cpu for it in one), median(it.cpu for it in all_at_once)]
+        row += [share(found[ours.name, it], found[side.name, it]) for it in (few, many)]
+        rows.append([side.name, *row, median(it.median for it in one) - LATENCY, median(it.rate for it in all_at_once)])
+    head = ["side", *(f"CPU ms, {it} at a time" for it in (few, many)), *(f"ours / it, {it}" for it in (few, many))]
+    head += ["ms beyond the judge", f"groups/s, {many} at a time"]
+    title = f"A group of 8, about 8,000 words; a judge of {LATENCY} ms; medians of {rounds} rounds, also of the ratios"
+    return f"{title}\n\n{table(head, rows)}"
+
+
+def share(ours: Sequence[Measured], theirs: Sequence[Measured]) -> float:
+    """Return the median over the rounds of our CPU by theirs."""
+    return median(mine.cpu / its.cpu for mine, its in zip(ours, theirs, strict=True))
 
 
 def import_table(with_peer: bool, rounds: int) -> str:
@@ -151,7 +149,7 @@ def import_table(with_peer: bool, rounds: int) -> str:
     rows = []
     for statement in statements:
         found = [json.loads(run_alone(statement)) for _ in range(min(rounds, 3))]
-        rows.append([statement, statistics.median(it[0] for it in found), "yes" if found[0][1] else "no"])
+        rows.append([statement, median(it[0] for it in found), "yes" if found[0][1] else "no"])
     return table(["import", "s", "loads LiteLLM"], rows)
 
 

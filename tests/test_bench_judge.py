@@ -1,6 +1,7 @@
-"""The judges of the benchmarks and what is said of their answers. No network but one small question; no LiteLLM."""
+"""The judges of the benchmarks and what is said of their answers; without LiteLLM but for the one that measures it."""
 
 import json
+import re
 import urllib.error
 import urllib.request
 
@@ -141,3 +142,13 @@ def test_two_trainings_are_compared_seed_by_seed_and_by_their_means():
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in demo_seeds.compared(reports).splitlines()]
     assert rows[2][-1] == "+2.0"
     assert rows[4] == ["T=1", "mean", "75.0%", "73.0%", "-2.0"]
+
+
+@pytest.mark.engines
+def test_what_judging_costs_is_measured_beside_litellm_alone(capsys, tmp_path):
+    judge.main(judge.parse(["--only", "cost", "--rounds", "1", "--out", str(tmp_path / "cost.md")]))
+    said = capsys.readouterr().out
+    assert "| ours " in said
+    assert "| LiteLLM alone, with a schema " in said
+    assert re.search(r"import art_core, art_ruler +\| \S+ +\| no ", said)
+    assert (tmp_path / "cost.md").read_text() == said

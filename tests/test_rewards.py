@@ -121,6 +121,7 @@ async def test_a_run_that_one_part_leaves_unscored_is_unscored_and_the_part_is_n
     assert second.notes == {"unscored": "judge: the budget is spent"}
     assert second.metrics == {"success": 1.0, "reward/silent": 1.0, "reward/right": 1.0}
     again = await score(Group("t", (first, second)), art.weighted(right=(1, right)))
+    assert again.trajectories[0].metrics["reward/right"] == 0.0
     assert [t.notes for t in again.trajectories] == [{}, {}], "a reason does not outlive the scoring"
 
 
@@ -146,6 +147,30 @@ async def test_a_name_that_two_parts_give_is_the_first_parts_and_the_other_is_ke
     (scored,) = (await score(group_of(1), art.weighted(**parts))).trajectories
     assert scored.metrics["success"] == 1.0 and scored.metrics["strict/success"] == 0.0
     assert scored.notes == {"judge": "worth 0.1", "two/judge": "worth 0.2"}
+    (again,) = (await score(Group("t", (scored,)), art.weighted(**parts))).trajectories
+    assert (again.metrics, again.notes) == (scored.metrics, scored.notes), "and the same when it is scored once more"
+
+
+async def test_a_value_of_an_earlier_scoring_does_not_stand_for_one_that_is_missing():
+    (scored,) = (await score(group_of(1), art.weighted(judge=(1, Judge()), right=(1, right)))).trajectories
+    assert scored.metrics["reward/judge"] == 0.5
+    (scored,) = (
+        await score(Group("t", (scored,)), art.weighted(judge=(1, Judge(budget=0)), right=(1, right)))
+    ).trajectories
+    assert scored.metrics == {"success": 1.0, "reward/right": 1.0}
+
+
+async def test_a_part_sees_what_the_run_had_before_and_not_what_another_part_says():
+    def reads(trajectory):
+        assert "success" not in trajectory.metrics
+        trajectory.metrics.setdefault("tool_calls", 3.0)
+        trajectory.metrics.update(steps=2.0)
+        return trajectory.metrics["tool_calls"]
+
+    group = group_of(1)
+    group.trajectories[0].metrics["tool_calls"] = 5.0
+    (scored,) = (await score(group, art.weighted(right=(1, right), reads=(1, reads)))).trajectories
+    assert scored.metrics == {"tool_calls": 5.0, "success": 1.0, "steps": 2.0, "reward/right": 1.0, "reward/reads": 5.0}
 
 
 async def test_a_sum_may_be_a_part_and_its_parts_are_seen():

@@ -138,6 +138,14 @@ async def test_words_that_the_reward_adds_are_kept_and_an_old_reason_is_not():
     assert scored.trajectories[0].notes == {"other": "kept", "mine": "half right"}
 
 
+async def test_a_run_with_a_reward_keeps_no_reason_for_having_none():
+    def reward(trajectory):
+        trajectory.notes["unscored"] = "it was hard to tell"
+        return 0.5
+
+    assert (await score(make_group(None), reward)).trajectories[0].notes == {}
+
+
 @pytest.mark.parametrize(("name", "text"), [("mine", 1.0), ("mine", None), (3, "why")])
 @pytest.mark.parametrize("together", [False, True])
 async def test_a_note_that_is_no_text_is_refused(name, text, together):

@@ -24,7 +24,7 @@ def setup() -> None:
     if not PYTHON.exists():
         venv.create(FOLDER, with_pip=True)
     install = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
-    subprocess.run([*install, "-e", f"{ROOT}[train,chart]", *PEERS], check=True)
+    subprocess.run([*install, "-e", f"{ROOT}[train,chart]", "-e", f"{ROOT}/integrations/art-ruler", *PEERS], check=True)
     print(f"{FOLDER} is ready; python -m bench.peers uses it from now on")
 
 
