@@ -166,9 +166,10 @@ class Evaluator:
             )
             groups = await self.run.score(groups, self.reward)
         report = Report(tuple(g.trajectories[0] for g in groups), temperature)
-        self.screen.say(f"{name}, {at}: {report} on {len(groups)} tasks")
+        unscored = f", unscored runs {report.unscored}" if report.unscored else ""
+        self.screen.say(f"{name}, {at}: {report} on {len(groups)} tasks{unscored}")
         for reason in why_unscored(groups):
-            self.screen.say_once(f"{report.unscored} of {len(groups)} runs could not be scored: {reason}")
+            self.screen.say_once(f"runs could not be scored: {reason}")
         kept = self.run.store.meta("evaluations", [])
         others = [it for it in kept if (it["name"], it["temperature"]) != (name, temperature)]
         ids = [t.rollout_id for t in report.trajectories]
