@@ -236,6 +236,7 @@ async def evaluate(
         screen.phase("starting the engine", None)
         async with Run(run_dir, config, engine=engine, plugins=plugins) as run:
             run.on_rollout = screen.advance
+            run.reward(reward)  # what is misspelt, missing or no reward is refused before anything runs
             if adapter is not None:
                 await run.door.load(Weights(version=checkpoint_step(adapter.parent), path=adapter))
             shape = {"to_input": to_input, "to_output": to_output}
