@@ -44,7 +44,8 @@ def draw(run_dir: Path) -> Path:
         f"{report['model']}, seed {report['seed']}: {report['steps']} steps, {report['seconds']:.0f} s of training"
     )
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right")
     figure.tight_layout()
     path = run_dir / "chart.png"
     figure.savefig(path)

@@ -16,8 +16,9 @@ from typing import Any
 from art_core.config import check_tasks, make_config
 from art_core.display import Display, display
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
-from art_core.metrics import apart
+from art_core.metrics import Z, apart, wilson_interval
 from art_core.plugins import Plugins
+from art_core.rewards import name_of
 from art_core.rollout import task_id, task_input
 from art_core.run import Run
 from art_core.scoring import why_unscored
@@ -99,13 +100,8 @@ class Report:
 
 
 def interval(mean: float, stderr: float, n: int, *, binary: bool) -> tuple[float, float]:
-    """Return a 95 % confidence interval (Wilson, J. Am. Stat. Assoc. 22, 1927, where the values are 0 or 1)."""
-    z = 1.96
-    if not binary:
-        return mean - z * stderr, mean + z * stderr
-    centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    """Return a 95 % confidence interval: Wilson's where the values are 0 or 1, else the normal one."""
+    return wilson_interval(mean, n) if binary else (mean - Z * stderr, mean + Z * stderr)
 
 
 @dataclass
@@ -198,6 +194,7 @@ def write_report(run: Run) -> dict[str, Any]:
         "start_weights": run.store.meta("start_weights"),
         "loss": run.store.meta("loss"),
         "learner": run.store.meta("learner"),
+        "reward": run.store.meta("reward"),
         "account": run.rewards.account(),
         "exhausted": run.rewards.exhausted(),
         "config": dataclasses.asdict(run.config),
@@ -232,11 +229,13 @@ async def evaluate(
     base, adapter = _served(model, begun)
     config = make_config({**_nodes_of_run(begun, base, settings), **settings}, model=base)
     screen = display(progress)
+    run = Run(run_dir, config, engine=engine, plugins=plugins)
+    name = name_of(run.reward(reward))  # what is misspelt, missing or no reward is refused before anything runs
     with screen:
         screen.phase("starting the engine", None)
-        async with Run(run_dir, config, engine=engine, plugins=plugins) as run:
+        async with run:
             run.on_rollout = screen.advance
-            run.reward(reward)  # what is misspelt, missing or no reward is refused before anything runs
+            run.store.set_meta("reward", name)
             if adapter is not None:
                 await run.door.load(Weights(version=checkpoint_step(adapter.parent), path=adapter))
             shape = {"to_input": to_input, "to_output": to_output}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ OURS = frozenset(
     }
 )  # fmt: skip
 """Metrics of the whole step. A reward's own of these names are kept as ``reward/...``, a learner's as ``learner/...``."""
+
+Z = 1.959963984540054
+"""The 97.5 % point of the normal distribution, for intervals of 95 %."""
 
 
 def summary(groups: Sequence[Group]) -> dict[str, float]:
@@ -118,3 +122,16 @@ def apart() -> Iterator[dict[str, float]]:
 
 
 _apart: ContextVar[dict[str, float] | None] = ContextVar("art_timed_apart", default=None)
+
+
+def wilson_interval(share: float, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share that was seen among ``n``, within [0, 1].
+
+    With z = 1.96: (p + z^2/2n +- z sqrt(p(1 - p)/n + z^2/4n^2)) / (1 + z^2/n) (E. B. Wilson, "Probable inference, the law
+    of succession, and statistical inference", Journal of the American Statistical Association 22, 1927).
+    """
+    centre = share + Z * Z / (2 * n)
+    half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
+    low, high = ((centre + side) / (1 + Z * Z / n) for side in (-half, half))
+    # At a share of 0 or 1 an end is exactly there, but for the rounding.
+    return max(0.0, min(low, share)), min(1.0, max(high, share))

@@ -161,13 +161,23 @@ class Weighted:
 
 
 class Rewards:
-    """The rewards that a run was asked for: what is named is made once, what costs something is begun once."""
+    """The rewards that a run was asked for: what is named is made once, what costs something is begun once.
+
+    What is found before ``begin`` is begun by it, so that a name that nobody has is refused before the run is opened.
+    """
 
     def __init__(self, plugins: Plugins, run_dir: Path) -> None:
         self._plugins, self._run_dir = plugins, run_dir
         self._named: dict[str, Reward | GroupReward] = {}
         self._sums: dict[Weighted, Weighted] = {}
         self._metered: list[MeteredReward] = []
+        self._open = False
+
+    def begin(self) -> None:
+        """Begin what costs something: the run folder is there. Raises ConfigError where a reward cannot work."""
+        self._open = True
+        for reward in self._metered:
+            reward.begin(self._run_dir)
 
     def find(self, reward: AnyReward) -> Reward | GroupReward:
         """Return what a reward's name stands for, a sum with its names looked up, anything else as it is; begun.
@@ -184,8 +194,9 @@ class Rewards:
             return self._sums[reward]
         check_reward(reward)
         if isinstance(reward, MeteredReward) and not any(it is reward for it in self._metered):
-            reward.begin(self._run_dir)
             self._metered.append(reward)
+            if self._open:
+                reward.begin(self._run_dir)
         return reward
 
     def account(self) -> dict[str, float]:
@@ -196,6 +207,12 @@ class Rewards:
         """Return why ``reward`` can score nothing more, None while it can; without ``reward`` for the first that cannot."""
         found = self._metered if reward is None else [self.find(reward)]
         return _first_reason([it for it in found if isinstance(it, MeteredReward)])
+
+
+def name_of(reward: Reward | GroupReward) -> str:
+    """Return what a reward is called in the store and in reports: its ``name``, where it has one, else its Python name."""
+    name = getattr(reward, "name", None)
+    return name if isinstance(name, str) else getattr(reward, "__name__", type(reward).__name__)
 
 
 class _Said(dict[str, Any]):

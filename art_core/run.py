@@ -22,7 +22,7 @@ from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoi
 from art_core.frozen import frozen_engine
 from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary, untrained
 from art_core.plugins import Plugins, redirect_clients
-from art_core.rewards import Rewards
+from art_core.rewards import Rewards, name_of
 from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
 from art_core.store import Store
 from art_core.threads import finished, in_thread, widen_default_executor
@@ -86,6 +86,7 @@ class Run:
         async with AsyncExitStack() as stack:
             stack.enter_context(claimed(self.run_dir))
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
+            self.rewards.begin()
             agreement.check_begun_with(self.store, self.run_dir, self.config, self.folder, self._loss_name)
             self.plugins.call("redirect_clients")
             in_child_processes(redirect_clients)
@@ -252,7 +253,6 @@ class Run:
         with exempt(), self._timer.timed("score_seconds"):
             scored = await gather_limited(jobs, self._scorings)
         scored = [scoring.advantages(group, self.config.advantage) for group in scored]
-        by = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
         for group in scored:
             runs = group.trajectories
             self.store.add_scores(
@@ -261,7 +261,7 @@ class Run:
                 metrics=[t.metrics for t in runs],
                 notes=[t.notes for t in runs],
                 advantages=group.advantages,
-                by=by,
+                by=name_of(found),
                 call_rewards=[[call.reward for call in t.calls] for t in runs],
             )
         return scored

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from art_core.config import check_choice
-from art_core.errors import RewardError
+from art_core.errors import ArtError, RewardError
 from art_core.types import Call, Group, GroupReward, Reward, Trajectory
 
 CONTRAST = 1e-8
@@ -214,7 +214,7 @@ async def _score_each(group: Group, reward: Reward) -> list[float]:
 async def _score_together(group: Group, reward: GroupReward) -> list[float | None]:
     try:
         values = await reward.score(group)
-    except RewardError:
+    except ArtError:
         raise
     except Exception as error:  # the boundary to the judge
         raise RewardError(

@@ -34,6 +34,9 @@ def print_result(result: TrainResult, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if report.get("account"):
+        totals = ", ".join(f"{name} {total:,.6g}" for name, total in report["account"].items())
+        console.print(f"{report['reward']}: {totals}", highlight=False, soft_wrap=True, markup=False)
 
 
 def evaluation_table(report: Mapping[str, Any]) -> Table:

@@ -24,6 +24,7 @@ from art_core.folder import write_whole
 from art_core.metrics import apart
 from art_core.pipeline import Pipeline
 from art_core.plugins import Plugins
+from art_core.rewards import name_of
 from art_core.rollout import task_input
 from art_core.run import Run
 from art_core.scoring import of_nodes, why_unscored
@@ -46,11 +47,11 @@ MOSTLY_UNTRAINED = (
     "that were cut off)"
 )
 
-EXHAUSTED = (
+ENDED = (
     "training ends after step {} of {}: {}; everything is kept: once that is changed, train again with run_dir={!r} and it "
     "goes on"
 )
-"""Where a reward can score nothing more."""
+"""Where nothing more can be scored."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +113,15 @@ async def train(
     screen = display(progress)
     run = Run(run_dir, config, engine=engine, learner=learner, loss=loss, executor=executor, plugins=plugins)
     shape = {"to_input": to_input, "to_output": to_output}
+    # What is misspelt, missing or no reward is refused before anything runs.
+    run.adapt(agent)
+    run.reward(eval_reward or reward)
+    name = name_of(run.reward(reward))
     with screen:
         screen.phase("starting the engine", None)
         async with run:
+            run.store.set_meta("reward", name)
             run.on_rollout = screen.advance
-            # What is misspelt, missing or no reward is refused before anything runs.
-            run.adapt(agent)
-            run.reward(reward)
-            run.reward(eval_reward or reward)
             if choice := getattr(await run.learner(), "choice", ""):
                 screen.say(choice)
             if dry_run:
@@ -167,19 +169,19 @@ async def _loop(
     screen: Display,
 ) -> None:
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
-    flat = taught = 0
+    lessons, reason = Lessons(), None
     steps, ahead = run.config.steps, run.config.max_staleness
     if run.step:
         screen.say(f"{run.run_dir}: {'finished already' if run.step >= steps else 'going on'} after step {run.step}")
     screen.total(steps, run.step)
     async with Pipeline(sample, range(run.step, steps), depth=ahead) as pipeline:
-        while run.step < steps and not (reason := run.rewards.exhausted(reward)):
+        while run.step < steps and not (reason := run.rewards.exhausted(reward) or lessons.hopeless()):
             # Here, not at the end of a step, so that a run that goes on makes up for one that was interrupted.
             if eval_every and run.step and run.step % eval_every == 0:
                 await pipeline.settled()  # the evaluation has the engine to itself
                 await evaluate_now.once(f"step {run.step}")
-                if reason := run.rewards.exhausted(reward):
-                    break
+                if run.rewards.exhausted(reward):
+                    continue
             if ahead:
                 screen.phase(f"step {run.step + 1}/{steps}: rollouts, scoring and learning", None)
             groups, seconds = await pipeline.next()
@@ -187,14 +189,40 @@ async def _loop(
             for tracker in (*trackers, screen):
                 tracker.log(run.step, metrics)
             _say_untrained(run.step, metrics, screen)
-            taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
-            flat = 0 if metrics["groups_with_contrast"] else flat + 1
-            if flat and flat % FLAT_STEPS == 0:
-                screen.say(flat_advice(flat, groups))
-    if run.step < steps:
-        screen.say(EXHAUSTED.format(run.step, steps, reason, str(run.run_dir)))
-    if flat and not taught and flat % FLAT_STEPS:
-        screen.say(flat_advice(flat, groups))
+            lessons.add(metrics, groups)
+            if lessons.flat and lessons.flat % FLAT_STEPS == 0:
+                screen.say(flat_advice(lessons.flat, groups))
+    if reason:
+        screen.say(ENDED.format(run.step, steps, reason, str(run.run_dir)))
+    elif lessons.flat % FLAT_STEPS and not lessons.taught:
+        screen.say(flat_advice(lessons.flat, groups))
+
+
+@dataclass
+class Lessons:
+    """What the steps have taught."""
+
+    taught: int = 0
+    """Steps that changed the weights."""
+    flat: int = 0
+    """Steps in a row without contrast."""
+    blind: int = 0
+    """Steps in a row in which no run had a reward."""
+
+    why: str = ""
+    """Why they have none."""
+
+    def add(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
+        self.taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
+        self.flat = 0 if metrics["groups_with_contrast"] else self.flat + 1
+        self.blind = self.blind + 1 if metrics["unscored"] == metrics["trajectories"] else 0
+        self.why = ", ".join(why_unscored(groups))
+
+    def hopeless(self) -> str | None:
+        """Return why there is no use in going on; None where there is."""
+        if self.blind < FLAT_STEPS:
+            return None
+        return f"no run of the last {self.blind} steps could be scored ({self.why})"
 
 
 def _say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> None:
@@ -247,15 +275,16 @@ def why_failed(groups: Sequence[Group]) -> list[str]:
 
 def flat_advice(steps: int, groups: Sequence[Group]) -> str:
     """Say what to do about rewards that are all equal within their groups, or missing."""
+    row = "the only step" if steps == 1 else f"{steps} steps in a row"
     rewards = sorted({t.reward for g in groups for t in g.trajectories if t.reward is not None})
     if not rewards:
         return (
-            f"{steps} steps in a row taught nothing: in the last no run could be scored ({', '.join(why_unscored(groups))}). "
+            f"{row} taught nothing: in the last no run could be scored ({', '.join(why_unscored(groups))}). "
             "Mend what scores them"
         )
     seen = f"rewards seen: {', '.join(f'{r:g}' for r in rewards[:5])}"
     return (
-        f"{steps} steps in a row taught nothing: within every group all rewards were equal ({seen}). "
+        f"{row} taught nothing: within every group all rewards were equal ({seen}). "
         "If all are low, take easier tasks, reward partial progress, or start from a model that sometimes succeeds; "
         "if all are high, take harder tasks; a larger group_size or a higher temperature gives more contrast"
     )

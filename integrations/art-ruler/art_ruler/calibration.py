@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
+from art_core.metrics import wilson_interval
 
 TIE = 1e-8
 """Scores that differ by less are equal: means of floats in another order differ by about 1e-16."""
-Z = 1.959963984540054
-"""The 97.5 % point of the normal distribution, for intervals of 95 %."""
 FORMS = '{"better": ID, "worse": ID}, {"tie": [ID, ID]} or {"ranking": [ID or [ID, ID, ...], ...]}, best first'
 
 
@@ -105,19 +104,6 @@ def agreement(preferences: Iterable[Preference], scores: Mapping[str, float | No
         interval=None if accuracy is None else wilson_interval(accuracy, len(strict)),
         tau=sum(strict) / math.sqrt(scale) if scale else None,
     )
-
-
-def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share that was seen among ``n``, within [0, 1].
-
-    With z = 1.96: (p + z^2/2n +- z sqrt(p(1 - p)/n + z^2/4n^2)) / (1 + z^2/n) (E. B. Wilson, "Probable inference, the law
-    of succession, and statistical inference", Journal of the American Statistical Association 22, 1927).
-    """
-    centre = share + Z * Z / (2 * n)
-    half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
-    low, high = ((centre + side) / (1 + Z * Z / n) for side in (-half, half))
-    # At a share of 0 or 1 an end is exactly there, but for the rounding.
-    return max(0.0, min(low, share)), min(1.0, max(high, share))
 
 
 def read_preferences(path: str | Path) -> list[Preference]:

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_core.errors import ConfigError
+from art_core.metrics import wilson_interval
 from art_ruler.calibration import (
     Agreement,
     Preference,
     agreement,
     append_preference,
     read_preferences,
-    wilson_interval,
 )
 
 # Files
