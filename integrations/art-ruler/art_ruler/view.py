@@ -147,8 +147,8 @@ def _part(part: Any) -> Item:
     return f"[{kind.removesuffix('_url')}]"
 
 
-def _tool_call(call: JsonDict) -> str:
-    asked = call.get("function") or call.get("custom")
+def _tool_call(call: Any) -> str:
+    asked = call.get("function") or call.get("custom") if isinstance(call, dict) else None
     if not isinstance(asked, dict):
         return ""
     return f"calls {asked.get('name')}({_arguments(asked.get('arguments', asked.get('input', '')))})"
@@ -188,7 +188,7 @@ def _end(trajectory: Trajectory) -> str:
         return ""
     try:
         return f"(the run returned: {json.dumps(output, ensure_ascii=False, default=_fields)})"
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return ""  # objects of a framework: what they hold is in the conversations
 
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from art_core.errors import ConfigError
-from art_ruler import Ruler
+from art_ruler import Answer, Ruler
 
 
 class Provider:
@@ -241,7 +241,18 @@ async def test_a_function_that_returns_no_text_or_takes_too_long_leaves_the_grou
     async def slow(messages):
         await asyncio.sleep(5)
 
-    for judge, reason in ((wrong, "returned dict; return the answer's text"), (slow, "no answer within 0.05 s")):
+    async def empty(messages):
+        return Answer(None)
+
+    def plain_function(messages):
+        raise RuntimeError("no quota")
+
+    for judge, reason in (
+        (wrong, "returned dict; return the answer's text"),
+        (slow, "no answer within 0.05 s"),
+        (empty, "returned NoneType; return the answer's text"),
+        (plain_function, "RuntimeError: no quota"),
+    ):
         group = group_of("worth 0.2", "worth 0.9")
         assert await Ruler(judge, timeout=0.05).score(group) == [None, None]
         assert reason in group.trajectories[0].notes["unscored"]
