@@ -257,7 +257,7 @@ class Ruler:
         return answer.cost
 
     def _question_tokens(self) -> int:
-        """Return how long a question may be at first; a quarter of the judge's context is left for its answer and our estimate."""
+        """Return how long a question may be at first; a quarter of the context is left for the answer and our estimate."""
         return self._context or (self.judge.context or UNKNOWN_CONTEXT) * 3 // 4
 
     def _sees(self) -> bool:
