@@ -15,7 +15,6 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from art_core import exempt
 from art_core.errors import ConfigError
@@ -113,7 +112,7 @@ class Ruler:
         self._record = Record()
         self._cache = Record(Path(cache)) if cache else None
         self._own_cache = cache is None
-        self._asking: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._asking: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
 
     @property
     def name(self) -> str:
@@ -234,8 +233,7 @@ class Ruler:
 
     async def _ask(self, messages: list[JsonDict], labels: Sequence[str]) -> tuple[Answer, dict[str, Scored] | Fault]:
         """Return the judge's answer and its scores or what is wrong with it; both are in the account."""
-        loop = asyncio.get_running_loop()
-        async with self._asking.setdefault(loop, asyncio.Semaphore(self._concurrency)):
+        async with self._turn():
             if reason := self.exhausted():
                 raise JudgeError(reason)
             began = time.monotonic()
@@ -245,6 +243,14 @@ class Ruler:
         fault = str(found) if isinstance(found, Fault) else None
         self._record.add_answer(self.judge.name, answer, cost=self._cost(answer), seconds=seconds, fault=fault)
         return answer, found
+
+    def _turn(self) -> asyncio.Semaphore:
+        """Return what lets so many requests through at a time, in this event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._asking:
+            for closed in [it for it in list(self._asking) if it.is_closed()]:  # one that was waited on holds its loop
+                self._asking.pop(closed, None)
+        return self._asking.setdefault(loop, asyncio.Semaphore(self._concurrency))
 
     def _cost(self, answer: Answer) -> float | None:
         if self.price is not None:

@@ -1,10 +1,12 @@
 """Several votes, large groups, the cache, the account and its budget, and how many requests there are at a time."""
 
 import asyncio
+import gc
 import json
 import re
 import sqlite3
 import statistics
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -229,6 +231,21 @@ async def test_no_more_requests_are_under_way_than_the_limit_in_any_event_loop()
     await all_of_them()
     await asyncio.to_thread(asyncio.run, all_of_them())
     assert most == 3
+
+
+def test_an_event_loop_that_has_ended_is_not_held():
+    async def judge(messages):
+        await asyncio.sleep(0)
+        return plain(grade(messages))
+
+    async def loop_of(ruler):
+        await asyncio.gather(*(ruler.score(group_of(f"worth 0.{n}", "worth 0.5")) for n in range(1, 4)))
+        return weakref.ref(asyncio.get_running_loop())
+
+    ruler = Ruler(judge, concurrency=1)
+    first, _ = (asyncio.run(loop_of(ruler)) for _ in range(2))
+    gc.collect()
+    assert first() is None
 
 
 async def test_a_question_that_is_too_long_for_the_judge_is_shortened_and_asked_again(caplog):
