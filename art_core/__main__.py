@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -217,6 +219,10 @@ def kept(run_dir: Path) -> Iterator[None]:
 
 def main() -> None:
     """Run the command; errors of ours are one message without a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # models say halves of surrogate pairs too; stderr does so already
     try:
         Plugins().call("register_commands", app=app)
         app()

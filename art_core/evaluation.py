@@ -123,7 +123,8 @@ class Evaluator:
     async def once(self, name: str) -> Report | None:
         """Evaluate at every temperature and return the first's report; what an interrupted run has found is kept.
 
-        None without tasks, and for ``"before"`` where the weights have been trained already and nothing was kept.
+        Measured again is what was kept with unscored runs, where the weights are still the same. None without tasks, where
+        the reward can score nothing more, and for ``"before"`` where the weights have been trained already; unless it was kept.
         """
         if self.tasks is None:
             return None
@@ -131,17 +132,27 @@ class Evaluator:
         return reports[0]
 
     async def _kept_or_measured(self, name: str, temperature: float | None) -> Report | None:
-        store, step = self.run.store, 0 if name == "before" else self.run.step
-        asked = [task_id(task) for task in self.tasks or ()]
+        step = 0 if name == "before" else self.run.step
+        kept = self._kept(name, temperature, step)
+        if kept is not None and (not kept.unscored or step != self.run.step):
+            return kept
+        if step != self.run.step:
+            self.screen.say(f"{name}: cannot be measured any more, the weights are those of step {self.run.step}")
+            return None
+        if reason := self.run.rewards.exhausted(self.reward):
+            self.screen.say(f"{name}: cannot be measured: {reason}")
+            return kept
+        return await self.measure(name, temperature)
+
+    def _kept(self, name: str, temperature: float | None, step: int) -> Report | None:
+        """Return what was found on the same tasks before."""
+        store, asked = self.run.store, [task_id(task) for task in self.tasks or ()]
         for it in store.meta("evaluations", []):
             if (it["name"], it["temperature"], it["step"]) == (name, temperature, step):
                 kept = Report(tuple(store.trajectory(rollout_id) for rollout_id in it["rollout_ids"]), temperature)
                 if [task_id(t.task) for t in kept.trajectories] == asked:
                     return kept
-        if step != self.run.step:
-            self.screen.say(f"{name}: cannot be measured any more, the weights are those of step {self.run.step}")
-            return None
-        return await self.measure(name, temperature)
+        return None
 
     async def measure(self, name: str, temperature: float | None) -> Report:
         """Run the tasks, score the runs and keep the result as ``name``, in place of an earlier one."""
@@ -155,9 +166,10 @@ class Evaluator:
             )
             groups = await self.run.score(groups, self.reward)
         report = Report(tuple(g.trajectories[0] for g in groups), temperature)
-        self.screen.say(f"{name}, {at}: {report} on {len(groups)} tasks")
+        unscored = f", unscored runs {report.unscored}" if report.unscored else ""
+        self.screen.say(f"{name}, {at}: {report} on {len(groups)} tasks{unscored}")
         for reason in why_unscored(groups):
-            self.screen.say_once(f"{report.unscored} of {len(groups)} runs could not be scored: {reason}")
+            self.screen.say_once(f"runs could not be scored: {reason}")
         kept = self.run.store.meta("evaluations", [])
         others = [it for it in kept if (it["name"], it["temperature"]) != (name, temperature)]
         ids = [t.rollout_id for t in report.trajectories]
@@ -224,6 +236,7 @@ async def evaluate(
         screen.phase("starting the engine", None)
         async with Run(run_dir, config, engine=engine, plugins=plugins) as run:
             run.on_rollout = screen.advance
+            run.reward(reward)  # what is misspelt, missing or no reward is refused before anything runs
             if adapter is not None:
                 await run.door.load(Weights(version=checkpoint_step(adapter.parent), path=adapter))
             shape = {"to_input": to_input, "to_output": to_output}

@@ -15,7 +15,7 @@ from typing import Any
 
 from art_core.errors import ConfigError, RewardError
 from art_core.plugins import Plugins
-from art_core.scoring import NO_REASON, is_reward, values
+from art_core.scoring import NO_REASON, check_reward, is_reward, values
 from art_core.types import Group, GroupReward, MeteredReward, Reward, Trajectory
 
 AnyReward = str | Reward | GroupReward
@@ -172,7 +172,7 @@ class Rewards:
     def find(self, reward: AnyReward) -> Reward | GroupReward:
         """Return what a reward's name stands for, a sum with its names looked up, anything else as it is; begun.
 
-        Raises ConfigError for a name that no plugin registers.
+        Raises ConfigError for a name that no plugin registers, RewardError for what is no reward.
         """
         if isinstance(reward, str):
             if reward not in self._named:
@@ -182,6 +182,7 @@ class Rewards:
             if reward not in self._sums:
                 self._sums[reward] = reward.found(self.find)
             return self._sums[reward]
+        check_reward(reward)
         if isinstance(reward, MeteredReward) and not any(it is reward for it in self._metered):
             reward.begin(self._run_dir)
             self._metered.append(reward)
@@ -191,9 +192,10 @@ class Rewards:
         """Return what the run's rewards have cost so far; totals of one name add up."""
         return _totals(self._metered)
 
-    def exhausted(self) -> str | None:
-        """Return why one of them can score nothing more, None while all can."""
-        return _first_reason(self._metered)
+    def exhausted(self, reward: AnyReward | None = None) -> str | None:
+        """Return why ``reward`` can score nothing more, None while it can; without ``reward`` for the first that cannot."""
+        found = self._metered if reward is None else [self.find(reward)]
+        return _first_reason([it for it in found if isinstance(it, MeteredReward)])
 
 
 class _Said(dict[str, Any]):
@@ -211,10 +213,18 @@ class _Said(dict[str, Any]):
         for name, value in dict(*given, **named).items():
             self[name] = value
 
+    def __ior__(self, given: Any) -> _Said:
+        self.update(given)
+        return self
+
     def setdefault(self, name: str, value: Any = None) -> Any:
         if name not in self:
             self[name] = value
         return self[name]
+
+    def __reduce__(self) -> tuple[type[dict], tuple[dict[str, Any]]]:
+        # A reward may send its run to another process: there it is a dict like any other.
+        return dict, (dict(self),)
 
     def said(self) -> dict[str, Any]:
         """Return what was put in and is there still."""

@@ -160,7 +160,10 @@ class Run:
         return self._adapted[1]
 
     def reward(self, reward: str | Reward | GroupReward) -> Reward | GroupReward:
-        """Return what a reward's name stands for, anything else as it is; made and begun at the first call."""
+        """Return what a reward's name stands for, anything else as it is; made and begun at the first call.
+
+        Raises ConfigError for an unknown name, RewardError for what is no reward.
+        """
         return self.rewards.find(reward)
 
     def rollout(

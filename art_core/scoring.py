@@ -45,11 +45,7 @@ async def values(group: Group, reward: Reward | GroupReward) -> list[float | Non
     Raises RewardError for what is no reward, for what is not a finite number per trajectory or call, for metrics that are
     not numbers and notes that are not text, and from any exception that the reward raises.
     """
-    if not is_reward(reward):
-        raise RewardError(
-            f"{reward!r} is not a reward; give a function of one trajectory, "
-            "or an instance of a class with `async def score(self, group)`"
-        )
+    check_reward(reward)
     for trajectory in group.trajectories:
         trajectory.call_rewards.clear()
         trajectory.notes.pop("unscored", None)
@@ -66,6 +62,15 @@ async def values(group: Group, reward: Reward | GroupReward) -> list[float | Non
 def is_reward(thing: object) -> bool:
     """Whether it is a function, or an object with ``score``; a class is neither."""
     return not isinstance(thing, type) and (callable(thing) or callable(getattr(thing, "score", None)))
+
+
+def check_reward(thing: object) -> None:
+    """Raise RewardError for what ``is_reward`` denies."""
+    if not is_reward(thing):
+        raise RewardError(
+            f"{thing!r} is not a reward; give a function of one trajectory, "
+            "or an instance of a class with `async def score(self, group)`"
+        )
 
 
 def why_unscored(groups: Sequence[Group]) -> list[str]:

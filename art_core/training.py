@@ -116,7 +116,7 @@ async def train(
         screen.phase("starting the engine", None)
         async with run:
             run.on_rollout = screen.advance
-            # What is misspelt or missing is refused before anything runs.
+            # What is misspelt, missing or no reward is refused before anything runs.
             run.adapt(agent)
             run.reward(reward)
             run.reward(eval_reward or reward)
@@ -129,16 +129,22 @@ async def train(
             evaluate_now = Evaluator(
                 run, agent, eval_tasks, eval_reward or reward, tuple(eval_temperatures), screen, shape
             )
-            return await _train(run, sample, told, evaluate_now, eval_every, screen)
+            return await _train(run, reward, sample, told, evaluate_now, eval_every, screen)
 
 
 async def _train(
-    run: Run, sample: Sample, trackers: Sequence[Tracker], evaluate_now: Evaluator, eval_every: int, screen: Display
+    run: Run,
+    reward: Any,
+    sample: Sample,
+    trackers: Sequence[Tracker],
+    evaluate_now: Evaluator,
+    eval_every: int,
+    screen: Display,
 ) -> TrainResult:
     """Evaluate, train, evaluate again; what there is to show is written however it ends."""
     try:
         before = await evaluate_now.once("before")
-        await _loop(run, sample, trackers, evaluate_now, eval_every, screen)
+        await _loop(run, reward, sample, trackers, evaluate_now, eval_every, screen)
         after = await evaluate_now.once("after") if run.step else before
     except asyncio.CancelledError:
         screen.say(f"stopped: {run.run_dir} holds everything up to step {run.step}; with it as run_dir the run goes on")
@@ -152,7 +158,13 @@ async def _train(
 
 
 async def _loop(
-    run: Run, sample: Sample, trackers: Sequence[Tracker], evaluate_now: Evaluator, eval_every: int, screen: Display
+    run: Run,
+    reward: Any,
+    sample: Sample,
+    trackers: Sequence[Tracker],
+    evaluate_now: Evaluator,
+    eval_every: int,
+    screen: Display,
 ) -> None:
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
     flat = taught = 0
@@ -161,14 +173,13 @@ async def _loop(
         screen.say(f"{run.run_dir}: {'finished already' if run.step >= steps else 'going on'} after step {run.step}")
     screen.total(steps, run.step)
     async with Pipeline(sample, range(run.step, steps), depth=ahead) as pipeline:
-        while run.step < steps:
-            if reason := run.rewards.exhausted():
-                screen.say(EXHAUSTED.format(run.step, steps, reason, str(run.run_dir)))
-                break
+        while run.step < steps and not (reason := run.rewards.exhausted(reward)):
             # Here, not at the end of a step, so that a run that goes on makes up for one that was interrupted.
             if eval_every and run.step and run.step % eval_every == 0:
                 await pipeline.settled()  # the evaluation has the engine to itself
                 await evaluate_now.once(f"step {run.step}")
+                if reason := run.rewards.exhausted(reward):
+                    break
             if ahead:
                 screen.phase(f"step {run.step + 1}/{steps}: rollouts, scoring and learning", None)
             groups, seconds = await pipeline.next()
@@ -180,6 +191,8 @@ async def _loop(
             flat = 0 if metrics["groups_with_contrast"] else flat + 1
             if flat and flat % FLAT_STEPS == 0:
                 screen.say(flat_advice(flat, groups))
+    if run.step < steps:
+        screen.say(EXHAUSTED.format(run.step, steps, reason, str(run.run_dir)))
     if flat and not taught and flat % FLAT_STEPS:
         screen.say(flat_advice(flat, groups))
 
@@ -214,10 +227,10 @@ async def _sample(
                 screen.say_once(f"runs could not be scored: {reason}; such runs are not trained")
             groups += scored
             missing = config.tasks_per_step - len(run.teachable(groups))
-            if not missing or run.rewards.exhausted():
+            if not missing or run.rewards.exhausted(reward):
                 break
             batch = list(islice(fresh, missing))
-    if missing and config.dynamic_sampling and not run.rewards.exhausted():
+    if missing and config.dynamic_sampling and not run.rewards.exhausted(reward):
         screen.say_once(
             f"step {step + 1}: {config.tasks_per_step - missing} of {config.tasks_per_step} groups have contrast after "
             f"max_extra_rounds={config.max_extra_rounds}; steps of this kind train on those",

@@ -367,7 +367,8 @@ class MeteredReward(GroupReward, Protocol):
         ...
 
     def exhausted(self) -> str | None:
-        """Say why nothing more can be scored, and what to change; None while it can. Training then ends after the step."""
+        """Say why nothing more can be scored, and what to change; None while it can. Training by this reward then ends after the
+        step, and evaluations by it are left out."""
         ...
 
 

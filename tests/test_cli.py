@@ -22,6 +22,7 @@ AGENT = """
         return agent
 
     def reward(trajectory):
+        trajectory.notes["mine"] = "half of a pair: \\ud800"
         return sum(trajectory.calls[0].sampled_ids) % 5
 """
 
@@ -49,6 +50,7 @@ def test_train_and_eval_an_agent_from_files(art, tmp_path):
         "everything is in run" in " ".join(trained.stdout.split())
         and (tmp_path / "run" / "chart.png").stat().st_size > 0
     )
+    assert "half of a pair: \\ud800" in trained.stdout
     measured = art("eval", *common, "--model", "run", "--run-dir", "eval")
     assert measured.returncode == 0, measured.stderr
     assert json.loads(measured.stdout)["n"] == 2

@@ -1,9 +1,11 @@
 """art.weighted and rewards that cost something: what is summed, what is seen, and how a run ends without a judge."""
 
 import asyncio
+import copy
 import io
 import json
 import math
+import pickle
 
 import pytest
 from rich.console import Console
@@ -173,6 +175,16 @@ async def test_a_part_sees_what_the_run_had_before_and_not_what_another_part_say
     assert scored.metrics == {"tool_calls": 5.0, "success": 1.0, "steps": 2.0, "reward/right": 1.0, "reward/reads": 5.0}
 
 
+async def test_a_part_may_add_numbers_in_any_way_and_send_its_run_to_another_process():
+    def merges(trajectory):
+        metrics = trajectory.metrics
+        metrics |= {"steps": 2.0}
+        return pickle.loads(pickle.dumps(trajectory)).metrics["steps"] + copy.deepcopy(trajectory).metrics["steps"]
+
+    (scored,) = (await score(group_of(1), art.weighted(merges=(1, merges)))).trajectories
+    assert scored.metrics == {"steps": 2.0, "reward/merges": 4.0}
+
+
 async def test_a_sum_may_be_a_part_and_its_parts_are_seen():
     inner = art.weighted(right=(1, right), judge=(1, Judge(0.5)))
     (scored,) = (await score(group_of(1), art.weighted(inner=(0.5, inner), right=(0.25, right)))).trajectories
@@ -225,6 +237,18 @@ async def test_names_of_parts_are_looked_up_before_anything_runs(tmp_path):
     await art.train(ScriptedAgent(), ["a"], reward=art.weighted(mine=(1, "judge"), more=(1, lambda t: 1.0)), **common)
     assert [line["reward/mine"] for line in lines_of(tmp_path)] == [0.5, 0.5]
     assert [line["reward"] for line in lines_of(tmp_path)] == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("wrong", [Judge, 3])
+async def test_what_is_no_reward_is_refused_before_anything_runs(tmp_path, wrong):
+    engine = FakeEngine()
+    with pytest.raises(RewardError, match="is not a reward; give a function"):
+        await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, engine=engine, reward=wrong))
+    with pytest.raises(RewardError, match="is not a reward; give a function"):
+        await art.evaluate(
+            ScriptedAgent(), ["a"], model="tiny", reward=wrong, engine=engine, progress=False, run_dir=tmp_path / "eval"
+        )
+    assert engine.requests == []
 
 
 async def test_notes_reach_the_store_and_a_sum_is_named_by_its_parts(tmp_path):
@@ -294,6 +318,36 @@ async def test_a_run_without_budget_ends_in_good_order_and_goes_on_with_more(tmp
     assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
 
 
+async def test_a_budget_of_evaluations_that_is_spent_ends_evaluations_and_not_training(tmp_path):
+    told, screen = told_display()
+    more = {"eval_reward": Judge(budget=2), "eval_tasks": ["x"], "eval_every": 1, "steps": 4, "progress": screen}
+    result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=right, **more))
+    assert result.report["steps"] == 4 and result.after is None
+    assert [(it["name"], it["unscored"]) for it in result.report["evaluations"]] == [("before", 0), ("step 1", 0)]
+    assert "after: cannot be measured: the budget of the judge is spent, raise it" in told.getvalue()
+
+
+async def test_an_evaluation_that_spends_the_budget_is_followed_by_no_step(tmp_path):
+    common = {"eval_tasks": ["x", "y"], "eval_every": 1, "steps": 3}
+    short = settings(tmp_path, reward=Judge(value=float, budget=5), **common)
+    assert (await art.train(ScriptedAgent(), ["a"], **short)).report["steps"] == 1
+    assert len(short["engine"].requests) == 2 + 2 + 2
+    result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=Judge(value=float), **common))
+    assert [line["unscored"] for line in lines_of(tmp_path)] == [0.0, 0.0, 0.0]
+    assert result.report["after"]["unscored"] == 0
+
+
+@pytest.mark.parametrize(("steps", "budget"), [(1, 1), (1, 4)], ids=["before", "after"])
+async def test_an_evaluation_that_could_not_be_scored_is_made_up_for_when_the_run_goes_on(tmp_path, steps, budget):
+    common = {"eval_tasks": ["x", "y"], "steps": steps}
+    short = await art.train(
+        ScriptedAgent(), ["a"], **settings(tmp_path, reward=Judge(value=float, budget=budget), **common)
+    )
+    assert sum(it["unscored"] for it in short.report["evaluations"]) == 1
+    more = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=Judge(value=float), **common))
+    assert [(it["name"], it["unscored"]) for it in more.report["evaluations"]] == [("before", 0), ("after", 0)]
+
+
 async def test_a_spent_budget_ends_extra_rounds_too(tmp_path):
     told, screen = told_display()
     more = {"steps": 3, "dynamic_sampling": True, "max_extra_rounds": 50, "progress": screen}
@@ -346,7 +400,8 @@ async def test_an_evaluation_tells_how_many_runs_could_not_be_scored(tmp_path):
     common = {"eval_tasks": ["a", "b"], "eval_reward": Every(), "reward": right, "progress": screen, "steps": 1}
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **common))
     assert result.report["after"]["unscored"] == result.after.unscored == 1
-    assert told.getvalue().count("1 of 2 runs could not be scored: the reward does not say why") == 1
+    assert told.getvalue().count("runs could not be scored: the reward does not say why") == 1
+    assert told.getvalue().count("on 2 tasks, unscored runs 1") == 2, "at every evaluation"
     shown = io.StringIO()
     print_result(result, Console(file=shown, width=200))
     assert "unscored runs" in shown.getvalue()

@@ -196,6 +196,19 @@ def test_another_process_that_was_faster_is_no_error(old, monkeypatch):
         assert store.trajectory("r").reward == 0.25
 
 
+def test_another_process_that_made_the_file_first_is_no_error(tmp_path, monkeypatch):
+    first = schema._create
+
+    def slow(connection, path):
+        monkeypatch.setattr(schema, "_create", first)
+        Store(path).close()
+        first(connection, path)
+
+    monkeypatch.setattr(schema, "_create", slow)
+    with Store(tmp_path / "run.sqlite") as store:
+        assert store.rollouts() == ()
+
+
 def test_a_file_that_could_not_be_brought_up_whole_stays_as_it_was(old, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(schema, "FROM_3", (*schema.FROM_3, "not SQL"))

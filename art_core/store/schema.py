@@ -103,7 +103,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _create(connection: sqlite3.Connection, path: Path) -> None:
-    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+    filled = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,)
+    # Another process may have made ours since the version was read; tables and version come together.
+    if filled and connection.execute("PRAGMA user_version").fetchone() == (0,):
         raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
     connection.execute("PRAGMA journal_mode = WAL")
     _bring_up(connection, 0, (*TABLES.split(";\n"), f"PRAGMA application_id = {APPLICATION}"))
