@@ -80,7 +80,8 @@ def look(text: str, subject: str) -> Seen:
             for name, arguments in calls:
                 note(seen, name, arguments)
         elif role == "tool":
-            seen.found |= any(line.startswith(f"{subject} from ") and " id " in line for line in said.splitlines())
+            lines = map(str.strip, said.splitlines())
+            seen.found |= any(line.startswith(f"{subject} from ") and " id " in line for line in lines)
             if said.startswith(f"{subject} from ") and " on " in said.partition("\n")[0]:
                 seen.read = said.partition("\n")[2]
             seen.faults += bool(REFUSED.match(said))

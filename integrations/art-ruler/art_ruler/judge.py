@@ -73,10 +73,11 @@ class FunctionJudge:
         """A function is ready."""
 
     async def ask(self, messages: list[JsonDict]) -> Answer:
-        found = await _within(self._timeout, self.name, self._function(messages))
-        if not isinstance(found, str | Answer):
-            raise JudgeError(f"the judge {self.name} returned {type(found).__name__}; return the answer's text")
-        return found if isinstance(found, Answer) else Answer(found)
+        found = await _within(self._timeout, self.name, lambda: self._function(messages))
+        answer = found if isinstance(found, Answer) else Answer(found)
+        if not isinstance(answer.text, str):
+            raise JudgeError(f"the judge {self.name} returned {type(answer.text).__name__}; return the answer's text")
+        return answer
 
 
 class LangChainJudge:
@@ -96,13 +97,15 @@ class LangChainJudge:
     def identity(self) -> str | None:
         from langchain_core.load import dumps
 
-        return hashlib.sha256(dumps(self._model).encode()).hexdigest()
+        written = dumps(self._model)
+        # Such an object is written down by its name only: other code or settings would look the same.
+        return None if '"type": "not_implemented"' in written else hashlib.sha256(written.encode()).hexdigest()
 
     async def prepare(self) -> None:
         """A LangChain model is ready."""
 
     async def ask(self, messages: list[JsonDict]) -> Answer:
-        found = await _within(self._timeout, self.name, self._model.ainvoke(messages))
+        found = await _within(self._timeout, self.name, lambda: self._model.ainvoke(messages))
         text, usage = _text(found), getattr(found, "usage_metadata", None) or {}
         if text is None:
             raise JudgeError(f"the judge {self.name} returned {type(found).__name__}; end in a message or a text")
@@ -134,10 +137,11 @@ def judge_of(
     )
 
 
-async def _within(seconds: float, name: str, answer: Any) -> Any:
+async def _within(seconds: float, name: str, ask: Callable[[], Any]) -> Any:
     """Return what a foreign judge answers; whatever it raises is a JudgeError."""
     try:
         async with asyncio.timeout(seconds):
+            answer = ask()
             return await answer if inspect.isawaitable(answer) else answer
     except JudgeError:
         raise

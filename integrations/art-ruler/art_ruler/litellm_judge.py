@@ -10,6 +10,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +20,8 @@ from art_core.errors import ConfigError
 from art_core.types import JsonDict
 from art_ruler.answer import SCHEMA
 from art_ruler.judge import Answer, JudgeError, TooLong
-from art_ruler.openai_server import OpenAIServer, openai_server
+from art_ruler.openai_server import OpenAIServer, counted, openai_server, price_of
+from art_ruler.shorten import estimate, estimate_of
 
 PERMANENT = (400, 401, 403, 404, 422)
 """HTTP statuses of what does not work at the next attempt either."""
@@ -37,8 +39,7 @@ class LiteLLMJudge:
 
     def __init__(self, model: str, *, timeout: float, retries: int, params: Mapping[str, Any]) -> None:
         self.name = model
-        decides = {name: value for name, value in params.items() if name != "api_key"}
-        self.identity: str | None = json.dumps([model, decides], sort_keys=True, default=repr)
+        self.identity: str | None = None
         self._timeout, self._retries, self._params = timeout, retries, params
         self._litellm: ModuleType | None = None
         self._format: JsonDict = {}
@@ -56,9 +57,13 @@ class LiteLLMJudge:
     def _look_up(self, litellm: ModuleType) -> None:
         """Note what LiteLLM knows about the model. Its table only: other look-ups of it ask servers."""
         try:
-            litellm.get_llm_provider(self.name, api_base=self._params.get("api_base"))
+            _, provider, _, base = litellm.get_llm_provider(self.name, api_base=self._params.get("api_base"))
         except litellm.BadRequestError as error:
             raise ConfigError(f"the judge {self.name!r} cannot be used: {error}; check its name") from error
+        if provider == "openai":
+            base = litellm.OpenAIGPTConfig.get_api_base(self._params.get("api_base"))
+        decides = {name: value for name, value in self._params.items() if name != "api_key"} | {"api_base": base}
+        self.identity = json.dumps([self.name, decides], sort_keys=True, default=repr)
         known = litellm.model_cost.get(self.name) or litellm.model_cost.get(self.name.partition("/")[2])
         if known:
             self.context = known.get("max_input_tokens")
@@ -83,7 +88,17 @@ class LiteLLMJudge:
                 ) from error
             raise JudgeError(f"the judge {self.name!r} gave no answer: {type(error).__name__}: {error}") from error
         self._answered = True
-        return answer
+        return answer if answer.input_tokens is not None else self._estimated(answer, messages)
+
+    def _estimated(self, answer: Answer, messages: list[JsonDict]) -> Answer:
+        """Return the answer of a server that counts no tokens with about as many as they are, and their price."""
+        counts = estimate_of(messages), estimate([answer.text])
+        return replace(
+            answer,
+            input_tokens=counts[0],
+            output_tokens=counts[1],
+            cost=price_of(self._litellm, self.name, *counts),
+        )
 
     async def _retrying(self, messages: list[JsonDict]) -> Answer:
         attempts = tenacity.AsyncRetrying(
@@ -104,11 +119,13 @@ class LiteLLMJudge:
 
 
 def _answer(answer: Any) -> Answer:
+    if not answer.choices:
+        raise JudgeError(f"the judge answered without any choice: {str(answer)[:200]!r}")
     choice, usage = answer.choices[0], getattr(answer, "usage", None)
+    counts = counted(getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None))
     return Answer(
         choice.message.content or "",
-        getattr(usage, "prompt_tokens", None),
-        getattr(usage, "completion_tokens", None),
+        *counts,
         answer._hidden_params.get("response_cost"),
         None if choice.finish_reason == "stop" else choice.finish_reason,
     )

@@ -14,10 +14,11 @@ from typing import Any
 from art_core.types import JsonDict
 from art_ruler.judge import Answer, JudgeError
 
-__all__ = ["OpenAIServer", "openai_server"]
+__all__ = ["OpenAIServer", "counted", "openai_server", "price_of"]
 
-AS_THEY_ARE = frozenset({"temperature", "top_p", "seed", "max_tokens", "max_completion_tokens", "reasoning_effort"})
-"""Parameters that OpenAI's API takes under LiteLLM's names. With any other, LiteLLM translates."""
+AS_THEY_ARE = frozenset({"temperature", "top_p", "seed", "max_completion_tokens", "reasoning_effort"})
+"""Parameters that OpenAI's API takes under LiteLLM's names. With any other, LiteLLM translates: ``max_tokens``, which not
+every model takes, too."""
 LISTENERS = ("callbacks", "input_callback", "success_callback", "failure_callback", "cache", "headers", "organization")
 """Settings of LiteLLM's by which others see or change its calls: where one is set, the calls are LiteLLM's own."""
 
@@ -61,15 +62,27 @@ class OpenAIServer:
             body = json.loads(text)
             choice, usage = body["choices"][0], body.get("usage") or {}
             said, reason = choice["message"].get("content") or "", choice.get("finish_reason")
+            counts = counted(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+            if not isinstance(said, str):
+                raise TypeError
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise JudgeError(f"{self._url} answered something that is no chat completion: {text[:200]!r}") from error
-        counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        return Answer(said, *counts, self._cost(*counts), None if reason == "stop" else reason)
+        cost = None if counts[0] is None else price_of(self._litellm, self._model, *counts)
+        return Answer(said, *counts, cost, None if reason == "stop" else reason)
 
-    def _cost(self, asked: int | None, said: int | None) -> float | None:
-        if self._model not in self._litellm.model_cost or asked is None or said is None:
-            return None
-        return sum(self._litellm.cost_per_token(model=self._model, prompt_tokens=asked, completion_tokens=said))
+
+def counted(asked: Any, said: Any) -> tuple[int, int] | tuple[None, None]:
+    """Return the numbers of tokens; None where the server did not count, for which LiteLLM says 0."""
+    known = all(isinstance(it, int) and it >= 0 for it in (asked, said)) and asked > 0
+    return (asked, said) if known else (None, None)
+
+
+def price_of(litellm: ModuleType, model: str, asked: int, said: int) -> float | None:
+    """Return US dollars for so many tokens; None where LiteLLM does not know the model."""
+    known = next((it for it in (model, model.partition("/")[2]) if it in litellm.model_cost), None)
+    if known is None:
+        return None
+    return sum(litellm.cost_per_token(model=known, prompt_tokens=asked, completion_tokens=said))
 
 
 def openai_server(litellm: ModuleType, name: str, params: Mapping[str, Any], timeout: float) -> OpenAIServer | None:

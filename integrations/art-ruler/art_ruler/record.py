@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,10 @@ class Record:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path or ":memory:", timeout=30, isolation_level=None, check_same_thread=False)
+            weakref.finalize(self, self._db.close)
             self._prepare()
+        except StoreError:
+            raise
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot open the judge's record {path}: {error}; give another file") from error
 
@@ -64,7 +68,7 @@ class Record:
         for name, value in zip(TOTALS, _counted(row), strict=True):
             self._totals[name] += value
         insert = "INSERT INTO answers (at, judge, input_tokens, output_tokens, cost, seconds, fault) VALUES (?, ?, ?, ?, ?, ?, ?)"
-        self._db.execute(insert, row)
+        self._execute(insert, row)
 
     def totals(self) -> dict[str, float]:
         """Return the sums over all answers, by the names in ``TOTALS``."""
@@ -72,15 +76,22 @@ class Record:
 
     def verdict(self, key: str) -> Any | None:
         """Return what ``keep`` was given under the key, None where nothing was."""
-        row = self._db.execute("SELECT verdict FROM verdicts WHERE key = ?", (key,)).fetchone()
-        return row and json.loads(row[0])
+        rows = self._execute("SELECT verdict FROM verdicts WHERE key = ?", (key,))
+        return json.loads(rows[0][0]) if rows else None
 
     def keep(self, key: str, verdict: Mapping[str, Any]) -> None:
         """Keep a JSON value under a key."""
-        self._db.execute("INSERT OR REPLACE INTO verdicts (key, verdict) VALUES (?, ?)", (key, json.dumps(verdict)))
+        self._execute("INSERT OR REPLACE INTO verdicts (key, verdict) VALUES (?, ?)", (key, json.dumps(verdict)))
 
-    def close(self) -> None:
-        self._db.close()
+    def _execute(self, sql: str, values: tuple) -> list[tuple]:
+        """Return the rows. Raises StoreError where the file cannot be read or written any more."""
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            where = self._path or "(in memory)"
+            raise StoreError(
+                f"cannot use the judge's record {where}: {error}; give it room and rights to write, or move it away"
+            ) from error
 
 
 def _counted(row: tuple) -> tuple[float, ...]:

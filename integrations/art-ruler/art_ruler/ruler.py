@@ -9,12 +9,12 @@ import logging
 import os
 import random
 import statistics
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
 
 from art_core import exempt
 from art_core.errors import ConfigError
@@ -28,6 +28,7 @@ from art_ruler.shorten import estimate, estimate_of
 from art_ruler.view import View, view
 
 log = logging.getLogger("art_ruler")
+T = TypeVar("T")
 
 UNKNOWN_CONTEXT = 32_000
 """Tokens, for a judge of which nobody knows how much it reads."""
@@ -95,6 +96,7 @@ class Ruler:
             "chunk": (chunk, ANCHORS + 2),
             "concurrency": (concurrency, 1),
             "retries": (retries, 0),
+            "context": (1 if context is None else context, 1),
         }
         for name, (value, smallest) in least.items():
             if value < smallest:
@@ -105,10 +107,12 @@ class Ruler:
         self.rubric = rubric or RUBRIC
         self.votes, self.seed, self.chunk, self.budget, self.price = votes, seed, chunk, budget, price
         self._context, self._images, self._concurrency = context, images, concurrency
+        self._fits: int | None = None
+        """Tokens of a shortened question that was answered after longer ones were too long."""
         self._record = Record()
         self._cache = Record(Path(cache)) if cache else None
         self._own_cache = cache is None
-        self._asking: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._asking: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
 
     @property
     def name(self) -> str:
@@ -193,51 +197,60 @@ class Ruler:
         shared = anchors({place: it.score for place, it in first.items()})
         rest = iter(places[size:])
         asked = [[*shared, *(next(rest) for _ in range(count))] for count in further]
-        others = await asyncio.gather(*(self._scored(views, chunk) for chunk in asked))
+        others = await _all(self._scored(views, chunk) for chunk in asked)
         scores = one_scale(_numbers(first), [_numbers(chunk) for chunk in others])
         found = {place: it for chunk in (*others, first) for place, it in chunk.items()}
         return [replace(found[place], score=scores[place]) for place in range(len(views))]
 
     async def _scored(self, views: Sequence[View], places: Sequence[int]) -> dict[int, Scored]:
         """Return the scores of the views at ``places``, as the judge gives them."""
+        context = min(self._question_tokens(), self._fits or sys.maxsize)
         for halving in range(HALVINGS + 1):
-            context = self._question_tokens()
             asked = question([views[place] for place in places], self.rubric, context=context, images=self._sees())
             try:
                 found = await self._answered(asked)
-                return {place: found[label] for place, label in zip(places, asked.labels, strict=True)}
             except TooLong as error:
                 if halving == HALVINGS:
                     raise
-                self._context = min(context, estimate_of(asked.messages)) // 2
-                log.warning("%s; questions are shortened to %d tokens", error, self._context)
+                context = min(context, estimate_of(asked.messages)) // 2
+                log.warning("%s; the question is shortened to %d tokens", error, context)
+            else:
+                if halving:  # what never fits, however short, says nothing about other questions
+                    self._fits = min(context, self._fits or context)
+                return {place: found[label] for place, label in zip(places, asked.labels, strict=True)}
         raise AssertionError
 
     async def _answered(self, asked: Question) -> dict[str, Scored]:
         """Return the scores by label. Raises Fault where the second answer cannot be read either."""
-        answer, fault = await self._ask(asked.messages, asked.labels)
-        if fault is not None:
-            log.info("the judge is asked once more: %s", fault)
-            again = [*asked.messages, *repair(answer.text, str(fault), asked.labels)]
-            answer, fault = await self._ask(again, asked.labels)
-        if fault is not None:
-            raise fault
-        return read_scores(answer.text, asked.labels)
+        answer, found = await self._ask(asked.messages, asked.labels)
+        if isinstance(found, Fault):
+            log.info("the judge is asked once more: %s", found)
+            again = [*asked.messages, *repair(answer.text, str(found), asked.labels)]
+            answer, found = await self._ask(again, asked.labels)
+        if isinstance(found, Fault):
+            raise found
+        return found
 
-    async def _ask(self, messages: list[JsonDict], labels: Sequence[str]) -> tuple[Answer, Fault | None]:
-        """Return the judge's answer and what is wrong with it; both are in the account."""
-        loop = asyncio.get_running_loop()
-        async with self._asking.setdefault(loop, asyncio.Semaphore(self._concurrency)):
+    async def _ask(self, messages: list[JsonDict], labels: Sequence[str]) -> tuple[Answer, dict[str, Scored] | Fault]:
+        """Return the judge's answer and its scores or what is wrong with it; both are in the account."""
+        async with self._turn():
             if reason := self.exhausted():
                 raise JudgeError(reason)
             began = time.monotonic()
             answer = _counted(await self.judge.ask(messages), messages)
             seconds = time.monotonic() - began
-        fault = _fault(answer, labels)
-        cost = self._cost(answer)
-        reason = None if fault is None else str(fault)
-        self._record.add_answer(self.judge.name, answer, cost=cost, seconds=seconds, fault=reason)
-        return answer, fault
+        found = _read(answer, labels)
+        fault = str(found) if isinstance(found, Fault) else None
+        self._record.add_answer(self.judge.name, answer, cost=self._cost(answer), seconds=seconds, fault=fault)
+        return answer, found
+
+    def _turn(self) -> asyncio.Semaphore:
+        """Return what lets so many requests through at a time, in this event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._asking:
+            for closed in [it for it in list(self._asking) if it.is_closed()]:  # one that was waited on holds its loop
+                self._asking.pop(closed, None)
+        return self._asking.setdefault(loop, asyncio.Semaphore(self._concurrency))
 
     def _cost(self, answer: Answer) -> float | None:
         if self.price is not None:
@@ -250,7 +263,7 @@ class Ruler:
         return answer.cost
 
     def _question_tokens(self) -> int:
-        """Return how long a question may be; a quarter of the judge's context is left for its answer and our estimate."""
+        """Return how long a question may be at first; a quarter of the context is left for the answer and our estimate."""
         return self._context or (self.judge.context or UNKNOWN_CONTEXT) * 3 // 4
 
     def _sees(self) -> bool:
@@ -274,12 +287,23 @@ def _verdicts(votes: Sequence[list[Scored] | BaseException]) -> list[Verdict]:
     return found
 
 
-def _fault(answer: Answer, labels: Sequence[str]) -> Fault | None:
+def _read(answer: Answer, labels: Sequence[str]) -> dict[str, Scored] | Fault:
     try:
-        read_scores(answer.text, labels)
+        return read_scores(answer.text, labels)
     except Fault as fault:
         return Fault(f"{fault} (it was ended by: {answer.stopped})") if answer.stopped else fault
-    return None
+
+
+async def _all(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return what all of them return; where one fails the others are given up, because nothing is made of them."""
+    tasks = [asyncio.ensure_future(it) for it in asked]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def _counted(answer: Answer, messages: list[JsonDict]) -> Answer:

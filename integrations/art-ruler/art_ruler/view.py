@@ -22,6 +22,8 @@ __all__ = ["NO_IMAGE", "Image", "Item", "Message", "View", "common_start", "line
 NO_IMAGE = "[image]"
 """Stands for a picture where it cannot be shown."""
 PLAIN = {"role", "content"}
+UNDER = "\n  "
+"""Before each further line of what was recorded, so that no text passes for a message, a call or a heading of ours."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class View:
         for number, (agent, messages) in enumerate(self.conversations):
             said, where = self._said_before(number, shared)
             if len(self.conversations) > 1:
-                whose = f" of {agent}" if agent else ""
+                whose = f" of {_indented(agent)}" if agent else ""
                 parts.append((f"(conversation {number + 1}{whose}{where})",))
             parts += messages[said:]
         parts += [(self.end,)] if self.end else []
@@ -116,11 +118,11 @@ def text_of(messages: Iterable[Message]) -> str:
 
 def _message(message: JsonDict) -> Message:
     if message.keys() == PLAIN and isinstance(message["content"], str):  # most are, and long runs have many
-        return (f"[{message['role']}] {message['content']}",)
+        return (f"[{_indented(message['role'])}] {_indented(message['content'])}",)
     role = message.get("role") or "assistant"
     # Frameworks add an assistant's name when they send its answer back; as it was answered it has none.
     name = message.get("name") if role != "assistant" else None
-    head = f"[{role}{f' {name}' if isinstance(name, str) else ''}] "
+    head = _indented(f"[{role}{f' {name}' if isinstance(name, str) else ''}] ")
     calls = [line for it in message.get("tool_calls") or () if (line := _tool_call(it))]
     return _merged([head, *_content(message), *(f"\n{line}" for line in calls)])
 
@@ -128,30 +130,34 @@ def _message(message: JsonDict) -> Message:
 def _content(message: JsonDict) -> Iterable[Item]:
     content = message.get("content")
     if isinstance(content, str):
-        yield content
+        yield _indented(content)
     elif isinstance(content, list):
         for number, part in enumerate(content):
-            yield from ("\n", _part(part)) if number else (_part(part),)
+            yield from (UNDER, _part(part)) if number else (_part(part),)
     if isinstance(message.get("refusal"), str):
-        yield f"(refused: {message['refusal']})"
+        yield _indented(f"(refused: {message['refusal']})")
 
 
 def _part(part: Any) -> Item:
     if not isinstance(part, dict):
-        return str(part)
+        return _indented(str(part))
     if isinstance(part.get("text"), str):
-        return part["text"]
+        return _indented(part["text"])
     kind, image = str(part.get("type", "part")), part.get("image_url")
     if kind == "image_url" and isinstance(image, dict) and isinstance(image.get("url"), str):
         return Image(image["url"], image.get("detail") if isinstance(image.get("detail"), str) else None)
-    return f"[{kind.removesuffix('_url')}]"
+    return _indented(f"[{kind.removesuffix('_url')}]")
 
 
-def _tool_call(call: JsonDict) -> str:
-    asked = call.get("function") or call.get("custom")
+def _tool_call(call: Any) -> str:
+    asked = call.get("function") or call.get("custom") if isinstance(call, dict) else None
     if not isinstance(asked, dict):
         return ""
-    return f"calls {asked.get('name')}({_arguments(asked.get('arguments', asked.get('input', '')))})"
+    return _indented(f"calls {asked.get('name')}({_arguments(asked.get('arguments', asked.get('input', '')))})")
+
+
+def _indented(text: str) -> str:
+    return text.replace("\r", "\n").replace("\n", UNDER) if "\n" in text or "\r" in text else text
 
 
 def _arguments(given: Any) -> str:
@@ -180,7 +186,7 @@ def _tools(calls: Sequence[Call]) -> tuple[str, ...]:
 
 def _end(trajectory: Trajectory) -> str:
     if trajectory.error is not None:
-        return f"(the run failed: {trajectory.error})"
+        return _indented(f"(the run failed: {trajectory.error})")
     output = trajectory.output
     if isinstance(output, dict):  # a graph's state; its messages are the conversations
         output = {name: value for name, value in output.items() if name != "messages"} or None
@@ -188,7 +194,7 @@ def _end(trajectory: Trajectory) -> str:
         return ""
     try:
         return f"(the run returned: {json.dumps(output, ensure_ascii=False, default=_fields)})"
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return ""  # objects of a framework: what they hold is in the conversations
 
 

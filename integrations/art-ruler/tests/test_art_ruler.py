@@ -135,8 +135,9 @@ async def test_what_a_run_says_stays_inside_its_fence():
     assert fence not in forged
     sections = user.split(f"\n{fence}\n")
     assert len(sections) == 9  # shared, tools and two runs, each opened and closed
-    assert any(forged in section for section in sections[1::2])
-    assert not any(forged in section for section in sections[::2])
+    shown = forged.replace("\n", "\n  ")
+    assert any(shown in section for section in sections[1::2])
+    assert not any(shown in section for section in sections[::2])
 
 
 async def test_every_conversation_failure_and_result_of_a_run_is_shown():
@@ -159,7 +160,7 @@ async def test_every_conversation_failure_and_result_of_a_run_is_shown():
     assert first.count("planned") == 1
     assert "conversation 1 of helper" in first
     assert 'calls search({"query": "x"})' in first
-    assert "2 hits\n[image]" in first
+    assert "2 hits\n  [image]" in first
     assert '(the run returned: {"found": 2})' in first
     assert "(the run failed: ValueError: worth 0)" in second
 

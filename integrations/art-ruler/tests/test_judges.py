@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from art_core.errors import ConfigError
-from art_ruler import Ruler
+from art_ruler import Answer, Ruler
 
 
 class Provider:
@@ -162,12 +162,48 @@ async def test_a_server_that_answers_in_time_or_not_at_all(provider, way):
     assert "Timeout" in group.trajectories[0].notes["unscored"]
 
 
-async def test_an_answer_that_is_no_chat_completion_leaves_the_group_unscored(provider):
-    for text in ("<html>502</html>", "{}", '{"choices": []}', "[1]", '{"choices": [{"message": null}]}'):
+def completion(message: object, **more: object) -> str:
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return json.dumps({"id": "c", "object": "chat.completion", "created": 1, "model": "j", "choices": [choice], **more})
+
+
+async def test_an_answer_that_is_no_chat_completion_leaves_the_group_unscored(provider, way):
+    wrong = ["<html>502</html>", "{}", '{"choices": []}', "[1]", '{"choices": [{"message": null}]}']
+    wrong += [completion({"role": "assistant", "content": content}) for content in (5, [{"type": "text", "text": "x"}])]
+    wrong += [completion({"role": "assistant", "content": "x"}, usage=usage) for usage in ([1], "much")]
+    for text in wrong:
         provider.text = text
         group = group_of("worth 0.2", "worth 0.9")
-        assert await ruler_of(provider).score(group) == [None, None]
-        assert "is no chat completion" in group.trajectories[0].notes["unscored"]
+        assert await ruler_of(provider, retries=0).score(group) == [None, None]
+        said = group.trajectories[0].notes["unscored"]
+        assert "is no chat completion" in said or "gave no answer" in said or "without any choice" in said
+
+
+@pytest.mark.parametrize("usage", [{}, {"usage": None}, {"usage": {"prompt_tokens": 0, "completion_tokens": 0}}])
+async def test_a_judge_whose_server_counts_no_tokens_is_paid_by_an_estimate(provider, way, usage):
+    provider.text = completion({"role": "assistant", "content": "I would rather not say."}, **usage)
+    ruler = ruler_of(provider, "openai/gpt-4.1-mini", budget=1.0)
+    assert await ruler.score(GROUP) == [None] * 3
+    account = ruler.account()
+    assert account["judge/input_tokens"] > 500
+    assert account["judge/cost"] == pytest.approx(
+        account["judge/input_tokens"] * 0.4e-6 + account["judge/output_tokens"] * 1.6e-6
+    )
+
+
+async def test_another_server_in_the_environment_is_another_judge(provider, way, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    for base in (provider.url, provider.url, f"{provider.url}/"):
+        monkeypatch.setenv("OPENAI_BASE_URL", base)
+        assert await Ruler("openai/judge", cache=tmp_path / "judge.sqlite").score(GROUP) == RIGHT
+    assert len(provider.requests) == 2
+    assert b"secret" not in b"".join(it.read_bytes() for it in tmp_path.iterdir())
+
+
+async def test_how_long_an_answer_may_be_is_said_as_the_model_takes_it(provider):
+    assert await ruler_of(provider, "openai/o3-mini", params={"max_tokens": 2000}).score(GROUP) == RIGHT
+    assert provider.requests[0]["max_completion_tokens"] == 2000
+    assert "max_tokens" not in provider.requests[0]
 
 
 async def test_an_answer_that_was_cut_off_says_so(provider, way):
@@ -208,6 +244,14 @@ class ChatModel(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=answer)])
 
 
+class WrittenModel(ChatModel):
+    """One that LangChain can write down."""
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        return True
+
+
 @pytest.mark.parametrize("blocks", [False, True])
 async def test_a_langchain_chat_model_judges(blocks):
     ruler = Ruler(ChatModel(blocks=blocks))
@@ -229,9 +273,12 @@ async def test_a_langchain_model_that_fails_leaves_the_group_unscored():
 
 async def test_what_a_langchain_model_judged_is_kept_as_long_as_it_is_the_same_model(tmp_path):
     asked = len(ChatModel.asked)
-    for model in (ChatModel(), ChatModel(), ChatModel(blocks=True)):
+    for model in (WrittenModel(), WrittenModel(), WrittenModel(blocks=True)):
         assert await Ruler(model, cache=tmp_path / "judge.sqlite").score(GROUP) == RIGHT
-    assert len(ChatModel.asked) - asked in (2, 3), "a model that cannot be written down is asked anew"
+    assert len(ChatModel.asked) - asked == 2
+    for _ in range(2):
+        assert await Ruler(ChatModel(), cache=tmp_path / "judge.sqlite").score(GROUP) == RIGHT
+    assert len(ChatModel.asked) - asked == 4, "a model that cannot be written down is asked anew"
 
 
 async def test_a_function_that_returns_no_text_or_takes_too_long_leaves_the_group_unscored():
@@ -241,7 +288,18 @@ async def test_a_function_that_returns_no_text_or_takes_too_long_leaves_the_grou
     async def slow(messages):
         await asyncio.sleep(5)
 
-    for judge, reason in ((wrong, "returned dict; return the answer's text"), (slow, "no answer within 0.05 s")):
+    async def empty(messages):
+        return Answer(None)
+
+    def plain_function(messages):
+        raise RuntimeError("no quota")
+
+    for judge, reason in (
+        (wrong, "returned dict; return the answer's text"),
+        (slow, "no answer within 0.05 s"),
+        (empty, "returned NoneType; return the answer's text"),
+        (plain_function, "RuntimeError: no quota"),
+    ):
         group = group_of("worth 0.2", "worth 0.9")
         assert await Ruler(judge, timeout=0.05).score(group) == [None, None]
         assert reason in group.trajectories[0].notes["unscored"]

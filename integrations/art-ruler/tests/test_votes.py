@@ -1,10 +1,12 @@
 """Several votes, large groups, the cache, the account and its budget, and how many requests there are at a time."""
 
 import asyncio
+import gc
 import json
 import re
 import sqlite3
 import statistics
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from judging import GROUP, RIGHT, each, grade, group_of, judge_saying, plain, ru
 from art_core.errors import ConfigError, StoreError
 from art_core.types import MeteredReward
 from art_ruler import Answer, Ruler
-from art_ruler.judge import TooLong
+from art_ruler.judge import JudgeError, TooLong
 from art_ruler.scale import one_scale
 
 
@@ -231,6 +233,21 @@ async def test_no_more_requests_are_under_way_than_the_limit_in_any_event_loop()
     assert most == 3
 
 
+def test_an_event_loop_that_has_ended_is_not_held():
+    async def judge(messages):
+        await asyncio.sleep(0)
+        return plain(grade(messages))
+
+    async def loop_of(ruler):
+        await asyncio.gather(*(ruler.score(group_of(f"worth 0.{n}", "worth 0.5")) for n in range(1, 4)))
+        return weakref.ref(asyncio.get_running_loop())
+
+    ruler = Ruler(judge, concurrency=1)
+    first, _ = (asyncio.run(loop_of(ruler)) for _ in range(2))
+    gc.collect()
+    assert first() is None
+
+
 async def test_a_question_that_is_too_long_for_the_judge_is_shortened_and_asked_again(caplog):
     lengths = []
 
@@ -243,10 +260,60 @@ async def test_a_question_that_is_too_long_for_the_judge_is_shortened_and_asked_
     ruler = Ruler(judge)
     long = group_of(*(f"worth 0.{n} {'and more words ' * 900}" for n in (2, 9)))
     assert await ruler.score(long) == [0.2, 0.9]
-    assert "8192 tokens at most; questions are shortened to" in caplog.text
+    assert "8192 tokens at most; the question is shortened to" in caplog.text
     first = len(lengths)
     assert await ruler.score(long) == [0.2, 0.9]
     assert len(lengths) == first + 1, "what was learnt about the judge is forgotten"
+
+
+async def test_a_group_that_never_fits_shortens_no_question_about_another():
+    lengths = []
+
+    async def judge(messages):
+        if "endless" in messages[1]["content"]:
+            raise TooLong("no room at all")
+        lengths.append(len(messages[1]["content"]))
+        return plain(grade(messages))
+
+    ruler = Ruler(judge)
+    for n in range(4):
+        assert await ruler.score(group_of(f"endless {n} {'x' * 20000} worth 0.2", "worth 0.9")) == [None, None]
+    assert await ruler.score(group_of(f"worth 0.2 {'and more words ' * 900}", "worth 0.9")) == [0.2, 0.9]
+    assert lengths[0] > 900 * len("and more words ")
+
+
+async def test_what_was_judged_after_shortening_is_found_again_by_a_run_that_goes_on(tmp_path):
+    class Narrow(KnownJudge):
+        async def __call__(self, messages: list[dict]) -> Answer:
+            if len(messages[1]["content"]) > 9000:
+                raise TooLong("8192 tokens at most")
+            return await super().__call__(messages)
+
+    judge = Narrow()
+    for _ in range(2):
+        ruler = Ruler(judge)
+        ruler.begin(tmp_path)
+        for n in range(2, 5):
+            assert await ruler.score(group_of(f"worth 0.{n} {'and more words ' * 900}", "worth 0.9")) == [n / 10, 0.9]
+    assert judge.asked == 3
+
+
+async def test_once_a_chunk_has_failed_no_more_is_asked_about_its_group():
+    asked = 0
+
+    async def judge(messages):
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)
+        if asked == 2:
+            raise JudgeError("no quota")
+        return plain(grade(messages))
+
+    group = group_of(*(f"worth 0.{n}" for n in range(100, 200)))
+    before = asyncio.all_tasks()
+    assert await Ruler(judge, chunk=6, concurrency=1).score(group) == [None] * 100
+    assert asyncio.all_tasks() == before
+    assert asked < 5
 
 
 async def test_a_judge_for_which_everything_is_too_long_leaves_the_group_unscored():
@@ -265,6 +332,7 @@ async def test_a_judge_for_which_everything_is_too_long_leaves_the_group_unscore
         ({"chunk": 4}, "chunk=4 is too small: give at least 5"),
         ({"concurrency": 0}, "concurrency=0 is too small"),
         ({"retries": -1}, "retries=-1 is too small"),
+        ({"context": 0}, "context=0 is too small"),
         ({"api_base": "http://x/v1"}, "are for a judge given by its LiteLLM model string"),
     ],
 )
@@ -277,3 +345,22 @@ def test_a_file_that_is_no_record_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("not a database, by any means" * 100)
     with pytest.raises(StoreError, match="give another file"):
         Ruler(judge_saying(plain), cache=tmp_path / "notes.txt")
+
+
+async def test_a_record_that_cannot_be_written_any_more_is_named(tmp_path):
+    ruler = Ruler(KnownJudge())
+    ruler.begin(tmp_path)
+    with sqlite3.connect(tmp_path / "judge.sqlite") as db:
+        db.execute("DROP TABLE verdicts")
+    db.close()
+    with pytest.raises(StoreError, match=r"cannot use the judge's record .*judge\.sqlite"):
+        await ruler.score(GROUP)
+
+
+def test_a_store_of_another_kind_is_refused_in_one_sentence(tmp_path):
+    with sqlite3.connect(tmp_path / "run.sqlite") as db:
+        db.execute("PRAGMA user_version = 4")
+    db.close()
+    with pytest.raises(StoreError) as caught:
+        Ruler(judge_saying(plain), cache=tmp_path / "run.sqlite")
+    assert str(caught.value).count("give another file") == 1
