@@ -40,7 +40,12 @@ NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|[-+]?\.[0-9]+")
 
 
 class Fault(ValueError):
-    """Why an answer cannot be used, in words for the judge and for the log."""
+    """Why an answer cannot be used, in words for the judge."""
+
+    def __init__(self, words: str, kind: str = "") -> None:
+        super().__init__(words)
+        self.kind = kind or words
+        """The same without labels, which are others in every question: for people, and for counting."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +64,19 @@ def read_scores(text: str, labels: Sequence[str]) -> dict[str, Scored]:
             raise Fault("an entry of scores is not a JSON object")
         label = str(entry.get("trajectory_id", "")).strip()
         if label not in labels:
-            raise Fault(f"there is no trajectory_id {label[:40]!r}")
+            raise Fault(
+                f"there is no trajectory_id {label[:40]!r}", "a trajectory_id is none of those that were asked for"
+            )
         if label in found:
-            raise Fault(f"the trajectory_id {label!r} is given more than once")
+            raise Fault(
+                f"the trajectory_id {label!r} is given more than once", "a trajectory_id is given more than once"
+            )
         found[label] = Scored(_score(entry.get("score"), label), str(entry.get("explanation", "")))
     missing = [label for label in labels if label not in found]
     if missing:
-        raise Fault(f"no score is given for {', '.join(missing)}")
+        raise Fault(
+            f"no score is given for {', '.join(missing)}", f"{len(missing)} of {len(labels)} scores are missing"
+        )
     return found
 
 
@@ -73,7 +84,8 @@ def _score(value: Any, label: str) -> float:
     number = float(value) if isinstance(value, str) and NUMBER.fullmatch(value.strip()) else value
     # NaN fails the comparison too.
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
-        raise Fault(f"the score of {label} is {str(value)[:40]!r}, not a number from 0 to 1")
+        what = f"{str(value)[:40]!r}, not a number from 0 to 1"
+        raise Fault(f"the score of {label} is {what}", f"a score is {what}")
     return float(number)
 
 

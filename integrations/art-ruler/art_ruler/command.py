@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,9 @@ class WithDefault(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            meant = difflib.get_close_matches(args[0], self.commands, n=1)
+            if meant and not Path(args[0]).exists():
+                ctx.fail(f"there is no command and no folder {args[0]!r}; did you mean {meant[0]!r}?")
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
@@ -49,14 +54,19 @@ Rubric = Annotated[
 ]
 Votes = Annotated[int, typer.Option(min=1, help="Independent answers per group; their mean counts.")]
 Seed = Annotated[int, typer.Option(help="Another seed asks again what is in the cache.")]
-Budget = Annotated[float | None, typer.Option(min=0, help="US dollars; once they are spent no more is asked.")]
+Budget = Annotated[
+    float | None, typer.Option(help="US dollars for this command; once they are spent no more is asked.")
+]
 Price = Annotated[
     tuple[float, float] | None,
     typer.Option(metavar="IN OUT", help="US dollars per million input and output tokens; default: LiteLLM's price."),
 ]
 ApiBase = Annotated[str | None, typer.Option(help="Where the judge is, for a LiteLLM model string.")]
 Concurrency = Annotated[int, typer.Option(min=1, help="The most requests at a time.")]
-Split = Annotated[str | None, typer.Option(help="train or eval; default: all runs.")]
+Split = Annotated[str | None, typer.Option(help="train, eval or what else the runs were made for; default: all.")]
+Single = Annotated[
+    bool, typer.Option("--single", help="Also groups of one run, as evaluations make them: nothing is compared there.")
+]
 Step = Annotated[int | None, typer.Option(help="Only the runs of this step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -75,7 +85,8 @@ def judge_run(
     split: Split = None,
     step: Step = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The first so many groups.")] = None,
-    again: Annotated[bool, typer.Option(help="Also what this judge has judged before.")] = False,
+    single: Single = False,
+    again: Annotated[bool, typer.Option("--again", help="Also what this judge has judged before.")] = False,
     json_: AsJson = False,
 ) -> None:
     """Judge the stored runs; scores and explanations are written beside the old ones, never over them.
@@ -83,12 +94,10 @@ def judge_run(
     Ctrl-C loses nothing: what is judged is kept, and the same command goes on. Exit code 1: some group has no scores.
     """
     from art_ruler.report import Judged
-    from art_ruler.stored import groups_of, second_opinions
+    from art_ruler.stored import second_opinions
 
     with _opened(run) as store:
-        groups = groups_of(store, split=split, step=step)[:limit]
-        if not groups:
-            raise typer.BadParameter(f"{run} has no finished runs that fit", param_hint="RUN")
+        groups = _groups(store, split, step, 1 if single else 2)[:limit]
         ruler = _ruler(
             judge, run, rubric=rubric, votes=votes, seed=seed, budget=budget, price=price, api_base=api_base,
             concurrency=concurrency,
@@ -106,16 +115,16 @@ def show(
     run: RunDir,
     split: Split = None,
     step: Step = None,
+    single: Single = False,
     limit: Annotated[int, typer.Option(min=1, help="The last so many groups.")] = 5,
 ) -> None:
     """Show every score that the runs of a group were given, by whom, and why."""
     from rich.console import Console
 
     from art_ruler.report import scores_table
-    from art_ruler.stored import groups_of
 
     with _opened(run) as store:
-        for group in groups_of(store, split=split, step=step)[-limit:]:
+        for group in _groups(store, split, step, 1 if single else 2)[-limit:]:
             Console().print(scores_table(store, group))
 
 
@@ -130,10 +139,10 @@ def prefer(
 ) -> None:
     """Show pairs of runs and ask which is better; every answer is written at once. For `art judge calibrate`."""
     from art_ruler.report import ask_preferences
-    from art_ruler.stored import groups_of, pairs_of
+    from art_ruler.stored import pairs_of
 
     with _opened(run) as store:
-        ask_preferences(store, pairs_of(groups_of(store, split=split, step=step), seed), out, pairs)
+        ask_preferences(store, pairs_of(_groups(store, split, step, 2), seed), out, pairs)
 
 
 @app.command(
@@ -155,6 +164,7 @@ def calibrate(
     api_base: ApiBase = None,
     price: Price = None,
     concurrency: Concurrency = 16,
+    again: Annotated[bool, typer.Option("--again", help="Ask again what is kept, to see what it costs.")] = False,
     json_: AsJson = False,
 ) -> None:
     """Tell how well each judge agrees with people, and what it costs: the cheapest that agrees well enough will do.
@@ -166,6 +176,8 @@ def calibrate(
     from art_ruler.stored import groups_with, second_opinions
 
     wanted = read_preferences(preferences)
+    if not wanted:
+        raise typer.BadParameter(f"{preferences} holds no preferences; `art judge prefer` asks for them")
     with _opened(run) as store:
         groups = groups_with(store, wanted)
         table = Calibration(wanted, {it.rollout_id: it.reward for it in store.rollouts()})
@@ -181,7 +193,7 @@ def calibrate(
                 concurrency=concurrency,
             )
             with _progress(name, len(groups)) as advance:
-                table.add(ruler, asyncio.run(second_opinions(store, groups, ruler, progress=advance)))
+                table.add(ruler, asyncio.run(second_opinions(store, groups, ruler, again=again, progress=advance)))
     _print(table, json_)
 
 
@@ -209,6 +221,19 @@ def _opened(run: Path) -> Iterator[Store]:
             raise typer.Exit(130) from None
 
 
+def _groups(store: Store, split: str | None, step: int | None, least: int) -> list[list[str]]:
+    """Return the groups that are meant; BadParameter where there are none."""
+    from art_ruler.stored import groups_of
+
+    groups = groups_of(store, split=split, step=step, least=least)
+    if groups:
+        return groups
+    alone = len(groups_of(store, split=split, step=step, least=1))
+    splits = ", ".join(sorted({str(it.split) for it in store.rollouts() if it.finished})) or "none"
+    why = f"{alone} runs stand alone in their groups: --single" if alone else f"splits with finished runs: {splits}"
+    raise typer.BadParameter(f"{store.path.parent} has no groups of finished runs that fit ({why})", param_hint="RUN")
+
+
 def _ruler(judge: str | None, run: Path, *, rubric: str | None, **settings: Any) -> Ruler:
     from art_ruler.ruler import Ruler
 
@@ -216,6 +241,8 @@ def _ruler(judge: str | None, run: Path, *, rubric: str | None, **settings: Any)
         if not Path(rubric).is_file():
             raise typer.BadParameter(f"there is no file {rubric}", param_hint="--rubric")
         rubric = Path(rubric).read_text(encoding="utf-8")
+    if not judge and not os.environ.get("ART_JUDGE"):
+        raise typer.BadParameter("say who judges, or set ART_JUDGE", param_hint="--judge")
     return Ruler(_judge(judge), rubric=rubric, cache=run / "judge.sqlite", **settings)
 
 

@@ -48,8 +48,12 @@ class Judge(Protocol):
     images: bool
     """Whether it can be shown pictures."""
 
-    async def prepare(self) -> None:
-        """Called before the rest is read. Raises ConfigError where the judge does not exist."""
+    priced: bool
+    """False where it is known that nobody knows what an answer costs."""
+
+    def prepare(self) -> None:
+        """Find out the above; called before it is read, and may be called again. May take seconds, and raises ConfigError for a
+        judge that cannot be used."""
         ...
 
     async def ask(self, messages: list[JsonDict]) -> Answer:
@@ -63,13 +67,15 @@ class FunctionJudge:
 
     context: int | None = None
     images = True
+    priced = True
+    """An Answer may say its cost."""
 
     def __init__(self, function: Callable[[list[JsonDict]], Awaitable[str | Answer]], timeout: float) -> None:
         self.name = getattr(function, "__qualname__", type(function).__qualname__)
         self.identity: str | None = getattr(function, "identity", None)
         self._function, self._timeout = function, timeout
 
-    async def prepare(self) -> None:
+    def prepare(self) -> None:
         """A function is ready."""
 
     async def ask(self, messages: list[JsonDict]) -> Answer:
@@ -85,6 +91,7 @@ class LangChainJudge:
 
     context: int | None = None
     images = True
+    priced = False
 
     def __init__(self, model: Any, timeout: float) -> None:
         names = (getattr(model, attribute, None) for attribute in ("model_name", "model"))
@@ -101,17 +108,26 @@ class LangChainJudge:
         # Such an object is written down by its name only: other code or settings would look the same.
         return None if '"type": "not_implemented"' in written else hashlib.sha256(written.encode()).hexdigest()
 
-    async def prepare(self) -> None:
+    def prepare(self) -> None:
         """A LangChain model is ready."""
 
     async def ask(self, messages: list[JsonDict]) -> Answer:
-        found = await _within(self._timeout, self.name, lambda: self._model.ainvoke(messages))
+        try:
+            found = await self._invoke(messages)
+        except JudgeError as error:
+            # A client that was used in an event loop that has ended keeps its connections, and fails once.
+            if "Event loop is closed" not in str(error):
+                raise
+            found = await self._invoke(messages)
         text, usage = _text(found), getattr(found, "usage_metadata", None) or {}
         if text is None:
             raise JudgeError(f"the judge {self.name} returned {type(found).__name__}; end in a message or a text")
         reason = (getattr(found, "response_metadata", None) or {}).get("finish_reason")
         stopped = None if reason in ("stop", "end_turn") else reason
         return Answer(text, usage.get("input_tokens"), usage.get("output_tokens"), stopped=stopped)
+
+    async def _invoke(self, messages: list[JsonDict]) -> Any:
+        return await _within(self._timeout, self.name, lambda: self._model.ainvoke(messages))
 
 
 def judge_of(

@@ -5,10 +5,10 @@ LiteLLM takes seconds to import, so it is imported in a thread before the first 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
@@ -23,8 +23,13 @@ from art_ruler.judge import Answer, JudgeError, TooLong
 from art_ruler.openai_server import OpenAIServer, counted, openai_server, price_of
 from art_ruler.shorten import estimate, estimate_of
 
-PERMANENT = (400, 401, 403, 404, 422)
-"""HTTP statuses of what does not work at the next attempt either."""
+REFUSED = (401, 403, 404)
+"""HTTP statuses that are about the judge, not about what it was asked."""
+PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception)(?:: | - ))+")
+NOISE = re.compile(r" ssl:<[^>]*>|(?<=//)[^/@\s]+@")
+"""What an error of LiteLLM's begins with, again and again; and what nobody should read in it: objects, passwords in addresses."""
+LONGEST_ERROR = 500
+"""Characters."""
 LONGEST_PAUSE = 60.0
 """Seconds, between two attempts."""
 GROWING = tenacity.wait_random_exponential(multiplier=0.25, max=30)
@@ -34,6 +39,7 @@ class LiteLLMJudge:
     """``provider/model`` with its provider's key in the environment, or in ``params``."""
 
     context: int | None = None
+    priced = True
     images = True
     """True where LiteLLM does not know the model: better refused than left out in silence."""
 
@@ -48,45 +54,54 @@ class LiteLLMJudge:
         self._answered = False
         """Whether it ever did: from then on a refusal is about one group, and the run goes on."""
 
-    async def prepare(self) -> None:
+    def prepare(self) -> None:
         if self._litellm is None:
-            litellm = await asyncio.to_thread(_litellm)
+            litellm = _litellm()
             self._look_up(litellm)
             self._litellm = litellm
 
     def _look_up(self, litellm: ModuleType) -> None:
         """Note what LiteLLM knows about the model. Its table only: other look-ups of it ask servers."""
+        key, base = self._params.get("api_key"), self._params.get("api_base")
         try:
-            _, provider, _, base = litellm.get_llm_provider(self.name, api_base=self._params.get("api_base"))
+            found = litellm.get_llm_provider(self.name, api_base=base)
         except litellm.BadRequestError as error:
-            raise ConfigError(f"the judge {self.name!r} cannot be used: {error}; check its name") from error
-        if provider == "openai":
-            base = litellm.OpenAIGPTConfig.get_api_base(self._params.get("api_base"))
-        decides = {name: value for name, value in self._params.items() if name != "api_key"} | {"api_base": base}
+            raise ConfigError(f"the judge {self.name!r} cannot be used: {_said(error)}; check its name") from error
+        missing = litellm.validate_environment(self.name, api_key=key, api_base=base)["missing_keys"]
+        if key is None and any(name.endswith("_API_KEY") for name in missing):
+            raise ConfigError(
+                f"the judge {self.name!r} cannot be used: it needs {' and '.join(missing)}; set it, or give api_key= (any text "
+                "will do for a server that asks for none)"
+            )
+        if found[1] == "openai":
+            base = litellm.OpenAIGPTConfig.get_api_base(base)
+        decides = {name: value for name, value in self._params.items() if name != "api_key"} | {
+            "api_base": base or found[3]
+        }
         self.identity = json.dumps([self.name, decides], sort_keys=True, default=repr)
         known = litellm.model_cost.get(self.name) or litellm.model_cost.get(self.name.partition("/")[2])
+        self.priced = bool(known) or "input_cost_per_token" in self._params
         if known:
             self.context = known.get("max_input_tokens")
             self.images = bool(known.get("supports_vision"))
         if litellm.supports_response_schema(model=self.name):
             self._format = {"type": "json_schema", "json_schema": {"name": "scores", "strict": True, "schema": SCHEMA}}
-        self._server = openai_server(litellm, self.name, self._params, self._timeout)
+        self._server = openai_server(litellm, found, self._params, self._timeout)
 
     async def ask(self, messages: list[JsonDict]) -> Answer:
-        await self.prepare()
         import openai  # all of LiteLLM's errors derive from openai's
 
         try:
             answer = await self._retrying(messages)
         except openai.OpenAIError as error:
             if isinstance(error, self._litellm.ContextWindowExceededError):
-                raise TooLong(f"the question is too long for the judge {self.name!r}: {error}") from error
-            about_the_question = isinstance(error, self._litellm.ContentPolicyViolationError)
-            if not self._answered and not about_the_question and getattr(error, "status_code", None) in PERMANENT:
+                raise TooLong(f"the question is too long for the judge {self.name!r}: {_said(error)}") from error
+            what = f"{type(error).__name__}: {_said(error)}"
+            if not self._answered and getattr(error, "status_code", None) in REFUSED:
                 raise ConfigError(
-                    f"the judge {self.name!r} cannot be used: {error}; check its name, api_base and key"
+                    f"the judge {self.name!r} cannot be used: {what}; check its name, api_base and key"
                 ) from error
-            raise JudgeError(f"the judge {self.name!r} gave no answer: {type(error).__name__}: {error}") from error
+            raise JudgeError(f"the judge {self.name!r} gave no answer: {what}") from error
         self._answered = True
         return answer if answer.input_tokens is not None else self._estimated(answer, messages)
 
@@ -129,6 +144,12 @@ def _answer(answer: Any) -> Answer:
         answer._hidden_params.get("response_cost"),
         None if choice.finish_reason == "stop" else choice.finish_reason,
     )
+
+
+def _said(error: BaseException) -> str:
+    """Return what an error of LiteLLM's says."""
+    text = NOISE.sub("", PREFIXES.sub("", " ".join(str(error).split())))
+    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
 
 
 def _may_pass(error: BaseException) -> bool:

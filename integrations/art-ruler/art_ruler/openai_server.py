@@ -85,10 +85,15 @@ def price_of(litellm: ModuleType, model: str, asked: int, said: int) -> float | 
     return sum(litellm.cost_per_token(model=known, prompt_tokens=asked, completion_tokens=said))
 
 
-def openai_server(litellm: ModuleType, name: str, params: Mapping[str, Any], timeout: float) -> OpenAIServer | None:
-    """Return where the model ``name`` is asked directly; None where LiteLLM has something to translate."""
+def openai_server(
+    litellm: ModuleType, found: tuple[str, str, str | None, str | None], params: Mapping[str, Any], timeout: float
+) -> OpenAIServer | None:
+    """Return where a model is asked directly; None where LiteLLM has something to translate.
+
+    ``found`` is what its ``get_llm_provider`` says of the model.
+    """
     base, key = params.get("api_base"), params.get("api_key")
-    model, provider, _, _ = litellm.get_llm_provider(name, api_base=base)
+    model, provider, _, _ = found
     plain = {name: value for name, value in params.items() if name not in ("api_base", "api_key")}
     chat = litellm.model_cost.get(model, {}).get("mode", "chat") == "chat"
     if provider != "openai" or not chat or not plain.keys() <= AS_THEY_ARE:

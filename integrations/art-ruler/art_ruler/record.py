@@ -1,6 +1,6 @@
 """What judging took, and what was judged: one SQLite file. Knows nothing about judges or groups.
 
-Every answer is a row with its tokens and its cost, so that a run that goes on knows what it has spent; a judged group is kept
+Every request is a row with its tokens and its cost, so that a run that goes on knows what it has spent; a judged group is kept
 under a key that stands for all that decides its scores.
 """
 
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import StoreError
-from art_ruler.judge import Answer
 
 __all__ = ["Record"]
 
@@ -23,13 +22,19 @@ VERSION = 1
 """Stands in ``PRAGMA user_version``."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS answers (
-    seq INTEGER PRIMARY KEY, at REAL NOT NULL, judge TEXT NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
-    cost REAL, seconds REAL NOT NULL, fault TEXT
+    seq INTEGER PRIMARY KEY, at REAL NOT NULL, asked_by TEXT NOT NULL, input_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL, cost REAL, seconds REAL NOT NULL, fault TEXT, failed INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, verdict TEXT NOT NULL);
 """
-TOTALS = ("requests", "faults", "input_tokens", "output_tokens", "cost", "unpriced")
-"""``cost`` is in US dollars, over the answers whose cost is known; ``unpriced`` counts the others."""
+COLUMNS = "at, asked_by, input_tokens, output_tokens, cost, seconds, fault, failed"
+TOTALS = ("requests", "failed", "faults", "input_tokens", "output_tokens", "cost", "unpriced")
+"""Requests; those without an answer; answers that could not be used; tokens; US dollars, over the answers whose cost is known;
+the number of the others."""
+SUMS = (
+    "count(*), total(failed), count(fault) - total(failed), total(input_tokens), total(output_tokens), total(cost), "
+    "count(*) - count(cost) - total(failed)"
+)
 
 
 class Record:
@@ -58,21 +63,19 @@ class Record:
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(TABLES)
         self._db.execute(f"PRAGMA user_version = {VERSION}")
-        sums = "count(*), count(fault), total(input_tokens), total(output_tokens), total(cost), count(*) - count(cost)"
-        found = self._db.execute(f"SELECT {sums} FROM answers").fetchone()
-        self._totals = dict(zip(TOTALS, map(float, found), strict=True))
 
-    def add_answer(self, judge: str, answer: Answer, *, cost: float | None, seconds: float, fault: str | None) -> None:
-        """Note an answer; ``fault`` says why it could not be used. Its tokens are known."""
-        row = (time.time(), judge, answer.input_tokens, answer.output_tokens, cost, seconds, fault)
-        for name, value in zip(TOTALS, _counted(row), strict=True):
-            self._totals[name] += value
-        insert = "INSERT INTO answers (at, judge, input_tokens, output_tokens, cost, seconds, fault) VALUES (?, ?, ?, ?, ?, ?, ?)"
-        self._execute(insert, row)
+    def totals(self, by: str) -> dict[str, float]:
+        """Return the sums over all requests under this name, by the names in ``TOTALS``."""
+        rows = self._execute(f"SELECT {SUMS} FROM answers WHERE asked_by = ?", (by,))
+        return dict(zip(TOTALS, map(float, rows[0]), strict=True))
 
-    def totals(self) -> dict[str, float]:
-        """Return the sums over all answers, by the names in ``TOTALS``."""
-        return dict(self._totals)
+    def add(
+        self, by: str, seconds: float, *, tokens: tuple[int, int] = (0, 0), cost: float | None = None,
+        fault: str | None = None, failed: bool = False,
+    ) -> None:  # fmt: skip
+        """Note a request: ``fault`` says why its answer could not be used, or with ``failed`` why there was none."""
+        row = (time.time(), by, *tokens, cost, seconds, fault, failed)
+        self._execute(f"INSERT INTO answers ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def verdict(self, key: str) -> Any | None:
         """Return what ``keep`` was given under the key, None where nothing was."""
@@ -92,9 +95,3 @@ class Record:
             raise StoreError(
                 f"cannot use the judge's record {where}: {error}; give it room and rights to write, or move it away"
             ) from error
-
-
-def _counted(row: tuple) -> tuple[float, ...]:
-    """Return what a row of ``answers`` adds to each total."""
-    _, _, input_tokens, output_tokens, cost, _, fault = row
-    return 1, fault is not None, input_tokens, output_tokens, cost or 0.0, cost is None

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.panel import Panel
+from rich.prompt import Prompt
 from rich.table import Table
 from rich.text import Text
 
@@ -45,9 +45,9 @@ class Judged:
     def print(self, console: Console) -> None:
         found = self.opinions
         say = _sayer(console)
-        say(f"{self.ruler.name}: {found.judged} groups judged, {found.already} were judged before")
+        say(f"{self.ruler.name}: groups judged {found.judged}, judged before {found.already}")
         for reason, count in found.unscored.most_common():
-            say(f"{count} groups have no scores: {reason}")
+            say(f"groups without scores {count}: {reason}")
         agrees = self._agreement()
         if agrees.accuracy is not None:
             say(f"it orders {agrees.accuracy:.1%} of {agrees.strict} pairs of runs as the run's own rewards do")
@@ -65,56 +65,99 @@ class Calibration:
     preferences: Sequence[Preference]
     rewards: Mapping[str, float | None]
     """The run's own, by rollout id: a judge of their own kind."""
-    rows: list[tuple[str, Agreement, dict[str, float], int]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
     def add(self, ruler: Ruler, opinions: Opinions) -> None:
         agrees = agreement(self.preferences, opinions.scores)
-        self.rows.append((ruler.name, agrees, ruler.account(), sum(opinions.unscored.values())))
+        name = ruler.name.removeprefix("ruler ")
+        self.rows.append(Row(name, agrees, ruler.account(), sum(opinions.unscored.values()), opinions.already))
 
-    def _all(self) -> list[tuple[str, Agreement, dict[str, float], int]]:
-        return [*self.rows, ("the run's own rewards", agreement(self.preferences, self.rewards), {}, 0)]
+    def _all(self) -> list[Row]:
+        return [*self.rows, Row("the run's own rewards", agreement(self.preferences, self.rewards), None, 0, 0)]
 
     def as_json(self) -> dict[str, Any]:
         return {
             "judges": [
-                {"judge": name, **agrees.as_json(), "groups_unscored": unscored, "took": took}
-                for name, agrees, took, unscored in self._all()
+                {
+                    "judge": it.judge,
+                    **it.agrees.as_json(),
+                    "groups_unscored": it.unscored,
+                    "groups_kept": it.kept,
+                    "took": it.took,
+                }
+                for it in self._all()
             ]
         }
 
     def print(self, console: Console) -> None:
-        table = Table(
-            "judge", "accuracy", "95 %", "tau", "pairs", "without a score", "requests", "tokens", "US dollars"
-        )
-        for name, agrees, took, _ in self._all():
-            low, high = agrees.interval or (None, None)
-            tokens = took.get("judge/input_tokens", 0) + took.get("judge/output_tokens", 0)
+        table = Table(show_lines=True)
+        for name in ("judge", "agrees", "95 %", "tau", "pairs", "no score", "tokens", "US $"):
+            table.add_column(name, overflow="fold")
+        for it in self._all():
+            low, high = it.agrees.interval or (None, None)
             table.add_row(
-                name,
-                _number(agrees.accuracy, ".1%"),
-                f"{_number(low, '.1%')} to {_number(high, '.1%')}",
-                _number(agrees.tau, ".2f"),
-                str(agrees.pairs),
-                str(agrees.unscored),
-                _number(took.get("judge/requests"), ".0f"),
-                _number(tokens if took else None, ".0f"),
-                _number(took.get("judge/cost"), ".4f") if not took.get("judge/unpriced") else "not known",
+                it.judge,
+                _number(it.agrees.accuracy, ".1%"),
+                f"{_number(low, '.0%')} to {_number(high, '.0%')}",
+                _number(it.agrees.tau, ".2f"),
+                str(it.agrees.pairs),
+                str(it.agrees.unscored),
+                *it.costs(),
             )
         console.print(table)
-        _sayer(console)(
-            "accuracy: pairs in which people prefer one run and the judge too (0.5: it knows nothing); tau: -1 to 1"
-        )
+        say = _sayer(console)
+        say("agrees: pairs in which people prefer one run and the judge too (50 %: it knows nothing); tau: -1 to 1")
+        if any(it.kept for it in self.rows):
+            say(
+                "kept: scores that were there already, so that nobody was asked; --again asks, and shows what that costs"
+            )
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of one judge."""
+
+    judge: str
+    agrees: Agreement
+    took: dict[str, float] | None
+    """Its account; None where nobody was asked."""
+    unscored: int
+    """Groups without scores."""
+    kept: int
+    """Groups whose scores were there already."""
+
+    def costs(self) -> tuple[str, str]:
+        """Return tokens and US dollars for the table."""
+        if self.took is None:
+            return "-", "-"
+        if self.kept:
+            return "kept", "kept"
+        tokens = self.took["judge/input_tokens"] + self.took["judge/output_tokens"]
+        return f"{tokens:.0f}", "unknown" if self.took["judge/unpriced"] else f"{self.took['judge/cost']:.4f}"
 
 
 def scores_table(store: Store, group: Sequence[str]) -> Table:
     """Return every score of a group's runs, the newest last."""
-    table = Table("rollout", "by", "score", "why", title=Text(f"{group_of(store, group).task!r:.100}"), show_lines=True)
+    table = Table(title=Text(title_of(group_of(store, group).task)), show_lines=True)
+    for name in ("rollout", "by", "score", "why"):
+        table.add_column(name, overflow="fold")
     for rollout_id in group:
         for it in store.scores(rollout_id):
-            said = "\n".join(f"{name}: {text}" for name, text in it.notes.items())
+            notes = it.notes.items()
+            said = "\n".join(text if len(notes) == 1 else f"{name}: {text}" for name, text in notes)
             by = f"{it.by or ''}{' (aside)' if it.aside else ''}"
             table.add_row(*map(Text, (rollout_id, by, _number(it.reward, ".3f"), said)))
     return table
+
+
+def title_of(task: Any) -> str:
+    """Return a task in a line: what the agent is given, where it is a conversation its last message."""
+    given = task.get("input", task) if isinstance(task, dict) else task
+    messages = given.get("messages") if isinstance(given, dict) else None
+    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
+        given = messages[-1].get("content", given)
+    text = " ".join(str(given).split())
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def ask_preferences(store: Store, pairs: Sequence[tuple[str, str]], out: Path, most: int) -> None:
@@ -143,17 +186,19 @@ def ask_preferences(store: Store, pairs: Sequence[tuple[str, str]], out: Path, m
 
 
 def _answer(text: str) -> str:
-    while (answer := typer.prompt(text).strip().lower()) not in ("a", "b", "=", "s", "q"):
-        typer.echo("a, b, =, s or q")
-    return answer
+    try:
+        return Prompt.ask(text, choices=["a", "b", "=", "s", "q"], case_sensitive=False, show_choices=False)
+    except (EOFError, KeyboardInterrupt):  # what was answered is written
+        return "q"
 
 
 def _took(ruler: Ruler) -> str:
     took = {name.removeprefix("judge/"): value for name, value in ruler.account().items()}
-    cost = f"${took['cost']:.4f}" if not took["unpriced"] else f"${took['cost']:.4f} and what has no known price"
+    cost = f"${took['cost']:.4f}" if "cost" in took else "cost unknown"
+    more = f" and {took['unpriced']:.0f} answers of unknown cost" if "cost" in took and took["unpriced"] else ""
     return (
-        f"{took['requests']:.0f} requests, {took['input_tokens']:.0f} tokens in and {took['output_tokens']:.0f} out, {cost}; "
-        f"{took['faults']:.0f} answers could not be used"
+        f"requests {took['requests']:.0f} (without an answer {took['failed']:.0f}, answers of no use {took['faults']:.0f}), "
+        f"tokens in {took['input_tokens']:.0f}, out {took['output_tokens']:.0f}, {cost}{more}"
     )
 
 

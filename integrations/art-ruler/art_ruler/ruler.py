@@ -10,7 +10,6 @@ import os
 import random
 import statistics
 import sys
-import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +20,12 @@ from art_core.errors import ConfigError
 from art_core.types import Group, JsonDict, Trajectory
 from art_ruler.answer import Fault, Scored, read_scores
 from art_ruler.judge import Answer, Judge, JudgeError, TooLong, judge_of
+from art_ruler.meter import Meter
 from art_ruler.prompt import RUBRIC, SYSTEM, Question, question, repair
 from art_ruler.record import Record
 from art_ruler.scale import ANCHORS, anchors, chunks, one_scale
-from art_ruler.shorten import estimate, estimate_of
-from art_ruler.view import View, view
+from art_ruler.shorten import estimate_of
+from art_ruler.view import View, view, view_of
 
 log = logging.getLogger("art_ruler")
 T = TypeVar("T")
@@ -34,6 +34,10 @@ UNKNOWN_CONTEXT = 32_000
 """Tokens, for a judge of which nobody knows how much it reads."""
 HALVINGS = 3
 """How often a question is halved for a judge that says that it is too long."""
+
+
+LEAST = {"votes": 1, "chunk": ANCHORS + 2, "concurrency": 1, "retries": 0, "context": 1, "timeout": 0.001}
+"""The smallest numbers that make sense."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ class Ruler:
         ``cache``: a file that keeps what was judged under group, rubric, judge, votes and ``seed`` (another seed: asked again);
         default: ``judge.sqlite`` in the run folder, and none outside a run.
         ``budget``: US dollars that a run's judging may cost; once they are spent no more is asked, and training ends in good
-        order. Requests under way when it is reached are still paid. ``price``: US dollars per million (input, output) tokens,
+        order. Requests that would pass it, by what they have cost so far, wait or are not made: it is passed by about one request
+        at most. ``price``: US dollars per million (input, output) tokens,
         for a judge whose price LiteLLM does not know. ``concurrency``: the most requests at a time.
         Raises ConfigError for what makes no sense, and where there is no judge.
         """
@@ -91,28 +96,22 @@ class Ruler:
                 "RULER has no judge: set ART_JUDGE to a LiteLLM model string, such as ART_JUDGE=openai/gpt-4.1-mini (with "
                 "its provider's key, here OPENAI_API_KEY), or pass reward=Ruler('openai/gpt-4.1-mini')"
             )
-        least = {
-            "votes": (votes, 1),
-            "chunk": (chunk, ANCHORS + 2),
-            "concurrency": (concurrency, 1),
-            "retries": (retries, 0),
-            "context": (1 if context is None else context, 1),
-        }
-        for name, (value, smallest) in least.items():
-            if value < smallest:
-                raise ConfigError(f"{name}={value} is too small: give at least {smallest}")
+        _check(votes=votes, chunk=chunk, concurrency=concurrency, retries=retries, context=context, timeout=timeout)
+        _check_money(budget, price)
+        if rubric is not None and not rubric.strip():
+            raise ConfigError("rubric is empty: say how to grade, or leave it out for art's own")
         self.judge: Judge = judge_of(
             judge, timeout=timeout, retries=retries, api_base=api_base, api_key=api_key, params=params or {}
         )
         self.rubric = rubric or RUBRIC
-        self.votes, self.seed, self.chunk, self.budget, self.price = votes, seed, chunk, budget, price
-        self._context, self._images, self._concurrency = context, images, concurrency
+        self.votes, self.seed, self.chunk = votes, seed, chunk
+        self._context, self._images = context, images
         self._fits: int | None = None
         """Tokens of a shortened question that was answered after longer ones were too long."""
-        self._record = Record()
+        self._meter = Meter(self.judge, budget=budget, price=price, concurrency=concurrency)
         self._cache = Record(Path(cache)) if cache else None
         self._own_cache = cache is None
-        self._asking: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
+        self._prepared = self._in_a_run = False
 
     @property
     def name(self) -> str:
@@ -122,21 +121,29 @@ class Ruler:
         return f"ruler {self.judge.name}{rubric}{votes}{f' seed {self.seed}' if self.seed else ''}"
 
     def begin(self, run_dir: Path) -> None:
-        """Keep account, and what was judged, in ``judge.sqlite`` of this run from now on."""
-        self._record = Record(run_dir / "judge.sqlite")
+        """Keep account, and what was judged, in ``judge.sqlite`` of this run from now on.
+
+        Raises ConfigError where the judge cannot be used, as far as that is known before it is asked.
+        """
+        self._prepare()
+        record = Record(run_dir / "judge.sqlite")
+        self._meter.keep_in(record, self.name)
         if self._own_cache:
-            self._cache = self._record
+            self._cache = record
+        self._in_a_run = True
 
     def account(self) -> dict[str, float]:
         """Return what judging took, over this run: ``judge/requests``, ``judge/cost`` (US dollars) and so on."""
-        return {f"judge/{name}": total for name, total in self._record.totals().items()}
+        return {f"judge/{name}": total for name, total in self._meter.totals().items()}
 
     def exhausted(self) -> str | None:
         """Return why nothing more is judged; None as long as the budget lasts."""
-        spent = self._record.totals()["cost"]
-        if self.budget is None or spent < self.budget:
-            return None
-        return f"the judge's budget of ${self.budget:g} is spent (${spent:.4f}); give a larger budget= to go on"
+        return self._meter.exhausted()
+
+    def _prepare(self) -> None:
+        self.judge.prepare()
+        self._meter.check_price()
+        self._prepared = True
 
     async def score(self, group: Group) -> list[float | None]:
         """Return one score in [0, 1] per trajectory, in order; all None where the judge gave no answer that can be used.
@@ -147,16 +154,30 @@ class Ruler:
         """
         views = [view(trajectory) for trajectory in group.trajectories]
         try:
-            with exempt():
-                verdicts = await self._judged(list(dict.fromkeys(views)))
+            verdicts = await self._judged(views)
         except (Fault, JudgeError) as error:
-            log.warning("a group of %d runs stays unscored: %s (task %.200r)", len(views), error, group.task)
+            reason = _reason(error)
+            # In a run the step's line counts it, and the reason is said once.
+            level = logging.INFO if self._in_a_run else logging.WARNING
+            log.log(level, "a group of %d runs stays unscored: %s (task %.200r)", len(views), error, group.task)
             for trajectory in group.trajectories:
-                trajectory.notes["unscored"] = str(error)
+                trajectory.notes["unscored"] = reason
             return [None] * len(views)
         for trajectory, it in zip(group.trajectories, views, strict=True):
             self._tell(trajectory, verdicts[it])
         return [verdicts[it].score for it in views]
+
+    async def compare(self, conversations: Sequence[Sequence[JsonDict]]) -> list[Verdict]:
+        """Return a verdict on each conversation, in order: chat messages from anywhere, all attempts at one task.
+
+        Raises JudgeError where the judge gave no answer that can be used, ConfigError as ``score`` does.
+        """
+        views = [view_of(messages) for messages in conversations]
+        try:
+            verdicts = await self._judged(views)
+        except Fault as fault:
+            raise JudgeError(_reason(fault)) from fault
+        return [verdicts[it] for it in views]
 
     def _tell(self, trajectory: Trajectory, verdict: Verdict) -> None:
         trajectory.notes.pop("unscored", None)
@@ -164,20 +185,24 @@ class Ruler:
         if self.votes > 1:
             trajectory.metrics["judge/spread"] = verdict.spread
 
-    async def _judged(self, views: list[View]) -> dict[View, Verdict]:
+    async def _judged(self, given: Sequence[View]) -> dict[View, Verdict]:
         """Return the verdict of every view, from the cache where it has them. Raises Fault or JudgeError without any vote."""
+        views = list(dict.fromkeys(given))
         if not views:
             return {}
-        await self.judge.prepare()
+        if not self._prepared:
+            await asyncio.to_thread(self._prepare)
         key = self._key(views)
         kept = self._cache.verdict(key) if key and self._cache else None
-        if kept is None:
+        if kept is not None:
+            return {it: Verdict(**kept[it.digest]) for it in views}
+        with exempt():
             votes = await asyncio.gather(*(self._vote(views) for _ in range(self.votes)), return_exceptions=True)
-            verdicts = _verdicts(votes)
-            if key and self._cache:
-                self._cache.keep(key, {it.digest: vars(verdict) for it, verdict in zip(views, verdicts, strict=True)})
-            return dict(zip(views, verdicts, strict=True))
-        return {it: Verdict(**kept[it.digest]) for it in views}
+        whole = _whole(votes)
+        verdicts = dict(zip(views, map(_verdict, zip(*whole, strict=True)), strict=True))
+        if key and self._cache and len(whole) == self.votes:
+            self._cache.keep(key, {it.digest: vars(verdict) for it, verdict in verdicts.items()})
+        return verdicts
 
     def _key(self, views: Sequence[View]) -> str | None:
         """Return what stands for everything that decides the scores; None where the judge is not known well enough."""
@@ -222,45 +247,18 @@ class Ruler:
 
     async def _answered(self, asked: Question) -> dict[str, Scored]:
         """Return the scores by label. Raises Fault where the second answer cannot be read either."""
-        answer, found = await self._ask(asked.messages, asked.labels)
+
+        def read(answer: Answer) -> dict[str, Scored]:
+            return _read(answer, asked.labels)
+
+        answer, found = await self._meter.ask(asked.messages, read)
         if isinstance(found, Fault):
             log.info("the judge is asked once more: %s", found)
             again = [*asked.messages, *repair(answer.text, str(found), asked.labels)]
-            answer, found = await self._ask(again, asked.labels)
+            answer, found = await self._meter.ask(again, read)
         if isinstance(found, Fault):
             raise found
         return found
-
-    async def _ask(self, messages: list[JsonDict], labels: Sequence[str]) -> tuple[Answer, dict[str, Scored] | Fault]:
-        """Return the judge's answer and its scores or what is wrong with it; both are in the account."""
-        async with self._turn():
-            if reason := self.exhausted():
-                raise JudgeError(reason)
-            began = time.monotonic()
-            answer = _counted(await self.judge.ask(messages), messages)
-            seconds = time.monotonic() - began
-        found = _read(answer, labels)
-        fault = str(found) if isinstance(found, Fault) else None
-        self._record.add_answer(self.judge.name, answer, cost=self._cost(answer), seconds=seconds, fault=fault)
-        return answer, found
-
-    def _turn(self) -> asyncio.Semaphore:
-        """Return what lets so many requests through at a time, in this event loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._asking:
-            for closed in [it for it in list(self._asking) if it.is_closed()]:  # one that was waited on holds its loop
-                self._asking.pop(closed, None)
-        return self._asking.setdefault(loop, asyncio.Semaphore(self._concurrency))
-
-    def _cost(self, answer: Answer) -> float | None:
-        if self.price is not None:
-            return (answer.input_tokens * self.price[0] + answer.output_tokens * self.price[1]) / 1e6
-        if answer.cost is None and self.budget is not None:
-            raise ConfigError(
-                f"budget={self.budget:g} cannot be kept: nobody knows what the judge {self.judge.name!r} costs; give "
-                "price=(dollars per million input tokens, dollars per million output tokens)"
-            )
-        return answer.cost
 
     def _question_tokens(self) -> int:
         """Return how long a question may be at first; a quarter of the context is left for the answer and our estimate."""
@@ -270,28 +268,54 @@ class Ruler:
         return self.judge.images if self._images is None else self._images
 
 
-def _verdicts(votes: Sequence[list[Scored] | BaseException]) -> list[Verdict]:
-    """Return a verdict per run, from the votes that are whole."""
+def _whole(votes: Sequence[list[Scored] | BaseException]) -> list[list[Scored]]:
+    """Return the votes that are whole. Raises what another one failed with where there is none, and what is no vote's failure."""
     whole = [vote for vote in votes if not isinstance(vote, BaseException)]
-    failures = [vote for vote in votes if isinstance(vote, BaseException)]
-    for failure in failures:
-        if not whole or not isinstance(failure, Fault | JudgeError):
-            raise failure
-        log.warning("%d of %d votes count, because %s", len(whole), len(votes), failure)
-    found = []
-    for of_run in zip(*whole, strict=True):
-        scores = [it.score for it in of_run]
-        said = [it.explanation if len(of_run) == 1 else f"{it.score:.2f}: {it.explanation}" for it in of_run]
-        spread = statistics.pstdev(scores) if len(scores) > 1 else 0.0
-        found.append(Verdict(statistics.fmean(scores), spread, "\n".join(said)))
-    return found
+    for failure in votes:
+        if isinstance(failure, BaseException):
+            if not whole or not isinstance(failure, Fault | JudgeError):
+                raise failure
+            log.warning("%d of %d votes count, because %s", len(whole), len(votes), failure)
+    return whole
 
 
-def _read(answer: Answer, labels: Sequence[str]) -> dict[str, Scored] | Fault:
+def _verdict(of_run: Sequence[Scored]) -> Verdict:
+    """Return what the votes on one run come to."""
+    scores = [it.score for it in of_run]
+    said = [it.explanation if len(of_run) == 1 else f"{it.score:.2f}: {it.explanation}" for it in of_run]
+    spread = statistics.pstdev(scores) if len(scores) > 1 else 0.0
+    return Verdict(statistics.fmean(scores), spread, "\n".join(said))
+
+
+def _read(answer: Answer, labels: Sequence[str]) -> dict[str, Scored]:
+    """Return the scores by label; Fault where they cannot be read, with why the judge stopped."""
     try:
         return read_scores(answer.text, labels)
     except Fault as fault:
-        return Fault(f"{fault} (it was ended by: {answer.stopped})") if answer.stopped else fault
+        if not answer.stopped:
+            raise
+        ended = f" (it was ended by: {answer.stopped})"
+        raise Fault(f"{fault}{ended}", f"{fault.kind}{ended}") from fault
+
+
+def _reason(error: Exception) -> str:
+    """Return why a group is unscored, in the same words for every group of which it is true."""
+    return f"the judge's answer cannot be used: {error.kind}" if isinstance(error, Fault) else str(error)
+
+
+def _check(**given: float | None) -> None:
+    """Raise ConfigError for a number that is too small."""
+    for name, value in given.items():
+        if value is not None and not value >= LEAST[name]:
+            raise ConfigError(f"{name}={value} is too small: give at least {LEAST[name]}")
+
+
+def _check_money(budget: float | None, price: tuple[float, float] | None) -> None:
+    if budget is not None and not budget > 0:
+        raise ConfigError(f"budget={budget} is not a number of US dollars: give one above 0, or leave it out")
+    is_pair = isinstance(price, tuple | list) and len(price) == 2 and all(isinstance(it, int | float) for it in price)
+    if price is not None and not (is_pair and min(price) >= 0):
+        raise ConfigError(f"price={price!r} is not two numbers: give US dollars per million (input, output) tokens")
 
 
 async def _all(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -304,16 +328,6 @@ async def _all(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def _counted(answer: Answer, messages: list[JsonDict]) -> Answer:
-    """Return the answer with its tokens; about as many as they are where the judge does not say."""
-    asked, said = answer.input_tokens, answer.output_tokens
-    return replace(
-        answer,
-        input_tokens=estimate_of(messages) if asked is None else asked,
-        output_tokens=estimate([answer.text]) if said is None else said,
-    )
 
 
 def _numbers(scored: Mapping[int, Scored]) -> dict[int, float]:

@@ -36,13 +36,13 @@ class Opinions:
     """By rollout id."""
 
 
-def groups_of(store: Store, *, split: str | None = None, step: int | None = None) -> list[list[str]]:
-    """Return the rollout ids of every group with finished runs, in the order in which the groups began."""
+def groups_of(store: Store, *, split: str | None = None, step: int | None = None, least: int = 2) -> list[list[str]]:
+    """Return the rollout ids of every group with at least so many finished runs, in the order in which the groups began."""
     groups: dict[str, list[str]] = {}
     for rollout in store.rollouts(split=split, step=step):
         if rollout.finished:
             groups.setdefault(rollout.group or rollout.rollout_id, []).append(rollout.rollout_id)
-    return list(groups.values())
+    return [group for group in groups.values() if len(group) >= least]
 
 
 def group_of(store: Store, rollout_ids: Iterable[str]) -> Group:
@@ -71,9 +71,12 @@ async def second_opinions(
             await _opinion(store, rollout_ids, ruler, again, found)
             progress()
 
-    async with asyncio.TaskGroup() as tasks:
-        for rollout_ids in groups:
-            tasks.create_task(one(rollout_ids))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for rollout_ids in groups:
+                tasks.create_task(one(rollout_ids))
+    except ExceptionGroup as several:  # each would say the same
+        raise several.exceptions[0] from None
     return found
 
 
@@ -120,9 +123,9 @@ def preferred(groups: Iterable[Sequence[str]], rewards: Mapping[str, float | Non
 
 
 def pairs_of(groups: Sequence[Sequence[str]], seed: int) -> list[tuple[str, str]]:
-    """Return one random pair of every group with at least two runs, in random order."""
+    """Return one random pair of every group, in random order."""
     rng = random.Random(seed)
-    pairs = [tuple(rng.sample(list(group), 2)) for group in groups if len(group) > 1]
+    pairs = [tuple(rng.sample(list(group), 2)) for group in groups]
     return rng.sample(pairs, len(pairs))
 
 

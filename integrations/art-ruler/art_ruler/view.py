@@ -17,7 +17,7 @@ from typing import Any
 
 from art_core.types import Call, JsonDict, Trajectory
 
-__all__ = ["NO_IMAGE", "Image", "Item", "Message", "View", "common_start", "lines", "text_of", "view"]
+__all__ = ["NO_IMAGE", "Image", "Item", "Message", "View", "common_start", "lines", "text_of", "view", "view_of"]
 
 NO_IMAGE = "[image]"
 """Stands for a picture where it cannot be shown."""
@@ -95,6 +95,12 @@ def view(trajectory: Trajectory) -> View:
         longer = [it for it in conversations if shown[: len(it[1])] != it[1]]
         conversations = [*longer, (call.agent, shown)]
     return View(start or (), tuple(conversations), _end(trajectory), _tools(trajectory.calls))
+
+
+def view_of(messages: Sequence[JsonDict]) -> View:
+    """Return what the judge is shown of a conversation that is not a trajectory."""
+    shown = tuple(map(_message, messages))
+    return View(shown[:-1], ((None, shown),), "", ())
 
 
 def common_start(conversations: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
@@ -188,8 +194,13 @@ def _end(trajectory: Trajectory) -> str:
     if trajectory.error is not None:
         return _indented(f"(the run failed: {trajectory.error})")
     output = trajectory.output
-    if isinstance(output, dict):  # a graph's state; its messages are the conversations
-        output = {name: value for name, value in output.items() if name != "messages"} or None
+    if isinstance(
+        output, dict
+    ):  # a graph's state: its messages are the conversations, and what it was given says nothing
+        given = _input(trajectory.task)
+        output = {
+            name: it for name, it in output.items() if name != "messages" and not _same(it, given.get(name))
+        } or None
     if output is None or (isinstance(output, str) and output == _last_answer(trajectory)):
         return ""
     try:
@@ -200,6 +211,15 @@ def _end(trajectory: Trajectory) -> str:
 
 def _last_answer(trajectory: Trajectory) -> Any:
     return trajectory.calls[-1].response.get("content") if trajectory.calls else None
+
+
+def _input(task: Any) -> dict[str, Any]:
+    given = task.get("input") if isinstance(task, dict) else None
+    return given if isinstance(given, dict) else {}
+
+
+def _same(value: Any, other: Any) -> bool:
+    return isinstance(value, str | int | float) and type(value) is type(other) and value == other
 
 
 def _fields(value: object) -> Any:

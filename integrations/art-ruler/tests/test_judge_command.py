@@ -14,6 +14,7 @@ from judging import TASK, call
 from typer.testing import CliRunner
 
 from art_core.__main__ import app
+from art_core.errors import ConfigError
 from art_core.plugins import Plugins
 from art_core.store import Store
 
@@ -132,7 +133,10 @@ def test_split_step_and_limit_choose_the_groups(run, judge):
 def test_groups_without_an_answer_are_told_with_the_reason(run, judge):
     found = art("judge", run, "--judge", f"{judge}:silent")
     assert found.exit_code == 1
-    assert "3 groups have no scores: the answer holds no complete JSON object" in found.stdout
+    assert (
+        "groups without scores 3: the judge's answer cannot be used: the answer holds no complete JSON object"
+        in found.stdout
+    )
     opinion = scores(run, "g0-r0")[-1]
     assert opinion.reward is None
     assert "no complete JSON" in opinion.notes["unscored"]
@@ -152,9 +156,12 @@ def test_a_rubric_may_be_a_file_and_has_scores_of_its_own(run, judge, tmp_path):
     ("arguments", "said"),
     [
         (["judge", "nowhere", "--judge", "m"], "is not a run folder"),
-        (["judge", "RUN"], "RULER has no judge: set ART_JUDGE"),
+        (["judge", "RUN"], "say who judges, or set ART_JUDGE"),
         (["judge", "RUN", "--judge", "JUDGE:nobody"], "has no 'nobody'"),
-        (["judge", "RUN", "--judge", "m", "--step", "99"], "has no finished runs that fit"),
+        (
+            ["judge", "RUN", "--judge", "m", "--step", "99"],
+            "no groups of finished runs that fit (splits with finished runs: eval, train)",
+        ),
     ],
 )
 def test_what_cannot_be_judged_is_refused_with_the_reason(run, judge, arguments, said, monkeypatch):
@@ -178,7 +185,7 @@ def test_every_score_of_a_run_is_shown_with_its_reason(run, judge):
     art("judge", run, "--judge", f"{judge}:fair", "--step", 1)
     found = art("judge", "show", run, "--step", 1)
     assert found.exit_code == 0, found.output
-    for text in ("g0-r1", "exact", "exact: right", "ruler fair", "ruler: because", "0.900"):
+    for text in ("g0-r1", "exact", "right", "ruler fair", "because", "0.900"):
         assert text in found.stdout
 
 
@@ -191,7 +198,7 @@ def test_judges_are_compared_with_peoples_preferences(run, judge, tmp_path):
     found = art("judge", "calibrate", run, wanted, *judges, "--json")
     assert found.exit_code == 0, found.output
     fair, unfair, silent, own = json.loads(found.stdout)["judges"]
-    assert (fair["judge"], fair["pairs"], fair["accuracy"], fair["tau"]) == ("ruler fair", 5, 1.0, 1.0)
+    assert (fair["judge"], fair["pairs"], fair["accuracy"], fair["tau"]) == ("fair", 5, 1.0, 1.0)
     assert (unfair["accuracy"], unfair["tau"]) == (0.0, -1.0)
     assert (silent["unscored"], silent["accuracy"], silent["groups_unscored"]) == (5, None, 3)
     assert (own["judge"], own["accuracy"]) == ("the run's own rewards", 0.8)
@@ -217,14 +224,48 @@ def test_preferences_that_no_judge_can_be_held_to_are_refused(run, judge, tmp_pa
     assert asked(run) == 0
 
 
+def test_runs_that_stand_alone_are_not_judged_unless_it_is_asked_for(run, judge):
+    with Store(run / "run.sqlite") as store:
+        store.add_rollout("alone", task="task 9", group="g9", split="eval", step=9)
+        store.record("alone", call(TASK, answer="worth 0.4"))
+        store.finish_rollout("alone")
+    command = ["judge", run, "--judge", f"{judge}:fair", "--json"]
+    assert json.loads(art(*command).stdout)["groups"] == 3
+    assert "1 runs stand alone" in " ".join(art(*command, "--step", 9).output.replace("│", " ").split())
+    assert json.loads(art(*command, "--step", 9, "--single").stdout)["judged"] == 1
+
+
+def test_what_is_wrong_with_a_judge_is_one_error(run):
+    found = art("judge", run, "--judge", "nosuchprovider/model")
+    assert isinstance(found.exception, ConfigError)
+    assert "check its name" in str(found.exception)
+
+
+def test_a_misspelt_command_is_no_folder(run):
+    found = art("judge", "shwo", run)
+    assert found.exit_code == 2
+    assert "did you mean 'show'?" in found.output
+
+
+def test_scores_that_were_kept_are_not_taken_for_free(run, judge, tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"better": "g1-r0", "worse": "g1-r1"}\n')
+    command = ["judge", "calibrate", run, tmp_path / "mine.jsonl", "--judge", f"{judge}:fair"]
+    assert "unknown" in art(*command).stdout
+    assert "kept" in art(*command).stdout
+    assert "unknown" in art(*command, "--again").stdout
+    (tmp_path / "none.jsonl").write_text("\n")
+    assert "holds no preferences" in art("judge", "calibrate", run, tmp_path / "none.jsonl", "--judge", "m").output
+
+
 def test_people_are_asked_pair_by_pair_and_every_answer_is_kept(run, judge, tmp_path):
     out = tmp_path / "mine.jsonl"
     found = art("judge", "prefer", run, "--out", out, put="what\na\n=\nq\n")
     assert found.exit_code == 0, found.output
     assert "Find the invoice." in found.stdout and "worth 0." in found.stdout
+    assert "2 preferences written to" in found.stdout
     first, second = map(json.loads, out.read_text().splitlines())
     assert set(first) == {"better", "worse"} and set(second) == {"tie"}
-    art("judge", "prefer", run, "--out", out, put="b\nq\n")
+    art("judge", "prefer", run, "--out", out, put="b\n")  # the input ends
     assert len(out.read_text().splitlines()) == 3
     assert (
         json.loads(art("judge", "calibrate", run, out, "--judge", f"{judge}:fair", "--json").stdout)["judges"][0][

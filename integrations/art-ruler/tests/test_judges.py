@@ -138,6 +138,26 @@ async def test_a_judge_that_was_never_usable_is_an_error_of_the_set_up(provider,
             await ruler_of(provider).score(GROUP)
 
 
+async def test_a_question_that_is_refused_is_about_one_group_from_the_first_on(provider, way):
+    provider.statuses = [400]
+    group = group_of("worth 0.2", "worth 0.9")
+    assert await ruler_of(provider).score(group) == [None, None]
+    assert "BadRequestError" in group.trajectories[0].notes["unscored"]
+
+
+async def test_a_key_that_is_missing_is_told_before_anything_is_asked(monkeypatch, tmp_path):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    for ask in (lambda ruler: ruler.score(GROUP), lambda ruler: asyncio.to_thread(ruler.begin, tmp_path)):
+        with pytest.raises(ConfigError, match="it needs OPENAI_API_KEY; set it, or give api_key="):
+            await ask(Ruler("openai/judge"))
+
+
+def test_a_budget_without_a_price_is_refused_when_the_run_begins(tmp_path):
+    with pytest.raises(ConfigError, match="nobody knows what the judge 'openai/judge' costs"):
+        Ruler("openai/judge", api_key="x", budget=1.0).begin(tmp_path)
+    Ruler("openai/gpt-4.1-mini", api_key="x", budget=1.0).begin(tmp_path)
+
+
 async def test_a_name_that_no_provider_has_is_refused():
     with pytest.raises(ConfigError, match="nosuchprovider"):
         await Ruler("nosuchprovider/model").score(GROUP)
@@ -220,7 +240,9 @@ async def test_a_server_that_is_not_there_leaves_the_group_unscored():
     group = group_of("worth 0.2", "worth 0.9")
     ruler = Ruler("openai/judge", api_base="http://127.0.0.1:9/v1", api_key="x", retries=0)
     assert await ruler.score(group) == [None, None]
-    assert "gave no answer" in group.trajectories[0].notes["unscored"]
+    said = group.trajectories[0].notes["unscored"]
+    assert said.startswith("the judge 'openai/judge' gave no answer: APIConnectionError: Cannot connect to host")
+    assert "object at" not in said and "litellm." not in said
 
 
 class ChatModel(BaseChatModel):
@@ -269,6 +291,20 @@ async def test_a_langchain_model_that_fails_leaves_the_group_unscored():
     group = group_of("worth 0.2", "worth 0.9")
     assert await Ruler(ChatModel(failing=True)).score(group) == [None, None]
     assert "RuntimeError: no quota" in group.trajectories[0].notes["unscored"]
+
+
+async def test_a_langchain_model_whose_client_is_of_an_event_loop_that_has_ended_is_asked_again():
+    model = ChatModel()
+    found, model_type = [], type(model)
+
+    class Stale(model_type):
+        async def ainvoke(self, *arguments, **settings):
+            found.append(1)
+            if len(found) == 1:
+                raise RuntimeError("Event loop is closed")
+            return await super().ainvoke(*arguments, **settings)
+
+    assert await Ruler(Stale()).score(GROUP) == RIGHT
 
 
 async def test_what_a_langchain_model_judged_is_kept_as_long_as_it_is_the_same_model(tmp_path):

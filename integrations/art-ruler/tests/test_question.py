@@ -65,6 +65,13 @@ async def test_a_graphs_state_is_shown_without_the_messages_that_the_conversatio
     assert '(the run returned: {"verdict": "paid"})' in second
 
 
+async def test_what_a_graph_was_given_is_no_result_of_its_own():
+    task = {"input": {"messages": [], "mailbox": 5424604, "kept": [1]}}
+    output = {"messages": [], "mailbox": 5424604, "kept": [1], "verdict": "paid"}
+    messages = await asked_about(Group(task, (Trajectory(task, (call(TASK, answer="worth 0.2"),), output=output),)))
+    assert '(the run returned: {"kept": [1], "verdict": "paid"})' in messages[1]["content"]
+
+
 async def test_pictures_stay_pictures_where_they_stood():
     seen = {
         "role": "user",

@@ -11,7 +11,7 @@ import weakref
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judging import GROUP, RIGHT, each, grade, group_of, judge_saying, plain, runs
+from judging import GROUP, RIGHT, SYSTEM, TASK, each, grade, group_of, judge_saying, plain, runs
 
 from art_core.errors import ConfigError, StoreError
 from art_core.types import MeteredReward
@@ -168,11 +168,13 @@ async def test_a_run_keeps_account_of_requests_tokens_and_cost_and_goes_on_with_
     later.begin(tmp_path)
     for it in (ruler, later):
         assert it.account() == {
-            "judge/requests": 2.0, "judge/faults": 0.0, "judge/input_tokens": 2000.0, "judge/output_tokens": 200.0,
-            "judge/cost": 0.5, "judge/unpriced": 0.0,
+            "judge/requests": 2.0, "judge/failed": 0.0, "judge/faults": 0.0, "judge/input_tokens": 2000.0,
+            "judge/output_tokens": 200.0, "judge/cost": 0.5, "judge/unpriced": 0.0,
         }  # fmt: skip
     with sqlite3.connect(tmp_path / "judge.sqlite") as db:
-        assert db.execute("SELECT judge, cost, fault FROM answers").fetchall() == [("KnownJudge", 0.25, None)] * 2
+        assert (
+            db.execute("SELECT asked_by, cost, fault FROM answers").fetchall() == [("ruler KnownJudge", 0.25, None)] * 2
+        )
 
 
 async def test_an_answer_that_could_not_be_used_is_paid_for_and_counted(tmp_path):
@@ -210,6 +212,59 @@ async def test_a_budget_needs_a_price():
     ruler = Ruler(KnownJudge(), budget=1.0, price=(2.0, 10.0))
     await ruler.score(GROUP)
     assert ruler.account()["judge/cost"] == pytest.approx(1000 * 2e-6 + 100 * 10e-6)
+
+
+async def test_a_budget_is_not_passed_by_requests_that_are_made_at_the_same_time():
+    judge = KnownJudge()
+    ruler = Ruler(judge, budget=1.0, concurrency=16)
+    groups = [group_of(f"worth 0.{n}", "worth 0.9") for n in range(10, 40)]
+    scores = await asyncio.gather(*map(ruler.score, groups))
+    assert judge.asked == 4, "at 0.25 dollars each"
+    assert sum(None not in it for it in scores) == 4
+    assert ruler.account()["judge/cost"] == 1.0
+
+
+async def test_what_failed_is_counted_and_where_nothing_is_priced_there_is_no_cost():
+    async def judge(messages):
+        raise OSError("no route")
+
+    ruler = Ruler(judge)
+    await ruler.score(GROUP)
+    account = ruler.account()
+    assert (account["judge/requests"], account["judge/failed"], account["judge/faults"]) == (1, 1, 0)
+    ruler = Ruler(judge_saying(plain))
+    await ruler.score(GROUP)
+    assert "judge/cost" not in ruler.account()
+
+
+async def test_two_judges_of_one_run_keep_accounts_of_their_own(tmp_path):
+    for requests in (1, 2):  # begun, and gone on with
+        one, other = Ruler(KnownJudge(), votes=1), Ruler(KnownJudge(), votes=2)
+        for number, ruler in enumerate((one, other)):
+            ruler.begin(tmp_path)
+            await ruler.score(group_of(f"worth 0.{requests}", f"worth 0.5{number}"))
+        assert one.account()["judge/requests"] == requests
+        assert other.account()["judge/requests"] == 2 * requests
+
+
+async def test_a_mean_of_fewer_votes_than_were_asked_for_is_not_kept(tmp_path):
+    judge = judge_saying(lambda scores: "", lambda scores: "", plain)
+    judge.identity = "known"
+    ruler = Ruler(judge, votes=2, concurrency=1, cache=tmp_path / "judge.sqlite")
+    await ruler.score(GROUP)
+    asked = len(judge.asked)
+    await ruler.score(GROUP)
+    assert len(judge.asked) == asked + 2
+
+
+async def test_conversations_from_anywhere_are_compared():
+    verdicts = await Ruler(judge_saying(plain)).compare(
+        [[SYSTEM, TASK, {"role": "assistant", "content": f"worth 0.{n}"}] for n in (3, 8, 3)]
+    )
+    assert [it.score for it in verdicts] == [0.3, 0.8, 0.3]
+    assert verdicts[1].explanation == "because"
+    with pytest.raises(JudgeError, match="cannot be used: the answer holds no complete JSON"):
+        await Ruler(judge_saying(lambda scores: "")).compare([[{"role": "assistant", "content": "worth 0.1"}]])
 
 
 async def test_no_more_requests_are_under_way_than_the_limit_in_any_event_loop():
@@ -333,6 +388,11 @@ async def test_a_judge_for_which_everything_is_too_long_leaves_the_group_unscore
         ({"concurrency": 0}, "concurrency=0 is too small"),
         ({"retries": -1}, "retries=-1 is too small"),
         ({"context": 0}, "context=0 is too small"),
+        ({"timeout": 0}, "timeout=0 is too small"),
+        ({"budget": -1}, "budget=-1 is not a number of US dollars"),
+        ({"price": 3}, "price=3 is not two numbers"),
+        ({"price": (1, -1)}, "price=(1, -1) is not two numbers"),
+        ({"rubric": " "}, "rubric is empty"),
         ({"api_base": "http://x/v1"}, "are for a judge given by its LiteLLM model string"),
     ],
 )
