@@ -52,7 +52,24 @@ class Verdict:
 
 
 class Ruler:
-    """Scores the runs of a group relative to each other."""
+    """Scores the runs of a group relative to each other.
+
+    ``judge`` is a LiteLLM model string, a LangChain chat model or ``async def judge(messages) -> str``; None takes
+    ART_JUDGE. ``api_base``, ``api_key``, ``retries`` (further attempts, with growing pauses) and ``params`` (which go to
+    LiteLLM as they are) are for model strings only; ``timeout`` is in seconds, for one attempt.
+
+    ``votes``: so many independent answers, each with its own labels and order; their mean counts.
+    ``chunk``: the most runs in one question; of a larger group the chunks share runs that put them on one scale.
+    ``context``: tokens that a question may have; default: what LiteLLM knows of the judge, else 32,000.
+    ``images``: whether the judge is shown pictures; default: unless LiteLLM knows that it cannot see.
+    ``cache``: a file that keeps what was judged under group, rubric, judge, votes and ``seed`` (another seed: asked again);
+    default: ``judge.sqlite`` in the run folder, and none outside a run.
+    ``budget``: US dollars that a run's judging may cost; once they are spent no more is asked, and training ends in good
+    order. Requests that would pass it, by what they have cost so far, wait or are not made: it is passed by about one request
+    at most. ``price``: US dollars per million (input, output) tokens,
+    for a judge whose price LiteLLM does not know. ``concurrency``: the most requests at a time.
+    Raises ConfigError for what makes no sense, and where there is no judge.
+    """
 
     def __init__(
         self,
@@ -74,22 +91,6 @@ class Ruler:
         api_key: str | None = None,
         params: Mapping[str, Any] | None = None,
     ) -> None:
-        """``judge`` is a LiteLLM model string, a LangChain chat model or ``async def judge(messages) -> str``; None takes
-        ART_JUDGE. ``api_base``, ``api_key``, ``retries`` (further attempts, with growing pauses) and ``params`` (which go to
-        LiteLLM as they are) are for model strings only; ``timeout`` is in seconds, for one attempt.
-
-        ``votes``: so many independent answers, each with its own labels and order; their mean counts.
-        ``chunk``: the most runs in one question; of a larger group the chunks share runs that put them on one scale.
-        ``context``: tokens that a question may have; default: what LiteLLM knows of the judge, else 32,000.
-        ``images``: whether the judge is shown pictures; default: unless LiteLLM knows that it cannot see.
-        ``cache``: a file that keeps what was judged under group, rubric, judge, votes and ``seed`` (another seed: asked again);
-        default: ``judge.sqlite`` in the run folder, and none outside a run.
-        ``budget``: US dollars that a run's judging may cost; once they are spent no more is asked, and training ends in good
-        order. Requests that would pass it, by what they have cost so far, wait or are not made: it is passed by about one request
-        at most. ``price``: US dollars per million (input, output) tokens,
-        for a judge whose price LiteLLM does not know. ``concurrency``: the most requests at a time.
-        Raises ConfigError for what makes no sense, and where there is no judge.
-        """
         judge = judge or os.environ.get("ART_JUDGE")
         if not judge:
             raise ConfigError(
