@@ -190,11 +190,11 @@ async def _loop(
                 tracker.log(run.step, metrics)
             _say_untrained(run.step, metrics, screen)
             lessons.add(metrics, groups)
-            if lessons.flat and lessons.flat % FLAT_STEPS == 0:
+            if lessons.flat and lessons.flat % FLAT_STEPS == 0 and not lessons.hopeless():
                 screen.say(flat_advice(lessons.flat, groups))
     if reason:
         screen.say(ENDED.format(run.step, steps, reason, str(run.run_dir)))
-    elif lessons.flat % FLAT_STEPS and not lessons.taught:
+    elif lessons.hopeless() or (lessons.flat % FLAT_STEPS and not lessons.taught):
         screen.say(flat_advice(lessons.flat, groups))
 
 

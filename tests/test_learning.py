@@ -25,12 +25,14 @@ def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
     with serving(scripted_judge.judge) as server:
         monkeypatch.setenv("OPENAI_API_BASE", f"{server.url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "a judge's key")
-        result = run(steps=3, judge="openai/scripted", run_dir=tmp_path / "run", eval_tasks=8)
-    assert server.asked >= 3 * 4
+        report = run(steps=12, judge="openai/scripted", run_dir=tmp_path / "run", eval_tasks=150).report
+    assert server.asked >= 12 * 4
+    assert report["reward"] == "ruler openai/scripted"
+    assert report["account"]["judge/requests"] == server.asked
+    assert report["after"]["success"] - report["before"]["success"] > 0.10
     with Store(tmp_path / "run" / "run.sqlite") as store:
         trajectories = store.trajectories(split="train")
     judged_right = [it for it in trajectories if it.reward >= 0.8]
     assert judged_right
     assert all(reward(it) >= 0.9 for it in judged_right)
     assert len({it.reward for it in trajectories}) > 3
-    assert result.report["after"]["n"] == 8

@@ -2,87 +2,18 @@
 
 import asyncio
 import copy
-import io
 import json
 import math
 import pickle
 
 import pytest
-from rich.console import Console
+from reward_fakes import Judge, group_of, lines_of, offering, right, settings, told_display
 
 import art_core as art
-from art_core.display import Display
 from art_core.errors import ConfigError, RewardError
-from art_core.plugins import Plugins
 from art_core.scoring import score
-from art_core.summary import print_result
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
-from art_core.types import Call, Group, MeteredReward, Trajectory
-
-
-def group_of(*outputs) -> Group:
-    call = Call(prompt_ids=(1,), sampled_ids=(2,), logprobs=(-0.5,))
-    return Group("t", tuple(Trajectory("t", (call, call), output=it, rollout_id=f"r{it}") for it in outputs))
-
-
-def right(trajectory):
-    trajectory.metrics["success"] = float(trajectory.output == 1)
-    return trajectory.metrics["success"]
-
-
-class Judge:
-    """Scores every run ``value``, for a price, until its budget is spent."""
-
-    def __init__(self, value=0.5, budget=math.inf):
-        self.value, self.budget, self.spent = value, budget, 0.0
-        self.begun = []
-
-    async def score(self, group):
-        if self.exhausted():
-            for trajectory in group.trajectories:
-                trajectory.notes["unscored"] = "the budget is spent"
-            return [None] * len(group.trajectories)
-        self.spent += 1.0
-        for trajectory in group.trajectories:
-            trajectory.notes["judge"] = f"worth {self.value}"
-        value = self.value if callable(self.value) else lambda index: self.value
-        return [value(index) for index in range(len(group.trajectories))]
-
-    def begin(self, run_dir):
-        self.begun.append(run_dir)
-
-    def account(self):
-        return {"judge/cost": self.spent}
-
-    def exhausted(self):
-        return "the budget of the judge is spent, raise it" if self.spent >= self.budget else None
-
-
-def offering(**rewards) -> Plugins:
-    class Plugin:
-        @art.hookimpl
-        def register_rewards(self, register):
-            for name, reward in rewards.items():
-                register(name, lambda reward=reward: reward)
-
-    return Plugins(Plugin(), installed=False)
-
-
-def settings(tmp_path, **more):
-    return {
-        "model": "tiny", "steps": 2, "tasks_per_step": 1, "group_size": 2, "engine": FakeEngine(), "progress": False,
-        "learner": CountingLearner(), "run_dir": tmp_path / "run", **more,
-    }  # fmt: skip
-
-
-def lines_of(tmp_path):
-    return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-
-
-def told_display():
-    told = io.StringIO()
-    return told, Display(console=Console(file=told, width=500))
-
+from art_core.types import Group, MeteredReward
 
 # The sum
 
@@ -354,60 +285,3 @@ async def test_a_spent_budget_ends_extra_rounds_too(tmp_path):
     await art.train(ScriptedAgent(), ["a", "b"], **settings(tmp_path, reward=Judge(budget=2), **more))
     assert [line["groups_sampled"] for line in lines_of(tmp_path)] == [2]
     assert "max_extra_rounds" not in told.getvalue()
-
-
-# What a person sees
-
-
-async def test_unscored_groups_are_counted_and_the_reason_is_said_once(tmp_path):
-    class Half:
-        async def score(self, group):
-            if group.task == "a":
-                return [0.0, None]
-            for trajectory in group.trajectories:
-                trajectory.notes["unscored"] = "the answer has no JSON"
-            return [None, None]
-
-    told, screen = told_display()
-    await art.train(
-        ScriptedAgent(), ["a", "b", "c"], **settings(tmp_path, reward=Half(), tasks_per_step=3, progress=screen)
-    )
-    assert [(line["groups_unscored"], line["unscored"]) for line in lines_of(tmp_path)] == [(2.0, 5.0)] * 2
-    assert told.getvalue().count("runs could not be scored: the answer has no JSON") == 1
-    assert told.getvalue().count("unscored runs 5") == 2
-
-
-async def test_the_advice_names_the_reason_where_no_run_could_be_scored(tmp_path):
-    told, screen = told_display()
-
-    class Refuses:
-        async def score(self, group):
-            for trajectory in group.trajectories:
-                trajectory.notes["unscored"] = "the judge refuses the key"
-            return [None] * len(group.trajectories)
-
-    await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=Refuses(), steps=3, progress=screen))
-    assert "no run could be scored (the judge refuses the key)" in told.getvalue()
-    assert "easier tasks" not in told.getvalue()
-
-
-async def test_an_evaluation_tells_how_many_runs_could_not_be_scored(tmp_path):
-    class Every:
-        async def score(self, group):
-            return [None if group.task == "b" else 1.0]
-
-    told, screen = told_display()
-    common = {"eval_tasks": ["a", "b"], "eval_reward": Every(), "reward": right, "progress": screen, "steps": 1}
-    result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **common))
-    assert result.report["after"]["unscored"] == result.after.unscored == 1
-    assert told.getvalue().count("runs could not be scored: the reward does not say why") == 1
-    assert told.getvalue().count("on 2 tasks, unscored runs 1") == 2, "at every evaluation"
-    shown = io.StringIO()
-    print_result(result, Console(file=shown, width=200))
-    assert "unscored runs" in shown.getvalue()
-    clean = await art.train(
-        ScriptedAgent(), ["a"], **settings(tmp_path / "clean", **{**common, "eval_reward": right, "progress": False})
-    )
-    shown = io.StringIO()
-    print_result(clean, Console(file=shown, width=200))
-    assert "unscored" not in shown.getvalue()
