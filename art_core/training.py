@@ -207,15 +207,14 @@ class Lessons:
     flat: int = 0
     """Steps in a row without contrast."""
     blind: int = 0
-    """Steps in a row in which no run had a reward."""
-
+    """Steps in a row in which no run had a reward, nor any of its calls."""
     why: str = ""
     """Why they have none."""
 
     def add(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
         self.taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
         self.flat = 0 if metrics["groups_with_contrast"] else self.flat + 1
-        self.blind = self.blind + 1 if metrics["unscored"] == metrics["trajectories"] else 0
+        self.blind = 0 if any(map(_is_scored, groups)) else self.blind + 1
         self.why = ", ".join(why_unscored(groups))
 
     def hopeless(self) -> str | None:
@@ -223,6 +222,11 @@ class Lessons:
         if self.blind < FLAT_STEPS:
             return None
         return f"no run of the last {self.blind} steps could be scored ({self.why})"
+
+
+def _is_scored(group: Group) -> bool:
+    """Whether some run has a reward, or some call one of its own."""
+    return any(t.reward is not None or any(call.reward is not None for call in t.calls) for t in group.trajectories)
 
 
 def _say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> None:

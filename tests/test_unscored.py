@@ -58,6 +58,18 @@ async def test_training_ends_in_good_order_where_three_steps_in_a_row_could_not_
     assert result.report["steps"] == 6
 
 
+async def test_rewards_of_calls_alone_are_enough_to_go_on(tmp_path):
+    class OfCalls:
+        async def score(self, group):
+            for place, trajectory in enumerate(group.trajectories):
+                trajectory.call_rewards[0] = float(place)
+            return [None] * len(group.trajectories)
+
+    result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=OfCalls(), steps=4))
+    assert result.report["steps"] == 4
+    assert [line["groups_with_contrast"] for line in lines_of(tmp_path)] == [1.0] * 4
+
+
 async def test_what_cannot_score_is_told_before_the_engine_starts(tmp_path):
     class Engine(FakeEngine):
         started = False
