@@ -47,7 +47,6 @@ class Judge(Protocol):
     """Tokens that a question may have; None where nobody knows."""
     images: bool
     """Whether it can be shown pictures."""
-
     priced: bool
     """False where it is known that nobody knows what an answer costs."""
 

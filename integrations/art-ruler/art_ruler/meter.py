@@ -34,7 +34,7 @@ class Meter:
         self, judge: Judge, *, budget: float | None, price: tuple[float, float] | None, concurrency: int
     ) -> None:
         """``budget`` is in US dollars, ``price`` in US dollars per million (input, output) tokens."""
-        self.judge, self.budget, self._price, self._concurrency = judge, budget, price, concurrency
+        self._judge, self._budget, self._price, self._concurrency = judge, budget, price, concurrency
         self._gates: dict[asyncio.AbstractEventLoop, Gate] = {}
         self.keep_in(Record(), "")
 
@@ -53,13 +53,13 @@ class Meter:
     def exhausted(self) -> str | None:
         """Return why nothing more is asked; None as long as the budget lasts."""
         spent = self._totals["cost"]
-        if self.budget is None or spent < self.budget:
+        if self._budget is None or spent < self._budget:
             return None
-        return f"the judge's budget of ${self.budget:g} is spent (${spent:.4f}); give a larger budget= to go on"
+        return f"the judge's budget of ${self._budget:g} is spent (${spent:.4f}); give a larger budget= to go on"
 
     def check_price(self) -> None:
         """Raise ConfigError where a budget is given and it is known that nobody knows the price."""
-        if self.budget is not None and self._price is None and not self.judge.priced:
+        if self._budget is not None and self._price is None and not self._judge.priced:
             raise self._no_price()
 
     async def ask(self, messages: list[JsonDict], read: Callable[[Answer], T]) -> tuple[Answer, T | Fault]:
@@ -67,7 +67,7 @@ class Meter:
         async with self._turn():
             began = time.monotonic()
             try:
-                answer = _counted(await self.judge.ask(messages), messages)
+                answer = _counted(await self._judge.ask(messages), messages)
             except JudgeError as error:
                 self._note(time.monotonic() - began, fault=str(error), failed=True)
                 raise
@@ -106,11 +106,11 @@ class Meter:
 
     def _may_ask(self, under_way: int) -> bool:
         """Whether one more request fits, each taken to cost what they have cost so far; the first one goes alone."""
-        if not under_way or self.budget is None or self.exhausted():
+        if not under_way or self._budget is None or self.exhausted():
             return under_way < self._concurrency
         answers = self._totals["requests"] - self._totals["failed"]
-        mean = self._totals["cost"] / answers if answers else self.budget
-        return under_way < self._concurrency and self._totals["cost"] + (under_way + 1) * mean <= self.budget
+        mean = self._totals["cost"] / answers if answers else self._budget
+        return under_way < self._concurrency and self._totals["cost"] + (under_way + 1) * mean <= self._budget
 
     def _gate(self) -> Gate:
         loop = asyncio.get_running_loop()
@@ -122,13 +122,13 @@ class Meter:
     def _cost(self, answer: Answer) -> float | None:
         if self._price is not None:
             return (answer.input_tokens * self._price[0] + answer.output_tokens * self._price[1]) / 1e6
-        if answer.cost is None and self.budget is not None:
+        if answer.cost is None and self._budget is not None:
             raise self._no_price()
         return answer.cost
 
     def _no_price(self) -> ConfigError:
         return ConfigError(
-            f"budget={self.budget:g} cannot be kept: nobody knows what the judge {self.judge.name!r} costs; give "
+            f"budget={self._budget:g} cannot be kept: nobody knows what the judge {self._judge.name!r} costs; give "
             "price=(dollars per million input tokens, dollars per million output tokens)"
         )
 

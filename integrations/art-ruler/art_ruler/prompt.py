@@ -78,7 +78,7 @@ def question(views: Sequence[View], rubric: str, *, context: int, images: bool =
     if not images:
         sections = [[NO_IMAGE if isinstance(item, Image) else item for item in section] for section in sections]
     room = context - estimate([system]) - 40 * len(sections)
-    if sum(map(estimate, sections)) > room < LEAST_ROOM * len(sections):
+    if room < LEAST_ROOM * len(sections) and room < sum(map(estimate, sections)):
         raise JudgeError(
             f"a question of {context} tokens has no room for {len(views)} runs; give a smaller chunk= or a judge that reads more"
         )

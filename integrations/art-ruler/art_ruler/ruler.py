@@ -34,8 +34,6 @@ UNKNOWN_CONTEXT = 32_000
 """Tokens, for a judge of which nobody knows how much it reads."""
 HALVINGS = 3
 """How often a question is halved for a judge that says that it is too long."""
-
-
 LEAST = {"votes": 1, "chunk": ANCHORS + 2, "concurrency": 1, "retries": 0, "context": 1, "timeout": 0.001}
 """The smallest numbers that make sense."""
 
@@ -66,8 +64,8 @@ class Ruler:
     default: ``judge.sqlite`` in the run folder, and none outside a run.
     ``budget``: US dollars that a run's judging may cost; once they are spent no more is asked, and training ends in good
     order. Requests that would pass it, by what they have cost so far, wait or are not made: it is passed by about one request
-    at most. ``price``: US dollars per million (input, output) tokens,
-    for a judge whose price LiteLLM does not know. ``concurrency``: the most requests at a time.
+    at most. ``price``: US dollars per million (input, output) tokens, for a judge whose price LiteLLM does not know.
+    ``concurrency``: the most requests at a time.
     Raises ConfigError for what makes no sense, and where there is no judge.
     """
 
@@ -207,10 +205,11 @@ class Ruler:
 
     def _key(self, views: Sequence[View]) -> str | None:
         """Return what stands for everything that decides the scores; None where the judge is not known well enough."""
-        if self.judge.identity is None:
+        identity = self.judge.identity
+        if identity is None:
             return None
         settings = [self.votes, self.seed, self.chunk, self._question_tokens(), self._sees()]
-        parts = [SYSTEM, self.rubric, self.judge.identity, *settings, *sorted(it.digest for it in views)]
+        parts = [SYSTEM, self.rubric, identity, *settings, *sorted(it.digest for it in views)]
         return _digest(json.dumps(parts))
 
     async def _vote(self, views: Sequence[View]) -> list[Scored]:

@@ -2,20 +2,16 @@
 
 import asyncio
 import json
-import threading
 from typing import ClassVar
 
 import pytest
-import uvicorn
-from judging import GROUP, RIGHT, grade, group_of, plain
+from judging import GROUP, RIGHT, grade, group_of, plain, serving
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGeneration, ChatResult
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
 from art_core.errors import ConfigError
 from art_ruler import Answer, Ruler
@@ -56,17 +52,9 @@ class Provider:
 @pytest.fixture
 def provider():
     provider = Provider()
-    app = Starlette(routes=[Route("/v1/chat/completions", provider.answer, methods=["POST"])])
-    config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-    server, sock = uvicorn.Server(config), config.bind_socket()
-    sock.listen()  # so that nothing is refused before the thread has begun
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    provider.url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
-    yield provider
-    server.should_exit = True
-    thread.join(10)
-    sock.close()
+    with serving({"/v1/chat/completions": provider.answer}) as url:
+        provider.url = f"{url}/v1"
+        yield provider
 
 
 @pytest.fixture(params=["directly", "through LiteLLM's translation"])

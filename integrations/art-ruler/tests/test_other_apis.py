@@ -1,15 +1,11 @@
 """Judges behind other APIs than OpenAI's: LiteLLM translates, and what comes back is scores all the same."""
 
 import json
-import threading
 
 import pytest
-import uvicorn
-from judging import GROUP, RIGHT, grade, plain
-from starlette.applications import Starlette
+from judging import GROUP, RIGHT, grade, plain, serving
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
 
 from art_ruler import Ruler
 
@@ -41,16 +37,8 @@ async def ollama(request: Request) -> JSONResponse:
 
 @pytest.fixture
 def url():
-    routes = [Route("/v1/messages", anthropic, methods=["POST"]), Route("/api/chat", ollama, methods=["POST"])]
-    config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="error", lifespan="off")
-    server, sock = uvicorn.Server(config), config.bind_socket()
-    sock.listen()  # so that nothing is refused before the thread has begun
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(10)
-    sock.close()
+    with serving({"/v1/messages": anthropic, "/api/chat": ollama}) as url:
+        yield url
 
 
 @pytest.mark.parametrize(

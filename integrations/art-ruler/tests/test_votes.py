@@ -1,20 +1,17 @@
-"""Several votes, large groups, the cache, the account and its budget, and how many requests there are at a time."""
+"""Several votes, large groups, the cache, and questions that are too long."""
 
 import asyncio
-import gc
 import json
 import re
 import sqlite3
 import statistics
-import weakref
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judging import GROUP, RIGHT, SYSTEM, TASK, each, grade, group_of, judge_saying, plain, runs
+from judging import GROUP, RIGHT, SYSTEM, TASK, KnownJudge, each, grade, group_of, judge_saying, plain, runs
 
 from art_core.errors import ConfigError, StoreError
-from art_core.types import MeteredReward
 from art_ruler import Answer, Ruler
 from art_ruler.judge import JudgeError, TooLong
 from art_ruler.scale import one_scale
@@ -107,17 +104,6 @@ async def test_a_chunk_that_gets_no_answer_leaves_the_group_unscored():
     assert "no complete JSON" in group.trajectories[0].notes["unscored"]
 
 
-class KnownJudge:
-    """A judge with an identity, so that what it says may be kept."""
-
-    identity = "known"
-    asked = 0
-
-    async def __call__(self, messages: list[dict]) -> Answer:
-        self.asked += 1
-        return Answer(plain(grade(messages)), input_tokens=1000, output_tokens=100, cost=0.25)
-
-
 async def test_what_was_judged_is_kept_on_disk_for_the_same_group_rubric_judge_seed_and_votes(tmp_path):
     judge, cache = KnownJudge(), tmp_path / "kept" / "judge.sqlite"
     first = group_of("worth 0.2", "worth 0.9", "worth 0.5")
@@ -158,95 +144,6 @@ async def test_unscored_groups_are_asked_about_again(tmp_path):
     assert await ruler.score(GROUP) == RIGHT
 
 
-async def test_a_run_keeps_account_of_requests_tokens_and_cost_and_goes_on_with_it(tmp_path):
-    ruler = Ruler(KnownJudge())
-    assert isinstance(ruler, MeteredReward)
-    ruler.begin(tmp_path)
-    await ruler.score(group_of("worth 0.2", "worth 0.9"))
-    await ruler.score(group_of("worth 0.3", "worth 0.9"))
-    later = Ruler(KnownJudge())
-    later.begin(tmp_path)
-    for it in (ruler, later):
-        assert it.account() == {
-            "judge/requests": 2.0, "judge/failed": 0.0, "judge/faults": 0.0, "judge/input_tokens": 2000.0,
-            "judge/output_tokens": 200.0, "judge/cost": 0.5, "judge/unpriced": 0.0,
-        }  # fmt: skip
-    with sqlite3.connect(tmp_path / "judge.sqlite") as db:
-        assert (
-            db.execute("SELECT asked_by, cost, fault FROM answers").fetchall() == [("ruler KnownJudge", 0.25, None)] * 2
-        )
-
-
-async def test_an_answer_that_could_not_be_used_is_paid_for_and_counted(tmp_path):
-    ruler = Ruler(judge_saying(lambda scores: "no", plain))
-    ruler.begin(tmp_path)
-    assert await ruler.score(GROUP) == RIGHT
-    account = ruler.account()
-    assert (account["judge/requests"], account["judge/faults"], account["judge/unpriced"]) == (2, 1, 2)
-    assert account["judge/input_tokens"] > 500
-    with sqlite3.connect(tmp_path / "judge.sqlite") as db:
-        assert "no complete JSON" in db.execute("SELECT fault FROM answers").fetchone()[0]
-
-
-async def test_a_budget_stops_the_judging_and_says_so(tmp_path):
-    judge = KnownJudge()
-    ruler = Ruler(judge, budget=0.4)
-    ruler.begin(tmp_path)
-    groups = [group_of(f"worth 0.{n}", "worth 0.9") for n in range(1, 5)]
-    scores = [await ruler.score(group) for group in groups]
-    assert scores == [[0.1, 0.9], [0.2, 0.9], [None, None], [None, None]]
-    assert judge.asked == 2
-    assert "budget of $0.4 is spent ($0.5000)" in groups[2].trajectories[0].notes["unscored"]
-    assert "give a larger budget=" in ruler.exhausted()
-    again = Ruler(judge, budget=0.4)
-    again.begin(tmp_path)
-    assert again.exhausted()
-    larger = Ruler(judge, budget=1.0)
-    larger.begin(tmp_path)
-    assert larger.exhausted() is None
-
-
-async def test_a_budget_needs_a_price():
-    with pytest.raises(ConfigError, match=r"nobody knows what the judge .* costs; give price="):
-        await Ruler(judge_saying(plain), budget=1.0).score(GROUP)
-    ruler = Ruler(KnownJudge(), budget=1.0, price=(2.0, 10.0))
-    await ruler.score(GROUP)
-    assert ruler.account()["judge/cost"] == pytest.approx(1000 * 2e-6 + 100 * 10e-6)
-
-
-async def test_a_budget_is_not_passed_by_requests_that_are_made_at_the_same_time():
-    judge = KnownJudge()
-    ruler = Ruler(judge, budget=1.0, concurrency=16)
-    groups = [group_of(f"worth 0.{n}", "worth 0.9") for n in range(10, 40)]
-    scores = await asyncio.gather(*map(ruler.score, groups))
-    assert judge.asked == 4, "at 0.25 dollars each"
-    assert sum(None not in it for it in scores) == 4
-    assert ruler.account()["judge/cost"] == 1.0
-
-
-async def test_what_failed_is_counted_and_where_nothing_is_priced_there_is_no_cost():
-    async def judge(messages):
-        raise OSError("no route")
-
-    ruler = Ruler(judge)
-    await ruler.score(GROUP)
-    account = ruler.account()
-    assert (account["judge/requests"], account["judge/failed"], account["judge/faults"]) == (1, 1, 0)
-    ruler = Ruler(judge_saying(plain))
-    await ruler.score(GROUP)
-    assert "judge/cost" not in ruler.account()
-
-
-async def test_two_judges_of_one_run_keep_accounts_of_their_own(tmp_path):
-    for requests in (1, 2):  # begun, and gone on with
-        one, other = Ruler(KnownJudge(), votes=1), Ruler(KnownJudge(), votes=2)
-        for number, ruler in enumerate((one, other)):
-            ruler.begin(tmp_path)
-            await ruler.score(group_of(f"worth 0.{requests}", f"worth 0.5{number}"))
-        assert one.account()["judge/requests"] == requests
-        assert other.account()["judge/requests"] == 2 * requests
-
-
 async def test_a_mean_of_fewer_votes_than_were_asked_for_is_not_kept(tmp_path):
     judge = judge_saying(lambda scores: "", lambda scores: "", plain)
     judge.identity = "known"
@@ -265,42 +162,6 @@ async def test_conversations_from_anywhere_are_compared():
     assert verdicts[1].explanation == "because"
     with pytest.raises(JudgeError, match="cannot be used: the answer holds no complete JSON"):
         await Ruler(judge_saying(lambda scores: "")).compare([[{"role": "assistant", "content": "worth 0.1"}]])
-
-
-async def test_no_more_requests_are_under_way_than_the_limit_in_any_event_loop():
-    going = most = 0
-
-    async def judge(messages):
-        nonlocal going, most
-        going += 1
-        most = max(most, going)
-        await asyncio.sleep(0.01)
-        going -= 1
-        return plain(grade(messages))
-
-    ruler = Ruler(judge, concurrency=3)
-
-    async def all_of_them():
-        return await asyncio.gather(*(ruler.score(group_of(f"worth 0.{n}", "worth 0.5")) for n in range(10, 22)))
-
-    await all_of_them()
-    await asyncio.to_thread(asyncio.run, all_of_them())
-    assert most == 3
-
-
-def test_an_event_loop_that_has_ended_is_not_held():
-    async def judge(messages):
-        await asyncio.sleep(0)
-        return plain(grade(messages))
-
-    async def loop_of(ruler):
-        await asyncio.gather(*(ruler.score(group_of(f"worth 0.{n}", "worth 0.5")) for n in range(1, 4)))
-        return weakref.ref(asyncio.get_running_loop())
-
-    ruler = Ruler(judge, concurrency=1)
-    first, _ = (asyncio.run(loop_of(ruler)) for _ in range(2))
-    gc.collect()
-    assert first() is None
 
 
 async def test_a_question_that_is_too_long_for_the_judge_is_shortened_and_asked_again(caplog):
