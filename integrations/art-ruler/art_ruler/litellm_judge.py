@@ -20,7 +20,7 @@ from art_core.errors import ConfigError
 from art_core.types import JsonDict
 from art_ruler.answer import SCHEMA
 from art_ruler.judge import Answer, JudgeError, TooLong
-from art_ruler.openai_server import OpenAIServer, counted, openai_server, price_of
+from art_ruler.openai_server import OpenAIServer, counted, known_as, openai_server, price_of
 from art_ruler.shorten import estimate, estimate_of
 
 REFUSED = (401, 403, 404)
@@ -79,11 +79,11 @@ class LiteLLMJudge:
             "api_base": base or found[3]
         }
         self.identity = json.dumps([self.name, decides], sort_keys=True, default=repr)
-        known = litellm.model_cost.get(self.name) or litellm.model_cost.get(self.name.partition("/")[2])
-        self.priced = bool(known) or "input_cost_per_token" in self._params
-        if known:
-            self.context = known.get("max_input_tokens")
-            self.images = bool(known.get("supports_vision"))
+        known = known_as(litellm, self.name)
+        self.priced = known is not None or "input_cost_per_token" in self._params
+        if known is not None:
+            self.context = litellm.model_cost[known].get("max_input_tokens")
+            self.images = bool(litellm.model_cost[known].get("supports_vision"))
         if litellm.supports_response_schema(model=self.name):
             self._format = {"type": "json_schema", "json_schema": {"name": "scores", "strict": True, "schema": SCHEMA}}
         self._server = openai_server(litellm, found, self._params, self._timeout)

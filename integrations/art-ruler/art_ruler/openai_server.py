@@ -14,7 +14,7 @@ from typing import Any
 from art_core.types import JsonDict
 from art_ruler.judge import Answer, JudgeError
 
-__all__ = ["OpenAIServer", "counted", "openai_server", "price_of"]
+__all__ = ["OpenAIServer", "counted", "known_as", "openai_server", "price_of"]
 
 AS_THEY_ARE = frozenset({"temperature", "top_p", "seed", "max_completion_tokens", "reasoning_effort"})
 """Parameters that OpenAI's API takes under LiteLLM's names. With any other, LiteLLM translates: ``max_tokens``, which not
@@ -79,10 +79,15 @@ def counted(asked: Any, said: Any) -> tuple[int, int] | tuple[None, None]:
 
 def price_of(litellm: ModuleType, model: str, asked: int, said: int) -> float | None:
     """Return US dollars for so many tokens; None where LiteLLM does not know the model."""
-    known = next((it for it in (model, model.partition("/")[2]) if it in litellm.model_cost), None)
+    known = known_as(litellm, model)
     if known is None:
         return None
     return sum(litellm.cost_per_token(model=known, prompt_tokens=asked, completion_tokens=said))
+
+
+def known_as(litellm: ModuleType, model: str) -> str | None:
+    """Return the name under which LiteLLM's table has a model; None where it has not."""
+    return next((it for it in (model, model.partition("/")[2]) if it in litellm.model_cost), None)
 
 
 def openai_server(
