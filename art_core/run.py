@@ -86,8 +86,8 @@ class Run:
         async with AsyncExitStack() as stack:
             stack.enter_context(claimed(self.run_dir))
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
-            self.rewards.begin()
             agreement.check_begun_with(self.store, self.run_dir, self.config, self.folder, self._loss_name)
+            self.rewards.begin()
             self.plugins.call("redirect_clients")
             in_child_processes(redirect_clients)
             self.door = await stack.enter_async_context(await self._open_door())

@@ -74,10 +74,13 @@ def check_reward(thing: object) -> None:
 
 
 def why_unscored(groups: Sequence[Group]) -> list[str]:
-    """Return the reason for which runs have no reward, the most frequent one where there are several; [] where all have one."""
-    reasons = Counter(
-        t.notes.get("unscored", NO_REASON) for group in groups for t in group.trajectories if t.reward is None
-    )
+    """Return the reason for which runs have no reward, the most frequent one where there are several; [] where all have one.
+
+    A run whose calls have rewards is scored.
+    """
+    runs = (t for group in groups for t in group.trajectories)
+    unscored = (t for t in runs if t.reward is None and all(call.reward is None for call in t.calls))
+    reasons = Counter(t.notes.get("unscored", NO_REASON) for t in unscored)
     return [reason for reason, _ in reasons.most_common(1)]
 
 

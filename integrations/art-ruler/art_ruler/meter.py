@@ -68,16 +68,19 @@ class Meter:
             began = time.monotonic()
             try:
                 answer = _counted(await self._judge.ask(messages), messages)
-            except JudgeError as error:
-                self._note(time.monotonic() - began, fault=str(error), failed=True)
+            except (JudgeError, asyncio.CancelledError) as error:
+                self._note(time.monotonic() - began, fault=str(error) or "cancelled", failed=True)
                 raise
             seconds, found, fault = time.monotonic() - began, None, None
             try:
                 found = read(answer)
             except Fault as error:
                 fault = error
+            cost = self._cost(answer)
             tokens, why = (answer.input_tokens, answer.output_tokens), None if fault is None else str(fault)
-            self._note(seconds, tokens=tokens, cost=self._cost(answer), fault=why)
+            self._note(seconds, tokens=tokens, cost=cost, fault=why)
+        if cost is None and self._budget is not None:
+            raise self._no_price()
         return answer, found if fault is None else fault
 
     def _note(self, seconds: float, **row: object) -> None:
@@ -108,8 +111,10 @@ class Meter:
         """Whether one more request fits, each taken to cost what they have cost so far; the first one goes alone."""
         if not under_way or self._budget is None or self.exhausted():
             return under_way < self._concurrency
-        answers = self._totals["requests"] - self._totals["failed"]
-        mean = self._totals["cost"] / answers if answers else self._budget
+        failed = self._totals["failed"]
+        answers = self._totals["requests"] - failed
+        # Nothing is known before the first answer; a judge that gives none costs nothing.
+        mean = self._totals["cost"] / answers if answers else 0.0 if failed else self._budget
         return under_way < self._concurrency and self._totals["cost"] + (under_way + 1) * mean <= self._budget
 
     def _gate(self) -> Gate:
@@ -122,8 +127,6 @@ class Meter:
     def _cost(self, answer: Answer) -> float | None:
         if self._price is not None:
             return (answer.input_tokens * self._price[0] + answer.output_tokens * self._price[1]) / 1e6
-        if answer.cost is None and self._budget is not None:
-            raise self._no_price()
         return answer.cost
 
     def _no_price(self) -> ConfigError:

@@ -126,7 +126,9 @@ class Ruler:
         """
         self._prepare()
         record = Record(run_dir / "judge.sqlite")
-        self._meter.keep_in(record, self.name)
+        # Two judges of one name, at other addresses or with other parameters, have accounts of their own.
+        identity = self.judge.identity
+        self._meter.keep_in(record, f"{self.name} {_digest(identity)[:8]}" if identity else self.name)
         if self._own_cache:
             self._cache = record
         self._in_a_run = True

@@ -28,7 +28,8 @@ async def test_a_run_keeps_account_of_requests_tokens_and_cost_and_goes_on_with_
         }  # fmt: skip
     with sqlite3.connect(tmp_path / "judge.sqlite") as db:
         assert (
-            db.execute("SELECT asked_by, cost, fault FROM answers").fetchall() == [("ruler KnownJudge", 0.25, None)] * 2
+            db.execute("SELECT substr(asked_by, 1, 16), cost, fault FROM answers").fetchall()
+            == [("ruler KnownJudge", 0.25, None)] * 2
         )
 
 
@@ -155,3 +156,51 @@ async def test_a_request_that_is_given_up_makes_room_for_one_that_waits():
     await asyncio.wait_for(under_way.wait(), 10)
     first.cancel()
     assert await asyncio.wait_for(last, 10) == [0.3, 0.6]
+
+
+async def test_two_judges_of_one_name_are_told_apart_by_what_decides_their_answers(tmp_path):
+    class Other(KnownJudge):
+        identity = "at another address"
+
+    Other.__qualname__ = KnownJudge.__qualname__
+    for requests in (1, 2):
+        rulers = Ruler(KnownJudge()), Ruler(Other())
+        for number, ruler in enumerate(rulers):
+            ruler.begin(tmp_path)
+            await ruler.score(group_of(f"worth 0.{requests}", f"worth 0.5{number}"))
+        assert rulers[0].name == rulers[1].name
+        assert [it.account()["judge/requests"] for it in rulers] == [requests, requests]
+
+
+async def test_a_judge_that_never_answers_does_not_make_the_groups_wait_for_each_other():
+    going, most = 0, 0
+
+    async def judge(messages):
+        nonlocal going, most
+        going += 1
+        most = max(most, going)
+        await asyncio.sleep(0.01)
+        going -= 1
+        raise OSError("no route")
+
+    ruler = Ruler(judge, budget=1.0, price=(1.0, 1.0))
+    await asyncio.gather(*(ruler.score(group_of(f"worth 0.{n}", "worth 0.9")) for n in range(10, 20)))
+    assert most > 5
+
+
+async def test_what_is_paid_is_in_the_account_however_it_ends():
+    ruler = Ruler(judge_saying(plain), budget=1.0)
+    with pytest.raises(ConfigError, match="give price="):
+        await ruler.score(GROUP)
+    assert ruler.account()["judge/requests"] == 1
+
+    async def slow(messages):
+        await asyncio.sleep(60)
+
+    ruler = Ruler(slow)
+    task = asyncio.ensure_future(ruler.score(GROUP))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ruler.account()["judge/failed"] == 1
