@@ -1,4 +1,4 @@
-"""Episodes and runs get the seed's numbers, and odd ones get numbers too."""
+"""Episodes and runs get the numbers of the formulas in the README, and odd ones get numbers too."""
 
 import json
 
