@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,22 +155,6 @@ async def run_once(
         else:
             rollout.output = to_output(output) if to_output else output
     return rollout.trajectory
-
-
-async def gather_limited(jobs: Sequence[Callable[[], Awaitable[Any]]], gate: asyncio.Semaphore) -> list[Any]:
-    """Run the jobs, each once ``gate`` lets it; the first exception cancels the rest and is raised as it is."""
-
-    async def one(job: Callable[[], Awaitable[Any]]) -> Any:
-        async with gate:
-            return await job()
-
-    tasks = [asyncio.ensure_future(one(job)) for job in jobs]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def check_captured(groups: Sequence[Group], nodes: Sequence[str] = ()) -> None:

@@ -20,10 +20,11 @@ from art_core.capture import Door
 from art_core.config import TrainConfig, check_tasks, model_folder
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
 from art_core.frozen import frozen_engine
+from art_core.gathering import gather_limited
 from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary, untrained
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rewards import Rewards, name_of
-from art_core.rollout import Rollout, check_captured, gather_limited, run_once, task_input
+from art_core.rollout import Rollout, check_captured, run_once, task_input
 from art_core.store import Store
 from art_core.threads import finished, in_thread, widen_default_executor
 from art_core.token_tree import group_tree

@@ -73,13 +73,14 @@ def check_reward(thing: object) -> None:
         )
 
 
-def why_unscored(groups: Sequence[Group]) -> list[str]:
-    """Return the reason for which runs have no reward, the most frequent one where there are several; [] where all have one.
+def is_scored(trajectory: Trajectory) -> bool:
+    """Whether the run has a reward, or some call one of its own."""
+    return trajectory.reward is not None or any(call.reward is not None for call in trajectory.calls)
 
-    A run whose calls have rewards is scored.
-    """
-    runs = (t for group in groups for t in group.trajectories)
-    unscored = (t for t in runs if t.reward is None and all(call.reward is None for call in t.calls))
+
+def why_unscored(groups: Sequence[Group]) -> list[str]:
+    """Return the reason for which runs are not scored, the most frequent one where there are several; [] where all are."""
+    unscored = (t for group in groups for t in group.trajectories if not is_scored(t))
     reasons = Counter(t.notes.get("unscored", NO_REASON) for t in unscored)
     return [reason for reason, _ in reasons.most_common(1)]
 

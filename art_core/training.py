@@ -27,7 +27,7 @@ from art_core.plugins import Plugins
 from art_core.rewards import name_of
 from art_core.rollout import task_input
 from art_core.run import Run
-from art_core.scoring import of_nodes, why_unscored
+from art_core.scoring import is_scored, of_nodes, why_unscored
 from art_core.threads import in_thread
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tracker
 
@@ -131,22 +131,17 @@ async def train(
             evaluate_now = Evaluator(
                 run, agent, eval_tasks, eval_reward or reward, tuple(eval_temperatures), screen, shape
             )
-            return await _train(run, reward, sample, told, evaluate_now, eval_every, screen)
+            loop = functools.partial(_loop, run, reward, sample, told, evaluate_now, eval_every, screen)
+            return await _train(run, loop, told, evaluate_now, screen)
 
 
 async def _train(
-    run: Run,
-    reward: Any,
-    sample: Sample,
-    trackers: Sequence[Tracker],
-    evaluate_now: Evaluator,
-    eval_every: int,
-    screen: Display,
+    run: Run, loop: Callable[[], Awaitable[None]], trackers: Sequence[Tracker], evaluate_now: Evaluator, screen: Display
 ) -> TrainResult:
     """Evaluate, train, evaluate again; what there is to show is written however it ends."""
     try:
         before = await evaluate_now.once("before")
-        await _loop(run, reward, sample, trackers, evaluate_now, eval_every, screen)
+        await loop()
         after = await evaluate_now.once("after") if run.step else before
     except asyncio.CancelledError:
         screen.say(f"stopped: {run.run_dir} holds everything up to step {run.step}; with it as run_dir the run goes on")
@@ -214,7 +209,7 @@ class Lessons:
     def add(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
         self.taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
         self.flat = 0 if metrics["groups_with_contrast"] else self.flat + 1
-        self.blind = 0 if any(map(_is_scored, groups)) else self.blind + 1
+        self.blind = 0 if any(is_scored(t) for g in groups for t in g.trajectories) else self.blind + 1
         self.why = ", ".join(why_unscored(groups))
 
     def hopeless(self) -> str | None:
@@ -222,11 +217,6 @@ class Lessons:
         if self.blind < FLAT_STEPS:
             return None
         return f"no run of the last {self.blind} steps could be scored ({self.why})"
-
-
-def _is_scored(group: Group) -> bool:
-    """Whether some run has a reward, or some call one of its own."""
-    return any(t.reward is not None or any(call.reward is not None for call in t.calls) for t in group.trajectories)
 
 
 def _say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> None:

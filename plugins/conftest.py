@@ -6,14 +6,12 @@ Requests below ``/rollouts/{rollout_id}/v1`` are a rollout's; all others went to
 import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import uvicorn
-from starlette.applications import Starlette
+from http_server import serving
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -201,19 +199,9 @@ def _server() -> Iterator[Stub]:
         Route("/rollouts/{rollout_id}/v1/{rest:path}", stub.answer, methods=methods),
         Route("/{rest:path}", stub.answer, methods=methods),
     ]
-    config = uvicorn.Config(
-        Starlette(routes=routes), port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    sock = config.bind_socket()
-    sock.listen()  # so that nothing is refused before the thread has begun
-    stub.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    yield stub
-    server.should_exit = True
-    thread.join(10)
-    sock.close()
+    with serving(*routes) as url:
+        stub.url = url
+        yield stub
 
 
 @pytest.fixture

@@ -2,13 +2,6 @@
 
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-
-import uvicorn
-from starlette.applications import Starlette
-from starlette.routing import Route
 
 from art_core.types import Call, Group, Trajectory
 from art_ruler import Answer
@@ -81,20 +74,3 @@ RIGHT = [0.2, 0.9, 0.5]
 
 def each(scores: list[dict], **change: object) -> list[dict]:
     return [{**it, **{key: value(it) if callable(value) else value for key, value in change.items()}} for it in scores]
-
-
-@contextmanager
-def serving(answers: Mapping[str, Callable]) -> Iterator[str]:
-    """Serve Starlette endpoints by path from a thread, and give the address of the server."""
-    app = Starlette(routes=[Route(path, answer, methods=["POST"]) for path, answer in answers.items()])
-    config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-    server, sock = uvicorn.Server(config), config.bind_socket()
-    sock.listen()  # so that nothing is refused before the thread has begun
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        sock.close()

@@ -15,7 +15,18 @@ MODULES = sorted(path for path in CORE.rglob("*.py"))
 ROWS = [
     {"types"},
     {"errors"},
-    {"config", "hookspecs", "attribution", "folder", "arguments", "memory", "metrics", "pipeline", "threads"},
+    {
+        "config",
+        "hookspecs",
+        "attribution",
+        "folder",
+        "arguments",
+        "gathering",
+        "memory",
+        "metrics",
+        "pipeline",
+        "threads",
+    },
     {"unsloth"},
     {"capture", "scoring", "token_tree", "packing", "losses", "store"},  # the stages know the nouns, not each other
     {"engine", "learner"},
@@ -92,7 +103,7 @@ def test_the_core_imports_no_plugin(path):
 @pytest.mark.parametrize("side", ["plugins", "integrations", "examples"])
 def test_the_edges_import_public_modules_of_the_core_only(side):
     public = {"__init__", "attribution", "types", "errors", "testing", "losses", "token_tree", "learner"}
-    public |= {"capture", "config", "folder", "plugins", "store", "arguments", "metrics"}
+    public |= {"capture", "config", "folder", "plugins", "store", "arguments", "gathering", "metrics"}
     for path in (ROOT / side).rglob("*.py"):
         if ".venv" in path.parts or "tests" in path.parts:
             continue

@@ -140,14 +140,10 @@ class Store:
                 strict=True,
             )
         ]
-        insert = (
-            "INSERT INTO scores (rollout_id, reward, metrics, notes, advantage, scored_by, at, aside) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-        )
         given = list(zip(rollout_ids, call_rewards, strict=True)) if call_rewards else []
 
         def write(db: sqlite3.Connection) -> None:
-            db.executemany(insert, rows)
+            db.executemany(_ADD_SCORE, rows)
             for rollout_id, of_calls in given:
                 reward_calls(db, rollout_id, of_calls)
 
@@ -311,6 +307,11 @@ class Store:
             finally:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
+
+
+_ADD_SCORE = """
+INSERT INTO scores (rollout_id, reward, metrics, notes, advantage, scored_by, at, aside) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
 
 
 def _cut(digests: str) -> tuple[bytes, ...]:

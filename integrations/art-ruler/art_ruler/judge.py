@@ -6,13 +6,14 @@ import asyncio
 import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from art_core.errors import ConfigError
 from art_core.types import JsonDict
+from art_ruler.shorten import estimate, estimate_of
 
-__all__ = ["Answer", "Judge", "JudgeError", "TooLong", "judge_of"]
+__all__ = ["Answer", "Judge", "JudgeError", "TooLong", "judge_of", "with_tokens"]
 
 
 class JudgeError(Exception):
@@ -34,6 +35,16 @@ class Answer:
     """US dollars; None where nobody knows."""
     stopped: str | None = None
     """Why it ended, where that is not its own end: ``length``, ``content_filter`` ..."""
+
+
+def with_tokens(answer: Answer, messages: list[JsonDict]) -> Answer:
+    """Return the answer with its tokens; about as many as they are where the judge does not say."""
+    asked, said = answer.input_tokens, answer.output_tokens
+    return replace(
+        answer,
+        input_tokens=estimate_of(messages) if asked is None else asked,
+        output_tokens=estimate([answer.text]) if said is None else said,
+    )
 
 
 class Judge(Protocol):

@@ -19,9 +19,8 @@ import tenacity
 from art_core.errors import ConfigError
 from art_core.types import JsonDict
 from art_ruler.answer import SCHEMA
-from art_ruler.judge import Answer, JudgeError, TooLong
+from art_ruler.judge import Answer, JudgeError, TooLong, with_tokens
 from art_ruler.openai_server import OpenAIServer, counted, known_as, openai_server, price_of
-from art_ruler.shorten import estimate, estimate_of
 
 REFUSED = (401, 403, 404)
 """HTTP statuses that are about the judge, not about what it was asked."""
@@ -107,13 +106,8 @@ class LiteLLMJudge:
 
     def _estimated(self, answer: Answer, messages: list[JsonDict]) -> Answer:
         """Return the answer of a server that counts no tokens with about as many as they are, and their price."""
-        counts = estimate_of(messages), estimate([answer.text])
-        return replace(
-            answer,
-            input_tokens=counts[0],
-            output_tokens=counts[1],
-            cost=price_of(self._litellm, self.name, *counts),
-        )
+        whole = with_tokens(answer, messages)
+        return replace(whole, cost=price_of(self._litellm, self.name, whole.input_tokens, whole.output_tokens))
 
     async def _retrying(self, messages: list[JsonDict]) -> Answer:
         attempts = tenacity.AsyncRetrying(

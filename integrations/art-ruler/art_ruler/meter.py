@@ -6,15 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from art_core.errors import ConfigError
 from art_core.types import JsonDict
 from art_ruler.answer import Fault
-from art_ruler.judge import Answer, Judge, JudgeError
+from art_ruler.judge import Answer, Judge, JudgeError, with_tokens
 from art_ruler.record import Record
-from art_ruler.shorten import estimate, estimate_of
 
 T = TypeVar("T")
 
@@ -67,7 +66,7 @@ class Meter:
         async with self._turn():
             began = time.monotonic()
             try:
-                answer = _counted(await self._judge.ask(messages), messages)
+                answer = with_tokens(await self._judge.ask(messages), messages)
             except (JudgeError, asyncio.CancelledError) as error:
                 self._note(time.monotonic() - began, fault=str(error) or "cancelled", failed=True)
                 raise
@@ -134,13 +133,3 @@ class Meter:
             f"budget={self._budget:g} cannot be kept: nobody knows what the judge {self._judge.name!r} costs; give "
             "price=(dollars per million input tokens, dollars per million output tokens)"
         )
-
-
-def _counted(answer: Answer, messages: list[JsonDict]) -> Answer:
-    """Return the answer with its tokens; about as many as they are where the judge does not say."""
-    asked, said = answer.input_tokens, answer.output_tokens
-    return replace(
-        answer,
-        input_tokens=estimate_of(messages) if asked is None else asked,
-        output_tokens=estimate([answer.text]) if said is None else said,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import logging
@@ -10,13 +11,14 @@ import os
 import random
 import statistics
 import sys
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from art_core import exempt
 from art_core.errors import ConfigError
+from art_core.gathering import gather_limited
 from art_core.types import Group, JsonDict, Trajectory
 from art_ruler.answer import Fault, Scored, read_scores
 from art_ruler.judge import Answer, Judge, JudgeError, TooLong, judge_of
@@ -28,7 +30,6 @@ from art_ruler.shorten import estimate_of
 from art_ruler.view import View, view, view_of
 
 log = logging.getLogger("art_ruler")
-T = TypeVar("T")
 
 UNKNOWN_CONTEXT = 32_000
 """Tokens, for a judge of which nobody knows how much it reads."""
@@ -224,7 +225,7 @@ class Ruler:
         shared = anchors({place: it.score for place, it in first.items()})
         rest = iter(places[size:])
         asked = [[*shared, *(next(rest) for _ in range(count))] for count in further]
-        others = await _all(self._scored(views, chunk) for chunk in asked)
+        others = await gather_limited(functools.partial(self._scored, views, chunk) for chunk in asked)
         scores = one_scale(_numbers(first), [_numbers(chunk) for chunk in others])
         found = {place: it for chunk in (*others, first) for place, it in chunk.items()}
         return [replace(found[place], score=scores[place]) for place in range(len(views))]
@@ -318,18 +319,6 @@ def _check_money(budget: float | None, price: tuple[float, float] | None) -> Non
     is_pair = isinstance(price, tuple | list) and len(price) == 2 and all(isinstance(it, int | float) for it in price)
     if price is not None and not (is_pair and min(price) >= 0):
         raise ConfigError(f"price={price!r} is not two numbers: give US dollars per million (input, output) tokens")
-
-
-async def _all(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return what all of them return; where one fails the others are given up, because nothing is made of them."""
-    tasks = [asyncio.ensure_future(it) for it in asked]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 def _numbers(scored: Mapping[int, Scored]) -> dict[int, float]:

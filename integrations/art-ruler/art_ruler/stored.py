@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import random
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from art_core.errors import ConfigError
+from art_core.gathering import gather_limited
 from art_core.store import Store
 from art_core.types import Group
 from art_ruler.calibration import Preference
@@ -64,19 +66,13 @@ async def second_opinions(
     A group that has this judge's opinion is not judged once more, unless ``again``. Each group is written as soon as it is
     judged. Once the judge's budget is spent the rest is left, and counted as unscored.
     """
-    found, gate = Opinions(), asyncio.Semaphore(AT_ONCE)
+    found = Opinions()
 
     async def one(rollout_ids: Sequence[str]) -> None:
-        async with gate:
-            await _opinion(store, rollout_ids, ruler, again, found)
-            progress()
+        await _opinion(store, rollout_ids, ruler, again, found)
+        progress()
 
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for rollout_ids in groups:
-                tasks.create_task(one(rollout_ids))
-    except ExceptionGroup as several:  # each would say the same
-        raise several.exceptions[0] from None
+    await gather_limited((functools.partial(one, rollout_ids) for rollout_ids in groups), asyncio.Semaphore(AT_ONCE))
     return found
 
 

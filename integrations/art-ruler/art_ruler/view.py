@@ -194,13 +194,8 @@ def _end(trajectory: Trajectory) -> str:
     if trajectory.error is not None:
         return _indented(f"(the run failed: {trajectory.error})")
     output = trajectory.output
-    if isinstance(
-        output, dict
-    ):  # a graph's state: its messages are the conversations, and what it was given says nothing
-        given = _input(trajectory.task)
-        output = {
-            name: it for name, it in output.items() if name != "messages" and not _same(it, given.get(name))
-        } or None
+    if isinstance(output, dict):
+        output = _own(output, _input(trajectory.task)) or None
     if output is None or (isinstance(output, str) and output == _last_answer(trajectory)):
         return ""
     try:
@@ -216,6 +211,11 @@ def _last_answer(trajectory: Trajectory) -> Any:
 def _input(task: Any) -> dict[str, Any]:
     given = task.get("input") if isinstance(task, dict) else None
     return given if isinstance(given, dict) else {}
+
+
+def _own(state: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return what a graph's state has to say: not its messages, which are the conversations, nor what it was given."""
+    return {name: it for name, it in state.items() if name != "messages" and not _same(it, given.get(name))}
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -5,13 +5,15 @@ import json
 from typing import ClassVar
 
 import pytest
-from judging import GROUP, RIGHT, grade, group_of, plain, serving
+from http_server import serving
+from judging import GROUP, RIGHT, grade, group_of, plain
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGeneration, ChatResult
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from art_core.errors import ConfigError
 from art_ruler import Answer, Ruler
@@ -52,7 +54,7 @@ class Provider:
 @pytest.fixture
 def provider():
     provider = Provider()
-    with serving({"/v1/chat/completions": provider.answer}) as url:
+    with serving(Route("/v1/chat/completions", provider.answer, methods=["POST"])) as url:
         provider.url = f"{url}/v1"
         yield provider
 

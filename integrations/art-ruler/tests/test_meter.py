@@ -13,6 +13,20 @@ from art_core.types import MeteredReward
 from art_ruler import Ruler
 
 
+class Crowd:
+    """Counts who is inside at a time; everybody stays for a moment."""
+
+    inside = most = 0
+
+    async def __aenter__(self):
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await asyncio.sleep(0.01)
+
+    async def __aexit__(self, *_):
+        self.inside -= 1
+
+
 async def test_a_run_keeps_account_of_requests_tokens_and_cost_and_goes_on_with_it(tmp_path):
     ruler = Ruler(KnownJudge())
     assert isinstance(ruler, MeteredReward)
@@ -104,15 +118,11 @@ async def test_two_judges_of_one_run_keep_accounts_of_their_own(tmp_path):
 
 
 async def test_no_more_requests_are_under_way_than_the_limit_in_any_event_loop():
-    going = most = 0
+    crowd = Crowd()
 
     async def judge(messages):
-        nonlocal going, most
-        going += 1
-        most = max(most, going)
-        await asyncio.sleep(0.01)
-        going -= 1
-        return plain(grade(messages))
+        async with crowd:
+            return plain(grade(messages))
 
     ruler = Ruler(judge, concurrency=3)
 
@@ -121,7 +131,7 @@ async def test_no_more_requests_are_under_way_than_the_limit_in_any_event_loop()
 
     await all_of_them()
     await asyncio.to_thread(asyncio.run, all_of_them())
-    assert most == 3
+    assert crowd.most == 3
 
 
 def test_an_event_loop_that_has_ended_is_not_held():
@@ -173,19 +183,15 @@ async def test_two_judges_of_one_name_are_told_apart_by_what_decides_their_answe
 
 
 async def test_a_judge_that_never_answers_does_not_make_the_groups_wait_for_each_other():
-    going, most = 0, 0
+    crowd = Crowd()
 
     async def judge(messages):
-        nonlocal going, most
-        going += 1
-        most = max(most, going)
-        await asyncio.sleep(0.01)
-        going -= 1
-        raise OSError("no route")
+        async with crowd:
+            raise OSError("no route")
 
     ruler = Ruler(judge, budget=1.0, price=(1.0, 1.0))
     await asyncio.gather(*(ruler.score(group_of(f"worth 0.{n}", "worth 0.9")) for n in range(10, 20)))
-    assert most > 5
+    assert crowd.most > 5
 
 
 async def test_what_is_paid_is_in_the_account_however_it_ends():

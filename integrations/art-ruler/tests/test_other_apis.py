@@ -3,9 +3,11 @@
 import json
 
 import pytest
-from judging import GROUP, RIGHT, grade, plain, serving
+from http_server import serving
+from judging import GROUP, RIGHT, grade, plain
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from art_ruler import Ruler
 
@@ -37,7 +39,8 @@ async def ollama(request: Request) -> JSONResponse:
 
 @pytest.fixture
 def url():
-    with serving({"/v1/messages": anthropic, "/api/chat": ollama}) as url:
+    paths = {"/v1/messages": anthropic, "/api/chat": ollama}
+    with serving(*(Route(path, answer, methods=["POST"]) for path, answer in paths.items())) as url:
         yield url
 
 

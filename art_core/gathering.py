@@ -1,0 +1,26 @@
+"""Many awaitables at a time. Knows nothing about what they do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def gather_limited(jobs: Iterable[Callable[[], Awaitable[T]]], gate: asyncio.Semaphore | None = None) -> list[T]:
+    """Run the jobs, each once ``gate`` lets it; the first exception cancels the rest and is raised as it is."""
+
+    async def one(job: Callable[[], Awaitable[T]]) -> T:
+        async with gate or nullcontext():
+            return await job()
+
+    tasks = [asyncio.ensure_future(one(job)) for job in jobs]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
