@@ -86,6 +86,13 @@ class TrainConfig:
     """Where agents reach the policy; 0 takes a free port."""
     threads: int | None = None
     """Of torch, in the serving process and in the learner; None: 1 for models under 10M parameters, else torch's default."""
+    tool_parser: str | None = None
+    """The format of the model's tool calls, by vLLM's names (``hermes``, ``llama3_json``, ...); None: what suits the model."""
+    reasoning_parser: str | None = None
+    """The format of the model's thinking, by vLLM's names (``qwen3``, ...), which is then answered as ``reasoning_content``;
+    ``none``: it stays in the content; None: what suits the model."""
+    engine_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Command-line options for an engine with a server of its own, such as ``{"gpu-memory-utilization": 0.5}``."""
     passthrough: tuple[str, ...] = ()
     """Model names that the policy does not answer."""
     train_nodes: tuple[str, ...] = ()

@@ -279,7 +279,8 @@ class Upstream(Protocol):
 
 
 class Engine(Upstream, Protocol):
-    """Serves the policy. Lives where capture lives: by default in a child process."""
+    """Serves the policy. Lives where capture lives: by default in a child process. ``abilities.py`` says what it may have
+    besides. With the attribute ``loads_files`` (on its factory too) it is only given weights that have a ``path``."""
 
     async def start(self) -> None:
         """Load what is needed to answer the first request."""
@@ -314,6 +315,15 @@ class Learner(Protocol):
 
         With ``max_staleness`` in the config, requests are answered while ``step`` runs: it must not change these then.
         """
+        ...
+
+    def publish(self, folder: Path) -> Weights:
+        """Write the weights alone, for an engine that loads files; return them with the ``path`` of the model's or adapter's
+        folder, which is in ``folder`` or is it."""
+        ...
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """Return the logprob (nats, temperature 1) of every token but the first, under the weights of this version."""
         ...
 
     def save(self, folder: Path) -> None:
