@@ -52,6 +52,10 @@ ENDED = (
     "goes on"
 )
 """Where nothing more can be scored."""
+FRESH = (
+    "after every step the engine served the new weights; {:.0f} steps changed too little to tell. Engine and learner differ by "
+    "{:.2g} nats over a fixed text"
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ async def train(
     name = name_of(run.reward(reward))
     with screen:
         screen.phase("starting the engine", None)
-        async with run:
+        async with run, screen.rates(run.throughput().taken):
             run.store.set_meta("reward", name)
             run.on_rollout = screen.advance
             if choice := getattr(await run.learner(), "choice", ""):
@@ -164,7 +168,7 @@ async def _loop(
     screen: Display,
 ) -> None:
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
-    lessons, reason = Lessons(), None
+    lessons, reason, metrics, groups = Lessons(), None, {}, []
     steps, ahead = run.config.steps, run.config.max_staleness
     if run.step:
         screen.say(f"{run.run_dir}: {'finished already' if run.step >= steps else 'going on'} after step {run.step}")
@@ -187,8 +191,22 @@ async def _loop(
             lessons.add(metrics, groups)
             if lessons.flat and lessons.flat % FLAT_STEPS == 0 and not lessons.hopeless():
                 screen.say(flat_advice(lessons.flat, groups))
+    _say_end(run, reason, lessons, metrics, groups, screen)
+
+
+def _say_end(
+    run: Run,
+    reason: str | None,
+    lessons: Lessons,
+    metrics: Mapping[str, float],
+    groups: Sequence[Group],
+    screen: Display,
+) -> None:
+    """``metrics`` and ``groups`` are those of the last step; empty where there was none."""
+    if "cannot_tell" in metrics:
+        screen.say(FRESH.format(metrics["cannot_tell"], metrics["mismatch"]))
     if reason:
-        screen.say(ENDED.format(run.step, steps, reason, str(run.run_dir)))
+        screen.say(ENDED.format(run.step, run.config.steps, reason, str(run.run_dir)))
     elif lessons.hopeless() or (lessons.flat % FLAT_STEPS and not lessons.taught):
         screen.say(flat_advice(lessons.flat, groups))
 
