@@ -33,7 +33,7 @@ ROWS = [
     {"builtin"},
     {"plugins"},
     {"rollout", "display", "sft", "sentinel", "throughput", "agreement", "frozen", "rewards"},
-    {"update", "engines"},
+    {"update", "engines", "lessons"},
     {"run"},
     {"evaluation", "audit"},
     {"training"},
