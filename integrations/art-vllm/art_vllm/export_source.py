@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from art_core.config import model_folder, weights_hash
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, StoreError
 from art_core.folder import checkpoint_step, checkpoints, store_file
 from art_core.learner import checkpoint
 from art_core.store import Store
@@ -66,7 +66,7 @@ def find_source(run: Path, step: int | None) -> Source:
         model, hashed, config = store.meta("model") or "", store.meta("start_weights"), store.meta("config", {})
         start = _start(model, hashed, needed=adapter)
         call = _call(store, state["version"])
-    described = AutoConfig.from_pretrained(start or folder)
+    described = _described(start or str(folder))
     return Source(
         run=run,
         checkpoint=folder,
@@ -107,6 +107,13 @@ def _start(model: str, hashed: str | None, *, needed: bool) -> str | None:
             return None
         raise ConfigError(f"the adapter cannot be exported without its start weights: {error}") from error
     return folder
+
+
+def _described(model: str) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(model)
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreError(f"the config of {model} cannot be loaded: {error}; put the model back where it was") from error
 
 
 def _in_4bit(folder: Path, state: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
