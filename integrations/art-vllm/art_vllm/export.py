@@ -26,7 +26,10 @@ from art_vllm.export_source import Source, find_source
 from art_vllm.how_to_serve import how_to_serve
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SAID_IN_4_BIT = "the adapter was trained on weights in 4 bits and is exported for those in 16, where its logprobs are near, not the same"
+SAID_IN_4_BIT = (
+    "the adapter was trained on weights in 4 bits and is exported for those in 16: its logprobs are near those of training, "
+    "not the same"
+)
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,12 @@ class Comparison:
 
 
 def _text(source: Source) -> tuple[str, TokenTree]:
-    """Return what the text is and its tree: the sampled tokens of a stored call, else all but the first of a fixed text."""
-    call = source.call
-    if call is not None:
-        what = f"a stored call of version {call.policy_version}"
+    """Return what the text is and its tree: every token but the first counts, those of a prompt too."""
+    if source.call is not None:
+        ids = [*source.call.prompt_ids, *source.call.sampled_ids]
+        what = f"a stored call of version {source.call.policy_version}"
     else:
+        ids = AutoTokenizer.from_pretrained(source.start if source.adapter else source.checkpoint)(TEXT)["input_ids"]
         what = "a fixed text"
-        folder = source.start if source.adapter else source.checkpoint
-        ids = AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"]
-        call = Call(prompt_ids=tuple(ids[:1]), sampled_ids=tuple(ids[1:]), logprobs=(0.0,) * (len(ids) - 1))
+    call = Call(prompt_ids=tuple(ids[:1]), sampled_ids=tuple(ids[1:]), logprobs=(0.0,) * (len(ids) - 1))
     return what, build_tree([Trajectory(task=None, calls=(call,))])

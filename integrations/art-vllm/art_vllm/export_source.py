@@ -139,4 +139,4 @@ def _call(store: Store, version: int) -> Call | None:
 
 
 def _usable(call: Call) -> bool:
-    return bool(call.sampled_ids) and len(call.prompt_ids) + len(call.sampled_ids) <= LONGEST
+    return bool(call.sampled_ids) and 1 < len(call.prompt_ids) + len(call.sampled_ids) <= LONGEST

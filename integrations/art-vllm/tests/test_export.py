@@ -36,8 +36,15 @@ def contrast(trajectory):
 
 
 async def train(run_dir, model="tiny", steps=2, **settings):
-    """Steps large enough to be seen, with the real learner and the real engine."""
-    settings = {"learning_rate": 2e-3, "warmup_steps": 0, "keep_checkpoints": None, "learner": "torch", **settings}
+    """Steps of the real learner, large enough to be seen."""
+    settings = {
+        "learning_rate": 2e-3,
+        "warmup_steps": 0,
+        "keep_checkpoints": None,
+        "learner": "torch",
+        "engine": FakeEngine(),
+        **settings,
+    }
     async with art.open_run(run_dir, model=model, **settings) as run:
         for _ in range(steps):
             await run.learn(await run.score(await run.collect(AGENT, ["one", "two"], group_size=4), contrast))
@@ -190,7 +197,7 @@ def test_experts_trained_as_parameters_are_merged(tmp_path):
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(TINY / name, folder / name)
-    asyncio.run(train(tmp_path / "run", model=str(folder), lora_rank=4))
+    asyncio.run(train(tmp_path / "run", model=str(folder), lora_rank=4, engine="embedded"))
     exported = export(tmp_path / "run", tmp_path / "out")
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000002"
     with safe_open(exported.adapter / "adapter_model.safetensors", "pt") as file:
@@ -259,17 +266,19 @@ async def test_a_checkpoint_of_another_kind_of_learner_is_refused(tmp_path):
         export(tmp_path / "run", tmp_path / "out")
 
 
-def test_an_adapter_needs_the_start_weights_that_it_was_trained_on(tmp_path):
+def test_an_adapter_needs_the_start_weights_that_it_was_trained_on(trained, run_dir, tmp_path):
     model = shutil.copytree(TINY, tmp_path / "model")
-    asyncio.run(train(tmp_path / "adapter", model=str(model), steps=1, lora_rank=2))
-    asyncio.run(train(tmp_path / "all", model=str(model), steps=1, lora_rank=0))
+    whole = shutil.copytree(trained(0), tmp_path / "whole")
+    for folder in (run_dir, whole):
+        with Store(folder / "run.sqlite") as store:
+            store.set_meta("model", str(model))
     spoil(model / "model.safetensors")
     with pytest.raises(ConfigError, match="are not those that the run began with"):
-        export(tmp_path / "adapter", tmp_path / "out")
+        export(run_dir, tmp_path / "out")
     shutil.rmtree(model)
     with pytest.raises(ConfigError, match="cannot be exported without its start weights: there is no model folder"):
-        export(tmp_path / "adapter", tmp_path / "out")
-    assert export(tmp_path / "all", tmp_path / "out").check.largest < 1e-4  # it holds all that it needs
+        export(run_dir, tmp_path / "out")
+    assert export(whole, tmp_path / "out").check.largest < 1e-4  # it holds all that it needs
 
 
 def test_what_was_trained_in_4_bits_is_merged_into_16_and_said(run_dir, tmp_path):
