@@ -1,0 +1,188 @@
+"""A plan -> a table, a verdict, settings to paste, or JSON. Knows nothing about how it was counted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from art_core.config import LORA_RANK
+from art_vllm.gpus import GIB
+from art_vllm.plan import Plan, Setup, batched_tokens, plan, remedies, sequence_bytes
+from art_vllm.shapes import COUNTED
+
+
+def show(found: Plan, console: Console) -> None:
+    """Print what a plan takes, whether it fits, what to change and the settings to paste."""
+    console.print(_heading(found.setup), markup=False)
+    _show_memory(found, console)
+    for line in (*verdict(found), *notes(found.setup)):
+        console.print(line, markup=False)
+    if found.fits:
+        console.print(f"settings: art.train(..., {', '.join(_settings(found))})", markup=False)
+
+
+def _show_memory(found: Plan, console: Console) -> None:
+    phases = ("rollouts", "learning")
+    rows = [
+        (it.name, *(_gib(it.size) if not found.turns or phase in it.phases else "" for phase in phases), it.why)
+        for it in found.parts
+    ]
+    free = found.usable - found.peak
+    sums = tuple(_gib(found.held(phase)) for phase in phases)
+    rows += [("taken", *sums, f"of {_gib(found.usable)} usable: {found.setup.gpu.name} less {_margin(found)}")]
+    if not console.is_terminal:
+        for name, rollouts, learning, why in rows:
+            console.print(f"{name:24}{rollouts or '-':>9}{learning or '-':>9}  {why}", markup=False)
+        return
+    table = Table("GiB", *phases, "how it is counted", caption=f"free at the peak: {_gib(free)} GiB")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _heading(setup: Setup) -> str:
+    shape = setup.shape
+    size = f"{shape.parameters / 1e9:.2f}B parameters"
+    if shape.experts:
+        size += f" ({shape.active / 1e9:.2f}B active per token)"
+    trained = f"LoRA of rank {setup.rank}" if setup.rank else "all weights trained"
+    bits = " on 4-bit weights" if setup.in_4bit else ""
+    gpus = f"{setup.gpus} x {setup.gpu.name}" if setup.gpus > 1 else setup.gpu.name
+    return f"{shape.name}: {size}; {trained}{bits} by {setup.trainer}; served by {setup.engine} on {gpus}"
+
+
+def verdict(found: Plan) -> Iterator[str]:
+    """Yield whether it fits, in which way, and what to change where it does not or is narrow."""
+    setup = found.setup
+    if not found.fits:
+        short = _gib(max(0, found.peak + sequence_bytes(setup) - found.usable))
+        yield f"does not fit: {short} GiB are missing for one sequence of {setup.context} tokens"
+    else:
+        way = (
+            "engine and learner take turns (vLLM sleeps during a step)"
+            if found.turns
+            else "engine and learner side by side"
+        )
+        yield (
+            f"fits, {way}: {found.sequences} sequences of {setup.context} tokens at a time (a step has up to "
+            f"{setup.at_once} runs), {found.pass_tokens:,} tokens a pass"
+        )
+        yield from _other_way(found)
+    if not found.comfortable:
+        lines = [f"  {what}: {better.sequences} sequences at a time" for what, better in remedies(setup)]
+        lines = lines or ["  nothing alone would do; take a smaller model"]
+        yield "what would make it fit:" if not found.fits else "for more at a time:"
+        yield from lines
+
+
+def _other_way(found: Plan) -> Iterator[str]:
+    setup = found.setup
+    if setup.engine != "vllm" or setup.staleness:
+        return
+    other = plan(setup, turns=not found.turns)
+    name = "side by side" if found.turns else "by turns"
+    if other.fits:
+        yield f"{name}: {other.sequences} sequences, gpu-memory-utilization {other.utilization:.2f}"
+    else:
+        yield f"{name} it does not fit"
+
+
+def notes(setup: Setup) -> Iterator[str]:
+    """Yield what was guessed and what is not supported."""
+    shape = setup.shape
+    if shape.family not in COUNTED:
+        yield f"note: models of type {shape.family!r} are counted like a Llama of these sizes, so this is an estimate"
+    if shape.stateful:
+        yield f"note: {shape.stateful} layers keep a state of fixed size, which is not counted; trees go path by path"
+    if shape.experts and setup.rank:
+        yield "note: PEFT's all-linear adapts every expert and the router, which is most of the adapter"
+    if shape.experts and setup.in_4bit:
+        yield "note: bitsandbytes packs no fused experts, so they are counted in 16 bits"
+    if setup.serve_in_8bit:
+        yield "note: what is served differs from what is trained; give importance_cap=2 and watch logprob_gap"
+    if setup.gpus > 1:
+        yield "note: the learner works on one GPU, so more of them help serving only"
+    if setup.gpu.name == "T4":
+        yield "note: a T4 has no bfloat16; float16 is used"
+
+
+def _settings(found: Plan) -> Iterator[str]:
+    setup = found.setup
+    yield f'model="{setup.shape.name}"'
+    yield f'engine="{setup.engine}"'
+    yield f'learner="{setup.trainer}"'
+    if setup.rank != LORA_RANK or setup.trainer == "torch":
+        yield f"lora_rank={setup.rank}"
+    if setup.trainer == "unsloth":
+        yield f"load_in_4bit={setup.in_4bit}"
+    yield f"max_context={setup.context}"
+    if found.pass_tokens != found.default_pass:
+        yield f"max_tokens_per_pass={found.pass_tokens}"
+    if setup.group_size != 8:
+        yield f"group_size={setup.group_size}"
+    if setup.tasks_per_step != 8:
+        yield f"tasks_per_step={setup.tasks_per_step}"
+    if setup.staleness:
+        yield f"max_staleness={setup.staleness}"
+    if setup.engine == "vllm":
+        options = ", ".join(f'"{name}": {value!r}'.replace("'", '"') for name, value in engine_args(found).items())
+        yield f"engine_args={{{options}}}"
+
+
+def engine_args(found: Plan) -> dict[str, Any]:
+    """Return the command-line options for vLLM."""
+    setup = found.setup
+    options: dict[str, Any] = {
+        "gpu-memory-utilization": found.utilization,
+        "max-num-seqs": setup.at_once,
+        "max-num-batched-tokens": batched_tokens(setup.gpu),
+    }
+    if setup.gpus > 1:
+        options["tensor-parallel-size"] = setup.gpus
+    if setup.serve_in_8bit:
+        options["quantization"] = "fp8"
+    if found.turns:
+        options["enable-sleep-mode"] = True
+    return options
+
+
+def as_json(found: Plan) -> dict[str, Any]:
+    """Return all that is known as one object; sizes in bytes."""
+    setup = found.setup
+    return {
+        "model": setup.shape.name,
+        "shape": dataclasses.asdict(setup.shape),
+        "parameters": setup.shape.parameters,
+        "active_parameters": setup.shape.active,
+        "gpu": dataclasses.asdict(setup.gpu),
+        "gpus": setup.gpus,
+        "learner": setup.trainer,
+        "lora_rank": setup.rank,
+        "adapter_parameters": setup.shape.adapter_parameters(setup.rank),
+        "in_4bit": setup.in_4bit,
+        "engine": setup.engine,
+        "context": setup.context,
+        "turns": found.turns,
+        "memory": [dataclasses.asdict(it) for it in found.parts],
+        "peak": {phase: found.held(phase) for phase in ("rollouts", "learning")},
+        "usable": found.usable,
+        "sequences": found.sequences,
+        "bytes_per_token": sequence_bytes(setup) / setup.context,
+        "max_tokens_per_pass": found.pass_tokens,
+        "fits": found.fits,
+        "verdict": list(verdict(found)),
+        "notes": list(notes(setup)),
+        "engine_args": engine_args(found) if setup.engine == "vllm" and found.fits else {},
+    }
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}"
+
+
+def _margin(found: Plan) -> str:
+    return f"{1 - found.usable / found.setup.gpu.memory:.0%} for fragments"
