@@ -48,7 +48,7 @@ GPUS = (
     _gpu("H200", 139.8, 989, 67.0, 4800),
     _gpu("B200", 178.3, 2250, 80.0, 8000),
 )
-"""From the makers' data sheets: dense, without sparsity; SXM where there are several."""
+"""From the makers' data sheets, smallest memory first: dense, without sparsity; SXM where there are several."""
 SHORT = {"A100": "A100-80GB", "3090": "RTX 3090", "4090": "RTX 4090", "5090": "RTX 5090", "A6000": "RTX A6000"}
 """Other names."""
 

@@ -33,6 +33,8 @@ GRAPHS = GIB
 """What vLLM takes besides: compiled graphs and communication buffers."""
 MARGIN = 0.04
 """Of the memory, left alone: fragments, and whatever else draws on the card."""
+SHORT_CONTEXT = 1024
+"""Tokens; a shorter one is not proposed."""
 WORTH_TURNS = 1.25
 """Times the sequences that engine and learner must gain by taking turns."""
 MOST_ROLLOUTS = 64
@@ -320,22 +322,25 @@ def remedies(setup: Setup) -> Iterator[tuple[str, Plan]]:
 
 def _changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
     if setup.rank == 0:
-        yield f"train a LoRA adapter (lora_rank={LORA_RANK})", replace(setup, lora_rank=LORA_RANK, learner="auto")
+        yield f"lora_rank={LORA_RANK}: train an adapter", replace(setup, lora_rank=LORA_RANK, learner="auto")
     if setup.trainer == "torch" and setup.rank:
-        yield 'learner="unsloth": 16-bit or 4-bit weights', replace(setup, learner="unsloth")
+        yield 'learner="unsloth": weights in 16 or 4 bits', replace(setup, learner="unsloth")
     if setup.trainer == "unsloth" and not setup.in_4bit:
         yield "load_in_4bit=True", replace(setup, load_in_4bit=True)
     if setup.engine == "vllm" and not setup.serve_in_8bit:
         yield 'engine_args={"quantization": "fp8"}: serve in 8 bits', replace(setup, serve_in_8bit=True)
-    for context in (setup.context // 2, setup.context // 4):
-        if context >= 1024:
-            yield f"max_context={context}", replace(setup, context=context)
     if setup.staleness:
         yield "max_staleness=0: learner and vLLM take turns", replace(setup, staleness=0)
+    yield from _smaller_or_more(setup)
+
+
+def _smaller_or_more(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    for context in (setup.context // 2, setup.context // 4):
+        if context >= SHORT_CONTEXT:
+            yield f"max_context={context}", replace(setup, context=context)
     for gpus in (2, 4, 8):
         if gpus > setup.gpus and setup.engine == "vllm" and setup.shape.heads % gpus == 0:
             yield f"{gpus} GPUs", replace(setup, gpus=gpus)
-    for gpu in sorted(GPUS, key=lambda it: it.memory):
-        if gpu.memory > setup.gpu.memory and (larger := replace(setup, gpu=gpu)) and plan(larger).fits:
-            yield f"a GPU with more memory: {gpu.name}", larger
-            break
+    larger = [replace(setup, gpu=gpu) for gpu in GPUS if gpu.memory > setup.gpu.memory]
+    if better := next((it for it in larger if plan(it).fits), None):
+        yield f"another GPU: {better.gpu.name}", better

@@ -10,16 +10,17 @@ from rich.console import Console
 from rich.table import Table
 
 from art_core.config import LORA_RANK
+from art_vllm.cost import ASSUMED, NOT_COUNTED, Cost
 from art_vllm.gpus import GIB
 from art_vllm.plan import Plan, Setup, batched_tokens, plan, remedies, sequence_bytes
 from art_vllm.shapes import COUNTED
 
 
-def show(found: Plan, console: Console) -> None:
+def show(found: Plan, step: Cost, console: Console) -> None:
     """Print what a plan takes, whether it fits, what to change and the settings to paste."""
     console.print(_heading(found.setup), markup=False)
     _show_memory(found, console)
-    for line in (*verdict(found), *notes(found.setup)):
+    for line in (*verdict(found), *notes(found.setup), *cost_lines(found, step)):
         console.print(line, markup=False)
     if found.fits:
         console.print(f"settings: art.train(..., {', '.join(_settings(found))})", markup=False)
@@ -110,6 +111,28 @@ def notes(setup: Setup) -> Iterator[str]:
         yield "note: a T4 has no bfloat16; float16 is used"
 
 
+def cost_lines(found: Plan, step: Cost) -> Iterator[str]:
+    """Yield what a step computes, and what that takes."""
+    work, learner = step.workload, step.workload.learner
+    yield f"a step, {work.source}:"
+    yield (
+        f"  {work.runs:.0f} runs, {work.calls:.0f} calls; prompts {work.prefill.count:,.0f} tokens with shared prefixes once "
+        f"({work.prompts.count:,.0f} without), {work.decode.count:,.0f} sampled, {learner.count:,.0f} learnt from as trees"
+    )
+    for it in step.parts:
+        yield f"  {it.name:9} {it.tokens:12,.0f} tokens {it.flops:9.2e} FLOP{_seconds(it.seconds)}"
+    if step.seconds is None:
+        yield "  no seconds: a size has no speed; name the GPU, such as --gpu 'RTX 4090'"
+        return
+    paid = "" if step.dollars is None else f", {step.dollars:.4f} dollars ({100 * step.dollars:.2f} for 100 steps)"
+    yield f"  together {step.seconds:.1f} s a step{paid}, {step.batch:.0f} sequences decoded together"
+    yield f"  assumed: {ASSUMED}; {NOT_COUNTED}"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f" {value:8.1f} s"
+
+
 def _settings(found: Plan) -> Iterator[str]:
     setup = found.setup
     yield f'model="{setup.shape.name}"'
@@ -150,7 +173,7 @@ def engine_args(found: Plan) -> dict[str, Any]:
     return options
 
 
-def as_json(found: Plan) -> dict[str, Any]:
+def as_json(found: Plan, step: Cost) -> dict[str, Any]:
     """Return all that is known as one object; sizes in bytes."""
     setup = found.setup
     return {
@@ -177,6 +200,7 @@ def as_json(found: Plan) -> dict[str, Any]:
         "verdict": list(verdict(found)),
         "notes": list(notes(setup)),
         "engine_args": engine_args(found) if setup.engine == "vllm" and found.fits else {},
+        "step": {**dataclasses.asdict(step), "flops": step.flops, "assumed": [ASSUMED, NOT_COUNTED]},
     }
 
 
