@@ -29,7 +29,7 @@ class Work:
     flops: float
     """Multiplications and additions, counted apart."""
     seconds: float | None
-    """None where the GPU's speed is not known."""
+    """None where the GPU's speed is not known, or the plan does not fit."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def cost(found: Plan, workload: Workload, dollars_per_hour: float | None = None)
     decode = forward_flops(shape, workload.decode) + 2 * shape.head_weights * workload.decode.count
     learn = learner_flops(found, workload)
     times: tuple[float | None, ...] = (None, None, None)
-    if gpu.half and gpu.bandwidth and gpu.single:
+    if found.fits and gpu.half and gpu.bandwidth and gpu.single:
         peak = 1e12 * gpu.half * setup.gpus
         own = 1e12 * (gpu.single if setup.trainer == "torch" else gpu.half)
         arithmetic = decode / (PREFILL_SHARE * peak)

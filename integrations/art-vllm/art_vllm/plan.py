@@ -306,6 +306,22 @@ def _engine_parts(setup: Setup) -> Iterator[Part]:
     yield Part("vllm: activations", batch + logits, ("rollouts",), True, f"{tokens} tokens of prompts at a time")
 
 
+def machine_parts(found: Plan) -> dict[str, int]:
+    """Return the bytes of the machine's own memory that a run takes because of how it shares the GPU."""
+    setup, shape = found.setup, found.setup.shape
+    parts = {}
+    if found.turns:
+        own = sum(it.size for it in found.parts if it.name == "vllm: weights")
+        parts["the weights of a sleeping vLLM"] = own * setup.gpus
+    if setup.engine == "embedded":
+        parts["the weights that learner and engine share, float32"] = 4 * (
+            shape.linear_weights if setup.rank else shape.parameters
+        )
+    if setup.trainer == "unsloth":
+        parts["activations that wait there"] = 2 * found.pass_tokens * shape.hidden * shape.layers
+    return parts
+
+
 def batched_tokens(gpu: Gpu) -> int:
     """Return how many tokens of prompts vLLM 0.32 computes at a time by itself (``max-num-batched-tokens``)."""
     if gpu.memory < 70 * GIB or gpu.name.startswith("A100"):
@@ -314,10 +330,17 @@ def batched_tokens(gpu: Gpu) -> int:
 
 
 def remedies(setup: Setup) -> Iterator[tuple[str, Plan]]:
-    """Yield what to change, one thing at a time, with the plan that comes of it, where that one fits."""
-    for what, changed in _changes(setup):
-        if (found := plan(changed)).fits:
-            yield what, found
+    """Yield what to change, with the plan that comes of it, where that one fits: one thing, or two where one is not enough."""
+    single = [(what, changed, plan(changed)) for what, changed in _changes(setup)]
+    if any(found.fits for _, _, found in single):
+        yield from ((what, found) for what, _, found in single if found.fits)
+        return
+    seen = set()
+    for first, changed, _ in single:
+        for second, both in _changes(changed):
+            if both not in seen and (found := plan(both)).fits:
+                seen.add(both)
+                yield f"{first}, and {second}", found
 
 
 def _changes(setup: Setup) -> Iterator[tuple[str, Setup]]:

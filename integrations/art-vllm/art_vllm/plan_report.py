@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -12,15 +14,19 @@ from rich.table import Table
 from art_core.config import LORA_RANK
 from art_vllm.cost import ASSUMED, NOT_COUNTED, Cost
 from art_vllm.gpus import GIB
-from art_vllm.plan import Plan, Setup, batched_tokens, plan, remedies, sequence_bytes
-from art_vllm.shapes import COUNTED
+from art_vllm.known_shapes import known_shapes
+from art_vllm.plan import Plan, Setup, batched_tokens, machine_parts, plan, remedies, sequence_bytes
+from art_vllm.shapes import COUNTED, Shape
+
+MOST_ADVICE = 5
+"""Things to change that are named."""
 
 
 def show(found: Plan, step: Cost, console: Console) -> None:
     """Print what a plan takes, whether it fits, what to change and the settings to paste."""
     console.print(_heading(found.setup), markup=False)
     _show_memory(found, console)
-    for line in (*verdict(found), *notes(found.setup), *cost_lines(found, step)):
+    for line in (*verdict(found), *machine_memory(found), *notes(found.setup), *cost_lines(found, step)):
         console.print(line, markup=False)
     if found.fits:
         console.print(f"settings: art.train(..., {', '.join(_settings(found))})", markup=False)
@@ -74,10 +80,38 @@ def verdict(found: Plan) -> Iterator[str]:
         )
         yield from _other_way(found)
     if not found.comfortable:
-        lines = [f"  {what}: {better.sequences} sequences at a time" for what, better in remedies(setup)]
-        lines = lines or ["  nothing alone would do; take a smaller model"]
-        yield "what would make it fit:" if not found.fits else "for more at a time:"
+        yield from _advice(found)
+
+
+def _advice(found: Plan) -> Iterator[str]:
+    better = [(what, it) for what, it in remedies(found.setup) if it.sequences > found.sequences][:MOST_ADVICE]
+    lines = [f"  {what}: {it.sequences} sequences at a time" for what, it in better]
+    if not found.fits and (smaller := smaller_that_fits(found.setup)):
+        lines.append(f"  a smaller model: {smaller.name}")
+    if lines:
+        yield "for more at a time:" if found.fits else "what would make it fit:"
         yield from lines
+    elif not found.fits:
+        yield "nothing that is known here makes it fit"
+
+
+def smaller_that_fits(setup: Setup) -> Shape | None:
+    """Return the largest well-known model of the same series that fits, None where there is none."""
+    series, size = _series(setup.shape.name), setup.shape.parameters
+    alike = [it for it in known_shapes() if _series(it.name) == series and it.parameters < size]
+    for shape in sorted(alike, key=lambda it: -it.parameters):
+        # Another number of heads or positions may refuse the setup itself.
+        if (
+            shape.heads % setup.gpus == 0
+            and shape.positions >= setup.context
+            and plan(replace(setup, shape=shape)).fits
+        ):
+            return shape
+    return None
+
+
+def _series(name: str) -> str:
+    return re.sub(r"\d+(\.\d+)?B", "", name)
 
 
 def _other_way(found: Plan) -> Iterator[str]:
@@ -92,6 +126,13 @@ def _other_way(found: Plan) -> Iterator[str]:
         yield f"{name} it does not fit"
 
 
+def machine_memory(found: Plan) -> Iterator[str]:
+    """Yield what a run keeps in the machine's memory because of the GPU's."""
+    parts = [f"{_gib(size)} GiB for {what}" for what, size in machine_parts(found).items()]
+    if parts:
+        yield f"machine memory besides: {', '.join(parts)}"
+
+
 def notes(setup: Setup) -> Iterator[str]:
     """Yield what was guessed and what is not supported."""
     shape = setup.shape
@@ -99,6 +140,8 @@ def notes(setup: Setup) -> Iterator[str]:
         yield f"note: models of type {shape.family!r} are counted like a Llama of these sizes, so this is an estimate"
     if shape.stateful:
         yield f"note: {shape.stateful} layers keep a state of fixed size, which is not counted; trees go path by path"
+    if shape.tied:
+        yield "note: the LM head is the embedding, which is counted once"
     if shape.experts and setup.rank:
         yield "note: PEFT's all-linear adapts every expert and the router, which is most of the adapter"
     if shape.experts and setup.in_4bit:
@@ -122,7 +165,11 @@ def cost_lines(found: Plan, step: Cost) -> Iterator[str]:
     for it in step.parts:
         yield f"  {it.name:9} {it.tokens:12,.0f} tokens {it.flops:9.2e} FLOP{_seconds(it.seconds)}"
     if step.seconds is None:
-        yield "  no seconds: a size has no speed; name the GPU, such as --gpu 'RTX 4090'"
+        yield (
+            "  no seconds: it does not fit"
+            if found.setup.gpu.half
+            else "  no seconds: a size has no speed; name the GPU, such as --gpu 'RTX 4090'"
+        )
         return
     paid = "" if step.dollars is None else f", {step.dollars:.4f} dollars ({100 * step.dollars:.2f} for 100 steps)"
     yield f"  together {step.seconds:.1f} s a step{paid}, {step.batch:.0f} sequences decoded together"
@@ -191,6 +238,7 @@ def as_json(found: Plan, step: Cost) -> dict[str, Any]:
         "context": setup.context,
         "turns": found.turns,
         "memory": [dataclasses.asdict(it) for it in found.parts],
+        "machine_memory": machine_parts(found),
         "peak": {phase: found.held(phase) for phase in ("rollouts", "learning")},
         "usable": found.usable,
         "sequences": found.sequences,

@@ -31,6 +31,9 @@ class Linear:
     fused: int = 1
     """Layers that transformers stacks in one weight: PEFT gives such a one the rank times as many."""
     expert: bool = False
+    adapted: bool = True
+    """Whether PEFT's ``target_modules="all-linear"`` takes it: in a mixture of experts the feed-forward layers that are no
+    experts are left out, as PEFT looks for the stacked ones under their names."""
 
     @property
     def weights(self) -> int:
@@ -100,14 +103,14 @@ class Shape:
             yield Linear(name, inputs, outputs, self.layers, self.layers, bias=name in self.biased)
         mixed, hidden = self.experts, self.hidden
         if dense := self.layers - (mixed.layers if mixed else 0):
-            yield from _feed_forward(hidden, self.feed_forward, dense)
+            yield from _feed_forward(hidden, self.feed_forward, dense, adapted=not mixed)
         if mixed:
             yield Linear("router", hidden, mixed.count, mixed.layers, mixed.layers)
             copies, used = mixed.layers * mixed.count, mixed.layers * mixed.per_token
             yield Linear("experts.gate_up_proj", hidden, 2 * mixed.width, copies, used, fused=2, expert=True)
             yield Linear("experts.down_proj", mixed.width, hidden, copies, used, expert=True)
             if mixed.shared:
-                yield from _feed_forward(hidden, mixed.shared, mixed.layers)
+                yield from _feed_forward(hidden, mixed.shared, mixed.layers, adapted=False)
 
     def _attention(self) -> Iterator[tuple[str, int, int]]:
         hidden, heads, latent = self.hidden, self.heads, self.latent
@@ -165,8 +168,9 @@ class Shape:
         return self.layers * norms + self.hidden + sum(it.copies * it.outputs for it in self.linears() if it.bias)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Return the parameters of PEFT's ``target_modules="all-linear"``: rank * (inputs + outputs) for each layer."""
-        return sum(it.copies * it.fused * rank * (it.inputs + it.outputs) for it in self.linears())
+        """Return the parameters of PEFT's ``target_modules="all-linear"``: rank * (inputs + outputs) for each layer that it takes."""
+        taken = (it for it in self.linears() if it.adapted)
+        return sum(it.copies * it.fused * rank * (it.inputs + it.outputs) for it in taken)
 
     def cached_numbers(self, *, compressed: bool = True) -> int:
         """Return how many numbers are kept of a token in one layer.
@@ -186,10 +190,13 @@ class Shape:
         return full + self.windowed * min(1.0, (self.window or context) / context)
 
 
-def _feed_forward(hidden: int, width: int, copies: int) -> Iterator[Linear]:
-    yield Linear("gate_proj", hidden, width, copies, copies)
-    yield Linear("up_proj", hidden, width, copies, copies)
-    yield Linear("down_proj", width, hidden, copies, copies)
+def _feed_forward(hidden: int, width: int, copies: int, *, adapted: bool) -> Iterator[Linear]:
+    for name, inputs, outputs in (
+        ("gate_proj", hidden, width),
+        ("up_proj", hidden, width),
+        ("down_proj", width, hidden),
+    ):
+        yield Linear(name, inputs, outputs, copies, copies, adapted=adapted)
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> Shape:
