@@ -226,10 +226,10 @@ def sequence_bytes(setup: Setup) -> int:
     shape, vllm = setup.shape, setup.engine == "vllm"
     numbers = shape.cached_numbers(compressed=vllm)
     # The embedded engine keeps rows whole, windows or not, and has a place in every layer.
-    layers = shape.cached_layers(setup.context) if vllm else shape.layers
+    tokens = shape.cached_tokens(setup.context) if vllm else shape.layers * setup.context
     # Key-value heads are split over GPUs, down to one each; the vector of latent attention has no heads.
     split = 1 if shape.latent or not vllm else min(setup.gpus, shape.kv_heads)
-    return math.ceil(2 * setup.context * layers * numbers / split)
+    return math.ceil(2 * tokens * numbers / split)
 
 
 def default_pass(setup: Setup) -> int:

@@ -168,7 +168,7 @@ class Shape:
         return self.layers * norms + self.hidden + sum(it.copies * it.outputs for it in self.linears() if it.bias)
 
     def adapter_parameters(self, rank: int) -> int:
-        """Return the parameters of PEFT's ``target_modules="all-linear"``: rank * (inputs + outputs) for each layer that it takes."""
+        """Return the parameters of PEFT's ``target_modules="all-linear"``: rank * (inputs + outputs) a layer."""
         taken = (it for it in self.linears() if it.adapted)
         return sum(it.copies * it.fused * rank * (it.inputs + it.outputs) for it in taken)
 
@@ -184,10 +184,10 @@ class Shape:
             return self.latent.key_value + self.latent.rotary
         return self.heads * (self.latent.plain + self.latent.rotary + self.latent.value)
 
-    def cached_layers(self, context: int) -> float:
-        """Return the layers' worth of cache that each token of a sequence of ``context`` tokens takes on average."""
+    def cached_tokens(self, context: int) -> int:
+        """Return the tokens that a sequence of ``context`` tokens keeps, summed over the layers."""
         full = self.layers - self.windowed - self.stateful
-        return full + self.windowed * min(1.0, (self.window or context) / context)
+        return full * context + self.windowed * min(context, self.window or context)
 
 
 def _feed_forward(hidden: int, width: int, copies: int, *, adapted: bool) -> Iterator[Linear]:

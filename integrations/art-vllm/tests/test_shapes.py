@@ -106,9 +106,9 @@ def test_latent_attention_keeps_one_vector_and_the_rotary_part():
 
 
 def test_a_window_bounds_what_is_kept():
-    assert shape("qwen2, a window in two layers").cached_layers(32) == 1 + 2 * 8 / 32
-    assert shape("mistral").cached_layers(16) == 3
-    assert shape("qwen2").cached_layers(1000) == 3
+    assert shape("qwen2, a window in two layers").cached_tokens(32) == 32 + 2 * 8
+    assert shape("mistral").cached_tokens(64) == 3 * 16
+    assert shape("qwen2").cached_tokens(1000) == 3000
 
 
 def test_the_weights_are_as_large_as_their_file():
