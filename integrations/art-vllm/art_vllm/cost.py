@@ -14,8 +14,8 @@ from art_vllm.workload import Tokens, Workload
 PREFILL_SHARE, DECODE_SHARE, LEARNER_SHARE = 0.5, 0.6, 0.3
 """Of the peak: arithmetic of prompts, memory bandwidth of decoding, arithmetic of the learner."""
 ASSUMED = (
-    f"prompts at {PREFILL_SHARE:.0%} and learning at {LEARNER_SHARE:.0%} of the peak arithmetic; decoding reads the weights "
-    f"once per token of the batch at {DECODE_SHARE:.0%} of the bandwidth"
+    f"all runs of a step at once; prompts at {PREFILL_SHARE:.0%} and learning at {LEARNER_SHARE:.0%} of the peak arithmetic; "
+    f"decoding reads the weights once per token of the batch at {DECODE_SHARE:.0%} of the bandwidth"
 )
 NOT_COUNTED = "not counted: the agent's own work, its tools, the judge, swaps, sleeping and waking"
 

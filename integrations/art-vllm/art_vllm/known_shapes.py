@@ -200,6 +200,7 @@ def _latents() -> Iterator[Shape]:
             kv_heads=heads, head_size=64, feed_forward=width, vocabulary=vocabulary, tied=False, positions=positions,
             experts=Experts(count=count, per_token=per_token, width=expert, layers=layers - dense, shared=shared * expert),
             latent=Latent(query=query, key_value=512, plain=128, rotary=64, value=128),
+            packed=not name.startswith("Moonlight"),
         )  # fmt: skip
 
 

@@ -272,7 +272,8 @@ def _learner_weights(setup: Setup) -> tuple[int, str]:
     packed = shape.linear_weights - shape.expert_weights
     unpacked = 2 * max(it.weights for it in shape.linears() if not it.expert)
     size = math.ceil(packed * FOUR_BITS) + 2 * (shape.parameters - packed) + unpacked
-    return size, "4-bit; embeddings, LM head and fused experts in 16; one layer unpacked"
+    others = "embeddings, LM head and experts" if shape.experts else "embeddings and LM head"
+    return size, f"4-bit, {others} in 16; one layer unpacked"
 
 
 def _activations(setup: Setup, tokens: int) -> tuple[int, str]:
@@ -293,7 +294,7 @@ def _engine_parts(setup: Setup) -> Iterator[Part]:
     split = f", over {setup.gpus} GPUs" if setup.gpus > 1 else ""
     yield Part("vllm: CUDA and graphs", CONTEXT + GRAPHS, both, True, "an estimate; stays while it sleeps")
     eighth = shape.linear_weights if setup.serve_in_8bit else 0
-    bits = "8-bit; embeddings and LM head in 16" if eighth else "16-bit"
+    bits = "8-bit, embeddings and LM head in 16" if eighth else "16-bit"
     size = (2 * shape.parameters - eighth) // setup.gpus
     yield Part("vllm: weights", size, ("rollouts",), True, f"{bits}{split}")
     if rank:

@@ -78,7 +78,7 @@ def plan(
     if json_:
         print(json.dumps(as_json(found, step)))  # noqa: T201 - the command's result
     else:
-        show(found, step, Console(soft_wrap=True, highlight=False))
+        show(found, step, Console())
     if not found.fits:
         raise typer.Exit(1)
 

@@ -24,12 +24,17 @@ MOST_ADVICE = 5
 
 def show(found: Plan, step: Cost, console: Console) -> None:
     """Print what a plan takes, whether it fits, what to change and the settings to paste."""
-    console.print(_heading(found.setup), markup=False)
-    _show_memory(found, console)
-    for line in (*verdict(found), *machine_memory(found), *notes(found.setup), *cost_lines(found, step)):
-        console.print(line, markup=False)
+    lines = [*verdict(found), *machine_memory(found), *notes(found.setup), *cost_lines(found, step)]
     if found.fits:
-        console.print(f"settings: art.train(..., {', '.join(_settings(found))})", markup=False)
+        lines.append(f"settings: art.train(..., {', '.join(_settings(found))})")
+    _print(console, _heading(found.setup))
+    _show_memory(found, console)
+    for line in lines:
+        _print(console, line)
+
+
+def _print(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_memory(found: Plan, console: Console) -> None:
@@ -42,8 +47,9 @@ def _show_memory(found: Plan, console: Console) -> None:
     sums = tuple(_gib(found.held(phase)) for phase in phases)
     rows += [("taken", *sums, f"of {_gib(found.usable)} usable: {found.setup.gpu.name} less {_margin(found)}")]
     if not console.is_terminal:
+        _print(console, f"{'GiB':24}{phases[0]:>9}{phases[1]:>9}")
         for name, rollouts, learning, why in rows:
-            console.print(f"{name:24}{rollouts or '-':>9}{learning or '-':>9}  {why}", markup=False)
+            _print(console, f"{name:24}{rollouts or '-':>9}{learning or '-':>9}  {why}")
         return
     table = Table("GiB", *phases, "how it is counted", caption=f"free at the peak: {_gib(free)} GiB")
     for row in rows:
@@ -135,23 +141,20 @@ def machine_memory(found: Plan) -> Iterator[str]:
 
 def notes(setup: Setup) -> Iterator[str]:
     """Yield what was guessed and what is not supported."""
-    shape = setup.shape
-    if shape.family not in COUNTED:
-        yield f"note: models of type {shape.family!r} are counted like a Llama of these sizes, so this is an estimate"
-    if shape.stateful:
-        yield f"note: {shape.stateful} layers keep a state of fixed size, which is not counted; trees go path by path"
-    if shape.tied:
-        yield "note: the LM head is the embedding, which is counted once"
-    if shape.experts and setup.rank:
-        yield "note: PEFT's all-linear adapts every expert and the router, which is most of the adapter"
-    if shape.experts and setup.in_4bit:
-        yield "note: bitsandbytes packs no fused experts, so they are counted in 16 bits"
-    if setup.serve_in_8bit:
-        yield "note: what is served differs from what is trained; give importance_cap=2 and watch logprob_gap"
-    if setup.gpus > 1:
-        yield "note: the learner works on one GPU, so more of them help serving only"
-    if setup.gpu.name == "T4":
-        yield "note: a T4 has no bfloat16; float16 is used"
+    shape, adapted = setup.shape, bool(setup.shape.experts and setup.rank)
+    said = (
+        (shape.family not in COUNTED, f"type {shape.family!r} is counted like a Llama of these sizes, so this is an estimate"),
+        (shape.stateful, f"{shape.stateful} layers keep a state of fixed size, which is not counted; trees go path by path"),
+        (shape.tied, "the LM head is the embedding, which is counted once"),
+        (adapted, "PEFT's all-linear adapts every expert and the router, which is most of the adapter"),
+        (shape.experts and setup.in_4bit, "bitsandbytes packs no fused experts, so they are counted in 16 bits"),
+        (shape.packed, "its files hold fewer than 16 bits a weight, so vLLM may take less than is counted here"),
+        (setup.serve_in_8bit, "what is served differs from what is trained; give importance_cap=2 and watch logprob_gap"),
+        (setup.engine == "embedded", "seconds are for an engine that keeps the GPU busy, which the embedded one does not"),
+        (setup.gpus > 1, "the learner works on one GPU, so more of them help serving only"),
+        (setup.gpu.name == "T4", "a T4 has no bfloat16; float16 is used"),
+    )  # fmt: skip
+    yield from (f"note: {text}" for holds, text in said if holds)
 
 
 def cost_lines(found: Plan, step: Cost) -> Iterator[str]:

@@ -96,6 +96,8 @@ class Shape:
     """Layers that keep a state of fixed size instead of keys and values (linear attention)."""
     experts: Experts | None = None
     latent: Latent | None = None
+    packed: bool = False
+    """Whether its published files hold fewer than 16 bits a weight."""
 
     def linears(self) -> Iterator[Linear]:
         """Yield all linear layers but the LM head."""
@@ -227,6 +229,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
         stateful=sum(kind not in ("sliding_attention", "full_attention") for kind in kinds),
         experts=_experts(config, layers),
         latent=_latent(config),
+        packed=bool(config.get("quantization_config")),
     )
 
 

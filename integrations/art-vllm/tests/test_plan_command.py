@@ -84,7 +84,7 @@ def test_a_mixture_of_experts_says_how_much_of_it_is_active():
 def test_assumptions_are_said_to_be_assumptions():
     said = run(*SEVEN_B, "--gpu", "A100-80GB", "--calls", "5", "--dollars-per-hour", "2")
     assert "assumed: 5 calls a run, a first prompt of 1000 tokens, 150 sampled tokens a call" in said
-    assert "assumed: prompts at 50% and learning at 30% of the peak arithmetic" in said
+    assert "prompts at 50% and learning at 30% of the peak arithmetic" in said
     assert "dollars" in said
     assert "no seconds: a size has no speed" in run(*SEVEN_B, "--gpu", "80GB")
 
@@ -96,7 +96,7 @@ def test_a_type_that_is_not_known_is_counted_and_said_to_be_an_estimate(tmp_path
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     said = run("--model", str(tmp_path), "--gpu", "24GB", "--context", "2048")
-    assert "'novel' are counted like a Llama" in said and "6 layers keep a state" in said
+    assert "type 'novel' is counted like a Llama" in said and "6 layers keep a state" in said
 
 
 @pytest.mark.parametrize(
