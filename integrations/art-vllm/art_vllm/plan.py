@@ -35,8 +35,8 @@ MARGIN = 0.04
 """Of the memory, left alone: fragments, and whatever else draws on the card."""
 SHORT_CONTEXT = 1024
 """Tokens; a shorter one is not proposed."""
-WORTH_TURNS = 1.25
-"""Times the sequences that engine and learner must gain by taking turns."""
+WORTH = 1.25
+"""Times the sequences that a change must give: to take turns, or to be proposed."""
 MOST_ROLLOUTS = 64
 """At a time: ``max_concurrent``."""
 
@@ -197,7 +197,7 @@ def plan(setup: Setup, *, turns: bool | None = None) -> Plan:
 
 def _merit(found: Plan) -> tuple[bool, float, int]:
     # Sleeping and waking take seconds of every step, so a few sequences more are not worth it.
-    return found.fits, found.sequences / (WORTH_TURNS if found.turns else 1), found.usable - found.peak
+    return found.fits, found.sequences / (WORTH if found.turns else 1), found.usable - found.peak
 
 
 def _passes(default: int) -> list[int]:
@@ -330,18 +330,21 @@ def batched_tokens(gpu: Gpu) -> int:
     return 8192 if gpu.memory < 160 * GIB else 16384
 
 
-def remedies(setup: Setup) -> Iterator[tuple[str, Plan]]:
-    """Yield what to change, with the plan that comes of it, where that one fits: one thing, or two where one is not enough."""
-    single = [(what, changed, plan(changed)) for what, changed in _changes(setup)]
-    if any(found.fits for _, _, found in single):
-        yield from ((what, found) for what, _, found in single if found.fits)
-        return
+def remedies(found: Plan) -> Iterator[tuple[str, Plan]]:
+    """Yield what to change, with the plan that comes of it, where that one fits and gives the engine clearly more room.
+
+    One thing at a time, or two where one is not enough.
+    """
+    least = max(1, WORTH * found.sequences)
+    single = [(what, changed, plan(changed)) for what, changed in _changes(found.setup)]
+    enough = [(what, it) for what, _, it in single if it.fits and it.sequences >= least]
+    yield from enough
     seen = set()
-    for first, changed, _ in single:
+    for first, changed, _ in [] if enough or found.fits else single:
         for second, both in _changes(changed):
-            if both not in seen and (found := plan(both)).fits:
+            if both not in seen and (it := plan(both)).fits:
                 seen.add(both)
-                yield f"{first}, and {second}", found
+                yield f"{first}, and {second}", it
 
 
 def _changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
@@ -365,6 +368,7 @@ def _smaller_or_more(setup: Setup) -> Iterator[tuple[str, Setup]]:
     for gpus in (2, 4, 8):
         if gpus > setup.gpus and setup.engine == "vllm" and setup.shape.heads % gpus == 0:
             yield f"{gpus} GPUs", replace(setup, gpus=gpus)
+    least = max(1, WORTH * plan(setup).sequences)
     larger = [replace(setup, gpu=gpu) for gpu in GPUS if gpu.memory > setup.gpu.memory]
-    if better := next((it for it in larger if plan(it).fits), None):
+    if better := next((it for it in larger if plan(it).sequences >= least), None):
         yield f"another GPU: {better.gpu.name}", better

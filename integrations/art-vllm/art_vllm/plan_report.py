@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from art_vllm.known_shapes import known_shapes
 from art_vllm.plan import Plan, Setup, batched_tokens, machine_parts, plan, remedies, sequence_bytes
 from art_vllm.shapes import COUNTED, Shape
 
-MOST_ADVICE = 5
+MOST_ADVICE = 6
 """Things to change that are named."""
 
 
@@ -90,7 +91,7 @@ def verdict(found: Plan) -> Iterator[str]:
 
 
 def _advice(found: Plan) -> Iterator[str]:
-    better = [(what, it) for what, it in remedies(found.setup) if it.sequences > found.sequences][:MOST_ADVICE]
+    better = islice(remedies(found), MOST_ADVICE)
     lines = [f"  {what}: {it.sequences} sequences at a time" for what, it in better]
     if not found.fits and (smaller := smaller_that_fits(found.setup)):
         lines.append(f"  a smaller model: {smaller.name}")
@@ -135,7 +136,7 @@ def _other_way(found: Plan) -> Iterator[str]:
 def machine_memory(found: Plan) -> Iterator[str]:
     """Yield what a run keeps in the machine's memory because of the GPU's."""
     parts = [f"{_gib(size)} GiB for {what}" for what, size in machine_parts(found).items()]
-    if parts:
+    if parts and found.fits:
         yield f"machine memory besides: {', '.join(parts)}"
 
 

@@ -154,8 +154,15 @@ def test_a_remedy_fits():
         setup(shape=find_shape("Qwen3-30B-A3B"), gpu=find_gpu("H200")),
     ):
         assert not plan(narrow).fits
-        found = list(remedies(narrow))
+        found = list(remedies(plan(narrow)))
         assert found and all(it.fits for _, it in found)
+
+
+def test_what_fits_is_only_told_of_much_more_room():
+    found = plan(setup(gpu=find_gpu("RTX 4090"), serve_in_8bit=True, context=4096))
+    better = list(remedies(found))
+    assert found.fits and better and all(it.sequences >= 1.25 * found.sequences for _, it in better)
+    assert "RTX 3090" not in " ".join(what for what, _ in better)
 
 
 def test_the_cache_of_a_sequence():
