@@ -155,7 +155,7 @@ def _calls_written(template: str, kind: str) -> str | None:
     if "<|tool_call|>" in template:
         return {"gemma4": "gemma4", "phi3": "phi4_mini_json"}.get(kind, "granite")
     if "<tool_call>" in template:
-        return "granite4" if kind == "granitemoehybrid" else "hermes"
+        return CALLS_OF_TYPES[kind] if kind.startswith("granite") else "hermes"
     # A template that does not show tools belongs to a model that was not trained to call them: Moonlight's, for example,
     # whose type is that of DeepSeek V3.
     return CALLS_OF_TYPES.get(kind) if re.search(r"\btools\b", template) else None

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from art_core.config import TrainConfig
 from art_core.engine.formats.call import Format
 from art_core.engine.formats.hermes import Hermes
+from art_core.engine.formats.lists import Lists, Mistral
+from art_core.engine.formats.llama import Llama
+from art_core.engine.formats.pythonic import Pythonic
+from art_core.engine.formats.sections import DEEPSEEK, KIMI, Sections
+from art_core.engine.formats.tags import Tags
 from art_core.engine.formats.thinking import THINKING, Thinking
 from art_core.formats import reasoning_parser, tool_parser
 
@@ -18,6 +23,16 @@ CALLS: dict[str, Format] = {
     "qwen3_json": Hermes(),
     "granite4": Hermes(),
     "longcat": Hermes("<longcat_tool_call>", "</longcat_tool_call>"),
+    "llama3_json": Llama(),
+    "llama4_json": Llama(),
+    "pythonic": Pythonic(),
+    "llama4_pythonic": Pythonic("<|python_start|>", "<|python_end|>"),
+    "kimi_k2": Sections(KIMI, numbered=True),
+    "deepseek_v31": Sections(DEEPSEEK, numbered=False),
+    "mistral": Mistral(),
+    "phi4_mini_json": Lists("functools"),
+    "qwen3_coder": Tags(),
+    "qwen3_xml": Tags(),
 }
 
 

@@ -61,6 +61,8 @@ class Format(Protocol):
     openings: tuple[str, ...]
     """Texts that begin a call wherever they stand; the first is what forced calls begin with. Empty where calls begin the
     answer."""
+    begins: str
+    """Where there are no ``openings``: a pattern of how a call begins the answer."""
     one_batch: bool
     """Whether all calls of an answer stand together."""
 

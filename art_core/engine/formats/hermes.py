@@ -16,6 +16,7 @@ from art_core.engine.requests import Schema
 class Hermes:
     """JSON between two markers."""
 
+    begins = ""
     one_batch = False
 
     def __init__(self, opening: str = "<tool_call>", closing: str = "</tool_call>") -> None:
