@@ -108,3 +108,8 @@ def through(text: str, end: str, final: bool) -> Read | None:
 def unread(text: str, final: bool) -> Read | None:
     """More text is needed; where there is none, all of it is content."""
     return Read(len(text), None) if final else None
+
+
+def pattern(text: str) -> str:
+    """Return ``text`` as a part of a regular expression in a grammar."""
+    return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")
