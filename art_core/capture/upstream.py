@@ -206,6 +206,10 @@ def _normal_choice(answer: JsonDict, choice: JsonDict, request: JsonDict) -> Non
         choice["token_logprobs"] = [token["logprob"] for token in logprobs.get("content") or ()]
     if not request.get("logprobs"):
         choice["logprobs"] = None
+    said = choice.get("message") or choice.get("delta") or {}
+    if "reasoning" in said:
+        # vLLM's name for it; clients know the older one.
+        said["reasoning_content"] = said.pop("reasoning")
 
 
 def _json_object(content: bytes) -> JsonDict:

@@ -1,0 +1,103 @@
+"""The parameters of a function one by one, for formats whose arguments are no JSON object. Knows nothing about a format."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from art_core.engine.requests import Schema, refuse
+from art_core.types import JsonDict
+
+KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
+
+DEFINITIONS = ("$defs", "definitions")
+
+
+class Parameter(NamedTuple):
+    """One of a function's parameters."""
+
+    name: str
+    schema: Schema
+    """With the definitions that it refers to."""
+    required: bool
+    branches: list[JsonDict]
+    """The schemas of which its value has one, each of one JSON type."""
+
+
+def parameters(name: str, schema: Schema) -> list[Parameter]:
+    """Return the parameters of the function ``name``, as its schema lists them.
+
+    Raises UpstreamError 400 where the schema says more of the arguments than what each of them is.
+    """
+    root = schema.schema
+    known = {"type", "properties", "required", "additionalProperties", "title", "description", "$schema", *DEFINITIONS}
+    listed = root.get("properties") or {}
+    further = sorted(set(root) - known)
+    if further or (not listed and root.get("additionalProperties")):
+        says = ", ".join(further) or "additionalProperties"
+        raise refuse(
+            f"the parameters of the tool {name} say {says}, and a call in this model's format gives each parameter by itself; "
+            "list them in properties, or do not force the call"
+        )
+    return [
+        Parameter(key, with_definitions(value, schema), key in (root.get("required") or ()), branches(value, root))
+        for key, value in listed.items()
+    ]
+
+
+def with_definitions(part: Any, schema: Schema) -> Schema:
+    """Return a part of ``schema`` as a schema that can stand alone."""
+    kept = {key: schema.schema[key] for key in DEFINITIONS if key in schema.schema}
+    return Schema({**kept, **part} if isinstance(part, dict) else {}, schema.strict)
+
+
+def branches(schema: Any, root: JsonDict, depth: int = 8) -> list[JsonDict]:
+    """Return the schemas that ``schema`` leaves to choose from; ``root`` is what it refers to."""
+    if not isinstance(schema, dict) or not depth:
+        return [{}]
+    reference = schema.get("$ref", "")
+    if reference.startswith("#/"):
+        target: Any = root
+        for part in reference[2:].split("/"):
+            target = target.get(part) if isinstance(target, dict) else None
+        return branches(target, root, depth - 1)
+    for key in ("anyOf", "oneOf", "allOf"):
+        if key in schema:
+            return [found for each in schema[key] for found in branches(each, root, depth - 1)]
+    said = schema.get("type")
+    return [{**schema, "type": kind} for kind in said] if isinstance(said, list) else [schema]
+
+
+def values(branch: JsonDict) -> list[Any] | None:
+    """Return the values that a schema lists; None where it lists none."""
+    return [branch["const"]] if "const" in branch else branch.get("enum")
+
+
+def kinds(*found: JsonDict) -> frozenset[str]:
+    """Return the JSON types of the values that some branches describe; ``string`` where nothing is said."""
+    said = {branch["type"] for branch in found if "type" in branch}
+    said |= {
+        KINDS.get(type(value), "null") for branch in found if "type" not in branch for value in values(branch) or ()
+    }
+    return frozenset(said or {"string"})
+
+
+def as_json(text: str, allowed: frozenset[str]) -> str:
+    """Return the JSON text of a value that a model wrote as ``text``, for a parameter of the ``allowed`` kinds.
+
+    What fits no other kind is a string. Python's names of constants are taken for JSON's: templates show them so.
+    """
+    written = {"True": "true", "False": "false", "None": "null"}.get(text, text)
+    if allowed != {"string"}:
+        try:
+            value = json.loads(written, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return json.dumps(text, ensure_ascii=False)
+        kind = KINDS.get(type(value), "null")
+        if kind != "string" and (kind in allowed or (kind == "integer" and "number" in allowed)):
+            return written
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
