@@ -207,9 +207,8 @@ def _normal_choice(answer: JsonDict, choice: JsonDict, request: JsonDict) -> Non
     if not request.get("logprobs"):
         choice["logprobs"] = None
     said = choice.get("message") or choice.get("delta") or {}
-    if "reasoning" in said:
-        # vLLM's name for it; clients know the older one.
-        said["reasoning_content"] = said.pop("reasoning")
+    if (thought := said.pop("reasoning", None)) is not None:
+        said["reasoning_content"] = thought  # vLLM's name is not the one that clients know
 
 
 def _json_object(content: bytes) -> JsonDict:
