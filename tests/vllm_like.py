@@ -92,7 +92,8 @@ class VllmLike:
         prompt = {} if text == "no ids" else {"prompt_token_ids": [1, 2, 3]}
         try:
             thought = {"reasoning": "hm"} if text == "think" else {}
-            yield event({"role": "assistant", "content": "", **thought}, None, {"token_ids": None}, **prompt)
+            no_ids = {"token_ids": [] if thought else None}
+            yield event({"role": "assistant", "content": "", **thought}, None, no_ids, **prompt)
             for place, letter in enumerate(text):
                 finish = "stop" if place == len(text) - 1 else None
                 if letter == "!":
