@@ -33,6 +33,8 @@ class AddressEngine:
         self._client = VllmClient(base_url)
         self._base = ""
         """The base model's name on the server."""
+        self._reload = "reload_weights"
+        """The method of the server's worker that loads whole weights."""
         self._newest = 0
         self._adapters: dict[int, Path] = {}
         """By version, those that the server has."""
@@ -101,7 +103,7 @@ class AddressEngine:
             await self.lasting(lambda: self._client.load_adapter(f"policy@{version}", folder))
             self._adapters[version] = folder
         else:
-            await self.lasting(lambda: self._client.reload(folder))
+            await self.lasting(lambda: self._client.reload(folder, method=self._reload))
         self._newest = version
 
     async def retire(self, version: int) -> None:

@@ -78,10 +78,10 @@ class VllmClient(HttpUpstream):
             if error.status != 404:
                 raise
 
-    async def reload(self, folder: Path) -> None:
+    async def reload(self, folder: Path, *, method: str = "reload_weights") -> None:
         """Replace the model's weights by those of a model folder of the same shape, and forget what was computed with the
-        old ones. No request may be in flight."""
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        old ones. ``method`` is the worker's. No request may be in flight."""
+        reload = {"method": method, "kwargs": {"weights_path": str(folder)}}
         await self._tell("/collective_rpc", reload, needs=DEVELOPER)
         forgotten = await self._tell("/reset_prefix_cache", {}, needs=DEVELOPER)
         if not forgotten.get("success", True):

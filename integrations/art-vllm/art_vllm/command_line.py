@@ -17,6 +17,10 @@ BASE = "policy@0"
 """The name under which the start weights are served."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """That vLLM can be started for."""
+INSIDE = Path(__file__).with_name("inside")
+"""Of what vLLM's worker imports from us on CPUs."""
+CPU_WORKER, CPU_RELOAD = "art_cpu_worker.Repaired", "reload_all_weights"
+"""Its class, and the method of it that loads whole weights."""
 SHARED_GPU = 0.5
 """vLLM's share of the only GPU, on which the learner works too."""
 
@@ -47,7 +51,7 @@ def options(model_folder: str, config: TrainConfig, *, cuda: bool, gpus: int = 0
     if cuda:
         chosen |= {"enable-sleep-mode": True, "gpu-memory-utilization": SHARED_GPU if gpus == 1 else None}
     else:
-        chosen |= {"enforce-eager": True}
+        chosen |= {"enforce-eager": True, "worker-extension-cls": CPU_WORKER}
     return chosen | {name.lstrip("-").replace("_", "-"): value for name, value in config.engine_args.items()}
 
 
@@ -125,6 +129,7 @@ def environment(*, cuda: bool, own: bool) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     if not cuda:
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(INSIDE), variables.get("PYTHONPATH"))))
         # Compiling a single small function would take the first request some seconds, and a compiler.
         variables.setdefault("TORCHDYNAMO_DISABLE", "1")
         variables.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cpu_cache_gib()))

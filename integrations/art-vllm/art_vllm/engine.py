@@ -79,6 +79,8 @@ class VllmEngine(AddressEngine):
         gpus = await asyncio.to_thread(environments.gpus)
         chosen = command_line.options(self._model_folder, self.config, cuda=found.cuda, gpus=gpus)
         self._base, self._sleeps = chosen["served-model-name"], bool(chosen.get("enable-sleep-mode"))
+        if not found.cuda:
+            self._reload = command_line.CPU_RELOAD
         self._command = [found.python, "-m", "vllm.entrypoints.openai.api_server", *command_line.arguments(chosen)]
         self._variables = command_line.environment(cuda=found.cuda, own=found.own)
         log.info("vLLM %s of %s: %s", found.version, found.python, " ".join(command_line.arguments(chosen)))
@@ -99,7 +101,7 @@ class VllmEngine(AddressEngine):
     async def _serve_again(self) -> None:
         """Load what the server before this one had."""
         if self._whole is not None:
-            await self._client.reload(self._whole)
+            await self._client.reload(self._whole, method=self._reload)
         for version, folder in list(self._adapters.items()):
             await self._client.load_adapter(f"policy@{version}", folder)
 
