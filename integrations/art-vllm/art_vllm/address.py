@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from art_core.config import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import JsonDict, Upstream, Weights
 from art_vllm.client import VllmClient
+from art_vllm.unmasked import is_constrained, unmask, unmask_stream
 
 T = TypeVar("T")
 
@@ -66,12 +68,15 @@ class AddressEngine:
 
     async def answer(self, request: JsonDict, version: int) -> JsonDict:
         answer = await self.lasting(lambda: self._client.chat(self._asking(request, version)))
+        if is_constrained(request):
+            await unmask(answer, request, partial(self._score, version))
         answer["policy_version"] = version
         return answer
 
     async def chunks(self, request: JsonDict, version: int) -> AsyncIterator[JsonDict]:
         async with aclosing(self._client.stream(self._asking(request, version))) as chunks:
-            async for chunk in chunks:
+            constrained = is_constrained(request)
+            async for chunk in unmask_stream(chunks, request, partial(self._score, version)) if constrained else chunks:
                 chunk["policy_version"] = version
                 yield chunk
 
@@ -114,7 +119,10 @@ class AddressEngine:
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """Return the logprob (nats, temperature 1) of every token but the first under the newest weights."""
-        return await self.lasting(lambda: self._client.score(self._name(self._newest), ids))
+        return await self._score(self._newest, ids)
+
+    async def _score(self, version: int, ids: Sequence[int]) -> list[float]:
+        return await self.lasting(lambda: self._client.score(self._name(version), ids))
 
     async def counters(self) -> Mapping[str, float]:
         """Return the server's totals; other users of the server are counted too."""

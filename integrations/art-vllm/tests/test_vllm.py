@@ -7,14 +7,15 @@ import signal
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import torch
-from art_vllm import VllmEngine
 from peft import LoraConfig, get_peft_model
 
-from art_core.capture import HttpUpstream
 from art_core.config import TINY, TrainConfig
+from art_core.errors import UpstreamError
 from art_core.learner import checkpoint
 from art_core.types import Weights
+from art_vllm import VllmEngine
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 EXACT = 1e-4
@@ -30,7 +31,7 @@ TOOL = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory):
     engine = VllmEngine(str(TINY), TrainConfig(lora_rank=16, max_staleness=1))
     engine.begin(tmp_path_factory.mktemp("run"))
@@ -103,20 +104,22 @@ async def test_a_streamed_tool_call_carries_every_sampled_token(served, policies
     async for chunk in served.at(0).stream({**request, "stream": True}):
         prompt = chunk.get("prompt_token_ids") or prompt
         for choice in chunk["choices"]:
-            ids += choice.get("token_ids") or []
+            last, ids = choice, ids + choice["token_ids"]
             found += choice["token_logprobs"]
             for call in choice["delta"].get("tool_calls") or ():
                 arguments += call["function"].get("arguments") or ""
     assert ids == whole["token_ids"] and gap(found, whole["token_logprobs"]) < EXACT
-    assert "query" in json.loads(arguments)
-    # Before the grammar's mask.
+    assert json.loads(arguments)
+    # A grammar forced the name: the model would have called search_inbox. The logprobs are those before its mask.
+    assert whole["forced"] and whole["forced"] == last["forced"]
     assert gap_to(policies[0][0], prompt, {"token_ids": ids, "token_logprobs": found}) < EXACT
 
 
 async def test_a_retired_version_is_gone_and_the_others_stay(served, policies):
     await served.retire(1)
-    names = [it["id"] for it in (await HttpUpstream(served._client.base_url).models())["data"]]
-    assert sorted(names) == ["policy@0", "policy@2"]
+    with pytest.raises(UpstreamError, match="policy@1"):
+        await served._client.chat(asking("hello", model="policy@1"))
+    assert (await served.at(2).chat(asking("hello")))["policy_version"] == 2
 
 
 async def test_whole_weights_are_reloaded_in_place_the_tied_head_too(served, policies, tmp_path):
