@@ -185,7 +185,8 @@ class VllmEngine(AddressEngine):
         """Say whether a request failed because its server dies; return when it has."""
         if error.status < 500 and error.code != UNREACHABLE:
             return False
-        if await server.client.healthy():
+        # One that has ended must not be asked: that would open connections which nobody closes.
+        if server.exit_code is None and await server.client.healthy():
             return False
         try:
             await asyncio.wait_for(server.ended(), DYING_SECONDS)
