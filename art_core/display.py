@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+ENGINE = logging.getLogger("art_core.engine")
+"""What an engine says here, from level INFO on, is for the person who waits for it."""
+RATE_SECONDS = 1.0
+
+
+class _Said(logging.Handler):
+    """Shows log records as lines."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(record.getMessage())
+
+
+def _rate(rates: Mapping[str, float]) -> str:
+    if not rates.get("tokens_per_second"):
+        return ""
+    cached = f", prompts cached {rates['cache_hit_rate']:.0%}" if "cache_hit_rate" in rates else ""
+    return f"- {rates['tokens_per_second']:.0f} tokens/s{cached}"
 
 
 class Display:
@@ -16,7 +41,7 @@ class Display:
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, quiet=quiet)
         self.bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description} {task.fields[rate]}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -30,25 +55,30 @@ class Display:
         self._now: TaskID | None = None
         self._last_phase = ""
         self._said: set[str] = set()
+        self._handler = _Said(self.say)
 
     def __enter__(self) -> Display:
         self.bars.start()
+        if not self.console.quiet:
+            ENGINE.addHandler(self._handler)
+            ENGINE.setLevel(logging.INFO)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        ENGINE.removeHandler(self._handler)
         self.bars.stop()
 
     def total(self, steps: int, done: int) -> None:
         """Show the bar of the whole run; the time left is estimated from the steps done while it is shown."""
-        self._steps = self.bars.add_task("training", total=steps, completed=done)
+        self._steps = self.bars.add_task("training", total=steps, completed=done, rate="")
 
     def phase(self, name: str, total: int | None) -> None:
         """Say what begins now; ``total`` is the number of ``advance`` calls to come, None where it is not known."""
         if self._now is not None:
             self.bars.remove_task(self._now)
-        self._now = self.bars.add_task(name, total=total)
+        self._now = self.bars.add_task(name, total=total, rate="")
         if self.bars.disable and name.split(":")[0] != self._last_phase.split(":")[0] and not name.startswith("step"):
             self.say(name)
         self._last_phase = name
@@ -56,6 +86,24 @@ class Display:
     def advance(self) -> None:
         if self._now is not None:
             self.bars.advance(self._now)
+
+    @asynccontextmanager
+    async def rates(self, taken: Callable[[], Awaitable[Mapping[str, float]]]) -> AsyncIterator[None]:
+        """Show beside the bar of what is being done how much the engine computes, while the block runs; nothing without bars."""
+        task = None if self.bars.disable else asyncio.create_task(self._show_rates(taken))
+        try:
+            yield
+        finally:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _show_rates(self, taken: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
+        while True:
+            await asyncio.sleep(RATE_SECONDS)
+            rate = _rate(await taken())
+            if self._now is not None:
+                self.bars.update(self._now, rate=rate)
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -80,6 +128,8 @@ class Display:
             shown.append(f"unscored runs {metrics['unscored']:.0f}")
         if metrics.get("rollout_seconds"):
             shown.append(f"{metrics['sampled_tokens'] / metrics['rollout_seconds']:6.0f} tokens/s sampled")
+        if "cache_hit_rate" in metrics:
+            shown.append(f"prompts cached {metrics['cache_hit_rate']:4.0%}")
         if "seconds" in metrics:
             shown.append(f"{metrics['seconds']:5.1f} s")
         shown.append(time.strftime("%H:%M:%S"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
 
 from art_core.capture import HttpUpstream, Stamped
 from art_core.config import TrainConfig, model_folder
@@ -41,12 +40,12 @@ def _server(base_url: str) -> HttpUpstream:
 
 
 def frozen_engine(
-    engine: str | Engine, folder: str, config: TrainConfig, choose: Callable[[str], Any]
+    engine: str | Engine, make: EngineFactory, folder: str, config: TrainConfig
 ) -> Callable[[], Engine] | None:
     """Return what makes the engine of the nodes that ``config.train_nodes`` leaves out; None where none is needed.
 
-    ``folder`` has the start weights, ``choose`` returns the engine factory of a name. Raises ConfigError where ``engine`` is
-    an object, which cannot be had twice.
+    ``folder`` has the start weights, ``make`` makes an engine like the policy's. Raises ConfigError where ``engine`` is an
+    object, which cannot be had twice.
     """
     if not config.train_nodes or config.other_nodes != "frozen":
         return None
@@ -58,6 +57,5 @@ def frozen_engine(
             f"train_nodes={config.train_nodes} needs a second engine for the other nodes, and engine={type(engine).__name__}"
             "(...) is one object; give frozen_model='http://HOST:PORT/v1', an engine by name, or other_nodes='policy'"
         )
-    factory: EngineFactory = choose(engine)
     start = folder if model is None else model_folder(model)
-    return functools.partial(FrozenEngine, functools.partial(factory, start, config), 0 if model is None else -1)
+    return functools.partial(FrozenEngine, functools.partial(make, start, config), 0 if model is None else -1)

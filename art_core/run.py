@@ -16,17 +16,18 @@ from typing import Any
 
 from art_core import agreement, losses, scoring, sft
 from art_core.attribution import exempt, in_child_processes
-from art_core.capture import Door
 from art_core.config import TrainConfig, check_tasks, model_folder
+from art_core.engines import PolicyEngine
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
-from art_core.frozen import frozen_engine
 from art_core.gathering import gather_limited
 from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary, untrained
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rewards import Rewards, name_of
 from art_core.rollout import Rollout, check_captured, run_once, task_input
+from art_core.sentinel import Sentinel
 from art_core.store import Store
 from art_core.threads import finished, in_thread, widen_default_executor
+from art_core.throughput import Throughput
 from art_core.token_tree import group_tree
 from art_core.types import (
     Engine,
@@ -40,7 +41,7 @@ from art_core.types import (
     TokenTree,
     Trajectory,
 )
-from art_core.update import update
+from art_core.update import Updates
 
 
 class Run:
@@ -62,7 +63,8 @@ class Run:
         self.plugins = plugins or Plugins()
         self.folder = model_folder(config.model)
         """Where the start weights are."""
-        self._engine, self._learner_choice, self._loss, self._executor = engine, learner, loss, executor
+        self._engine = PolicyEngine(engine, functools.partial(self.plugins.choose, "register_engines"))
+        self._learner_choice, self._loss, self._executor = learner, loss, executor
         self._learner: Learner | None = None
         self._adapted: tuple[object, RunAgent] | None = None
         self.rewards = Rewards(self.plugins, self.run_dir)
@@ -91,7 +93,10 @@ class Run:
             self.rewards.begin()
             self.plugins.call("redirect_clients")
             in_child_processes(redirect_clients)
-            self.door = await stack.enter_async_context(await self._open_door())
+            dialects = self.plugins.registered("register_dialects")
+            opening = self._engine.open_door(self.folder, self.config, self.run_dir, dialects)
+            self.door = await stack.enter_async_context(await opening)
+            self._throughput = self.throughput()
             await self._resume()
             self._stack = stack.pop_all()
         return self
@@ -109,29 +114,15 @@ class Run:
             self._loss = self.plugins.choose("register_losses", self._loss)
         if isinstance(self._executor, str):
             self._executor = self.plugins.choose("register_executors", self._executor)()
-        for hook, choice in (("register_learners", self._learner_choice), ("register_engines", self._engine)):
-            if isinstance(choice, str):
-                factory = self.plugins.choose(hook, choice)
-                getattr(factory, "check", lambda: None)()
-        if not isinstance(self._learner_choice, str):
+        self._engine.check()
+        if isinstance(self._learner_choice, str):
+            getattr(self.plugins.choose("register_learners", self._learner_choice), "check", lambda: None)()
+        else:
             agreement.check_learner(self._learner_choice, self.config, self._loss, self._loss_name)
 
-    async def _open_door(self) -> Door:
-        engine, factory = self._engine, None
-        choose = functools.partial(self.plugins.choose, "register_engines")
-        if isinstance(engine, str):
-            factory = functools.partial(choose(engine), self.folder, self.config)
-        return await Door.start(
-            factory or (lambda: engine),
-            functools.partial(Store, self.run_dir / "run.sqlite"),
-            host=self.config.host,
-            port=self.config.port,
-            # An object is in this process already, so capture runs in a thread beside it.
-            process=factory is not None,
-            trained_nodes=self.config.train_nodes,
-            frozen=frozen_engine(engine, self.folder, self.config, choose),
-            dialects=self.plugins.registered("register_dialects"),
-        )
+    def throughput(self) -> Throughput:
+        """Return a count of what the engine computes from now on."""
+        return Throughput(self.door.counters)
 
     async def _resume(self) -> None:
         newest = last_checkpoint(self.run_dir)
@@ -140,7 +131,9 @@ class Run:
             learner = await self.learner()
             learner.restore(newest)
             self._counted = learner.version
-            await self.door.load(learner.weights())
+            await self._updates.swap()
+            await self._updates.sentinel.resumed(learner.version)
+            await self.door.resume()
         self.store.add_opening(0 if newest is None else learner.version)
 
     async def learner(self) -> Learner:
@@ -152,8 +145,22 @@ class Run:
             else:
                 self._learner = self._learner_choice
             self._counted = self._learner.version
+            self._updates = self._make_updates(self._learner)
             self.store.set_meta("learner", type(self._learner).__name__)
         return self._learner
+
+    def _make_updates(self, learner: Learner) -> Updates:
+        ahead, score = self.config.max_staleness, getattr(learner, "score", None)
+
+        async def learnt(ids: Sequence[int]) -> list[float] | None:
+            return None if score is None else await in_thread(score, ids)
+
+        keep = functools.partial(self.store.set_meta, "sentinel")
+        sentinel = Sentinel(self.door.score, learnt, self.store.meta("sentinel"), keep)
+        return Updates(
+            learner, self.door, self.store, sentinel, self.run_dir / "serving",
+            in_turns=not ahead, from_files=self._engine.loads_files, kept=ahead + 2,
+        )  # fmt: skip
 
     def adapt(self, agent: object) -> RunAgent:
         """Return the function that runs ``agent`` once; plugins are asked at the first call."""
@@ -319,6 +326,7 @@ class Run:
     async def _finish_step(self, metrics: dict[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
         metrics |= seconds_of_step({**seconds, **self._timer.taken()})
         metrics = joined(metrics, self.rewards.account(), "account")
+        metrics |= {k: v for k, v in (await self._throughput.taken()).items() if k == "cache_hit_rate"}
         self.store.add_step(self.step + 1, metrics)
         self.step += 1
         if self._learner is not None:
@@ -355,17 +363,9 @@ class Run:
     ) -> dict[str, float]:
         """Take one optimizer step on the groups and serve its weights; return the learner's metrics, and what was left out."""
         trees = await in_thread(lambda: [tree(group) for group in groups])
-        learnt = await update(
-            await self.learner(),
-            trees,
-            [trajectory for group in groups for trajectory in group.trajectories],
-            loss=loss,
-            step=self.step + 1,
-            in_place=not self.config.max_staleness,
-            door=self.door,
-            store=self.store,
-            folder=self.run_dir / "serving",
-        )
+        await self.learner()
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        learnt = await self._updates.take(trees, trajectories, loss=loss, step=self.step + 1)
         return learnt | {"untrained": untrained(trees)}
 
     def history(self) -> list[tuple[int, dict[str, float]]]:

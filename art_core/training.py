@@ -21,31 +21,19 @@ from art_core.display import Display, display
 from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import write_whole
+from art_core.lessons import FLAT_STEPS, FRESH, Lessons, flat_advice, say_untrained
 from art_core.metrics import apart
 from art_core.pipeline import Pipeline
 from art_core.plugins import Plugins
 from art_core.rewards import name_of
 from art_core.rollout import task_input
 from art_core.run import Run
-from art_core.scoring import is_scored, of_nodes, why_unscored
+from art_core.scoring import of_nodes, why_unscored
 from art_core.threads import in_thread
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tracker
 
-FLAT_STEPS = 3
-"""Steps in a row without any contrast, after which advice is given."""
-
 Sample = Callable[[int], Awaitable[tuple[list[Group], dict[str, float]]]]
 """A step's number, from 0 -> its scored groups and the seconds that they took, by arrow."""
-
-NOTHING_LEFT = (
-    "step {} trained nothing: every call of its groups was cut off at its token limit, aborted or forced; give a larger "
-    "max_tokens, or overlong='train' (the loss dapo drops calls that were cut off)"
-)
-MOSTLY_UNTRAINED = (
-    "step {}: {:.0%} of the tokens that were sampled in groups with contrast are not trained, because their calls were cut "
-    "off at their token limit, aborted or forced; give a larger max_tokens, or overlong='train' (the loss dapo drops calls "
-    "that were cut off)"
-)
 
 ENDED = (
     "training ends after step {} of {}: {}; everything is kept: once that is changed, train again with run_dir={!r} and it "
@@ -119,7 +107,7 @@ async def train(
     name = name_of(run.reward(reward))
     with screen:
         screen.phase("starting the engine", None)
-        async with run:
+        async with run, screen.rates(run.throughput().taken):
             run.store.set_meta("reward", name)
             run.on_rollout = screen.advance
             if choice := getattr(await run.learner(), "choice", ""):
@@ -164,7 +152,7 @@ async def _loop(
     screen: Display,
 ) -> None:
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
-    lessons, reason = Lessons(), None
+    lessons, reason, metrics, groups = Lessons(), None, {}, []
     steps, ahead = run.config.steps, run.config.max_staleness
     if run.step:
         screen.say(f"{run.run_dir}: {'finished already' if run.step >= steps else 'going on'} after step {run.step}")
@@ -183,47 +171,28 @@ async def _loop(
             metrics = await run.learn(groups, seconds={**seconds, "wait_seconds": pipeline.waited()})
             for tracker in (*trackers, screen):
                 tracker.log(run.step, metrics)
-            _say_untrained(run.step, metrics, screen)
+            say_untrained(run.step, metrics, screen)
             lessons.add(metrics, groups)
             if lessons.flat and lessons.flat % FLAT_STEPS == 0 and not lessons.hopeless():
                 screen.say(flat_advice(lessons.flat, groups))
+    _say_end(run, reason, lessons, metrics, groups, screen)
+
+
+def _say_end(
+    run: Run,
+    reason: str | None,
+    lessons: Lessons,
+    metrics: Mapping[str, float],
+    groups: Sequence[Group],
+    screen: Display,
+) -> None:
+    """``metrics`` and ``groups`` are those of the last step; empty where there was none."""
+    if "cannot_tell" in metrics:
+        screen.say(FRESH.format(metrics["cannot_tell"], metrics["mismatch"]))
     if reason:
-        screen.say(ENDED.format(run.step, steps, reason, str(run.run_dir)))
+        screen.say(ENDED.format(run.step, run.config.steps, reason, str(run.run_dir)))
     elif lessons.hopeless() or (lessons.flat % FLAT_STEPS and not lessons.taught):
         screen.say(flat_advice(lessons.flat, groups))
-
-
-@dataclass
-class Lessons:
-    """What the steps have taught."""
-
-    taught: int = 0
-    """Steps that changed the weights."""
-    flat: int = 0
-    """Steps in a row without contrast."""
-    blind: int = 0
-    """Steps in a row in which no run had a reward, nor any of its calls."""
-    why: str = ""
-    """Why they have none."""
-
-    def add(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
-        self.taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
-        self.flat = 0 if metrics["groups_with_contrast"] else self.flat + 1
-        self.blind = 0 if any(is_scored(t) for g in groups for t in g.trajectories) else self.blind + 1
-        self.why = ", ".join(why_unscored(groups))
-
-    def hopeless(self) -> str | None:
-        """Return why there is no use in going on; None where there is."""
-        if self.blind < FLAT_STEPS:
-            return None
-        return f"no run of the last {self.blind} steps could be scored ({self.why})"
-
-
-def _say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> None:
-    if metrics.get("skipped"):
-        screen.say_once(NOTHING_LEFT.format(step), about="skipped")
-    elif metrics.get("untrained", 0.0) > 0.5:
-        screen.say_once(MOSTLY_UNTRAINED.format(step, metrics["untrained"]), about="untrained")
 
 
 async def _sample(
@@ -265,23 +234,6 @@ def why_failed(groups: Sequence[Group]) -> list[str]:
     """Return the reason for which runs of the agent failed, the most frequent one where there are several."""
     reasons = Counter(t.error for g in groups for t in g.trajectories if t.error)
     return [reason for reason, _ in reasons.most_common(1)]
-
-
-def flat_advice(steps: int, groups: Sequence[Group]) -> str:
-    """Say what to do about rewards that are all equal within their groups, or missing."""
-    row = "the only step" if steps == 1 else f"{steps} steps in a row"
-    rewards = sorted({t.reward for g in groups for t in g.trajectories if t.reward is not None})
-    if not rewards:
-        return (
-            f"{row} taught nothing: in the last no run could be scored ({', '.join(why_unscored(groups))}). "
-            "Mend what scores them"
-        )
-    seen = f"rewards seen: {', '.join(f'{r:g}' for r in rewards[:5])}"
-    return (
-        f"{row} taught nothing: within every group all rewards were equal ({seen}). "
-        "If all are low, take easier tasks, reward partial progress, or start from a model that sometimes succeeds; "
-        "if all are high, take harder tasks; a larger group_size or a higher temperature gives more contrast"
-    )
 
 
 def batch_of_step(tasks: Sequence[Any], step: int, config: TrainConfig) -> list[Any]:

@@ -2,49 +2,85 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from art_core.capture import Door
+from art_core.sentinel import Sentinel
 from art_core.store import Store
 from art_core.threads import in_thread
 from art_core.types import Learner, Loss, TokenTree, Trajectory, Weights
 
 
-async def update(
-    learner: Learner, trees: Sequence[TokenTree], trajectories: Sequence[Trajectory], *, loss: Loss | None, step: int,
-    in_place: bool, door: Door, store: Store, folder: Path,
-) -> dict[str, float]:  # fmt: skip
-    """Take one optimizer step on ``trees``, note what it was given as that of ``step``, and serve the new weights.
+@dataclass
+class Updates:
+    """Takes the steps of one run."""
 
-    ``in_place``: what is served may be the very weights that the step changes, so calls are held back meanwhile. Weights that
-    are not in shared memory are saved in ``folder`` for the engine. Returns the learner's metrics; where its version stayed,
-    no step was taken, and nothing is noted or swapped.
-    """
-    take: Callable[..., dict[str, float]] = learner.step if loss is None else functools.partial(learner.step, loss=loss)
-    before = learner.version
-    try:
-        if in_place:
-            await door.pause()
-        metrics = await in_thread(take, trees)
-        if learner.version != before:
-            note = functools.partial(store.add_update, targets=metrics.get("targets"))
-            await in_thread(note, step, learner.version, trajectories)
-            await door.pause()
-            # Before calls go on: one that slipped in would be answered by new weights and counted as the old ones'.
-            await door.load(await _weights(learner, folder))
-    finally:
-        await door.resume()
-    return metrics
+    learner: Learner
+    door: Door
+    store: Store
+    sentinel: Sentinel
+    folder: Path
+    """Where weights are written that the engine loads from files."""
+    in_turns: bool
+    """Whether nothing is sampled while a step is taken. Calls are then held back meanwhile: what is served may be the very
+    weights that the step changes, and the engine may have left the GPU to the learner."""
+    from_files: bool
+    """Whether the engine only takes weights that have a path."""
+    kept: int
+    """Written versions that may still be read: by rollouts that began with them, or by an engine that starts anew."""
 
+    async def take(
+        self, trees: Sequence[TokenTree], trajectories: Sequence[Trajectory], *, loss: Loss | None, step: int
+    ) -> dict[str, float]:
+        """Take one optimizer step on ``trees``, note what it was given as that of ``step``, and serve the new weights.
 
-async def _weights(learner: Learner, folder: Path) -> Weights:
-    """Return what to serve, saved in ``folder`` where it is not in shared memory."""
-    weights = await in_thread(learner.weights)
-    if weights.live is not None:
+        Returns the learner's metrics and the sentinel's; where the learner's version stayed, no step was taken, and nothing
+        is noted or swapped. Raises StaleWeightsError where the engine does not serve the new weights then.
+        """
+        learner, door, before = self.learner, self.door, self.learner.version
+        take: Callable[..., dict[str, float]] = (
+            learner.step if loss is None else functools.partial(learner.step, loss=loss)
+        )
+        await self.sentinel.begin(trajectories, before)
+        try:
+            metrics = await self._step(take, trees)
+            if learner.version != before:
+                note = functools.partial(self.store.add_update, targets=metrics.get("targets"))
+                await in_thread(note, step, learner.version, trajectories)
+                await self.swap()
+                metrics = metrics | await self.sentinel.check(learner.version)
+        finally:
+            await door.resume()
+        return metrics
+
+    async def _step(self, take: Callable[..., dict[str, float]], trees: Sequence[TokenTree]) -> dict[str, float]:
+        if not self.in_turns:
+            return await in_thread(take, trees)
+        await self.door.pause()
+        await self.door.rest()
+        try:
+            return await in_thread(take, trees)
+        finally:
+            await self.door.wake()
+
+    async def swap(self) -> None:
+        """Serve the learner's weights."""
+        if self.from_files:
+            return await self.door.load(await self._written())
+        # Before calls go on: the engine may read these weights at any time, and one call that slipped in would be answered
+        # by new weights and counted as the old ones'.
+        await self.door.pause()
+        weights = await in_thread(self.learner.weights)
+        await self.door.load(weights if weights.live is not None else await self._written())
+
+    async def _written(self) -> Weights:
+        version = self.learner.version
+        weights = await in_thread(self.learner.publish, self.folder / str(version))
+        for old in self.folder.iterdir():
+            if old.name.isdecimal() and int(old.name) <= version - self.kept:
+                shutil.rmtree(old)
         return weights
-    await in_thread(learner.save, folder)
-    saved = await in_thread(learner.weights)
-    return dataclasses.replace(weights, path=saved.path or folder)

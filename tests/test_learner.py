@@ -19,7 +19,7 @@ from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner import TorchLearner, tree_logprobs
 from art_core.losses import cispo, dapo, dr_grpo, grpo, gspo
 from art_core.token_tree import build_tree
-from art_core.types import LossOutputs
+from art_core.types import Call, LossOutputs, Trajectory
 
 
 @pytest.fixture(scope="module")
@@ -143,15 +143,15 @@ def test_live_weights_are_one_piece_of_memory_that_one_file_descriptor_sends(mod
 def test_weights_that_do_not_fit_in_shared_memory_are_served_by_path(model_folder, tmp_path, monkeypatch, caplog, rank):
     monkeypatch.setattr("art_core.learner.shared_memory.FOLDER", tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
-    learner = make_learner(model_folder, lora_rank=rank)
+    learner, shared = make_learner(model_folder, lora_rank=rank), make_learner(model_folder, lora_rank=rank)
+    assert learner.weights().live is None
     monkeypatch.undo()
-    shared = make_learner(model_folder, lora_rank=rank)
     for each in (learner, shared):
         each.step(make_trees(each))
-    assert learner.weights().live is None and learner.weights().path is None
+    assert learner.weights().live is None
     assert ["do not fit in" in record.message for record in caplog.records] == [True], "said once, of one learner"
-    learner.save(tmp_path / "serving")
-    path = learner.weights().path
+    path = learner.publish(tmp_path / "serving").path
+    assert not (tmp_path / "serving" / "optimizer.safetensors").exists()
     served = load_adapter(str(model_folder), path) if rank else load_model(str(path))
     parameters = dict(served.named_parameters())
     for name, tensor in live(shared).items():
@@ -255,12 +255,20 @@ def test_a_saved_folder_is_a_model_of_its_own(model_folder, tmp_path):
     learner = make_learner(model_folder)
     learner.step(make_trees(learner))
     learner.save(tmp_path / "checkpoint")
-    assert learner.weights().path == tmp_path / "checkpoint"
     assert (tmp_path / "checkpoint" / "tokenizer.json").read_text() == "{}"
     again = make_learner(tmp_path / "checkpoint")
     assert all(torch.equal(live(again)[name], tensor) for name, tensor in live(learner).items())
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_text_is_scored_as_its_tree_is(model_folder, rank):
+    learner, ids = make_learner(model_folder, lora_rank=rank), [1 + 7 * place % 11 for place in range(37)]
     learner.step(make_trees(learner))
-    assert learner.weights().path is None
+    call = Call(prompt_ids=tuple(ids[:5]), sampled_ids=tuple(ids[5:]), logprobs=(0.0,) * (len(ids) - 5))
+    expected = tree_logprobs(learner.model, build_tree([Trajectory(task=None, calls=(call,))]))
+    scored = learner.score(ids)
+    assert len(scored) == len(ids) - 1
+    torch.testing.assert_close(torch.tensor(scored[4:]), expected.detach())
 
 
 def test_nothing_in_a_checkpoint_needs_unpickling(model_folder, tmp_path):
@@ -271,7 +279,6 @@ def test_nothing_in_a_checkpoint_needs_unpickling(model_folder, tmp_path):
     assert {"learner.json", "optimizer.safetensors", "adapter/adapter_model.safetensors"} <= files
     assert {file.rpartition(".")[2] for file in files} <= {"json", "safetensors", "md"}
     assert json.loads((tmp_path / "checkpoint" / "learner.json").read_text())["base_model"] == str(model_folder)
-    assert learner.weights().path == tmp_path / "checkpoint" / "adapter"
 
 
 def test_saving_again_replaces_the_folder_as_a_whole(model_folder, tmp_path):

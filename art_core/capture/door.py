@@ -9,6 +9,8 @@ import asyncio
 import concurrent.futures
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from art_core.capture.process import ServingProcess
@@ -40,18 +42,22 @@ class Door:
         max_body: int = 64 * 2**20,
         trained_nodes: Sequence[str] = (),
         frozen: Callable[[], Engine] | None = None,
+        folder: Path | None = None,
     ) -> Door:
         """Start the engine, and answer on ``host`` and ``port`` (0 takes a free one).
 
         With ``process`` a child process serves; the two factories and the dialects then travel to it and must be picklable
         by module name. Without, a thread of this process does, for tests. ``host`` must be an address of this machine that
         the agents can reach; whoever knows a rollout's address can call the policy. ``max_body`` is a request's, in bytes.
-        ``frozen`` answers the calls of nodes other than ``trained_nodes``; None: the engine does.
+        ``frozen`` answers the calls of nodes other than ``trained_nodes``; None: the engine does. ``folder`` is where an engine
+        may keep files.
 
         Raises what the factories or the engine's start raise, ConfigError where the port is taken, and CaptureError
         where the process cannot be started.
         """
-        plan = ServingPlan(engine, recorder, host, port, dict(dialects or {}), max_body, tuple(trained_nodes), frozen)
+        plan = ServingPlan(
+            engine, recorder, host, port, dict(dialects or {}), max_body, tuple(trained_nodes), frozen, folder
+        )
         serving = ServingProcess(plan) if process else Serving(plan)
         try:
             address = await asyncio.wrap_future(serving.start())
@@ -82,11 +88,27 @@ class Door:
         await self._ask("resume")
 
     async def load(self, weights: Weights) -> None:
-        """Serve these weights from the next call on. Calls in flight end with the old ones."""
+        """Serve these weights from the next call on, or where the engine serves several versions to the rollouts that are
+        opened from now on. Calls in flight end with the old ones."""
         if weights.live:
             # Teaches multiprocessing's pickler to send shared-memory tensors as handles.
             importlib.import_module("torch.multiprocessing")
         await self._ask("load", weights)
+
+    async def score(self, ids: Sequence[int]) -> list[float] | None:
+        """Return what ``abilities.Scores`` promises; None where the engine has not this ability."""
+        return await self._ask("score", list(ids))
+
+    async def counters(self) -> Mapping[str, float]:
+        """Return what ``abilities.Counts`` promises; empty where the engine has not this ability."""
+        return await self._ask("counters")
+
+    async def rest(self) -> None:
+        """Let the engine give back memory until ``wake``. While paused only."""
+        await self._ask("rest")
+
+    async def wake(self) -> None:
+        await self._ask("wake")
 
     async def stop(self) -> None:
         """Abort what is in flight, stop the engine, close the recorder and leave nothing running. Again is harmless."""
@@ -100,7 +122,7 @@ class Door:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
 
-    async def _ask(self, order: str, *args: object) -> None:
+    async def _ask(self, order: str, *args: object) -> Any:
         if self._stopped is not None:
             raise CaptureError(f"cannot {order}: this door was stopped; start a new one")
-        await asyncio.wrap_future(self._serving.ask(order, *args))
+        return await asyncio.wrap_future(self._serving.ask(order, *args))

@@ -11,11 +11,13 @@ import contextlib
 import errno
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import uvicorn
 
+from art_core.abilities import Counts, KeepsFiles, Rests, Scores, ServesVersions
 from art_core.capture.http import ASGIApp
 from art_core.capture.server import CaptureApp, Dialect
 from art_core.errors import CaptureError, ConfigError
@@ -38,6 +40,8 @@ class ServingPlan:
     """Empty: all."""
     frozen: Callable[[], Engine] | None = None
     """Answers the calls of other nodes; None: ``engine`` does."""
+    folder: Path | None = None
+    """Where the engine may keep files."""
 
 
 class Serving:
@@ -58,8 +62,8 @@ class Serving:
         self._thread.start()
         return self._ready
 
-    def ask(self, order: str, *args: object) -> concurrent.futures.Future[None]:
-        """Run one of the orders (open, close, pause, resume, load) in the thread's loop."""
+    def ask(self, order: str, *args: object) -> concurrent.futures.Future:
+        """Run one of the orders (open, close, pause, resume, load, score, counters, rest, wake) in the thread's loop."""
         if self._finished.done():
             raise CaptureError("the serving thread has ended; start a new door") from self._finished.exception()
         return asyncio.run_coroutine_threadsafe(self._orders[order](*args), self._loop)
@@ -88,26 +92,31 @@ class Serving:
         plan = self._plan
         self._main_task = asyncio.current_task()
         self._loading = asyncio.Lock()
-        self._orders: dict[str, Callable[..., Awaitable[None]]] = {
+        self._versions = _Versions()
+        self._orders: dict[str, Callable[..., Awaitable[object]]] = {
             "open": self._open,
             "close": self._close,
             "pause": self._pause,
             "resume": self._resume,
             "load": self._load,
+            "score": self._score,
+            "counters": self._counters,
+            "rest": self._rest,
+            "wake": self._wake,
         }
         async with contextlib.AsyncExitStack() as stack:
             # The port first: it fails at once, an engine may take minutes.
             listener = stack.enter_context(listen(plan.host, plan.port))
             self._recorder = plan.recorder()
             stack.callback(self._recorder.close)
-            self._engine = await _started(plan.engine, stack)
+            self._engine = await _started(plan.engine, stack, plan.folder)
             self._app = CaptureApp(
                 self._engine,
                 self._recorder,
                 dialects=plan.dialects,
                 max_body=plan.max_body,
                 trained_nodes=plan.trained_nodes,
-                frozen=await _started(plan.frozen, stack) if plan.frozen else None,
+                frozen=await _started(plan.frozen, stack, plan.folder) if plan.frozen else None,
             )
             self._server = http_server(self._app)
             serving = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -117,10 +126,15 @@ class Serving:
             await serving
 
     async def _open(self, rollout_id: str, sampling: Sampling) -> None:
-        self._app.open(rollout_id, sampling)
+        upstream = None
+        if isinstance(self._engine, ServesVersions):
+            upstream = self._engine.at(self._versions.newest)
+        self._app.open(rollout_id, sampling, upstream)
+        self._versions.begun(rollout_id)
 
     async def _close(self, rollout_id: str, grace: float) -> None:
         await self._app.close(rollout_id, grace)
+        await self._retire(self._versions.ended(rollout_id))
         await asyncio.to_thread(self._recorder.flush)
 
     async def _pause(self) -> None:
@@ -130,8 +144,33 @@ class Serving:
         await self._app.gate.resume()
 
     async def _load(self, weights: Weights) -> None:
-        async with self._loading, self._app.gate.held():
-            await self._engine.load(weights)
+        engine = self._engine
+        async with self._loading:
+            if isinstance(engine, ServesVersions) and engine.overlaps(weights):
+                await engine.load(weights)
+            else:
+                async with self._app.gate.held():
+                    await engine.load(weights)
+            await self._retire(self._versions.loaded(weights.version))
+
+    async def _retire(self, versions: Sequence[int]) -> None:
+        if isinstance(self._engine, ServesVersions):
+            for version in versions:
+                await self._engine.retire(version)
+
+    async def _score(self, ids: Sequence[int]) -> list[float] | None:
+        return await self._engine.score(ids) if isinstance(self._engine, Scores) else None
+
+    async def _counters(self) -> dict[str, float]:
+        return dict(await self._engine.counters()) if isinstance(self._engine, Counts) else {}
+
+    async def _rest(self) -> None:
+        if isinstance(self._engine, Rests):
+            await self._engine.rest()
+
+    async def _wake(self) -> None:
+        if isinstance(self._engine, Rests):
+            await self._engine.wake()
 
     async def _stop(self) -> None:
         if not self._ready.done():
@@ -141,8 +180,38 @@ class Serving:
         self._server.should_exit = True
 
 
-async def _started(make: Callable[[], Engine], stack: contextlib.AsyncExitStack) -> Engine:
+class _Versions:
+    """Which version of the weights every open rollout began with."""
+
+    def __init__(self) -> None:
+        self.newest = 0
+        self._served = {0}
+        self._of: dict[str, int] = {}
+
+    def begun(self, rollout_id: str) -> None:
+        self._of[rollout_id] = self.newest
+
+    def ended(self, rollout_id: str) -> list[int]:
+        """Return the versions that nobody needs any more."""
+        self._of.pop(rollout_id, None)
+        return self._unneeded()
+
+    def loaded(self, version: int) -> list[int]:
+        """Return the versions that nobody needs any more."""
+        self.newest = version
+        self._served.add(version)
+        return self._unneeded()
+
+    def _unneeded(self) -> list[int]:
+        unneeded = sorted(self._served - {self.newest, *self._of.values()})
+        self._served -= set(unneeded)
+        return unneeded
+
+
+async def _started(make: Callable[[], Engine], stack: contextlib.AsyncExitStack, folder: Path | None) -> Engine:
     engine = make()
+    if folder is not None and isinstance(engine, KeepsFiles):
+        engine.begin(folder)
     await engine.start()
     stack.push_async_callback(engine.stop)
     return engine

@@ -29,7 +29,8 @@ from art_core.learner.shared_memory import move, shared_tensors
 from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
 from art_core.packing import pack
-from art_core.types import Loss, TokenTree, Weights
+from art_core.token_tree import build_tree
+from art_core.types import Call, Loss, TokenTree, Trajectory, Weights
 
 
 class TorchLearner:
@@ -58,11 +59,12 @@ class TorchLearner:
         if rank:
             self.model = self._add_adapter(model, rank).eval()
         self._adapted = dict(_adapted(model))
-        self._live = self._share()
+        self._live: dict[str, Tensor] | None = None
+        self._asked = False
+        """Whether ``weights`` was called: what they need of shared memory is not taken for an engine that loads files."""
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(self._trained.values(), betas=(0.9, 0.95), weight_decay=0.0)
         self._pass_tokens = config.max_tokens_per_pass or tokens_that_fit(model)
-        self._saved: tuple[int, Path] | None = None
 
     def _load(self) -> PreTrainedModel:
         if self.config.load_in_4bit:
@@ -111,18 +113,33 @@ class TorchLearner:
         return time.perf_counter() - started
 
     def weights(self) -> Weights:
-        """Return the weights of this version. ``path`` is set where it was saved.
+        """Return the weights of this version in memory.
 
         ``live`` holds those of the plain model's parameters that training changes (with LoRA the adapted ones, merged), on
         the CPU in shared memory, the same at every call. On a GPU, and with ``max_staleness``, they are a copy that only this
-        call changes. It is None where they do not fit in shared memory; save and serve ``path`` then.
+        call changes. It is None where they do not fit in shared memory; ``publish`` them then.
         """
+        if not self._asked:
+            self._asked, self._live = True, self._share()
         if self._live is not None:
             with torch.no_grad():
                 for name, weight in self._copied_weights():
                     self._live[name].copy_(weight)
-        path = self._saved[1] if self._saved and self._saved[0] == self.version else None
-        return Weights(version=self.version, path=path, live=self._live)
+        return Weights(version=self.version, path=None, live=self._live)
+
+    def publish(self, folder: Path) -> Weights:
+        """Write ``folder``, replacing it as a whole: a Hugging Face model folder with its tokenizer, or with LoRA the adapter
+        in ``folder/adapter``. Raises StoreError where it cannot be written."""
+        folder = Path(folder)
+        with checkpoint.writing(folder, {"version": self.version, "base_model": self.model_folder}) as unfinished:
+            self._write_weights(unfinished)
+        return Weights(self.version, folder / checkpoint.ADAPTER if isinstance(self.model, PeftModel) else folder)
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """Return the logprob of every token of ``ids`` but the first, at temperature 1, in nats."""
+        call = Call(prompt_ids=tuple(ids[:1]), sampled_ids=tuple(ids[1:]), logprobs=(0.0,) * (len(ids) - 1))
+        with torch.no_grad(), torch_threads(self._threads):
+            return tree_logprobs(self.model, build_tree([Trajectory(task=None, calls=(call,))])).tolist()
 
     def save(self, folder: Path) -> None:
         """Write ``folder``, replacing it as a whole: weights, optimizer, random state; float32, nothing pickled.
@@ -131,14 +148,17 @@ class TorchLearner:
         ``folder/adapter``. Raises StoreError where it cannot be written.
         """
         folder = Path(folder)
-        state = {"version": self.version, "base_model": self.model_folder}
+        in_4bit = bool(getattr(self.model, "is_loaded_in_4bit", False))
+        state = {"version": self.version, "base_model": self.model_folder, "in_4bit": in_4bit}
         with checkpoint.writing(folder, state) as unfinished:
-            if isinstance(self.model, PeftModel):
-                checkpoint.write_adapter(unfinished, self.model)
-            else:
-                checkpoint.write_model(unfinished, self.model, self.model_folder)
+            self._write_weights(unfinished)
             checkpoint.write_optimizer(unfinished, self._optimizer, self._trained)
-        self._note_saved(folder)
+
+    def _write_weights(self, folder: Path) -> None:
+        if isinstance(self.model, PeftModel):
+            checkpoint.write_adapter(folder, self.model)
+        else:
+            checkpoint.write_model(folder, self.model, self.model_folder)
 
     def restore(self, folder: Path) -> None:
         """Continue where ``save(folder)`` was: the steps that follow are the same to the bit.
@@ -153,10 +173,6 @@ class TorchLearner:
             checkpoint.read_model(folder, self.model)
         checkpoint.read_optimizer(folder, self._optimizer, self._trained)
         self.version = state["version"]
-        self._note_saved(folder)
-
-    def _note_saved(self, folder: Path) -> None:
-        self._saved = self.version, folder / checkpoint.ADAPTER if isinstance(self.model, PeftModel) else folder
 
     def _accumulate(self, trees: Sequence[TokenTree], loss: Loss | None = None) -> dict[str, float]:
         """Add up the gradients of the trees' parts of the loss; return the metrics of the whole."""

@@ -46,6 +46,15 @@ class FakeEngine:
     async def load(self, weights: Weights) -> None:
         self.loaded.append(weights)
 
+    @property
+    def version(self) -> int:
+        """Of the weights that are served."""
+        return self.loaded[-1].version if self.loaded else 0
+
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """Return logprobs that depend on the version, those of ``CountingLearner.score``."""
+        return version_logprobs(self.version, ids)
+
     def _reply(self, request: JsonDict) -> JsonDict:
         reply = self.reply
         if callable(reply):
@@ -86,7 +95,7 @@ class FakeEngine:
                 "total_tokens": len(prompt) + sampled,
             },
             "prompt_token_ids": prompt,
-            "policy_version": self.loaded[-1].version if self.loaded else 0,
+            "policy_version": self.version,
         }
 
     async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
@@ -151,6 +160,11 @@ def prompt_ids(request: JsonDict) -> list[int]:
     return list(tools + b"".join(map(render, request["messages"])) + OPEN)
 
 
+def version_logprobs(version: int, ids: Sequence[int]) -> list[float]:
+    """Return made-up logprobs of every token of ``ids`` but the first, other ones for each version."""
+    return [-1 - (31 * token + 17 * version + place) % 97 / 97 for place, token in enumerate(ids[1:])]
+
+
 class CountingLearner:
     """A learner without a model: a step only counts."""
 
@@ -169,6 +183,13 @@ class CountingLearner:
 
     def weights(self) -> Weights:
         return Weights(self.version, path=None, live={})
+
+    def publish(self, folder: Path) -> Weights:
+        self.save(folder)
+        return Weights(self.version, path=folder)
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        return version_logprobs(self.version, ids)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,79 @@
+"""What the steps of a run have taught, and what to say where they taught little. Knows nothing about how steps are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from art_core.display import Display
+from art_core.scoring import is_scored, why_unscored
+from art_core.types import Group
+
+FLAT_STEPS = 3
+"""Steps in a row without any contrast, after which advice is given."""
+
+NOTHING_LEFT = (
+    "step {} trained nothing: every call of its groups was cut off at its token limit, aborted or forced; give a larger "
+    "max_tokens, or overlong='train' (the loss dapo drops calls that were cut off)"
+)
+MOSTLY_UNTRAINED = (
+    "step {}: {:.0%} of the tokens that were sampled in groups with contrast are not trained, because their calls were cut "
+    "off at their token limit, aborted or forced; give a larger max_tokens, or overlong='train' (the loss dapo drops calls "
+    "that were cut off)"
+)
+
+FRESH = (
+    "after every step the engine served the new weights; {:.0f} steps changed too little to tell. Engine and learner differ by "
+    "{:.2g} nats over a fixed text"
+)
+
+
+@dataclass
+class Lessons:
+    """What the steps have taught."""
+
+    taught: int = 0
+    """Steps that changed the weights."""
+    flat: int = 0
+    """Steps in a row without contrast."""
+    blind: int = 0
+    """Steps in a row in which no run had a reward, nor any of its calls."""
+    why: str = ""
+    """Why they have none."""
+
+    def add(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
+        self.taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
+        self.flat = 0 if metrics["groups_with_contrast"] else self.flat + 1
+        self.blind = 0 if any(is_scored(t) for g in groups for t in g.trajectories) else self.blind + 1
+        self.why = ", ".join(why_unscored(groups))
+
+    def hopeless(self) -> str | None:
+        """Return why there is no use in going on; None where there is."""
+        if self.blind < FLAT_STEPS:
+            return None
+        return f"no run of the last {self.blind} steps could be scored ({self.why})"
+
+
+def say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> None:
+    """Say, once, where a step trained little or nothing of what was sampled."""
+    if metrics.get("skipped"):
+        screen.say_once(NOTHING_LEFT.format(step), about="skipped")
+    elif metrics.get("untrained", 0.0) > 0.5:
+        screen.say_once(MOSTLY_UNTRAINED.format(step, metrics["untrained"]), about="untrained")
+
+
+def flat_advice(steps: int, groups: Sequence[Group]) -> str:
+    """Say what to do about rewards that are all equal within their groups, or missing."""
+    row = "the only step" if steps == 1 else f"{steps} steps in a row"
+    rewards = sorted({t.reward for g in groups for t in g.trajectories if t.reward is not None})
+    if not rewards:
+        return (
+            f"{row} taught nothing: in the last no run could be scored ({', '.join(why_unscored(groups))}). "
+            "Mend what scores them"
+        )
+    seen = f"rewards seen: {', '.join(f'{r:g}' for r in rewards[:5])}"
+    return (
+        f"{row} taught nothing: within every group all rewards were equal ({seen}). "
+        "If all are low, take easier tasks, reward partial progress, or start from a model that sometimes succeeds; "
+        "if all are high, take harder tasks; a larger group_size or a higher temperature gives more contrast"
+    )

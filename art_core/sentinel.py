@@ -1,0 +1,153 @@
+"""Whether the engine serves the weights that the learner has made: both score a fixed text after every swap.
+
+Knows nothing about engines, learners or how weights travel. Distances are root mean squares over the text's tokens, in nats.
+
+The served logprobs must be nearer to the new weights' than to the old ones'. The old ones are those of the last swap of which
+this could be told, so what many small steps hide comes out when they have added up to something.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from art_core.errors import StaleWeightsError
+from art_core.types import Trajectory
+
+TOKENS = 256
+"""Of the text."""
+FLOOR = 2e-5
+"""Nats; what float32 and the order of sums leave between two implementations of one model."""
+DAMAGED = 10.0
+"""Times the noise, from which the served weights are neither the new nor the old ones."""
+
+LARGE = 0.1
+"""Nats; more than number formats leave between two implementations of one model."""
+DIFFERENT = (
+    "engine and learner, with the same weights, differ by %.3g nats over a fixed text: they do not compute the same model, or "
+    "one of them in a coarse number format"
+)
+
+log = logging.getLogger("art_core.sentinel")
+
+Score = Callable[[Sequence[int]], Awaitable[list[float] | None]]
+"""The logprob of every token of a text but the first; None where who is asked cannot say."""
+
+
+@dataclass
+class State:
+    """What outlives the process."""
+
+    ids: list[int] = field(default_factory=list)
+    """The text, from the run's own first calls: there the steps change most. Empty until there is one."""
+    start: list[float] = field(default_factory=list)
+    """Under the weights that the run began with, by the learner."""
+    noise: float = FLOOR
+    """The distance between engine and learner while both had the same weights, at least ``FLOOR``."""
+    cannot_tell: int = 0
+    """Swaps that changed less than the noise."""
+
+
+class Sentinel:
+    """``begin`` before the first step, ``check`` after every swap. ``keep`` stores what must outlive the process."""
+
+    def __init__(self, served: Score, learnt: Score, kept: Any, keep: Callable[[Any], None]) -> None:
+        self._served, self._learnt, self._keep = served, learnt, keep
+        self._state = State(**kept) if kept else State()
+        self._told: tuple[int, list[float]] | None = None
+        """The last version that was told to be served, and its logprobs by the learner."""
+        self._deaf = False
+        """Whether the engine or the learner cannot score."""
+
+    async def begin(self, trajectories: Sequence[Trajectory], version: int) -> None:
+        """Choose the text where there is none, and measure the noise while both sides have the weights of ``version``."""
+        if self._deaf or self._told:
+            return
+        state = self._state
+        ids = state.ids or _text(trajectories)
+        if not ids or (logprobs := await self._ask(ids)) is None:
+            return
+        served, learnt = logprobs
+        if not state.ids:
+            self._state = State(ids, learnt, max(FLOOR, distance(served, learnt)))
+            self._keep(asdict(self._state))
+            if self._state.noise > LARGE:
+                log.warning(DIFFERENT, self._state.noise)
+        self._told = version, learnt
+
+    async def resumed(self, version: int) -> None:
+        """Check what a run that goes on has loaded into the engine against the weights that it was begun with."""
+        if self._state.ids and version:
+            self._told = 0, self._state.start
+            await self.check(version)
+
+    async def check(self, version: int) -> dict[str, float]:
+        """Return metrics: ``mismatch``, the distance between engine and learner, and ``cannot_tell``, the swaps so far that
+        changed too little to tell. Raises StaleWeightsError where the engine does not serve ``version``."""
+        if self._told is None or (logprobs := await self._ask(self._state.ids)) is None:
+            return {}
+        served, learnt = logprobs
+        old_version, old = self._told
+        mismatch, noise = distance(served, learnt), self._state.noise
+        changed, to_old = distance(learnt, old), distance(served, old)
+        nearer_to_old = changed > noise and to_old <= mismatch
+        if nearer_to_old and to_old <= DAMAGED * noise:
+            raise StaleWeightsError(self._stale(version, mismatch, to_old, old_version))
+        if nearer_to_old or not mismatch <= max(DAMAGED * noise, changed):  # not a number is damaged too
+            raise StaleWeightsError(self._damaged(version, mismatch, to_old, old_version))
+        if mismatch > DAMAGED * noise:
+            log.warning(
+                "version %d: the engine's logprobs of a fixed text differ from the learner's by %.3g nats, and by %.3g at the "
+                "start of the run; what is sampled is not quite what is trained",
+                version, mismatch, noise,
+            )  # fmt: skip
+        if changed > noise:
+            self._told = version, learnt
+        else:
+            self._state.cannot_tell += 1
+            self._keep(asdict(self._state))
+        return {"mismatch": mismatch, "cannot_tell": float(self._state.cannot_tell)}
+
+    async def _ask(self, ids: Sequence[int]) -> tuple[list[float], list[float]] | None:
+        """Return the text's logprobs by engine and learner; None, said once, where one of them cannot score."""
+        served = await self._served(ids)
+        learnt = None if served is None else await self._learnt(ids)
+        if served is not None and learnt is not None:
+            return served, learnt
+        self._deaf, who = True, "engine" if served is None else "learner"
+        log.info("this %s cannot score a text, so nobody checks that the newest weights are served", who)
+        return None
+
+    def _stale(self, version: int, mismatch: float, to_old: float, old_version: int) -> str:
+        return (
+            f"the engine is old: it was given version {version} of the weights and still serves version {old_version}. "
+            f"A fixed text of {len(self._state.ids)} tokens has logprobs there that differ from the learner's "
+            f"version {version} by {mismatch:.3g} nats and from its version {old_version} by {to_old:.3g}. The step is not "
+            "counted, and the run stops before it samples with old weights; restart the engine and train again with the same "
+            "run_dir"
+        )
+
+    def _damaged(self, version: int, mismatch: float, to_old: float, old_version: int) -> str:
+        return (
+            f"the engine serves neither version {version} of the weights, which it was given, nor the old ones: a fixed text of "
+            f"{len(self._state.ids)} tokens has logprobs there that differ from the learner's version {version} by "
+            f"{mismatch:.3g} nats and from its version {old_version} by {to_old:.3g}; {self._state.noise:.3g} is usual here. The "
+            "weights were damaged on their way, or belong to another model. The step is not counted; train again with the same "
+            "run_dir"
+        )
+
+
+def distance(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the root mean square of the differences; not a number where one of the values is none."""
+    differences = (0.0 if x == y else x - y for x, y in zip(a, b, strict=True))  # two infinities are the same
+    return math.sqrt(sum(it * it for it in differences) / max(1, len(a)))
+
+
+def _text(trajectories: Sequence[Trajectory]) -> list[int]:
+    """Return the end of the first call that sampled something; empty where there is none of two tokens."""
+    calls = [call for trajectory in trajectories for call in trajectory.calls if call.sampled_ids]
+    ids = [*calls[0].prompt_ids, *calls[0].sampled_ids][-TOKENS:] if calls else []
+    return ids if len(ids) > 1 else []

@@ -1,0 +1,164 @@
+"""What an engine may do besides serving: several versions at a time, rest while the learner works, keep files, count."""
+
+import asyncio
+
+import httpx
+import pytest
+
+import art_core as art
+from art_core.abilities import Counts, KeepsFiles, Rests, Scores, ServesVersions
+from art_core.testing import CountingLearner, FakeEngine
+from art_core.types import Call
+
+
+def group():
+    call = Call(prompt_ids=(1, 2, 3), sampled_ids=(4, 5), logprobs=(-0.1, -0.2))
+    return art.Group("t", tuple(art.Trajectory(task="t", calls=(call,), reward=reward) for reward in (0.0, 1.0)))
+
+
+class Versioned(FakeEngine):
+    """Serves adapters by version, from files; says in which order it was asked for what."""
+
+    loads_files = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = []
+        self.folder = None
+
+    def begin(self, run_dir):
+        self.folder = run_dir
+        self.said.append("begin")
+
+    async def start(self):
+        await super().start()
+        self.said.append("start")
+
+    def overlaps(self, weights):
+        return True
+
+    def at(self, version):
+        return At(self, version)
+
+    async def load(self, weights):
+        assert weights.live is None and (weights.path / "version.json").is_file()
+        self.said.append(f"load {weights.version}")
+        await super().load(weights)
+
+    async def retire(self, version):
+        self.said.append(f"retire {version}")
+
+    async def rest(self):
+        self.said.append("rest")
+
+    async def wake(self):
+        self.said.append("wake")
+
+    async def counters(self):
+        return {"prompt_tokens": 10.0 * len(self.requests), "cached_tokens": 5.0, "sampled_tokens": 1.0}
+
+
+class At:
+    def __init__(self, engine, version):
+        self.engine, self.version = engine, version
+
+    async def chat(self, request):
+        return {**await self.engine.chat(request), "policy_version": self.version}
+
+
+def test_the_names_of_the_abilities_are_those_that_are_asked_for():
+    for ability in (Counts, KeepsFiles, Rests, Scores, ServesVersions):
+        assert isinstance(Versioned(), ability)
+
+
+async def ask(rollout):
+    async with httpx.AsyncClient(trust_env=False) as client:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        (await client.post(f"{rollout.base_url}/chat/completions", json=body)).raise_for_status()
+
+
+async def test_a_rollout_goes_on_with_the_version_that_it_began_with(tmp_path):
+    engine = Versioned()
+    async with art.open_run(tmp_path / "run", engine=engine, learner=CountingLearner(), max_staleness=1) as run:
+        async with run.rollout("a") as old:
+            await ask(old)
+            await run.learn([group()])
+            async with run.rollout("b") as new:
+                await ask(new)
+                await ask(old)
+            assert "retire 0" not in engine.said, "a rollout that began with it is open"
+            await run.learn([group()])
+        assert engine.said[-1] == "retire 0"
+        assert [call.policy_version for call in old.trajectory.calls] == [0, 0]
+        assert [call.policy_version for call in new.trajectory.calls] == [1]
+    assert [it for it in engine.said if it.startswith(("load", "retire"))] == [
+        "load 1",
+        "load 2",
+        "retire 1",
+        "retire 0",
+    ]
+
+
+async def test_an_engine_that_serves_versions_is_given_new_ones_while_calls_are_in_flight(tmp_path):
+    waiting, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(Versioned):
+        def at(self, version):
+            return SlowAt(self, version)
+
+    class SlowAt(At):
+        async def chat(self, request):
+            waiting.set()
+            while not go_on.is_set():
+                await asyncio.sleep(0.01)
+            return await super().chat(request)
+
+    engine = Slow()
+    async with (
+        art.open_run(tmp_path / "run", engine=engine, learner=CountingLearner(), max_staleness=1) as run,
+        run.rollout("a") as rollout,
+    ):
+        asked = asyncio.create_task(ask(rollout))
+        while not waiting.is_set():
+            await asyncio.sleep(0.01)
+        await run.learn([group()])
+        assert engine.said[-1] == "load 1" and not asked.done()
+        go_on.set()
+        await asked
+    assert rollout.trajectory.calls[0].policy_version == 0
+
+
+async def test_an_engine_rests_while_the_learner_works_and_files_do_not_pile_up(tmp_path):
+    engine = Versioned()
+
+    class Learner(CountingLearner):
+        def step(self, trees, *, loss=None):
+            engine.said.append("step")
+            return super().step(trees)
+
+    async with art.open_run(tmp_path / "run", engine=engine, learner=Learner()) as run:
+        assert engine.folder == tmp_path / "run"
+        for _ in range(4):
+            await run.learn([group()])
+        assert await run.door.counters() == {"prompt_tokens": 0.0, "cached_tokens": 5.0, "sampled_tokens": 1.0}
+    assert engine.said[:7] == ["begin", "start", "rest", "step", "wake", "load 1", "retire 0"]
+    assert sorted(it.name for it in (tmp_path / "run" / "serving").iterdir()) == ["3", "4"]
+
+
+async def test_an_engine_wakes_where_the_step_fails(tmp_path):
+    class Failing(CountingLearner):
+        def step(self, trees, *, loss=None):
+            raise RuntimeError("no memory")
+
+    engine = Versioned()
+    async with art.open_run(tmp_path / "run", engine=engine, learner=Failing()) as run:
+        with pytest.raises(RuntimeError, match="no memory"):
+            await run.learn([group()])
+        assert engine.said[-2:] == ["rest", "wake"]
+
+
+async def test_nothing_rests_where_rollouts_run_meanwhile(tmp_path):
+    engine = Versioned()
+    async with art.open_run(tmp_path / "run", engine=engine, learner=CountingLearner(), max_staleness=1) as run:
+        await run.learn([group()])
+    assert "rest" not in engine.said

@@ -1,0 +1,190 @@
+"""Does the engine serve what the learner made? What is said where it does, where it does not, and where nobody can tell."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import art_core as art
+from art_core.config import TINY, TrainConfig
+from art_core.engine import EmbeddedEngine
+from art_core.errors import StaleWeightsError
+from art_core.learner import TorchLearner
+from art_core.losses import grpo
+from art_core.sentinel import FLOOR, Sentinel
+from art_core.testing import CountingLearner, FakeEngine
+from art_core.types import Call
+
+IDS = tuple(range(2, 40))
+
+
+def group():
+    call = Call(prompt_ids=IDS[:20], sampled_ids=IDS[20:], logprobs=(-0.1,) * 18)
+    return art.Group("t", tuple(art.Trajectory(task="t", calls=(call,), reward=reward) for reward in (0.0, 1.0)))
+
+
+def run_of(tmp_path, **settings):
+    return art.open_run(tmp_path / "run", **{"engine": FakeEngine(), "learner": CountingLearner(), **settings})
+
+
+class Forgetful(FakeEngine):
+    """Takes new weights and serves the old ones, from some version on."""
+
+    def __init__(self, since: int) -> None:
+        super().__init__()
+        self.since = since
+
+    @property
+    def version(self):
+        return min(super().version, self.since)
+
+
+class Damaging(FakeEngine):
+    async def score(self, ids):
+        return [it - 2 * random.random() if self.loaded else it for it in await super().score(ids)]
+
+
+async def test_every_step_says_how_far_engine_and_learner_are_apart(tmp_path):
+    async with run_of(tmp_path) as run:
+        steps = [await run.learn([group()]) for _ in range(3)]
+    assert [step["mismatch"] for step in steps] == [0, 0, 0]
+    assert steps[-1]["cannot_tell"] == 0
+
+
+async def test_an_engine_that_keeps_its_old_weights_stops_the_run_and_is_named(tmp_path):
+    async with run_of(tmp_path, engine=Forgetful(since=1)) as run:
+        await run.learn([group()])
+        with pytest.raises(StaleWeightsError, match="given version 2 of the weights and still serves version 1"):
+            await run.learn([group()])
+        assert run.step == 1
+    async with run_of(tmp_path) as run:
+        assert run.step == 1, "the step was not counted, so it is done again"
+
+
+async def test_damaged_weights_are_neither_the_new_nor_the_old_ones(tmp_path):
+    async with run_of(tmp_path, engine=Damaging()) as run:
+        with pytest.raises(StaleWeightsError, match="serves neither version 1 of the weights"):
+            await run.learn([group()])
+
+
+async def test_a_run_that_goes_on_checks_what_it_has_loaded(tmp_path):
+    async with run_of(tmp_path) as run:
+        await run.learn([group()])
+    with pytest.raises(StaleWeightsError, match="given version 1 of the weights and still serves version 0"):
+        async with run_of(tmp_path, engine=Forgetful(since=0), learner=CountingLearner()):
+            pass
+    async with run_of(tmp_path, learner=CountingLearner()) as run:
+        assert (await run.learn([group()]))["mismatch"] == 0
+
+
+class Silent(CountingLearner):
+    score = None
+
+
+async def test_a_learner_that_cannot_score_leaves_the_check_out(tmp_path):
+    async with run_of(tmp_path, learner=Silent(), engine=Forgetful(since=0)) as run:
+        metrics = await run.learn([group()])
+    assert "mismatch" not in metrics
+
+
+class Model:
+    """Engine and learner as numbers: the logprobs of version n are n times ``change`` away from those of version 0."""
+
+    def __init__(self, change: float, noise: float = 0.0) -> None:
+        self.change, self.noise, self.draw = change, noise, random.Random(0)
+        self.made = self.served = 0
+
+    def logprobs(self, version, ids):
+        direction = random.Random(7)
+        return [-2 + version * self.change * direction.choice((-1, 1)) for _ in ids[1:]]
+
+    async def learnt(self, ids):
+        return self.logprobs(self.made, ids)
+
+    async def answered(self, ids):
+        return [it + self.draw.gauss(0, self.noise) for it in self.logprobs(self.served, ids)]
+
+
+async def watch(model, steps, *, stuck_at=None, kept=None):
+    """Return the metrics of ``steps`` swaps, in which the engine is stuck at a version."""
+    sentinel = Sentinel(model.answered, model.learnt, None, ({} if kept is None else kept).update)
+    await sentinel.begin(group().trajectories, 0)
+    seen = []
+    for _ in range(steps):
+        model.made += 1
+        model.served = model.made if stuck_at is None else min(model.made, stuck_at)
+        seen.append(await sentinel.check(model.made))
+    return seen
+
+
+async def test_steps_below_the_noise_are_counted_as_not_told():
+    seen = await watch(Model(change=1e-6), 5)
+    assert [it["cannot_tell"] for it in seen] == [1, 2, 3, 4, 5]
+    assert all(it["mismatch"] < FLOOR for it in seen)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_noise_never_stops_a_run_that_serves_its_newest_weights(seed):
+    for change in (1e-4, 3e-3, 1e-2, 3e-2):
+        model = Model(change, noise=1e-2)
+        model.draw = random.Random(seed)
+        seen = await watch(model, 40)
+        assert seen[-1]["mismatch"] < 2e-2
+
+
+@pytest.mark.parametrize("change", [1e-3, 1e-2, 1e-1])
+async def test_small_steps_that_never_arrive_are_found_when_they_have_added_up(change):
+    with pytest.raises(StaleWeightsError, match="still serves version 0"):
+        await watch(Model(change, noise=1e-2), 60, stuck_at=0)
+
+
+async def test_what_outlives_the_process_is_kept():
+    kept = {}
+    await watch(Model(change=1e-6), 3, kept=kept)
+    assert kept["ids"] == list(IDS) and kept["cannot_tell"] == 3 and kept["noise"] == FLOOR
+
+
+class FromFiles(EmbeddedEngine):
+    """Loads adapters from files, as a server of its own would."""
+
+    loads_files = True
+
+
+class StaleAdapter(FromFiles):
+    """Takes the second adapter for the first, as servers have done that kept files by name."""
+
+    async def load(self, weights):
+        first = weights.path.parent.parent / "1" / "adapter"
+        await super().load(replace(weights, path=first if weights.version == 2 else weights.path))
+
+
+class CorruptedAdapter(FromFiles):
+    async def load(self, weights):
+        file = weights.path / "adapter_model.safetensors"
+        torch.manual_seed(0)
+        save_file({name: torch.randn_like(it) * it.std() for name, it in load_file(file).items()}, file)
+        await super().load(weights)
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "said"),
+    [
+        (FromFiles, 3, None),
+        (StaleAdapter, 2, "given version 2 of the weights and still serves version 1"),
+        (CorruptedAdapter, 1, "serves neither version 1 of the weights"),
+    ],
+)
+async def test_a_real_engine_is_told_apart_by_its_adapter(tmp_path, kind, steps, said):
+    config = TrainConfig(lora_rank=8, learning_rate=5e-3, warmup_steps=0)
+    learner = TorchLearner(TINY, config, grpo)
+    settings = {"lora_rank": 8, "learning_rate": 5e-3, "warmup_steps": 0}
+    async with art.open_run(tmp_path / "run", engine=kind(str(TINY), config), learner=learner, **settings) as run:
+        for number in range(steps):
+            if said and number == steps - 1:
+                with pytest.raises(StaleWeightsError, match=said):
+                    await run.learn([group()])
+            else:
+                metrics = await run.learn([group()])
+                assert metrics["mismatch"] < 1e-5 and metrics["cannot_tell"] == 0
