@@ -12,6 +12,7 @@ from typing import Any
 
 from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
 from art_core.errors import ConfigError
+from art_core.formats import reasoning_parser, tool_parser
 
 BASE = "policy@0"
 """The name under which the start weights are served."""
@@ -22,12 +23,12 @@ INSIDE = Path(__file__).with_name("inside")
 CPU_WORKER, CPU_RELOAD = "art_cpu_worker.Repaired", "reload_all_weights"
 """Its class, and the method of it that loads whole weights."""
 SHARED_GPU = 0.5
-"""vLLM's share of the only GPU, on which the learner works too."""
+"""vLLM's share of a GPU: the learner works on the first, where vLLM is too."""
 
 Options = dict[str, Any]
 
 
-def options(model_folder: str, config: TrainConfig, *, cuda: bool, gpus: int = 0) -> Options:
+def options(model_folder: str, config: TrainConfig, *, cuda: bool) -> Options:
     """Return vLLM's options by name, without dashes; ``config.engine_args`` override and add.
 
     True is a flag, False its opposite (``--no-...``), None leaves the option out.
@@ -45,11 +46,12 @@ def options(model_folder: str, config: TrainConfig, *, cuda: bool, gpus: int = 0
         "enable-prompt-tokens-details": True,
         "logprobs-mode": "raw_logprobs" if config.temperature == 1 else "processed_logprobs",
         "disable-uvicorn-access-log": True,
-        **_parsers(model_folder, config),
+        **parsers(model_folder, config.tool_parser, config.reasoning_parser),
         **_lora(model_folder, config),
     }
     if cuda:
-        chosen |= {"enable-sleep-mode": True, "gpu-memory-utilization": SHARED_GPU if gpus == 1 else None}
+        # With rollouts ahead of the learner it never sleeps.
+        chosen |= {"enable-sleep-mode": not config.max_staleness, "gpu-memory-utilization": SHARED_GPU}
     else:
         chosen |= {"enforce-eager": True, "worker-extension-cls": CPU_WORKER}
     return chosen | {name.lstrip("-").replace("_", "-"): value for name, value in config.engine_args.items()}
@@ -60,12 +62,13 @@ def concurrency(config: TrainConfig) -> int:
     return min(config.max_concurrent, config.tasks_per_step * config.group_size * (1 + config.max_staleness))
 
 
-def _parsers(model_folder: str, config: TrainConfig) -> Options:
-    tools = config.tool_parser or "hermes"
-    thinking = config.reasoning_parser
+def parsers(model: str, tools: str | None, thinking: str | None) -> Options:
+    """Return the options for the formats of tool calls and of thinking: those that are named, else what suits the model."""
+    calls = tool_parser(model, tools)
     return {
-        **({} if tools == "none" else {"enable-auto-tool-choice": True, "tool-call-parser": tools}),
-        "reasoning-parser": None if thinking == "none" else thinking,
+        "enable-auto-tool-choice": True if calls else None,
+        "tool-call-parser": calls,
+        "reasoning-parser": reasoning_parser(model, thinking),
     }
 
 

@@ -77,8 +77,7 @@ class VllmEngine(AddressEngine):
         if self._log_file is None:
             self._log_file = Path(tempfile.mkdtemp(prefix="art-vllm-")) / "vllm.log"
         found = await asyncio.to_thread(environments.find)
-        gpus = await asyncio.to_thread(environments.gpus)
-        chosen = command_line.options(self._model_folder, self.config, cuda=found.cuda, gpus=gpus)
+        chosen = command_line.options(self._model_folder, self.config, cuda=found.cuda)
         self._base, self._sleeps = chosen["served-model-name"], bool(chosen.get("enable-sleep-mode"))
         self._cuda = found.cuda
         if not found.cuda:

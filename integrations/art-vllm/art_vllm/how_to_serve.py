@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from art_core.formats import reasoning_parser, tool_parser
+from art_vllm.command_line import RANKS, arguments, parsers
 from art_vllm.export_source import Source
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM makes room for."""
 SERVER = ("python", "-m", "vllm.entrypoints.openai.api_server")
 
 
@@ -21,7 +18,7 @@ def how_to_serve(written: Path, folder: Path, source: Source, dtype: str) -> dic
     ``folder``; write SERVE.md, whose commands are for whoever stands in the folder."""
     ways = [way for way in ("merged", "adapter") if (written / way).is_dir()]
     model = source.start if source.adapter else str(source.checkpoint)
-    formats = _formats(model, source.config)
+    formats = arguments(parsers(model, source.config.get("tool_parser"), source.config.get("reasoning_parser")))
 
     def command(way: str, place: Path) -> str:
         if way == "merged":
@@ -61,11 +58,3 @@ def _page(folder: Path, source: Source, commands: dict[str, str]) -> str:
         f"# {source.name}, step {source.step}\n\n{blocks}\n\n"
         f"Then any OpenAI client at http://localhost:8000/v1 with model `{source.name}`.\n"
     )
-
-
-def _formats(model: str, config: Mapping[str, Any]) -> list[str]:
-    """Return vLLM's options for the formats of tool calls and of thinking: those of the run, else what suits the model."""
-    tools = tool_parser(model, config.get("tool_parser"))
-    thinking = reasoning_parser(model, config.get("reasoning_parser"))
-    options = ["--enable-auto-tool-choice", "--tool-call-parser", tools] if tools else []
-    return [*options, *(["--reasoning-parser", thinking] if thinking else [])]

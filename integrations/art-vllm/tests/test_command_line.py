@@ -10,8 +10,8 @@ from art_core.errors import ConfigError
 from art_vllm import command_line, environment
 
 
-def options(*, cuda: bool = False, gpus: int = 0, model: str = str(TINY), **settings) -> dict:
-    return command_line.options(model, TrainConfig(**settings), cuda=cuda, gpus=gpus)
+def options(*, cuda: bool = False, model: str = str(TINY), **settings) -> dict:
+    return command_line.options(model, TrainConfig(**settings), cuda=cuda)
 
 
 def test_a_small_model_is_served_without_adapters_because_all_its_weights_are_trained():
@@ -43,9 +43,8 @@ def test_logprobs_are_of_the_distribution_that_training_samples_from():
 
 def test_without_a_gpu_it_computes_in_float32_and_compiles_nothing():
     assert (options()["dtype"], options()["enforce-eager"]) == ("float32", True)
-    with_gpu = options(cuda=True, gpus=1)
+    with_gpu = options(cuda=True)
     assert (with_gpu["dtype"], with_gpu["enable-sleep-mode"], with_gpu["gpu-memory-utilization"]) == ("auto", True, 0.5)
-    assert options(cuda=True, gpus=2)["gpu-memory-utilization"] is None
 
 
 def test_engine_args_override_and_add():
@@ -62,10 +61,22 @@ def test_engine_args_override_and_add():
     assert line[line.index("--lora-modules") + 1 : line.index("--lora-modules") + 3] == ["a", "b"]
 
 
+def test_it_sleeps_only_where_rollouts_and_learning_take_turns():
+    assert options(cuda=True)["enable-sleep-mode"] and not options(cuda=True, max_staleness=1)["enable-sleep-mode"]
+
+
+def test_parsers_suit_the_model():
+    assert options()["tool-call-parser"] == "hermes"
+    llama = options(model="meta-llama/Llama-3.1-8B-Instruct")
+    assert (llama["tool-call-parser"], llama["reasoning-parser"]) == ("llama3_json", None)
+    assert options(model="Qwen/Qwen3-8B")["reasoning-parser"] == "qwen3"
+    assert "--enable-auto-tool-choice" not in command_line.arguments(options(model="some/model-on-the-hub"))
+
+
 def test_parsers_can_be_named_and_left_out():
     named = options(tool_parser="llama3_json", reasoning_parser="qwen3")
     assert (named["tool-call-parser"], named["reasoning-parser"]) == ("llama3_json", "qwen3")
-    assert "tool-call-parser" not in options(tool_parser="none")
+    assert "--enable-auto-tool-choice" not in command_line.arguments(options(tool_parser="none"))
     assert options(reasoning_parser="none")["reasoning-parser"] is None
 
 
