@@ -72,10 +72,10 @@ def find_gpu(text: str) -> Gpu:
             return known[name]
     wanted = _plain(text)
     near = difflib.get_close_matches(wanted, known, n=1)
-    hint = f"did you mean {known[near[0]].name!r}? " if near else ""
+    hint = f" (did you mean {known[near[0]].name!r}?)" if near else ""
     raise ConfigError(
-        f"--gpu {text!r} is neither a size such as 24GB or 24GiB nor a GPU that is known here; {hint}"
-        f"There are: {', '.join(gpu.name for gpu in GPUS)}"
+        f"--gpu {text!r} is neither a size such as 24GB or 24GiB nor a GPU that is known here{hint}; "
+        f"there are: {', '.join(gpu.name for gpu in GPUS)}"
     )
 
 

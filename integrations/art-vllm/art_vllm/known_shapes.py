@@ -77,7 +77,7 @@ def find_shape(model: str) -> Shape:
     Raises ConfigError, with the nearest names, where it is none of these, and where it is not a text model.
     """
     folder = TINY if model == "tiny" else Path(model).expanduser()
-    if folder.is_dir():
+    if model and folder.is_dir():
         return _from_folder(folder, model)
     if model.startswith((".", "/", "~")):
         raise ConfigError(

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from art_core.config import LORA_FROM, LORA_RANK
+from art_core.config import LORA_FROM, LORA_RANK, TrainConfig
 from art_core.errors import ConfigError
+from art_vllm.command_line import RANKS
 from art_vllm.gpus import GIB, GPUS, Gpu
 from art_vllm.shapes import Shape
 
@@ -37,8 +38,6 @@ SHORT_CONTEXT = 1024
 """Tokens; a shorter one is not proposed."""
 WORTH = 1.25
 """Times the sequences that a change must give: to take turns, or to be proposed."""
-MOST_ROLLOUTS = 64
-"""At a time: ``max_concurrent``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +73,8 @@ class Setup:
             )
         if self.load_in_4bit and self.trainer == "torch":
             raise ConfigError("4-bit weights need learner='unsloth' and LoRA; leave them out for the torch learner")
+        if self.engine == "vllm" and self.rank > RANKS[-1]:
+            raise ConfigError(f"an adapter of rank {self.rank} is more than vLLM serves; give at most {RANKS[-1]}")
         if self.serve_in_8bit and self.engine != "vllm":
             raise ConfigError("only vLLM serves in 8 bits; give engine='vllm', or leave it out")
         if self.context > self.shape.positions:
@@ -113,8 +114,8 @@ class Setup:
 
     @property
     def at_once(self) -> int:
-        """Rollouts that run at the same time, where memory allows it."""
-        return min(MOST_ROLLOUTS, self.group_size * self.tasks_per_step)
+        """Rollouts that run at the same time, where memory allows it: as many as vLLM is started for."""
+        return min(TrainConfig.max_concurrent, self.group_size * self.tasks_per_step * (1 + self.staleness))
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,13 @@ class Plan:
     @property
     def peak(self) -> int:
         return max(self.held("rollouts"), self.held("learning"))
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are over, with room for one sequence; 0 where it fits."""
+        each = 0 if self.sequences else sequence_bytes(self.setup)
+        needed = max(self.held("rollouts") + each, self.held("learning") + (0 if self.turns else each))
+        return max(0, needed - self.usable)
 
     @property
     def usable(self) -> int:
@@ -259,8 +267,9 @@ def _learner_parts(setup: Setup, tokens: int) -> Iterator[Part]:
     head = HEAD + (0 if rank else 4 * shape.head_weights)
     yield Part("learner: LM head", head, ("learning",), False, "a chunk of logits at a time")
     activations, why = _activations(setup, tokens)
-    # The optimizer's temporaries come when the activations are gone.
-    yield Part("learner: activations", max(activations, 4 * trained), ("learning",), False, why)
+    if 4 * trained > activations:  # they come when the activations are gone
+        activations, why = 4 * trained, "AdamW's temporaries, which are more"
+    yield Part("learner: activations", activations, ("learning",), False, why)
 
 
 def _learner_weights(setup: Setup) -> tuple[int, str]:
@@ -342,9 +351,14 @@ def remedies(found: Plan) -> Iterator[tuple[str, Plan]]:
     seen = set()
     for first, changed, _ in [] if enough or found.fits else single:
         for second, both in _changes(changed):
-            if both not in seen and (it := plan(both)).fits:
+            twice = _changed(found.setup, both) == _changed(found.setup, changed)  # the same thing, further
+            if not twice and both not in seen and (it := plan(both)).fits:
                 seen.add(both)
                 yield f"{first}, and {second}", it
+
+
+def _changed(setup: Setup, other: Setup) -> set[str]:
+    return {it.name for it in fields(Setup) if getattr(setup, it.name) != getattr(other, it.name)}
 
 
 def _changes(setup: Setup) -> Iterator[tuple[str, Setup]]:

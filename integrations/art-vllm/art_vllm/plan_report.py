@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from art_core.config import LORA_RANK
+from art_core.config import TrainConfig
 from art_vllm.cost import ASSUMED, NOT_COUNTED, Cost
 from art_vllm.gpus import GIB
 from art_vllm.known_shapes import known_shapes
@@ -60,7 +60,8 @@ def _show_memory(found: Plan, console: Console) -> None:
 
 def _heading(setup: Setup) -> str:
     shape = setup.shape
-    size = f"{shape.parameters / 1e9:.2f}B parameters"
+    count = shape.parameters
+    size = f"{count / 1e9:.2f}B parameters" if count >= 1e7 else f"{count / 1e6:.2f}M parameters"
     if shape.experts:
         size += f" ({shape.active / 1e9:.2f}B active per token)"
     trained = f"LoRA of rank {setup.rank}" if setup.rank else "all weights trained"
@@ -73,8 +74,7 @@ def verdict(found: Plan) -> Iterator[str]:
     """Yield whether it fits, in which way, and what to change where it does not or is narrow."""
     setup = found.setup
     if not found.fits:
-        short = _gib(max(0, found.peak + sequence_bytes(setup) - found.usable))
-        yield f"does not fit: {short} GiB are missing for one sequence of {setup.context} tokens"
+        yield f"does not fit: {_gib(found.missing)} GiB are missing for one sequence of {setup.context} tokens, and for a step"
     else:
         way = (
             "engine and learner take turns (vLLM sleeps during a step)"
@@ -82,8 +82,8 @@ def verdict(found: Plan) -> Iterator[str]:
             else "engine and learner side by side"
         )
         yield (
-            f"fits, {way}: {found.sequences} sequences of {setup.context} tokens at a time (a step has up to "
-            f"{setup.at_once} runs), {found.pass_tokens:,} tokens a pass"
+            f"fits, {way}: {found.sequences} sequences of {setup.context} tokens at a time (up to "
+            f"{setup.at_once} runs are), {found.pass_tokens:,} tokens a pass"
         )
         yield from _other_way(found)
     if not found.comfortable:
@@ -128,7 +128,8 @@ def _other_way(found: Plan) -> Iterator[str]:
     other = plan(setup, turns=not found.turns)
     name = "side by side" if found.turns else "by turns"
     if other.fits:
-        yield f"{name}: {other.sequences} sequences, gpu-memory-utilization {other.utilization:.2f}"
+        passes = "" if other.pass_tokens == found.pass_tokens else f", {other.pass_tokens:,} tokens a pass"
+        yield f"{name}: {other.sequences} sequences, gpu-memory-utilization {other.utilization:.2f}{passes}"
     else:
         yield f"{name} it does not fit"
 
@@ -166,6 +167,8 @@ def cost_lines(found: Plan, step: Cost) -> Iterator[str]:
         f"  {work.runs:.0f} runs, {work.calls:.0f} calls; prompts {work.prefill.count:,.0f} tokens with shared prefixes once "
         f"({work.prompts.count:,.0f} without), {work.decode.count:,.0f} sampled, {learner.count:,.0f} learnt from as trees"
     )
+    if work.longest > found.setup.context:
+        yield f"  note: a run of up to {work.longest:,} tokens does not fit into a context of {found.setup.context:,}"
     for it in step.parts:
         yield f"  {it.name:9} {it.tokens:12,.0f} tokens {it.flops:9.2e} FLOP{_seconds(it.seconds)}"
     if step.seconds is None:
@@ -189,17 +192,15 @@ def _settings(found: Plan) -> Iterator[str]:
     yield f'model="{setup.shape.name}"'
     yield f'engine="{setup.engine}"'
     yield f'learner="{setup.trainer}"'
-    if setup.rank != LORA_RANK or setup.trainer == "torch":
-        yield f"lora_rank={setup.rank}"
+    yield f"lora_rank={setup.rank}"
     if setup.trainer == "unsloth":
         yield f"load_in_4bit={setup.in_4bit}"
     yield f"max_context={setup.context}"
     if found.pass_tokens != found.default_pass:
         yield f"max_tokens_per_pass={found.pass_tokens}"
-    if setup.group_size != 8:
-        yield f"group_size={setup.group_size}"
-    if setup.tasks_per_step != 8:
-        yield f"tasks_per_step={setup.tasks_per_step}"
+    for name in ("group_size", "tasks_per_step"):
+        if getattr(setup, name) != getattr(TrainConfig, name):
+            yield f"{name}={getattr(setup, name)}"
     if setup.staleness:
         yield f"max_staleness={setup.staleness}"
     if setup.engine == "vllm":
@@ -208,19 +209,18 @@ def _settings(found: Plan) -> Iterator[str]:
 
 
 def engine_args(found: Plan) -> dict[str, Any]:
-    """Return the command-line options for vLLM."""
+    """Return vLLM's options that a run does not choose like this by itself."""
     setup = found.setup
     options: dict[str, Any] = {
         "gpu-memory-utilization": found.utilization,
-        "max-num-seqs": setup.at_once,
         "max-num-batched-tokens": batched_tokens(setup.gpu),
     }
     if setup.gpus > 1:
         options["tensor-parallel-size"] = setup.gpus
     if setup.serve_in_8bit:
         options["quantization"] = "fp8"
-    if found.turns:
-        options["enable-sleep-mode"] = True
+    if not setup.staleness:  # where it never sleeps, a run leaves this out itself
+        options["enable-sleep-mode"] = found.turns
     return options
 
 
@@ -240,6 +240,7 @@ def as_json(found: Plan, step: Cost) -> dict[str, Any]:
         "in_4bit": setup.in_4bit,
         "engine": setup.engine,
         "context": setup.context,
+        "at_once": setup.at_once,
         "turns": found.turns,
         "memory": [dataclasses.asdict(it) for it in found.parts],
         "machine_memory": machine_parts(found),

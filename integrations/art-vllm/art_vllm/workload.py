@@ -60,6 +60,8 @@ class Workload:
     """Tokens that are trained."""
     largest: int
     """Tokens of the largest group's tree."""
+    longest: int
+    """Tokens of the longest prompt with its answer."""
 
 
 def assumed(runs: int, group_size: int, *, calls: int, prompt: int, sampled: int) -> Workload:
@@ -83,6 +85,7 @@ def assumed(runs: int, group_size: int, *, calls: int, prompt: int, sampled: int
         learner=first.plus(answers.times(group_size)).times(groups),
         targets=runs * calls * sampled,
         largest=prompt + group_size * calls * sampled,
+        longest=prompt + calls * sampled,
     )
 
 
@@ -115,6 +118,7 @@ def measured(run_dir: Path) -> Workload:
         learner=mean("learner"),
         targets=sum(it.targets for it in found) / count,
         largest=max(it.largest for it in found),
+        longest=max(it.longest for it in found),
     )
 
 
@@ -146,6 +150,7 @@ def _of_step(groups: Sequence[Sequence[Trajectory]], trained: float | None) -> W
         learner=learner.times(share),
         targets=targets * share,
         largest=max(tree.num_tokens for tree in trees),
+        longest=int(depths.max(initial=-1)) + 1,
     )
 
 

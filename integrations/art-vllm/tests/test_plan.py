@@ -23,6 +23,7 @@ from art_vllm.known_shapes import find_shape, known_shapes
 from art_vllm.plan import (
     FOUR_BITS,
     Setup,
+    _with_pass,
     default_pass,
     machine_parts,
     plan,
@@ -43,6 +44,10 @@ def setup(**changes):
 
 def size(found, name):
     return next(it.size for it in found.parts if it.name == name)
+
+
+def why(found, name):
+    return next(it.why for it in found.parts if it.name == name)
 
 
 def agents(group_size, calls, prompt, sampled, start=0):
@@ -158,6 +163,32 @@ def test_a_remedy_fits():
         assert found and all(it.fits for _, it in found)
 
 
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 0}, {"staleness": 1}])
+def test_what_is_missing_is_what_a_larger_card_has_more(changes):
+    found = plan(setup(gpu=find_gpu("24GB"), **changes))
+
+    def with_more(size):  # by itself a larger card would take a longer pass, and so be as narrow
+        larger = replace(found.setup, gpu=Gpu("larger", int(found.setup.gpu.memory + size / 0.96)))
+        return _with_pass(larger, found.turns, found.pass_tokens, found.default_pass)
+
+    assert not found.fits and found.missing > 0
+    assert with_more(found.missing + 2).fits and not with_more(found.missing - 10_000).fits
+    assert plan(setup()).missing == 0
+
+
+def test_the_optimizers_temporaries_are_not_taken_for_activations():
+    found = plan(setup(gpu=find_gpu("B200"), lora_rank=0), turns=True)
+    assert "AdamW" not in why(found, "learner: activations")
+    short = _with_pass(found.setup, True, 256, found.default_pass)
+    assert size(short, "learner: activations") == 4 * QWEN.parameters and "AdamW" in why(short, "learner: activations")
+
+
+def test_no_remedy_changes_the_same_twice():
+    for what, _ in remedies(plan(setup(gpu=find_gpu("24GB"), lora_rank=0))):
+        first, _, second = what.partition(", and ")
+        assert second and first.split(": ")[0] != second.split(": ")[0], what
+
+
 def test_what_fits_is_only_told_of_much_more_room():
     found = plan(setup(gpu=find_gpu("RTX 4090"), serve_in_8bit=True, context=4096))
     better = list(remedies(found))
@@ -201,6 +232,7 @@ def test_who_trains_is_what_auto_would_take():
         ({"context": 100_000}, "more than the 32768 positions"),
         ({"gpus": 3}, "cannot split 28 attention heads over 3"),
         ({"engine": "embedded", "serve_in_8bit": True}, "only vLLM"),
+        ({"lora_rank": 600}, "give at most 512"),
     ],
 )
 def test_a_setup_that_no_run_takes_is_refused(changes, says):

@@ -7,8 +7,9 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from art_core.config import make_config
+from art_core.config import TINY, make_config
 from art_core.errors import ConfigError
+from art_vllm.command_line import options
 from art_vllm.plan_command import add_to
 
 app = typer.Typer()
@@ -42,15 +43,44 @@ def test_a_plan_says_what_is_taken_whether_it_fits_and_what_to_paste():
     assert "gpu-memory-utilization" in said and "max_context=4096" in said
 
 
-def test_the_settings_to_paste_are_settings_of_a_run():
-    said = run(
-        *SEVEN_B, "--gpu", "24GB", "--serve-in-8bit", "--staleness", "1", "--context", "2048", "--group-size", "4"
-    )
-    line = next(line for line in said.splitlines() if line.startswith("settings: "))
+def pasted(*arguments):
+    """The config of a run with the settings that are printed."""
+    line = next(line for line in run(*arguments).splitlines() if line.startswith("settings: "))
     given = eval(line.removeprefix("settings: art.train(...,").join(("dict(", "")))
-    config = make_config({key: value for key, value in given.items() if key not in ("engine", "learner")})
+    return make_config({key: value for key, value in given.items() if key not in ("engine", "learner")})
+
+
+def test_the_settings_to_paste_are_settings_of_a_run():
+    given = ("--serve-in-8bit", "--staleness", "1", "--context", "2048", "--group-size", "4")
+    config = pasted(*SEVEN_B, "--gpu", "24GB", *given)
     assert config.load_in_4bit and config.max_staleness == 1 and config.group_size == 4
-    assert config.engine_args["quantization"] == "fp8" and "enable-sleep-mode" not in config.engine_args
+    assert config.engine_args["quantization"] == "fp8" and config.lora_rank == 16
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--gpu", "H100"),  # side by side
+        ("--gpu", "24GB", "--serve-in-8bit", "--context", "2048"),  # in turns
+        ("--gpu", "H100", "--staleness", "2", "--tasks-per-step", "2", "--group-size", "4"),
+        ("--gpu", "B200", "--gpus", "2", "--full", "--context", "2048"),
+        ("--gpu", "H100", "--lora-rank", "24"),
+    ],
+)
+def test_vllm_is_started_as_it_was_planned(arguments):
+    found = json_of(*SEVEN_B, *arguments)
+    started = options("Qwen/Qwen2.5-7B-Instruct", pasted(*SEVEN_B, *arguments), cuda=True)
+    assert started["max-model-len"] == found["context"]
+    assert started["max-num-seqs"] == found["at_once"]
+    assert started["gpu-memory-utilization"] == found["engine_args"]["gpu-memory-utilization"]
+    assert started["enable-sleep-mode"] == found["turns"]
+    assert started.get("enable-lora", False) == bool(found["lora_rank"])
+    assert started.get("max-lora-rank", 0) >= found["lora_rank"]
+
+
+def test_a_small_model_that_unsloth_trains_is_served_with_room_for_its_adapter():
+    config = pasted("--model", "tiny", "--gpu", "T4", "--learner", "unsloth", "--context", "1024")
+    assert options(str(TINY), config, cuda=True)["max-lora-rank"] == 16
 
 
 def test_what_does_not_fit_says_what_is_missing_and_what_to_change():
@@ -89,6 +119,16 @@ def test_assumptions_are_said_to_be_assumptions():
     assert "no seconds: a size has no speed" in run(*SEVEN_B, "--gpu", "80GB")
 
 
+def test_runs_that_are_longer_than_the_context_are_said():
+    said = run("--model", "tiny", "--gpu", "T4", "--context", "512")
+    assert "a run of up to 1,450 tokens does not fit into a context of 512" in said
+    assert "does not fit into" not in run("--model", "tiny", "--gpu", "T4", "--context", "512", "--prompt", "50")
+
+
+def test_a_small_model_is_counted_in_millions():
+    assert "tiny: 0.90M parameters" in run("--model", "tiny", "--gpu", "T4", "--context", "1024")
+
+
 def test_a_type_that_is_not_known_is_counted_and_said_to_be_an_estimate(tmp_path):
     config = {
         "model_type": "novel", "hidden_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 8, "vocab_size": 32000,
@@ -103,6 +143,7 @@ def test_a_type_that_is_not_known_is_counted_and_said_to_be_an_estimate(tmp_path
     ("arguments", "says"),
     [
         (("--model", "Qwen/Qwen2.5-7B-Instruckt", "--gpu", "H100"), "nearest known names"),
+        (("--model", "", "--gpu", "H100"), "the shape of '' is not known"),
         ((*SEVEN_B, "--gpu", "24"), "neither a size"),
         ((*SEVEN_B, "--gpu", "H100", "--full", "--lora-rank", "8"), "--full trains all weights"),
         ((*SEVEN_B, "--gpu", "80GB", "--dollars-per-hour", "2"), "name the GPU"),
@@ -118,7 +159,7 @@ def test_help_has_an_example():
     assert "art plan --model Qwen/Qwen2.5-7B-Instruct --gpu 24GB" in " ".join(run("--help").split())
 
 
-def test_a_terminal_gets_a_table(monkeypatch):
+def test_a_terminal_gets_a_table():
     from art_vllm import plan_report
     from art_vllm.cost import cost
     from art_vllm.gpus import find_gpu
