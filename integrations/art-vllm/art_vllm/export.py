@@ -72,7 +72,7 @@ def export(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} cannot be exported; give one of {', '.join(DTYPES)}")
     _check_asked(source, merged)
-    folder = Path(out).expanduser() if out else source.run / "exports" / source.checkpoint.name
+    folder = Path(out).expanduser().resolve() if out else source.run / "exports" / source.checkpoint.name
     _check_place(folder)
     try:
         with _writing(folder) as unfinished:
@@ -80,6 +80,13 @@ def export(
             commands = how_to_serve(unfinished, folder, source, dtype)
             progress("hashing the files")
             _write_record(unfinished, source, dtype, found)
+    except StoreError as error:
+        if source.checkpoint.is_dir():
+            raise
+        raise StoreError(
+            f"{source.checkpoint} was deleted while it was exported: the run is training and keeps its newest checkpoints "
+            "only; export again, or train with keep_checkpoints=None, which keeps all"
+        ) from error
     except torch.OutOfMemoryError as error:
         raise ArtError(
             f"{source.start} does not fit on the GPU in float32, which merging and checking are computed in: {error}; "
@@ -110,6 +117,8 @@ def _check_asked(source: Source, merged: bool) -> None:
 def _check_place(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there and not empty; give another --out, or delete it")
+    if folder == Path.cwd():  # it takes the place of the empty folder
+        raise ConfigError(f"{folder} is where you stand; give --out a name, such as --out my-model")
 
 
 @contextmanager

@@ -65,6 +65,12 @@ def trained(tmp_path_factory):
     return of
 
 
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """What was exported of the run with an adapter; to be read only."""
+    return export(trained(8), tmp_path_factory.mktemp("exports") / "out")
+
+
 @pytest.fixture
 def run_dir(trained, tmp_path):
     """A copy of a run with an adapter, to be spoilt."""
@@ -86,8 +92,8 @@ def far(a, b):
 
 
 @pytest.mark.parametrize("lora_rank", [8, 0])
-def test_the_merged_folder_is_a_plain_model_with_the_trained_logprobs(trained, tmp_path, lora_rank):
-    exported = export(trained(lora_rank), tmp_path / "out")
+def test_the_merged_folder_is_a_plain_model_with_the_trained_logprobs(trained, exported, tmp_path, lora_rank):
+    exported = exported if lora_rank else export(trained(lora_rank), tmp_path / "out")
     expected = logprobs(as_trained(trained(lora_rank)))
     back = AutoModelForCausalLM.from_pretrained(exported.merged)
     assert far(logprobs(back), expected) < 1e-4
@@ -122,8 +128,7 @@ def test_an_older_step_is_exported_where_it_is_kept(trained, tmp_path):
         export(trained(8), tmp_path / "other", step=7)
 
 
-def test_before_anything_was_sampled_by_it_a_version_is_compared_on_the_newest_call(trained, tmp_path):
-    exported = export(trained(8), tmp_path / "out")
+def test_before_anything_was_sampled_by_it_a_version_is_compared_on_the_newest_call(exported):
     assert exported.check.text == "a stored call of version 1"
 
 
@@ -135,10 +140,10 @@ async def test_where_no_call_was_recorded_a_fixed_text_is_compared(tmp_path):
     assert exported.check.moved == 0
 
 
-def test_the_number_format_is_the_start_weights_unless_another_is_asked_for(trained, tmp_path):
+def test_the_number_format_is_the_start_weights_unless_another_is_asked_for(trained, exported, tmp_path):
     half = export(trained(8), tmp_path / "half", dtype="bfloat16")
-    for exported, dtype in ((export(trained(8), tmp_path / "same"), "F32"), (half, "BF16")):
-        with safe_open(exported.merged / "model.safetensors", "pt") as file:
+    for written, dtype in ((exported, "F32"), (half, "BF16")):
+        with safe_open(written.merged / "model.safetensors", "pt") as file:
             assert {file.get_slice(name).get_dtype() for name in file.keys()} == {dtype}  # noqa: SIM118
     assert json.loads((half.merged / "config.json").read_text())["dtype"] == "bfloat16"
     assert 1e-4 < half.check.largest < 0.5
@@ -146,13 +151,12 @@ def test_the_number_format_is_the_start_weights_unless_another_is_asked_for(trai
 
 
 def test_what_a_number_format_takes_away_is_said(tmp_path):
-    asyncio.run(train(tmp_path / "run", lora_rank=8, learning_rate=1e-5))
+    asyncio.run(train(tmp_path / "run", steps=1, lora_rank=8, learning_rate=1e-5))
     exported = export(tmp_path / "run", tmp_path / "out", dtype="bfloat16")
     assert "bfloat16 is coarser than what was trained" in exported.notes[0]
 
 
-def test_the_record_holds_where_it_comes_from_and_every_file(trained, tmp_path):
-    exported = export(trained(8), tmp_path / "out")
+def test_the_record_holds_where_it_comes_from_and_every_file(trained, exported):
     record = json.loads((exported.folder / "export.json").read_text())
     with Store(trained(8) / "run.sqlite") as store:
         assert record["start_weights"] == store.meta("start_weights")
@@ -162,8 +166,7 @@ def test_the_record_holds_where_it_comes_from_and_every_file(trained, tmp_path):
     assert record["check"]["largest"] == exported.check.largest
 
 
-def test_every_way_to_serve_it_is_written_down(trained, tmp_path):
-    exported = export(trained(8), tmp_path / "out")
+def test_every_way_to_serve_it_is_written_down(exported):
     page = (exported.folder / "SERVE.md").read_text()
     assert "--model merged --served-model-name rank8 --dtype float32" in page
     assert f"--model {TINY} --dtype float32 --enable-lora --max-lora-rank 8 --lora-modules rank8=adapter" in page
@@ -172,8 +175,8 @@ def test_every_way_to_serve_it_is_written_down(trained, tmp_path):
     assert f"rank8={exported.adapter}" in exported.commands["adapter"]
 
 
-async def test_the_merged_folder_is_a_model_to_evaluate(trained, tmp_path):
-    exported = export(trained(8), tmp_path / "out")
+@pytest.mark.engines
+async def test_the_merged_folder_is_a_model_to_evaluate(trained, exported, tmp_path):
     report = await art.evaluate(
         AGENT, ["one", "two"], model=exported.merged, reward=lambda t: 1.0, run_dir=tmp_path / "eval", progress=False
     )
@@ -197,7 +200,7 @@ def test_experts_trained_as_parameters_are_merged(tmp_path):
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(TINY / name, folder / name)
-    asyncio.run(train(tmp_path / "run", model=str(folder), lora_rank=4, engine="embedded"))
+    asyncio.run(train(tmp_path / "run", model=str(folder), lora_rank=4))
     exported = export(tmp_path / "run", tmp_path / "out")
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000002"
     with safe_open(exported.adapter / "adapter_model.safetensors", "pt") as file:
@@ -231,6 +234,22 @@ def test_an_export_is_never_written_over(trained, tmp_path):
     assert (tmp_path / "out" / "export.json").read_bytes() == before
     (tmp_path / "empty").mkdir()
     export(trained(8), tmp_path / "empty", merged=False, check=False)
+
+
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_no_fault_of_the_disk(run_dir, tmp_path):
+    def go_on(what):
+        if what == "computing logprobs as trained":
+            shutil.rmtree(run_dir / "checkpoints" / "step-000002")
+
+    with pytest.raises(StoreError, match="was deleted while it was exported: the run is training"):
+        export(run_dir, tmp_path / "out", progress=go_on)
+    assert {it.name for it in tmp_path.iterdir()} == {"run"}
+
+
+def test_the_folder_that_one_stands_in_is_not_taken(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is where you stand; give --out a name"):
+        export(trained(8), ".")
 
 
 def test_an_export_that_computes_something_else_is_not_kept(trained, tmp_path, monkeypatch):
