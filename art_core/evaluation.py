@@ -221,8 +221,9 @@ async def evaluate(
     """Run ``agent`` once on every task and return the rewards.
 
     ``model`` is a name, a model folder, or the folder of a run, whose newest checkpoint is taken. ``temperature=None``
-    keeps the agent's own sampling. Where the run trained some nodes only, the others are answered as they were then, unless
-    ``settings`` say otherwise. What was recorded is kept in ``run_dir`` (default: a new one under ``runs/``).
+    keeps the agent's own sampling. A run's model is served as it was in the run, with its limits and formats, and where the
+    run trained some nodes only, the others are answered as they were then, unless ``settings`` say otherwise. What was
+    recorded is kept in ``run_dir`` (default: a new one under ``runs/``).
     """
     check_tasks(tasks)
     begun = _begun(model)
@@ -265,6 +266,7 @@ def _served(model: str | Path, begun: Mapping[str, Any]) -> tuple[str, Path | No
 
 CARRIED = (
     "train_nodes", "other_nodes", "frozen_model", "tool_parser", "reasoning_parser", "engine_args", "lora_rank",
+    "max_context", "max_tokens",
 )  # fmt: skip
 """Settings of a run with which it is evaluated too."""
 

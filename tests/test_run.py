@@ -69,6 +69,17 @@ async def test_an_evaluation_is_measured_anew_every_time(tmp_path):
     assert [t.task for t in second.trajectories] == ["b", "c"]
 
 
+async def test_a_run_is_evaluated_with_the_limits_and_the_formats_that_it_was_served_with(tmp_path):
+    served = {"max_context": 300, "max_tokens": 20, "tool_parser": "hermes", "engine_args": {"seed": 1}, "lora_rank": 0}
+    async with run_of(tmp_path, **served):
+        pass
+    common = {"model": tmp_path / "run", "engine": FakeEngine(), "reward": lambda t: 1.0, "progress": False}
+    await art.evaluate(ScriptedAgent(), ["a"], run_dir=tmp_path / "eval", max_tokens=30, **common)
+    with Store(tmp_path / "eval" / "run.sqlite") as store:
+        config = store.meta("config")
+    assert {name: config[name] for name in served} == {**served, "max_tokens": 30}
+
+
 async def test_other_evaluation_tasks_on_resume_do_not_break_the_report(tmp_path):
     common = {
         "model": "tiny", "engine": FakeEngine(), "run_dir": tmp_path / "run", "progress": False, "reward": lambda t: 1.0,
