@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from art_core.errors import ConfigError
 
@@ -57,7 +56,7 @@ def plan(
     from art_vllm.known_shapes import find_shape
     from art_vllm.plan import Setup
     from art_vllm.plan import plan as make_plan
-    from art_vllm.plan_report import as_json, show
+    from art_vllm.plan_report import as_json, report
     from art_vllm.workload import assumed, measured
 
     if full and lora_rank is not None:
@@ -76,9 +75,9 @@ def plan(
     found = make_plan(setup)
     step = cost(found, work, dollars_per_hour)
     if json_:
-        print(json.dumps(as_json(found, step)))  # noqa: T201 - the command's result
+        typer.echo(json.dumps(as_json(found, step)))
     else:
-        show(found, step, Console())
+        typer.echo("\n".join(report(found, step)))
     if not found.fits:
         raise typer.Exit(1)
 

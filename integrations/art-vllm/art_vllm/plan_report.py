@@ -1,4 +1,4 @@
-"""A plan -> a table, a verdict, settings to paste, or JSON. Knows nothing about how it was counted."""
+"""A plan -> lines: a table, a verdict, settings to paste, or JSON. Knows nothing about how it was counted."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from art_core.config import TrainConfig
 from art_vllm.cost import ASSUMED, NOT_COUNTED, Cost
@@ -23,39 +20,27 @@ MOST_ADVICE = 6
 """Things to change that are named."""
 
 
-def show(found: Plan, step: Cost, console: Console) -> None:
-    """Print what a plan takes, whether it fits, what to change and the settings to paste."""
-    lines = [*verdict(found), *machine_memory(found), *notes(found.setup), *cost_lines(found, step)]
+def report(found: Plan, step: Cost) -> Iterator[str]:
+    """Yield what a plan takes, whether it fits, what to change and the settings to paste, line by line."""
+    yield _heading(found.setup)
+    yield from _memory(found)
+    yield from verdict(found)
+    yield from machine_memory(found)
+    yield from notes(found.setup)
+    yield from cost_lines(found, step)
     if found.fits:
-        lines.append(f"settings: art.train(..., {', '.join(_settings(found))})")
-    _print(console, _heading(found.setup))
-    _show_memory(found, console)
-    for line in lines:
-        _print(console, line)
+        yield f"settings: art.train(..., {', '.join(_settings(found))})"
 
 
-def _print(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _show_memory(found: Plan, console: Console) -> None:
+def _memory(found: Plan) -> Iterator[str]:
     phases = ("rollouts", "learning")
-    rows = [
-        (it.name, *(_gib(it.size) if not found.turns or phase in it.phases else "" for phase in phases), it.why)
-        for it in found.parts
-    ]
-    free = found.usable - found.peak
-    sums = tuple(_gib(found.held(phase)) for phase in phases)
-    rows += [("taken", *sums, f"of {_gib(found.usable)} usable: {found.setup.gpu.name} less {_margin(found)}")]
-    if not console.is_terminal:
-        _print(console, f"{'GiB':24}{phases[0]:>9}{phases[1]:>9}")
-        for name, rollouts, learning, why in rows:
-            _print(console, f"{name:24}{rollouts or '-':>9}{learning or '-':>9}  {why}")
-        return
-    table = Table("GiB", *phases, "how it is counted", caption=f"free at the peak: {_gib(free)} GiB")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    yield f"{'GiB':24}{phases[0]:>9}{phases[1]:>9}"
+    for it in found.parts:
+        rollouts, learning = (_gib(it.size) if not found.turns or phase in it.phases else "-" for phase in phases)
+        yield f"{it.name:24}{rollouts:>9}{learning:>9}  {it.why}"
+    rollouts, learning = (_gib(found.held(phase)) for phase in phases)
+    margin = f"{found.setup.gpu.name} less {_margin(found)}"
+    yield f"{'taken':24}{rollouts:>9}{learning:>9}  of {_gib(found.usable)} usable: {margin}"
 
 
 def _heading(setup: Setup) -> str:

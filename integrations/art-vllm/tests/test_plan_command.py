@@ -4,7 +4,6 @@ import json
 
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
 from art_core.config import TINY, make_config
@@ -90,6 +89,13 @@ def test_what_does_not_fit_says_what_is_missing_and_what_to_change():
     assert "art.train(" not in said
 
 
+def test_the_table_adds_up():
+    rows = [line[:42] for line in run(*SEVEN_B, "--gpu", "H100").splitlines() if line.startswith(("learner:", "vllm:"))]
+    rows += [line[:42] for line in run(*SEVEN_B, "--gpu", "H100").splitlines() if line.startswith(("keys", "taken"))]
+    *parts, taken = [float(row[24:33]) if "-" not in row[24:33] else 0.0 for row in rows]
+    assert sum(parts) == pytest.approx(taken, abs=0.06) and taken > 0
+
+
 def test_json_is_one_object_with_bytes():
     found = json_of(*SEVEN_B, "--gpu", "H100")
     assert found["parameters"] == 7_615_616_512 and found["fits"] is True
@@ -157,18 +163,3 @@ def test_what_cannot_be_planned_is_refused(arguments, says):
 
 def test_help_has_an_example():
     assert "art plan --model Qwen/Qwen2.5-7B-Instruct --gpu 24GB" in " ".join(run("--help").split())
-
-
-def test_a_terminal_gets_a_table():
-    from art_vllm import plan_report
-    from art_vllm.cost import cost
-    from art_vllm.gpus import find_gpu
-    from art_vllm.known_shapes import find_shape
-    from art_vllm.plan import Setup, plan
-    from art_vllm.workload import assumed
-
-    found = plan(Setup(shape=find_shape("qwen3-8b"), gpu=find_gpu("H100")))
-    console = Console(force_terminal=True, width=120, record=True)
-    plan_report.show(found, cost(found, assumed(64, 8, calls=3, prompt=1000, sampled=150)), console)
-    said = console.export_text()
-    assert "┃" in said and "free at the peak" in said
