@@ -67,8 +67,8 @@ def verdict(found: Plan) -> Iterator[str]:
             else "engine and learner side by side"
         )
         yield (
-            f"fits, {way}: {found.sequences} sequences of {setup.context} tokens at a time (up to "
-            f"{setup.at_once} runs are), {found.pass_tokens:,} tokens a pass"
+            f"fits, {way}: {found.sequences} sequences of {setup.context} tokens at a time (runs: up to "
+            f"{setup.at_once}), {found.pass_tokens:,} tokens a pass"
         )
         yield from _other_way(found)
     if not found.comfortable:
