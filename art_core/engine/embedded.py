@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import torch
@@ -24,6 +24,7 @@ from art_core.engine.loading import bind, load_adapter, load_model, load_tokeniz
 from art_core.engine.requests import ChatRequest, parse, refuse
 from art_core.engine.sampling import Draw, Sampled
 from art_core.engine.scheduler import Generation, Scheduler
+from art_core.engine.score import MOST_SCORED, score
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import JsonDict, Weights
 
@@ -97,6 +98,22 @@ class EmbeddedEngine:
         else:
             self._serve(load_model(str(weights.path)), scheduler)
         self._version = weights.version
+
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """Return the logprob of every token but the first, as ``abilities.Scores`` says, when what runs now has ended.
+
+        Raises UpstreamError 400 for more than 4096 tokens, none, or what the model has no token for.
+        """
+        scheduler, wanted = self._started(), list(ids)
+        most = min(MOST_SCORED, self.max_context)
+        if not 0 < len(wanted) <= most:
+            raise refuse(f"a text of {len(wanted)} tokens cannot be scored; give 1 to {most}")
+        self._check_known(wanted)
+        return await scheduler.call(lambda: score(scheduler.rows.kv, wanted))
+
+    async def counters(self) -> dict[str, float]:
+        """Return what has been computed since ``start``, as ``abilities.Counts`` says."""
+        return {name: float(count) for name, count in self._started().counts.items()}
 
     async def stop(self) -> None:
         """End the decode thread; requests that still run fail. A second call does nothing."""
@@ -175,9 +192,7 @@ class EmbeddedEngine:
             prompt = chat.encode(text)
         else:
             text, prompt = None, chat.raw_ids(request.prompt)
-            vocab_size = _vocab_size(self._model)
-            if unknown := [token for token in prompt if not 0 <= token < vocab_size]:
-                raise refuse(f"prompt has the token id {unknown[0]}; the model's ids are 0 to {vocab_size - 1}")
+            self._check_known(prompt)
         if not prompt:
             raise refuse("the prompt is empty; send at least one message with content, or one token")
         if len(prompt) >= self.max_context:
@@ -188,6 +203,11 @@ class EmbeddedEngine:
                 "context_length_exceeded",
             )
         return text, prompt
+
+    def _check_known(self, ids: list[int]) -> None:
+        vocab_size = _vocab_size(self._model)
+        if unknown := [token for token in ids if not 0 <= token < vocab_size]:
+            raise refuse(f"prompt has the token id {unknown[0]}; the model's ids are 0 to {vocab_size - 1}")
 
     def _draw(self, request: ChatRequest, index: int) -> Draw:
         self._requests += 1

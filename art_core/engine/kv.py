@@ -34,7 +34,7 @@ class Batch:
     runs: list[tuple[int, int]] = field(default_factory=list)
     """(start, stop) in ``ids`` of each run of prompt tokens; a run has one row and consecutive positions."""
     outputs: list[int] = field(default_factory=list)
-    """The tokens whose logits are wanted."""
+    """The tokens whose logits are wanted, ascending."""
 
 
 class KeyValues(Protocol):
@@ -55,6 +55,10 @@ class KeyValues(Protocol):
 
     def forward(self, batch: Batch) -> Tensor:
         """Store the batch's keys and values; return float32 logits (len(batch.outputs), vocabulary)."""
+        ...
+
+    def fresh(self) -> KeyValues:
+        """Return others for the same model, which hold nothing."""
         ...
 
 
@@ -120,6 +124,9 @@ class PackedKeyValues:
         finally:
             _running.step = None
         return output.logits[0].float()
+
+    def fresh(self) -> PackedKeyValues:
+        return PackedKeyValues(self.model)
 
     def store(self, layer: int, flat: Tensor, key: Tensor, value: Tensor) -> None:
         """Write the batch's keys and values, each (1, heads, tokens, head size), to the places ``flat``."""

@@ -27,6 +27,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
         raise ConfigError(f"no tokenizer could be loaded from {folder}: {error}; save it beside the model") from error
 
 
+@torch.inference_mode(False)  # else what ``bind`` puts into it could not be viewed (the weights of experts are)
 def load_model(folder: str) -> PreTrainedModel:
     """Load a causal LM for inference: bfloat16 on a GPU where there is one, else float32 on the CPU.
 

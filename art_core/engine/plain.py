@@ -48,12 +48,17 @@ class PlainKeyValues:
     def forward(self, batch: Batch) -> Tensor:
         spans = [(token, token + 1) for token in range(batch.decoding)] + batch.runs
         wanted = set(batch.outputs)
-        logits = [self._extend(batch, start, stop) for start, stop in spans]
-        chosen = [index for index, (_, stop) in enumerate(spans) if stop - 1 in wanted]
-        return torch.cat(logits)[chosen].float()
+        logits = []
+        for start, stop in spans:
+            places = [token - start for token in range(start, stop) if token in wanted]
+            logits.append(self._extend(batch, start, stop)[places].float())
+        return torch.cat(logits)
+
+    def fresh(self) -> PlainKeyValues:
+        return PlainKeyValues(self.model)
 
     def _extend(self, batch: Batch, start: int, stop: int) -> Tensor:
-        """Feed one span to its row; return the logits (1, vocabulary) after its last token."""
+        """Feed one span to its row; return the logits (tokens, vocabulary) after each of its tokens."""
         number = batch.rows[start]
         if batch.positions[start] == 0:
             self.rows[number] = _Row(cache=DynamicCache(config=self.model.config) if self.caches else None)
@@ -61,5 +66,5 @@ class PlainKeyValues:
         row.ids += fresh
         ids = torch.tensor([fresh if self.caches else row.ids], device=self.model.device)
         if self.caches:
-            return self.model(input_ids=ids, past_key_values=row.cache, use_cache=True).logits[:, -1]
-        return self.model(input_ids=ids).logits[:, -1]
+            return self.model(input_ids=ids, past_key_values=row.cache, use_cache=True).logits[0]
+        return self.model(input_ids=ids).logits[0, -len(fresh) :]

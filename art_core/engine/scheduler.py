@@ -57,6 +57,8 @@ class Scheduler:
         self.most_rows = most_rows
         self.stop_ids: frozenset[int] = frozenset()
         """Tokens that end an answer."""
+        self.counts = {"prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0}
+        """Totals, as ``abilities.Counts`` names them; only the decode thread changes them."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Generation] = deque()
         self._calls: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
@@ -157,6 +159,8 @@ class Scheduler:
                 generation, np.array(generation.prompt, np.int32), len(generation.prompt) + generation.max_tokens
             ):
                 generation.cached_tokens = int(self.rows.lengths[generation.row])
+                self.counts["prompt_tokens"] += generation.cached_tokens
+                self.counts["cached_tokens"] += generation.cached_tokens
                 budget -= len(generation.prompt) - generation.cached_tokens
                 self._prompting.append(generation)
             else:
@@ -166,6 +170,7 @@ class Scheduler:
     def _step(self) -> None:
         batch, fed, answering = self._batch()
         logits = self.rows.kv.forward(batch)
+        self.counts["prompt_tokens"] += len(batch.ids) - batch.decoding
         rows = self.rows
         for generation, count in fed:
             rows.lengths[generation.row] += count
@@ -215,6 +220,7 @@ class Scheduler:
             self._finish(generation, "aborted")
             return
         generation.sampled.append(token)
+        self.counts["sampled_tokens"] += 1
         if token.token in self.stop_ids or (generation.is_stopped and generation.is_stopped(generation.sampled)):
             self._finish(generation, "stop")
         elif len(generation.sampled) >= generation.max_tokens:

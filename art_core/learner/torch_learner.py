@@ -148,7 +148,8 @@ class TorchLearner:
         ``folder/adapter``. Raises StoreError where it cannot be written.
         """
         folder = Path(folder)
-        state = {"version": self.version, "base_model": self.model_folder}
+        in_4bit = bool(getattr(self.model, "is_loaded_in_4bit", False))
+        state = {"version": self.version, "base_model": self.model_folder, "in_4bit": in_4bit}
         with checkpoint.writing(folder, state) as unfinished:
             self._write_weights(unfinished)
             checkpoint.write_optimizer(unfinished, self._optimizer, self._trained)

@@ -25,6 +25,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from art_core.config import TrainConfig
@@ -81,6 +83,9 @@ def make_model(family: str, vocab_size: int):
     windows = ["sliding_attention", "full_attention", "sliding_attention"]
     makers = {
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=True)),
+        "qwen3_moe": lambda: Qwen3MoeForCausalLM(
+            Qwen3MoeConfig(**sizes, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+        ),
         "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**sizes)),
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**sizes)),
         "mistral": lambda: MistralForCausalLM(MistralConfig(**sizes, sliding_window=16)),

@@ -13,3 +13,6 @@ if TYPE_CHECKING:
 @hookimpl
 def register_commands(app: typer.Typer) -> None:
     """Add ``art plan`` and ``art export``."""
+    from art_vllm.export_command import add_to as add_export
+
+    add_export(app)

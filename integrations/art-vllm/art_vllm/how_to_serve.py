@@ -1,0 +1,62 @@
+"""An exported folder -> the command lines that serve it with vLLM, and SERVE.md. Knows nothing about weights."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from art_vllm.export_source import Source
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM makes room for."""
+SERVER = ("python", "-m", "vllm.entrypoints.openai.api_server")
+
+
+def how_to_serve(written: Path, folder: Path, source: Source, dtype: str) -> dict[str, str]:
+    """Return what is served (``merged``, ``adapter``) -> its command line, for what lies in ``written`` and will be
+    ``folder``; write SERVE.md, whose commands are for whoever stands in the folder."""
+    ways = [way for way in ("merged", "adapter") if (written / way).is_dir()]
+    model = source.start if source.adapter else str(source.checkpoint)
+    chosen = _parsers(Path(model), source.config)
+
+    def command(way: str, place: Path) -> str:
+        if way == "merged":
+            arguments = ["--model", str(place / "merged"), "--served-model-name", source.name, "--dtype", dtype]
+        else:
+            arguments = ["--model", source.start, "--dtype", dtype, "--enable-lora", "--max-lora-rank", _room(written)]
+            arguments += ["--lora-modules", f"{source.name}={place / 'adapter'}"]
+        return shlex.join([*SERVER, *arguments, *chosen])
+
+    commands = {way: command(way, folder.resolve()) for way in ways}
+    (written / "SERVE.md").write_text(_page(source, {way: command(way, Path()) for way in ways}))
+    return commands
+
+
+def _room(folder: Path) -> str:
+    """Return the smallest of RANKS that holds the adapter's."""
+    config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
+    return str(next((it for it in RANKS if it >= rank), rank))
+
+
+def _page(source: Source, commands: dict[str, str]) -> str:
+    said = {
+        "merged": "The merged model, in this folder:",
+        "adapter": "The adapter on its start weights; several adapters share them (`--lora-modules a=... b=...`):",
+    }
+    blocks = "\n\n".join(f"{said[way]}\n\n    {command}" for way, command in commands.items())
+    return (
+        f"# {source.name}, step {source.step}\n\n{blocks}\n\n"
+        f"Then any OpenAI client at http://localhost:8000/v1 with model `{source.name}`.\n"
+    )
+
+
+def _parsers(folder: Path, config: dict[str, str | None]) -> list[str]:
+    """Return vLLM's options for the formats of tool calls and of thinking: those of the run, else what the template shows."""
+    template = folder / "chat_template.jinja"
+    text = template.read_text() if template.is_file() else ""
+    tools = config.get("tool_parser") or ("hermes" if "<tool_call>" in text else None)
+    thinking = config.get("reasoning_parser") or ("qwen3" if "<think>" in text else None)
+    options = ["--enable-auto-tool-choice", "--tool-call-parser", tools] if tools and tools != "none" else []
+    return [*options, *(["--reasoning-parser", thinking] if thinking and thinking != "none" else [])]
