@@ -20,6 +20,7 @@ ROWS = [
         "hookspecs",
         "attribution",
         "folder",
+        "formats",
         "arguments",
         "gathering",
         "memory",
@@ -104,7 +105,18 @@ def test_the_core_imports_no_plugin(path):
 @pytest.mark.parametrize("side", ["plugins", "integrations", "examples"])
 def test_the_edges_import_public_modules_of_the_core_only(side):
     public = {"__init__", "attribution", "types", "errors", "testing", "losses", "token_tree", "learner"}
-    public |= {"abilities", "capture", "config", "folder", "plugins", "store", "arguments", "gathering", "metrics"}
+    public |= {
+        "abilities",
+        "capture",
+        "config",
+        "folder",
+        "formats",
+        "plugins",
+        "store",
+        "arguments",
+        "gathering",
+        "metrics",
+    }
     for path in (ROOT / side).rglob("*.py"):
         if ".venv" in path.parts or "tests" in path.parts:
             continue

@@ -1,32 +1,41 @@
-"""Sampled text -> the parts of an assistant message: content and tool calls. Knows nothing about tokens or models.
+"""Sampled text -> the parts of an assistant message: thinking, content and tool calls. Knows nothing about tokens or models.
 
-Tool calls are in the format of Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+How calls are written is the business of ``formats``.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from art_core.engine.formats import HERMES, Formats
+from art_core.engine.formats.call import Before, ToolCall, held_back
+from art_core.engine.formats.thinking import Place
 from art_core.types import JsonDict
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-# Templates put one line break between content and call; as part of the content it would come back doubled.
-START = re.compile(r"\n?" + re.escape(OPEN))
 
 
 class Answer:
     """Takes the text as it comes and returns deltas as OpenAI's streams have them, each part as soon as it is certain."""
 
-    def __init__(self, *, tools: bool, stop: tuple[str, ...] = ()) -> None:
-        self._tools = tools
+    def __init__(
+        self,
+        *,
+        tools: bool,
+        stop: tuple[str, ...] = (),
+        formats: Formats = HERMES,
+        place: Place = "after",
+        schemas: Mapping[str, JsonDict] | None = None,
+    ) -> None:
+        self._format = formats.calls if tools else None
         self._stop = stop
+        self._thinking, self._place = formats.thinking, place if formats.thinking else "after"
+        self._schemas = schemas or {}
+        """The parameters of the functions that may be called: formats without JSON need them for the values' types."""
         self._pending = ""
         self._cut = False
-        self._after_call = False
-        """Whether the pending text follows a tool call directly: then it counts only if it is more than white space."""
+        self._before: Before = "nothing"
+        self._spaced = False
+        """Whether a call or thinking stands directly before the pending text: white space alone is then not said."""
         self.calls = 0
         """Tool calls found so far."""
 
@@ -45,94 +54,83 @@ class Answer:
 
     def _next(self, final: bool) -> list[JsonDict] | None:
         """Take one part off the pending text; None where more text is needed first."""
-        start = START.search(self._pending) if self._tools else None
-        if start is None:
-            return self._text(final)
-        if start.start():
-            return self._take(start.start())
-        end = self._pending.find(CLOSE)
-        if end < 0:
-            return self._take(len(self._pending)) if final else None
-        call = parse_tool_call(self._pending[start.end() : end])
-        if call is None:
-            return self._take(end + len(CLOSE))
-        self._pending = self._pending[end + len(CLOSE) :]
-        self._after_call = True
-        self.calls += 1
-        name, arguments = call
-        function = {"name": name, "arguments": arguments}
-        identifier = f"call_{uuid.uuid4().hex[:24]}"
-        return [{"tool_calls": [{"index": self.calls - 1, "id": identifier, "type": "function", "function": function}]}]
+        if self._place == "before":
+            return self._begin(final)
+        if self._place == "inside":
+            return self._think(final)
+        start = self._format.find(self._pending, self._before) if self._format else None
+        unsaid = start if self._spaced and self._pending[:start].isspace() else 0
+        if self._format is None or start is None or start > unsaid:
+            return self._text(start, final)
+        read = self._format.read(self._pending[start:], self._schemas, final)
+        if read is None:
+            return None
+        if read.calls is None:
+            return self._take(start + read.length)
+        self._pending = self._pending[start + read.length :]
+        self._before, self._spaced = "call", True
+        return [self._call(call) for call in read.calls]
 
-    def _text(self, final: bool) -> list[JsonDict] | None:
-        """Take what is certainly content off pending text that has no tool call in it."""
-        certain = len(self._pending) - (0 if final else self._held())
-        if self._after_call and self._pending[:certain].isspace():
-            self._pending = "" if final else self._pending
-            return [] if final else None
+    def _begin(self, final: bool) -> list[JsonDict] | None:
+        """See whether the answer begins with thinking."""
+        opening = self._thinking.opening
+        said = self._pending.lstrip()
+        if said.startswith(opening):
+            self._pending, self._place = said[len(opening) :], "inside"
+        elif final or not opening.startswith(said):
+            self._place = "after"
+        else:
+            return None
+        return []
+
+    def _think(self, final: bool) -> list[JsonDict] | None:
+        """Take what is certainly thinking."""
+        closing = self._thinking.closing
+        end = self._pending.find(closing)
+        held = 0 if final else held_back(self._pending, [closing, *self._stop])
+        thought = self._pending[: end if end >= 0 else len(self._pending) - held]
+        self._pending = self._pending[len(thought) :]
+        if end >= 0:
+            self._pending, self._place, self._spaced = self._pending[len(closing) :], "after", True
+        elif not thought:
+            return None
+        return [{"reasoning_content": thought}] if thought else []
+
+    def _text(self, call: int | None, final: bool) -> list[JsonDict] | None:
+        """Take what is certainly content off pending text in which a call begins at ``call``, or nowhere."""
+        certain = len(self._pending) - (0 if final else held_back(self._pending, self._stop))
+        certain = certain if call is None else min(call, certain)
+        if self._spaced and not final and self._pending[:certain].isspace():
+            return None
         return self._take(certain) if certain else None
 
     def _take(self, length: int) -> list[JsonDict]:
         """Take ``length`` characters as content."""
         text, self._pending = self._pending[:length], self._pending[length:]
-        self._after_call = False
+        if self._spaced and text.isspace():
+            return []
+        self._spaced = False
+        if not text.isspace():
+            self._before = "text"
         return [{"content": text}]
 
-    def _held(self) -> int:
-        """How many characters at the end may yet become a marker or a stop string."""
-        markers = [*self._stop, *([OPEN, "\n" + OPEN] if self._tools else [])]
-        longest = max((len(marker) for marker in markers), default=1) - 1
-        sizes = range(min(longest, len(self._pending)), 0, -1)
-        return next((size for size in sizes if any(m.startswith(self._pending[-size:]) for m in markers)), 0)
-
-
-def parse_tool_call(text: str) -> tuple[str, str] | None:
-    """Return a call's name and its arguments as the JSON text that was sampled; None where it is malformed.
-
-    The text is kept as it is, because only then does the next prompt show the call as it was sampled.
-    """
-    spans = _members(text.strip())
-    if spans is None or "name" not in spans or "arguments" not in spans:
-        return None
-    name, arguments = json.loads(spans["name"]), spans["arguments"]
-    if not isinstance(name, str) or not name or not isinstance(json.loads(arguments), dict):
-        return None
-    return name, arguments
-
-
-def _members(text: str) -> dict[str, str] | None:
-    """Return the members of a JSON object as name -> JSON text of the value; None where ``text`` is no JSON object."""
-    try:
-        if not isinstance(json.loads(text), dict):
-            return None
-    except (ValueError, RecursionError):  # malformed; an integer of more digits than Python reads; too deep
-        return None
-    decoder, spans = json.JSONDecoder(), {}
-    place = _skip(text, 1)
-    while text[place] != "}":
-        name, place = decoder.raw_decode(text, place)
-        start = _skip(text, _skip(text, place) + 1)
-        _, place = decoder.raw_decode(text, start)
-        spans[name] = text[start:place]
-        place = _skip(text, place)
-        if text[place] == ",":
-            place = _skip(text, place + 1)
-    return spans
-
-
-def _skip(text: str, place: int) -> int:
-    while text[place] in " \t\r\n":
-        place += 1
-    return place
+    def _call(self, call: ToolCall) -> JsonDict:
+        self.calls += 1
+        function = {"name": call.name, "arguments": call.arguments}
+        identifier = call.identifier or f"call_{uuid.uuid4().hex[:24]}"
+        return {"tool_calls": [{"index": self.calls - 1, "id": identifier, "type": "function", "function": function}]}
 
 
 def message(deltas: Iterable[JsonDict]) -> JsonDict:
     """Put deltas together to an assistant message; content is None where there are only tool calls."""
-    content, calls = "", []
+    content, thought, calls = "", "", []
     for delta in deltas:
         content += delta.get("content", "")
+        thought += delta.get("reasoning_content", "")
         calls += [{key: call[key] for key in ("id", "type", "function")} for call in delta.get("tool_calls", ())]
     result: JsonDict = {"role": "assistant", "content": content if content or not calls else None}
+    if thought:
+        result["reasoning_content"] = thought
     if calls:
         result["tool_calls"] = calls
     return result

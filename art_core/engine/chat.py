@@ -15,22 +15,23 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from art_core.engine.formats import HERMES, Formats
 from art_core.engine.requests import refuse
 from art_core.types import JsonDict
 
 REMEMBERED = 1024
 """Texts whose ids are kept."""
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-"""Part of the text that is parsed, also where a tokenizer calls them special."""
+"""Part of the text, also where a tokenizer calls them special and they are not of the formats that are read."""
 REPLACEMENT = "�"
 
 
 class Chat:
     """One tokenizer with its chat template."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], formats: Formats = HERMES) -> None:
         self.tokenizer = tokenizer
-        markers = set(tokenizer.convert_tokens_to_ids(list(MARKERS)))
+        markers = set(tokenizer.convert_tokens_to_ids([*MARKERS, *formats.markers]))
         self._hidden = (set(tokenizer.all_special_ids) | stop_ids) - markers
         ends = [tokenizer.convert_ids_to_tokens(stop_id) for stop_id in sorted(stop_ids)]
         self._ends = {end for end in ends if end is not None and self._splits_at(end)}
@@ -115,12 +116,15 @@ class Chat:
         )
 
     def _plain(self, message: JsonDict) -> JsonDict:
-        """Return the message as templates expect it: content a string, arguments a mapping where they need one."""
+        """Return the message as templates expect it: content a string, arguments a mapping where they need one, thinking under
+        the one of its two names that they read."""
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise refuse(f"a message is {message!r}; it must be an object with a role")
         plain = {**message, "content": _text(message.get("content"))}
         if plain["role"] == "developer":
             plain["role"] = "system"
+        if message.get("reasoning") is not None:
+            plain.setdefault("reasoning_content", message["reasoning"])
         if message.get("tool_calls"):
             plain["tool_calls"] = [self._plain_call(call) for call in message["tool_calls"]]
         return plain

@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 from art_core.config import SMALL_MODEL, TrainConfig
 from art_core.engine.answer import Answer, message
 from art_core.engine.chat import Chat, Detokenizer
+from art_core.engine.formats import HERMES, find_formats
+from art_core.engine.formats.thinking import Place
 from art_core.engine.grammar import Grammars
 from art_core.engine.loading import bind, load_adapter, load_model, load_tokenizer, make_key_values, memory_budget
 from art_core.engine.requests import ChatRequest, parse, refuse
@@ -42,13 +44,15 @@ class EmbeddedEngine:
         self._requests = 0
         self._scheduler: Scheduler | None = None
         self._chat: Chat | None = None
+        self._formats = HERMES
         self._grammars: Grammars | None = None
         self._model: PreTrainedModel | None = None
         self.max_context = 0
         """Tokens of prompt plus answer; known once started."""
 
     async def start(self) -> None:
-        """Load tokenizer and model. Raises ConfigError where the folder has no causal LM."""
+        """Load tokenizer and model. Raises ConfigError where the folder has no causal LM, or a format is unknown."""
+        self._formats = find_formats(self._folder, self._config)
         scheduler = Scheduler(most_rows=2 * self._config.max_concurrent)
         try:
             await scheduler.call(lambda: self._open(scheduler))
@@ -70,8 +74,8 @@ class EmbeddedEngine:
             )
         self.max_context = self._config.max_context or limit or 4096
         scheduler.stop_ids = _stop_ids(model, tokenizer.eos_token_id)
-        self._chat = Chat(tokenizer, scheduler.stop_ids)
-        self._grammars = Grammars(tokenizer, scheduler.stop_ids, _vocab_size(model))
+        self._chat = Chat(tokenizer, scheduler.stop_ids, self._formats)
+        self._grammars = Grammars(tokenizer, scheduler.stop_ids, _vocab_size(model), self._formats)
         self._serve(model, scheduler)
 
     def _serve(self, model: PreTrainedModel, scheduler: Scheduler) -> None:
@@ -174,15 +178,31 @@ class EmbeddedEngine:
         request = parse(body, self._config.max_tokens)
         draws = [self._draw(request, index) for index in range(request.n)]
         text, prompt = self._prompt(request, self._chat)
+        thinking = self._formats.thinking
+        # A raw completion is answered as it was sampled.
+        place: Place = "after" if thinking is None or text is None else thinking.place(text)
         if request.shape is not None:
-            grammar = await asyncio.to_thread(self._grammars.begin, request.shape)
+            grammar = await asyncio.to_thread(self._grammars.begin, request.shape, place)
             for draw in draws:
                 draw.grammar = grammar.copy()
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
         max_tokens = min(request.max_tokens, self.max_context - len(prompt))
         stop_check = _stop_check(self._chat, request.stop)
         generations = [Generation(prompt, max_tokens, draw, loop, changed, streaming, stop_check) for draw in draws]
-        choices = [_Choice(index, each, request, self._chat, text) for index, each in enumerate(generations)]
+        answers = [
+            Answer(
+                tools=bool(request.tools),
+                stop=request.stop,
+                formats=self._formats,
+                place=place,
+                schemas=request.schemas(),
+            )
+            for _ in draws
+        ]
+        choices = [
+            _Choice(index, each, request, self._chat, text, answer)
+            for index, (each, answer) in enumerate(zip(generations, answers, strict=True))
+        ]
         return _Running(request, prompt, choices, changed, self._version)
 
     def _prompt(self, request: ChatRequest, chat: Chat) -> tuple[str | None, list[int]]:
@@ -222,12 +242,18 @@ class _Choice:
     """One of a request's answers: reads what was sampled and puts it into OpenAI's form."""
 
     def __init__(
-        self, index: int, generation: Generation, request: ChatRequest, chat: Chat, prompt_text: str | None
+        self,
+        index: int,
+        generation: Generation,
+        request: ChatRequest,
+        chat: Chat,
+        prompt_text: str | None,
+        answer: Answer,
     ) -> None:
         self.index, self.generation, self._request, self._chat = index, generation, request, chat
         self._prompt_text = prompt_text
         self._detokenizer = Detokenizer(chat)
-        self._answer = Answer(tools=bool(request.tools), stop=request.stop)
+        self._answer = answer
         self._read = 0
         self._unsent: list[Sampled] = []
 

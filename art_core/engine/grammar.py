@@ -1,14 +1,12 @@
 """The shape that an answer must have -> which tokens may come next, by llguidance. Knows nothing about models or sampling.
 
 A mask changes what is sampled and not what is recorded: logprobs stay those of the model's own distribution, and positions
-where one token was legal are reported as forced (docs/design.md, "Grammars", says what that means for training). Tool calls
-have the format that ``answer.py`` reads, letter for letter as templates write it. llguidance is imported at the first
-request that needs it.
+where one token was legal are reported as forced (docs/design.md, "Grammars", says what that means for training). What a shape
+is in llguidance's language is ``lark.py``'s to say. llguidance is imported at the first request that needs it.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections import OrderedDict
@@ -17,18 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from art_core.engine.answer import CLOSE, OPEN
-from art_core.engine.requests import Schema, Shape, refuse
+from art_core.engine.formats import HERMES, Formats
+from art_core.engine.formats.thinking import Place
+from art_core.engine.lark import Lark, json_rule
+from art_core.engine.requests import Shape, refuse
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 COMPILED = 64
 """Grammars that are kept."""
-WHITESPACE = r" |\n {0,24}"
-"""Between the parts of JSON: a space, or a line break with an indentation. Without a bound a weak policy wanders off in it,
-as it may with llguidance before 1.9, which repeats it."""
-
 STUCK = "the grammar of the request cannot be followed any further"
 
 
@@ -68,56 +64,36 @@ class Grammar:
 class Grammars:
     """The grammars for one tokenizer. ``begin`` may be called from any thread."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_ids: frozenset[int],
+        vocab_size: int,
+        formats: Formats = HERMES,
+    ) -> None:
         self._tokenizer, self._stop_ids = tokenizer, stop_ids
         self._vocab_size = max(vocab_size, len(tokenizer))
-        known = tokenizer.get_vocab()
-        self._open, self._close = (
-            f"<[{known[marker]}]>" if marker in known else json.dumps(marker) for marker in (OPEN, CLOSE)
-        )
+        self._formats = formats
         self._compiler: LLTokenizer | None = None
-        self._others = ""
-        """Tokens besides the markers that llguidance takes for special and so for no part of any text: thinking's, and more."""
+        self._lark: Lark | None = None
         self._compiled: OrderedDict[str, Grammar] = OrderedDict()
         self._lock = threading.Lock()
 
-    def begin(self, shape: Shape) -> Grammar:
-        """Return a grammar at its start. Raises UpstreamError 400 where llguidance cannot compile the shape's schemas."""
+    def begin(self, shape: Shape, place: Place = "after") -> Grammar:
+        """Return a grammar at its start, for an answer that begins at ``place``.
+
+        Raises UpstreamError 400 where the format of the model's calls, or llguidance, cannot follow the shape.
+        """
         with self._lock:
-            if self._compiler is None:
-                self._make_compiler()
-            text = self._describe(shape)
+            if self._lark is None:
+                self._lark = self._make_lark()
+            text = self._lark.describe(shape, place)
             if text not in self._compiled:
                 self._compiled[text] = self._compile(text, shape)
             self._compiled.move_to_end(text)
             if len(self._compiled) > COMPILED:
                 self._compiled.popitem(last=False)
             return self._compiled[text].copy()
-
-    def _describe(self, shape: Shape) -> str:
-        """Return the shape in llguidance's variant of Lark."""
-        rules, calls = [], 'call ("\\n" call)*' if shape.several else "call"
-        if shape.calls:
-            functions = [f"function_{number}: {_function(*call)}" for number, call in enumerate(shape.calls.items())]
-            arguments = "arguments: " + " | ".join(f"function_{number}" for number in range(len(functions)))
-            rules = [f"call: {self._open} arguments {self._close}", arguments, *functions]
-        if shape.required:
-            start = calls
-        elif shape.content is not None:
-            start = f"content | {calls}" if shape.calls else "content"
-            rules.append(f"content: {_json(shape.content)}")
-        else:
-            start = "said* text" if shape.several else "text | said"
-            rules += self._said()
-        return "\n".join(["%llguidance {}", f"start: {start}", *rules])
-
-    def _said(self) -> list[str]:
-        """Return the rules of free text, with the marker of a call in it at a call only; other special tokens are free."""
-        rules = [f"TEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/", "text: before TEXT"]
-        rules += ["before: (TEXT other)*", f"other: {self._others}"] if self._others else ['before: ""']
-        if self._open.startswith("<"):
-            return [*rules, "said: text call"]
-        return [*rules, f"said: before lead arguments {self._close}", f"lead[lazy]: /(?s:.*)/ {self._open}"]
 
     def _compile(self, text: str, shape: Shape) -> Grammar:
         from llguidance import LLMatcher
@@ -127,7 +103,7 @@ class Grammars:
             raise refuse(self._complaint(shape, matcher))
         return Grammar(matcher, self._vocab_size)
 
-    def _make_compiler(self) -> None:
+    def _make_lark(self) -> Lark:
         try:
             from llguidance.hf import from_tokenizer
         except ImportError as error:
@@ -141,10 +117,13 @@ class Grammars:
             )
         except ValueError as error:
             raise refuse(f"llguidance cannot read the model's tokenizer: {error}; use another model") from error
-        added = self._tokenizer.get_added_vocab()
-        others = {added[text] for text in added if text not in (OPEN, CLOSE)} - self._stop_ids
-        listed = ",".join(str(token) for token in sorted(others) if compiler.is_special_token(token))
-        self._compiler, self._others = compiler, f"<[{listed}]>" if listed else ""
+        special = {
+            text: token
+            for text, token in self._tokenizer.get_added_vocab().items()
+            if token not in self._stop_ids and compiler.is_special_token(token)
+        }
+        self._compiler = compiler
+        return Lark(self._formats, self._tokenizer.get_vocab(), special)
 
     def _complaint(self, shape: Shape, whole: LLMatcher) -> str:
         """Say which of the shape's schemas llguidance refuses, and why."""
@@ -154,20 +133,10 @@ class Grammars:
         if shape.content is not None:
             schemas["the schema of response_format"] = shape.content
         for place, schema in schemas.items():
-            alone = LLMatcher(self._compiler, LLMatcher.grammar_from_lark(f"start: {_json(schema)}"), log_level=0)
+            alone = LLMatcher(self._compiler, LLMatcher.grammar_from_lark(f"start: {json_rule(schema)}"), log_level=0)
             if alone.is_error():
                 return f"{place} cannot be followed: {_reason(alone)}"
         return f"the tools and schemas of the request cannot be followed together: {_reason(whole)}"
-
-
-def _function(name: str, schema: Schema) -> str:
-    head = f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
-    return f"{json.dumps(head, ensure_ascii=False)} {_json(schema)} {json.dumps('}' + chr(10))}"
-
-
-def _json(schema: Schema) -> str:
-    options = {"whitespace_pattern": WHITESPACE, "lenient": not schema.strict}
-    return "%json " + json.dumps(schema.schema | {"x-guidance": options}, ensure_ascii=False)
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -71,6 +71,11 @@ class ChatRequest:
     """In the last chunk of a stream."""
     model: str
 
+    def schemas(self) -> dict[str, JsonDict]:
+        """Return the parameters of the tools that have some, by the functions' names."""
+        functions = map(_function, self.tools or ())
+        return {each["name"]: each["parameters"] for each in functions if each.get("name") and each.get("parameters")}
+
 
 def refuse(message: str, code: str | None = None) -> UpstreamError:
     """Return the error for a request that cannot be answered as asked."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_core.engine.answer import Answer, message, parse_tool_call
+from art_core.engine.answer import Answer, message
 from art_core.engine.chat import Chat, Detokenizer
 from art_core.errors import UpstreamError
 
@@ -53,7 +53,6 @@ def test_several_tool_calls_keep_their_arguments_letter_for_letter():
 def test_a_malformed_tool_call_stays_text(inside):
     text = f"a\n<tool_call>{inside}</tool_call>b"
     assert read(text) == {"role": "assistant", "content": text}
-    assert parse_tool_call(inside) is None
 
 
 def test_a_tool_call_that_never_ends_stays_text():

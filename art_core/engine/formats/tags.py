@@ -1,0 +1,112 @@
+"""Qwen3-Coder and Qwen 3.5: ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``.
+
+A value is text as it is, or JSON; the function's schema says which. Knows nothing about other formats.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from art_core.engine.formats.call import Before, Read, Schemas, Terminals, ToolCall, find_any, through, unread
+from art_core.engine.formats.parameters import Parameter, as_json, kinds, parameters
+from art_core.engine.requests import Schema, refuse
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END, PARAMETER_END = "<function=", "</function>", "</parameter>"
+VALUE_END = f"\n{PARAMETER_END}\n"
+ANY = "(?s:.*)"
+HEAD = re.compile(r"\s*(?:<tool_call>\s*)?<function=([^>\s]+)>")
+PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>))", re.DOTALL)
+END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
+
+
+class Tags:
+    """Parameters between tags."""
+
+    markers = (OPENING, CLOSING)
+    openings = (OPENING, FUNCTION)
+    """Models leave the outer tag out at times."""
+    begins = ""
+    one_batch = False
+
+    def find(self, text: str, before: Before) -> int | None:
+        return find_any(text, (*self.openings, CLOSING) if before == "call" else self.openings)
+
+    def read(self, text: str, schemas: Schemas, final: bool) -> Read | None:
+        said = text.lstrip()
+        if said.startswith(CLOSING):
+            return Read(len(text) - len(said) + len(CLOSING), [])
+        inner = said.removeprefix(OPENING).lstrip()
+        if not (inner.startswith(FUNCTION) or FUNCTION.startswith(inner)):
+            return through(text, CLOSING, final)
+        outer = said.startswith(OPENING)
+        ends = [FUNCTION_END + r"\s*" + CLOSING] if outer else [FUNCTION_END]
+        end = re.search("|".join(ends), text)
+        if end is None:
+            return unread(text, final)
+        call = _call(text[: end.end()], schemas)
+        if call is None:
+            return through(text, CLOSING if outer else FUNCTION_END, final)
+        return Read(end.end(), [call])
+
+    def rules(self, calls: Mapping[str, Schema], several: bool, terminals: Terminals) -> list[str]:
+        opening, closing = map(terminals.marker, self.markers)
+        rules, names = [], []
+        for number, (name, schema) in enumerate(calls.items()):
+            listed = parameters(name, schema)
+            parts = []
+            for place, parameter in enumerate(listed):
+                rule = f"function_{number}_{place}"
+                value = _value(name, parameter, terminals)
+                ends = "[lazy]" if value.startswith("/") else ""
+                rules.append(f"{rule}: {terminals.text(f'<parameter={parameter.name}>{chr(10)}')} {rule}_value")
+                rules.append(f"{rule}_value{ends}: {value}")
+                parts.append(rule if parameter.required else f"{rule}?")
+            head, end = terminals.text(f"\n<function={name}>\n"), terminals.text("</function>\n")
+            rules.append(f"function_{number}: {head} {' '.join(parts)} {end}")
+            names.append(f"function_{number}")
+        more = f' ("\\n" {opening} function {closing})*' if several else ""
+        return [f"body: function {closing}{more}", f"function: {' | '.join(names)}", *rules]
+
+
+def _call(text: str, schemas: Schemas) -> ToolCall | None:
+    head = HEAD.match(text)
+    if head is None:
+        return None
+    schema, place, found = schemas.get(head[1]) or {}, head.end(), {}
+    listed = schema.get("properties") or {}
+    while (each := PARAMETER.match(text, place)) is not None:
+        found[each[1]] = as_json(each[2], kinds(listed.get(each[1]), schema))
+        place = each.end()
+    if END.fullmatch(text, place) is None:
+        return None
+    written = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in found.items())
+    return ToolCall(head[1], "{" + ", ".join(written) + "}")
+
+
+def _value(name: str, parameter: Parameter, terminals: Terminals) -> str:
+    """Return the grammar of one parameter's value with its end: JSON, or for a string the text itself."""
+    if "string" not in parameter.kinds:
+        return f"{terminals.json(parameter.schema)} {terminals.text(VALUE_END)}"
+    schema = parameter.schema.schema
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if values is not None:
+        written = [value if isinstance(value, str) else json.dumps(value) for value in values]
+        return "( " + " | ".join(terminals.text(value + VALUE_END) for value in written) + " )"
+    unknown = [key for key in ("pattern", "format") if f'"{key}":' in json.dumps(schema)]
+    if unknown and parameter.schema.strict:
+        raise refuse(
+            f"the parameter {parameter.name} of the tool {name} has a {unknown[0]}, which cannot be followed in the format of "
+            "this model's calls; leave it out, or do not demand it with strict"
+        )
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    inner = f"(?s:.{{{least},{most}}})"
+    # Without the ends of tags in it: the call would be read as if it ended there.
+    twice = f"{_pattern(PARAMETER_END)}{ANY}{_pattern(PARAMETER_END)}"
+    return f"/{inner}{_pattern(VALUE_END)}/ & ~/{ANY}({twice}|{_pattern(FUNCTION_END)}){ANY}/"
+
+
+def _pattern(text: str) -> str:
+    return text.replace("/", r"\/").replace("\n", r"\n")

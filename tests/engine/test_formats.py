@@ -1,0 +1,144 @@
+"""Tool calls in every format that the engine reads, and thinking: whole, cut anywhere, malformed, and none at all."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from call_formats import BEGIN, WRITTEN, Calls
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from art_core.engine.answer import Answer, message
+from art_core.engine.formats import CALLS, Formats
+from art_core.engine.formats.thinking import Thinking
+
+SCHEMAS = {
+    name: {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "share": {"type": "number"},
+            "flag": {"type": "boolean"},
+            "items": {"type": "array"},
+            "inner": {"$ref": "#/$defs/Inner"},
+        },
+        "$defs": {"Inner": {"type": "object"}},
+    }
+    for name in ("get_weather", "f", "a_1")
+}
+MARKERS = ("<", "[TOOL", "|>", "functools", "｜>")
+TEXTS = st.text(max_size=12).filter(lambda text: not any(marker in text for marker in MARKERS))
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": TEXTS,
+        "count": st.integers(-99, 10**12) | st.none(),
+        "share": FLOATS | st.integers(-9, 9),
+        "flag": st.booleans(),
+        "items": st.lists(TEXTS | st.integers() | st.booleans(), max_size=3),
+        "inner": st.dictionaries(TEXTS, TEXTS | FLOATS | st.none() | st.lists(st.integers(), max_size=2), max_size=2),
+    },
+)
+CALLS_SAID = st.lists(st.tuples(st.sampled_from(sorted(SCHEMAS)), ARGUMENTS), min_size=1, max_size=3)
+
+
+def reading(name: str | None, **settings) -> Answer:
+    formats = Formats(CALLS[name] if name else None, settings.pop("thinking", None))
+    return Answer(tools=True, formats=formats, schemas=SCHEMAS, **settings)
+
+
+def whole(name: str | None, text: str, **settings) -> dict:
+    return message(reading(name, **settings).feed(text, final=True))
+
+
+def streamed(name: str | None, text: str, cuts: list[int], **settings) -> dict:
+    answer = reading(name, **settings)
+    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    deltas = [delta for a, b in pairwise(edges) for delta in answer.feed(text[a:b])]
+    return message([*deltas, *answer.feed("", final=True)])
+
+
+def calls_of(answer: dict) -> Calls:
+    calls = [call["function"] for call in answer.get("tool_calls", ())]
+    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+def same(streamed: dict, whole: dict) -> bool:
+    said = ("content", "reasoning_content")
+    return calls_of(streamed) == calls_of(whole) and all(streamed.get(key) == whole.get(key) for key in said)
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+@given(calls=CALLS_SAID, before=TEXTS, cuts=st.lists(st.integers(0, 300), max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_calls_are_read_as_they_were_written_wherever_they_are_cut(form, calls, before, cuts):
+    name, write = WRITTEN[form]
+    before = "" if name in BEGIN or before.endswith("\n") else before
+    text = before + write(calls)
+    answer = whole(name, text)
+    assert calls_of(answer) == calls
+    assert answer["content"] == (before or None)
+    assert same(streamed(name, text, cuts), answer)
+    assert same(streamed(name, text, list(range(len(text)))), answer)
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+@given(text=st.text('ab {}[]()\n"<>|;=,.', max_size=40) | st.text(max_size=40), cuts=st.lists(st.integers(0, 40)))
+@settings(max_examples=60, deadline=None)
+def test_text_without_calls_comes_back_unchanged(name, text, cuts):
+    assert whole(name, text) == {"role": "assistant", "content": text}
+    assert streamed(name, text, cuts) == {"role": "assistant", "content": text}
+
+
+PIECES = [
+    "\n", " ", "text", "; ", "STOP", "ST", "[1]", '{"name": "f"}', "<tool_call>", "</tool_call>", "<|tool_call_begin|>",
+    "<|tool_call_end|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "[TOOL_CALLS]", "[ARGS]", "<", "<think>", "</think>",
+    "<function=f>", "</function>", "<parameter=text>", "</parameter>", "<|python_tag|>", "[f(", ")]", '{"name": "f", ',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+@given(data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_whatever_is_said_a_stream_says_the_same_as_the_whole_answer(form, data):
+    name, write = WRITTEN[form]
+    written = [write([("f", {"text": "a"})]), write([("f", {}), ("a_1", {"count": 3})])]
+    text = "".join(data.draw(st.lists(st.sampled_from([*PIECES, *written]), max_size=8)))
+    cuts = data.draw(st.lists(st.integers(0, 400), max_size=8))
+    said = {
+        "stop": ("STOP",),
+        "thinking": Thinking(),
+        "place": data.draw(st.sampled_from(["before", "inside", "after"])),
+    }
+    assert same(streamed(name, text, cuts, **said), whole(name, text, **said))
+
+
+@pytest.mark.parametrize(
+    ("form", "broken"),
+    [
+        ("hermes", ('"name"', '"nam"')),
+        ("llama3_json", ('"parameters"', '"parameter"')),
+        ("kimi_k2", ("functions.f:0", "functions.f")),
+        ("kimi_k2", ('{"text": "a"}', '{"text": "a"')),
+        ("deepseek_v31", ("f<｜tool▁sep｜>", "f")),
+        ("mistral", ('"arguments"', '"argument"')),
+        ("mistral, newer", ('{"text": "a"}', '{"text": a}')),
+        ("pythonic", ("text='a'", "'a'")),
+        ("pythonic", ("'a'", "open('a')")),
+        ("pythonic", ("'a'", "f'{a}'")),
+        ("qwen3_coder", ("</parameter>\n", "\n")),
+        ("qwen3_coder", ("</function>\n", "\n")),
+    ],
+)
+def test_a_malformed_call_stays_text(form, broken):
+    name, write = WRITTEN[form]
+    good = write([("f", {"text": "a"})])
+    assert broken[0] in good and calls_of(whole(name, good))
+    text = good.replace(*broken)
+    answer = whole(name, text)
+    assert not calls_of(answer)
+    assert answer["content"].startswith(text[:20])
