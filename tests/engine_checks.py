@@ -23,3 +23,16 @@ def worst_difference(model, completion: dict, temperature: float = 1.0) -> float
 def plain_model(folder: str):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
+
+
+def dictate(monkeypatch, script: list[int]) -> None:
+    """Make every sequence sample ``script``."""
+    from art_core.engine import scheduler
+    from art_core.engine.sampling import Sampled
+
+    append = scheduler.Scheduler._append
+
+    def append_dictated(self, sequence, token):
+        append(self, sequence, Sampled(script[len(sequence.sampled)], token.logprob))
+
+    monkeypatch.setattr(scheduler.Scheduler, "_append", append_dictated)

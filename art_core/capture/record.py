@@ -12,6 +12,8 @@ from art_core.types import Call, FinishReason, JsonDict
 
 INNER = frozenset({"prompt_token_ids", "policy_version"})
 INNER_CHOICE = frozenset({"token_ids", "token_logprobs", "forced"})
+SAID = ("content", "tool_calls", "reasoning_content", "reasoning")
+"""Fields of a message or delta that tokens stand behind."""
 _FINISH = {reason: reason for reason in get_args(FinishReason)} | {"abort": "aborted", "function_call": "tool_calls"}
 
 
@@ -85,7 +87,7 @@ class Recording:
     def _add_tokens(self, choice: _Choice, part: JsonDict) -> None:
         token_ids, logprobs = part.get("token_ids"), part.get("token_logprobs")
         said = part.get("message") or part.get("delta") or {}
-        if token_ids is None and (said.get("content") or said.get("tool_calls") or "message" in part):
+        if token_ids is None and ("message" in part or any(said.get(name) for name in SAID)):
             raise no_token_ids(f"choice {part.get('index', 0)} has no token_ids")
         if len(token_ids or ()) != len(logprobs or ()):
             raise no_token_ids(

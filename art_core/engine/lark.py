@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 
 from art_core.engine.formats import Formats
+from art_core.engine.formats.call import pattern
 from art_core.engine.formats.thinking import Place
 from art_core.engine.requests import Schema, Shape, refuse
 
@@ -66,7 +66,7 @@ class Lark:
         else:
             before = "(THOUGHT other_thought)* " if others else ""
             rules = [f"thought: {before}last_thought GAP", f"last_thought[lazy]: /{ANY}/ {closing}"]
-            rules += [f"THOUGHT: /{ANY}/ & ~/{ANY}{re.escape(thinking.closing)}{ANY}/"] if others else []
+            rules += [f"THOUGHT: /{ANY}/ & ~/{ANY}{pattern(thinking.closing)}{ANY}/"] if others else []
         return [start, *rules, "GAP: /\\n{0,2}/", *([f"other_thought: {others}"] if others else [])]
 
     def _calls(self, shape: Shape) -> list[str]:
@@ -91,7 +91,7 @@ class Lark:
         if not form.openings:
             rules += [f"HEAD: /{ANY}/ & ~/{form.begins}{ANY}/", f"TEXT: /{ANY}/"]
             return [*rules, f"free: calls | HEAD {'| HEAD other before TEXT' if others else ''}"]
-        excluded = "|".join(map(re.escape, form.openings))
+        excluded = "|".join(map(pattern, form.openings))
         rules += [f"TEXT: /{ANY}/ & ~/{ANY}({excluded}){ANY}/", "text: before TEXT"]
         rules.append("free: with_call* text" if shape.several and not form.one_batch else "free: text | with_call")
         if self.marker(form.openings[0]).startswith("<["):

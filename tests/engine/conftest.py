@@ -133,12 +133,24 @@ def save_model(tmp_path_factory):
 
 
 @pytest.fixture
+def save_with(tmp_path):
+    """A function tokenizer -> folder with a model and this tokenizer."""
+
+    def save(tokenizer: PreTrainedTokenizerFast, family: str = "qwen3") -> str:
+        make_model(family, len(tokenizer)).save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        return str(tmp_path)
+
+    return save
+
+
+@pytest.fixture
 async def open_engine(save_model):
-    """A function that starts an engine; all are stopped at the end of the test."""
+    """A function that starts an engine, from a folder or for a family; all are stopped at the end of the test."""
     engines: list[EmbeddedEngine] = []
 
-    async def open_(family: str = "qwen3", **settings) -> EmbeddedEngine:
-        engine = EmbeddedEngine(save_model(family), TrainConfig(**settings))
+    async def open_(family: str = "qwen3", *, folder: str | None = None, **settings) -> EmbeddedEngine:
+        engine = EmbeddedEngine(folder or save_model(family), TrainConfig(**settings))
         await engine.start()
         engines.append(engine)
         return engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from engine_checks import dictate
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -193,16 +194,3 @@ async def test_a_sampled_tool_call_is_answered_as_one_whole_and_streamed(open_en
     assert calls_of(message([part["delta"] for part in parts])) == [("get_weather", ARGUMENTS)]
     assert parts[-1]["finish_reason"] == "tool_calls"
     assert [token for part in parts for token in part["token_ids"]] == script
-
-
-def dictate(monkeypatch, script: list[int]) -> None:
-    """Make every sequence sample ``script``."""
-    from art_core.engine import scheduler
-    from art_core.engine.sampling import Sampled
-
-    append = scheduler.Scheduler._append
-
-    def append_dictated(self, sequence, token):
-        append(self, sequence, Sampled(script[len(sequence.sampled)], token.logprob))
-
-    monkeypatch.setattr(scheduler.Scheduler, "_append", append_dictated)

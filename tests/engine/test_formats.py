@@ -95,9 +95,10 @@ def test_text_without_calls_comes_back_unchanged(name, text, cuts):
 
 
 PIECES = [
-    "\n", " ", "text", "; ", "STOP", "ST", "[1]", '{"name": "f"}', "<tool_call>", "</tool_call>", "<|tool_call_begin|>",
-    "<|tool_call_end|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "[TOOL_CALLS]", "[ARGS]", "<", "<think>", "</think>",
-    "<function=f>", "</function>", "<parameter=text>", "</parameter>", "<|python_tag|>", "[f(", ")]", '{"name": "f", ',
+    "\n", " ", "text", "; ", "STOP", "ST", "[1]", "<", '{"name": "f"}', '{"name": "f", ', "[f(", ")]", "<think>", "</think>",
+    "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=text>", "</parameter>", "[TOOL_CALLS]", "[ARGS]",
+    "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
+    "<|python_tag|>",
 ]  # fmt: skip
 
 

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from engine_checks import plain_model, worst_difference
+from grammar_walks import STOP, follow, variant, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerFast
 
 from art_core.engine import grammar
 from art_core.engine.answer import Answer, message
@@ -25,7 +24,6 @@ from art_core.engine.requests import Schema, Shape, parse
 from art_core.engine.sampling import Draw, sample
 from art_core.errors import UpstreamError
 
-STOP = 2
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 6}, "unit": {"enum": ["C", "F"]}},
@@ -65,21 +63,6 @@ def ask(**settings) -> dict:
 def arguments_of(answer: dict) -> list[tuple[str, dict]]:
     calls = [call["function"] for call in answer.get("tool_calls", ())]
     return [(call["name"], json.loads(call["arguments"])) for call in calls]
-
-
-def walk(
-    grammars: Grammars, shape: Shape, seed: int, width: int, spread: float = 1.0, longest: int = 3000
-) -> list[int]:
-    """Sample an answer from a model that knows nothing: the logits are noise."""
-    noise = torch.Generator().manual_seed(seed)
-    draw = Draw(random=random.Random(seed), grammar=grammars.begin(shape))
-    ids: list[int] = []
-    while STOP not in ids:
-        assert len(ids) < longest, "no end in sight"
-        [sampled] = sample(torch.randn(1, width, generator=noise) * spread, [draw])
-        assert draw.grammar.error is None
-        ids.append(sampled.token)
-    return ids
 
 
 def leaves() -> st.SearchStrategy:
@@ -141,17 +124,6 @@ def test_whatever_the_parameters_a_forced_call_is_read_as_one_with_valid_argumen
     jsonschema.validate(arguments, schema)
 
 
-def variant(tokenizer: PreTrainedTokenizerFast, markers: str) -> PreTrainedTokenizerFast:
-    """The tokenizer with the markers of a call as special tokens, as plain ones, or without them."""
-    described = json.loads(tokenizer.backend_tokenizer.to_str())
-    described["added_tokens"] = [added for added in described["added_tokens"] if "tool_call" not in added["content"]]
-    backend = type(tokenizer.backend_tokenizer).from_str(json.dumps(described))
-    if markers != "none":
-        texts = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-        backend.add_tokens([AddedToken(text, special=markers == "special") for text in texts])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-
-
 @pytest.mark.parametrize("markers", ["special", "plain", "none"])
 @pytest.mark.parametrize("several", [True, False])
 def test_markers_may_be_special_tokens_or_plain_ones_or_text(markers, several, tokenizer):
@@ -182,17 +154,6 @@ def test_no_string_in_a_call_has_the_marker_in_it_that_would_end_the_call(marker
     follow(started, chosen('<tool_call>\n{"name": "f", "arguments": {"city": "a')["input_ids"])
     legal = started.legal(len(chosen))
     assert legal.sum() > 100 and not legal[chosen.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])].any()
-
-
-def follow(started: grammar.Grammar, ids: list[int]) -> list[int]:
-    """Go through ``ids`` and return how many tokens were legal at each of them."""
-    counts = []
-    for token in ids:
-        legal = started.legal(32 * started._bits.shape[1])
-        assert legal[token], f"token {len(counts)} is not legal"
-        counts.append(int(legal.sum()))
-        started.take(token)
-    return counts
 
 
 REQUESTS = {

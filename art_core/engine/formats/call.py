@@ -83,13 +83,18 @@ class Format(Protocol):
 
 
 def find_any(text: str, openings: Sequence[str]) -> int | None:
-    """Return where the first of ``openings``, or what may become one at the end, begins in ``text``.
-
-    With the line break before it: templates put one there; as part of the content it would come back doubled.
-    """
-    places = [found.start() for opening in openings if (found := re.search(f"\n?{re.escape(opening)}", text))]
-    held = held_back(text, [start for opening in openings for start in (opening, f"\n{opening}")])
+    """Return where the first of ``openings``, or what may become one at the end, begins in ``text``."""
+    places = [place for opening in openings if (place := text.find(opening)) >= 0]
+    held = held_back(text, openings)
     return min(places) if places else len(text) - held if held else None
+
+
+def after_line(openings: Sequence[str]) -> tuple[str, ...]:
+    """Return ``openings`` with a line break before them and without.
+
+    For formats whose templates put one there: as part of the content it would come back doubled.
+    """
+    return (*(f"\n{opening}" for opening in openings), *openings)
 
 
 def held_back(text: str, markers: Sequence[str]) -> int:
@@ -108,3 +113,8 @@ def through(text: str, end: str, final: bool) -> Read | None:
 def unread(text: str, final: bool) -> Read | None:
     """More text is needed; where there is none, all of it is content."""
     return Read(len(text), None) if final else None
+
+
+def pattern(text: str) -> str:
+    """Return ``text`` as a part of a regular expression in a grammar."""
+    return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")

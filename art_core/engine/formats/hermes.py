@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from art_core.engine.formats.call import Before, Read, Schemas, Terminals, ToolCall, find_any, unread
+from art_core.engine.formats.call import Before, Read, Schemas, Terminals, ToolCall, after_line, find_any, unread
 from art_core.engine.formats.json_text import call_in
 from art_core.engine.requests import Schema
 
@@ -24,7 +24,7 @@ class Hermes:
         self.openings = (opening,)
 
     def find(self, text: str, before: Before) -> int | None:
-        return find_any(text, self.openings)
+        return find_any(text, after_line(self.openings))
 
     def read(self, text: str, schemas: Schemas, final: bool) -> Read | None:
         opening, closing = self.markers

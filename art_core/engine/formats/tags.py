@@ -9,7 +9,18 @@ import json
 import re
 from collections.abc import Mapping
 
-from art_core.engine.formats.call import Before, Read, Schemas, Terminals, ToolCall, find_any, through, unread
+from art_core.engine.formats.call import (
+    Before,
+    Read,
+    Schemas,
+    Terminals,
+    ToolCall,
+    after_line,
+    find_any,
+    pattern,
+    through,
+    unread,
+)
 from art_core.engine.formats.parameters import Parameter, as_json, kinds, parameters
 from art_core.engine.requests import Schema, refuse
 
@@ -32,7 +43,7 @@ class Tags:
     one_batch = False
 
     def find(self, text: str, before: Before) -> int | None:
-        return find_any(text, (*self.openings, CLOSING) if before == "call" else self.openings)
+        return find_any(text, after_line((*self.openings, CLOSING) if before == "call" else self.openings))
 
     def read(self, text: str, schemas: Schemas, final: bool) -> Read | None:
         said = text.lstrip()
@@ -104,9 +115,5 @@ def _value(name: str, parameter: Parameter, terminals: Terminals) -> str:
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     inner = f"(?s:.{{{least},{most}}})"
     # Without the ends of tags in it: the call would be read as if it ended there.
-    twice = f"{_pattern(PARAMETER_END)}{ANY}{_pattern(PARAMETER_END)}"
-    return f"/{inner}{_pattern(VALUE_END)}/ & ~/{ANY}({twice}|{_pattern(FUNCTION_END)}){ANY}/"
-
-
-def _pattern(text: str) -> str:
-    return text.replace("/", r"\/").replace("\n", r"\n")
+    twice = f"{pattern(PARAMETER_END)}{ANY}{pattern(PARAMETER_END)}"
+    return f"/{inner}{pattern(VALUE_END)}/ & ~/{ANY}({twice}|{pattern(FUNCTION_END)}){ANY}/"
