@@ -46,7 +46,7 @@ def vocabulary(model: PreTrainedModel | PeftModel) -> int:
     return model.get_input_embeddings().num_embeddings
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def replay(model: torch.nn.Module, tree: TokenTree) -> np.ndarray:
     """Return the logprob of every target: (num_targets,) float32."""
     small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL
