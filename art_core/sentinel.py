@@ -93,10 +93,11 @@ class Sentinel:
         old_version, old = self._told
         mismatch, noise = distance(served, learnt), self._state.noise
         changed, to_old = distance(learnt, old), distance(served, old)
-        if not min(mismatch, to_old) <= max(DAMAGED * noise, changed):  # not a number is damaged too
-            raise StaleWeightsError(self._damaged(version, mismatch, to_old, old_version))
-        if changed > noise and to_old <= mismatch:
+        nearer_to_old = changed > noise and to_old <= mismatch
+        if nearer_to_old and to_old <= DAMAGED * noise:
             raise StaleWeightsError(self._stale(version, mismatch, to_old, old_version))
+        if nearer_to_old or not mismatch <= max(DAMAGED * noise, changed):  # not a number is damaged too
+            raise StaleWeightsError(self._damaged(version, mismatch, to_old, old_version))
         if mismatch > DAMAGED * noise:
             log.warning(
                 "version %d: the engine's logprobs of a fixed text differ from the learner's by %.3g nats, and by %.3g at the "
@@ -122,8 +123,8 @@ class Sentinel:
 
     def _stale(self, version: int, mismatch: float, to_old: float, old_version: int) -> str:
         return (
-            f"the engine is old: it was given version {version} of the weights and still serves version {old_version} or "
-            f"something near it. A fixed text of {len(self._state.ids)} tokens has logprobs there that differ from the learner's "
+            f"the engine is old: it was given version {version} of the weights and still serves version {old_version}. "
+            f"A fixed text of {len(self._state.ids)} tokens has logprobs there that differ from the learner's "
             f"version {version} by {mismatch:.3g} nats and from its version {old_version} by {to_old:.3g}. The step is not "
             "counted, and the run stops before it samples with old weights; restart the engine and train again with the same "
             "run_dir"

@@ -1,11 +1,18 @@
 """Does the engine serve what the learner made? What is said where it does, where it does not, and where nobody can tell."""
 
 import random
+from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import art_core as art
+from art_core.config import TINY, TrainConfig
+from art_core.engine import EmbeddedEngine
 from art_core.errors import StaleWeightsError
+from art_core.learner import TorchLearner
+from art_core.losses import grpo
 from art_core.sentinel import FLOOR, Sentinel
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.types import Call
@@ -137,3 +144,47 @@ async def test_what_outlives_the_process_is_kept():
     kept = {}
     await watch(Model(change=1e-6), 3, kept=kept)
     assert kept["ids"] == list(IDS) and kept["cannot_tell"] == 3 and kept["noise"] == FLOOR
+
+
+class FromFiles(EmbeddedEngine):
+    """Loads adapters from files, as a server of its own would."""
+
+    loads_files = True
+
+
+class StaleAdapter(FromFiles):
+    """Takes the second adapter for the first, as servers have done that kept files by name."""
+
+    async def load(self, weights):
+        first = weights.path.parent.parent / "1" / "adapter"
+        await super().load(replace(weights, path=first if weights.version == 2 else weights.path))
+
+
+class CorruptedAdapter(FromFiles):
+    async def load(self, weights):
+        file = weights.path / "adapter_model.safetensors"
+        torch.manual_seed(0)
+        save_file({name: torch.randn_like(it) * it.std() for name, it in load_file(file).items()}, file)
+        await super().load(weights)
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "said"),
+    [
+        (FromFiles, 3, None),
+        (StaleAdapter, 2, "given version 2 of the weights and still serves version 1"),
+        (CorruptedAdapter, 1, "serves neither version 1 of the weights"),
+    ],
+)
+async def test_a_real_engine_is_told_apart_by_its_adapter(tmp_path, kind, steps, said):
+    config = TrainConfig(lora_rank=8, learning_rate=5e-3, warmup_steps=0)
+    learner = TorchLearner(TINY, config, grpo)
+    settings = {"lora_rank": 8, "learning_rate": 5e-3, "warmup_steps": 0}
+    async with art.open_run(tmp_path / "run", engine=kind(str(TINY), config), learner=learner, **settings) as run:
+        for number in range(steps):
+            if said and number == steps - 1:
+                with pytest.raises(StaleWeightsError, match=said):
+                    await run.learn([group()])
+            else:
+                metrics = await run.learn([group()])
+                assert metrics["mismatch"] < 1e-5 and metrics["cannot_tell"] == 0

@@ -14,5 +14,7 @@ if TYPE_CHECKING:
 def register_commands(app: typer.Typer) -> None:
     """Add ``art plan`` and ``art export``."""
     from art_vllm.export_command import add_to as add_export
+    from art_vllm.plan_command import add_to as add_plan
 
+    add_plan(app)
     add_export(app)

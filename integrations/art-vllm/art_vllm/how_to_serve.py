@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from art_vllm.export_source import Source
 
@@ -18,7 +20,7 @@ def how_to_serve(written: Path, folder: Path, source: Source, dtype: str) -> dic
     ``folder``; write SERVE.md, whose commands are for whoever stands in the folder."""
     ways = [way for way in ("merged", "adapter") if (written / way).is_dir()]
     model = source.start if source.adapter else str(source.checkpoint)
-    chosen = _parsers(Path(model), source.config)
+    formats = _formats(model, source.config)
 
     def command(way: str, place: Path) -> str:
         if way == "merged":
@@ -26,25 +28,33 @@ def how_to_serve(written: Path, folder: Path, source: Source, dtype: str) -> dic
         else:
             arguments = ["--model", source.start, "--dtype", dtype, "--enable-lora", "--max-lora-rank", _room(written)]
             arguments += ["--lora-modules", f"{source.name}={place / 'adapter'}"]
-        return shlex.join([*SERVER, *arguments, *chosen])
+        return shlex.join([*SERVER, *arguments, *formats])
 
     commands = {way: command(way, folder.resolve()) for way in ways}
-    (written / "SERVE.md").write_text(_page(source, {way: command(way, Path()) for way in ways}))
+    (written / "SERVE.md").write_text(_page(written, source, {way: command(way, Path()) for way in ways}))
     return commands
+
+
+def _adapter(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "adapter" / "adapter_config.json").read_text())
 
 
 def _room(folder: Path) -> str:
     """Return the smallest of RANKS that holds the adapter's."""
-    config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    config = _adapter(folder)
     rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
     return str(next((it for it in RANKS if it >= rank), rank))
 
 
-def _page(source: Source, commands: dict[str, str]) -> str:
+def _page(folder: Path, source: Source, commands: dict[str, str]) -> str:
     said = {
         "merged": "The merged model, in this folder:",
         "adapter": "The adapter on its start weights; several adapters share them (`--lora-modules a=... b=...`):",
     }
+    if source.adapter and _adapter(folder).get("target_parameters"):
+        said["adapter"] += (
+            "\nIt adapts experts, which vLLM takes for some models only; the merged model is always served."
+        )
     blocks = "\n\n".join(f"{said[way]}\n\n    {command}" for way, command in commands.items())
     return (
         f"# {source.name}, step {source.step}\n\n{blocks}\n\n"
@@ -52,11 +62,29 @@ def _page(source: Source, commands: dict[str, str]) -> str:
     )
 
 
-def _parsers(folder: Path, config: dict[str, str | None]) -> list[str]:
-    """Return vLLM's options for the formats of tool calls and of thinking: those of the run, else what the template shows."""
-    template = folder / "chat_template.jinja"
-    text = template.read_text() if template.is_file() else ""
-    tools = config.get("tool_parser") or ("hermes" if "<tool_call>" in text else None)
-    thinking = config.get("reasoning_parser") or ("qwen3" if "<think>" in text else None)
-    options = ["--enable-auto-tool-choice", "--tool-call-parser", tools] if tools and tools != "none" else []
-    return [*options, *(["--reasoning-parser", thinking] if thinking and thinking != "none" else [])]
+def _formats(model: str, config: Mapping[str, Any]) -> list[str]:
+    """Return vLLM's options for the formats of tool calls and of thinking: those of the run, else what suits the model."""
+    tools = tool_parser(model, config.get("tool_parser"))
+    thinking = reasoning_parser(model, config.get("reasoning_parser"))
+    options = ["--enable-auto-tool-choice", "--tool-call-parser", tools] if tools else []
+    return [*options, *(["--reasoning-parser", thinking] if thinking else [])]
+
+
+# These two stand for art_core.formats' functions of the same names.
+def tool_parser(model_folder: str, chosen: str | None = None) -> str | None:
+    """Return ``chosen``, or Hermes' format where the chat template shows it."""
+    return _found(chosen, "hermes" if "<tool_call>" in _template(model_folder) else None)
+
+
+def reasoning_parser(model_folder: str, chosen: str | None = None) -> str | None:
+    """Return ``chosen``, or Qwen's format where the chat template shows it."""
+    return _found(chosen, "qwen3" if "<think>" in _template(model_folder) else None)
+
+
+def _found(chosen: str | None, seen: str | None) -> str | None:
+    return seen if chosen is None else None if chosen == "none" else chosen
+
+
+def _template(model_folder: str) -> str:
+    file = Path(model_folder) / "chat_template.jinja"
+    return file.read_text() if file.is_file() else ""

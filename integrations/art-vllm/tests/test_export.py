@@ -202,6 +202,7 @@ def test_experts_trained_as_parameters_are_merged(tmp_path):
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000002"
     with safe_open(exported.adapter / "adapter_model.safetensors", "pt") as file:
         assert any("experts" in name for name in file.keys())  # noqa: SIM118
+    assert "It adapts experts" in (exported.folder / "SERVE.md").read_text()
     expected = logprobs(load_weights(str(folder), checkpoint))
     assert far(logprobs(AutoModelForCausalLM.from_pretrained(exported.merged)), expected) < 1e-4
     assert far(logprobs(AutoModelForCausalLM.from_pretrained(folder)), expected) > 1e-3

@@ -1,0 +1,87 @@
+"""What GPUs there are: memory, arithmetic, bandwidth, as their makers publish them. Knows nothing about models."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from art_core.errors import ConfigError
+
+GIB = 2**30
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gb|gib|g|mb|mib)", re.IGNORECASE)
+UNITS = {"gb": 10**9, "g": 10**9, "mb": 10**6, "gib": 2**30, "mib": 2**20}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or only a size."""
+
+    name: str
+    memory: int
+    """Bytes that programs see: less than the card is sold with."""
+    half: float | None = None
+    """Peak of dense matrix products in 16-bit numbers with sums in 32 bits, in 10^12 operations a second."""
+    single: float | None = None
+    """The same for float32 without tensor cores, which is what torch takes for float32 by itself."""
+    bandwidth: float | None = None
+    """Of its memory, in 10^9 bytes a second."""
+
+
+def _gpu(name: str, gib: float, half: float, single: float, bandwidth: float) -> Gpu:
+    return Gpu(name, round(gib * GIB), half, single, bandwidth)
+
+
+GPUS = (
+    # memory that CUDA reports (GiB), 16-bit, float32 (10^12 a second), bandwidth (10^9 bytes a second)
+    _gpu("T4", 14.6, 65, 8.1, 320),
+    _gpu("L4", 22.0, 121, 30.3, 300),
+    _gpu("A10", 22.0, 125, 31.2, 600),
+    _gpu("RTX 3090", 23.6, 71, 35.6, 936),
+    _gpu("RTX 4090", 23.5, 165, 82.6, 1008),
+    _gpu("RTX 5090", 31.3, 209, 104.8, 1792),
+    _gpu("A100-40GB", 39.4, 312, 19.5, 1555),
+    _gpu("L40S", 44.4, 362, 91.6, 864),
+    _gpu("RTX A6000", 47.4, 155, 38.7, 768),
+    _gpu("A100-80GB", 79.1, 312, 19.5, 2039),
+    _gpu("H100", 79.1, 989, 67.0, 3350),
+    _gpu("H200", 139.8, 989, 67.0, 4800),
+    _gpu("B200", 178.3, 2250, 80.0, 8000),
+)
+"""From the makers' data sheets, smallest memory first: dense, without sparsity; SXM where there are several."""
+SHORT = {"A100": "A100-80GB", "3090": "RTX 3090", "4090": "RTX 4090", "5090": "RTX 5090", "A6000": "RTX A6000"}
+"""Other names."""
+
+
+def find_gpu(text: str) -> Gpu:
+    """Return the GPU that ``text`` names, or one of a plain size such as ``24GB`` (10^9) or ``24GiB`` (2^30).
+
+    Raises ConfigError where it is neither.
+    """
+    if size := SIZE.fullmatch(text.strip()):
+        memory = float(size[1]) * UNITS[size[2].lower()]
+        if memory < GIB:
+            raise ConfigError(
+                f"--gpu {text}: less than 1 GiB holds no model; give a size such as 24GB, or a GPU's name"
+            )
+        return Gpu(text.strip(), int(memory))
+    known = {_plain(gpu.name): gpu for gpu in GPUS} | {_plain(name): _named(gpu) for name, gpu in SHORT.items()}
+    # A card's size may be added to its name, as in "L4 24GB".
+    for name in (_plain(text), _plain(re.sub(r"[-\s]\d+\s*gi?b$", "", text.strip(), flags=re.IGNORECASE))):
+        if name in known:
+            return known[name]
+    wanted = _plain(text)
+    near = difflib.get_close_matches(wanted, known, n=1)
+    hint = f"did you mean {known[near[0]].name!r}? " if near else ""
+    raise ConfigError(
+        f"--gpu {text!r} is neither a size such as 24GB or 24GiB nor a GPU that is known here; {hint}"
+        f"There are: {', '.join(gpu.name for gpu in GPUS)}"
+    )
+
+
+def _named(name: str) -> Gpu:
+    return next(gpu for gpu in GPUS if gpu.name == name)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]|nvidia|geforce", "", name.lower())

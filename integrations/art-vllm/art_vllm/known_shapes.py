@@ -1,0 +1,207 @@
+"""A model's name or folder -> its shape: a folder's config, the local hub cache, else a table of well-known models.
+
+Nothing is downloaded. Knows nothing about memory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from art_core.config import TINY
+from art_core.errors import ConfigError
+from art_vllm.shapes import Experts, Latent, Shape, refuse_other_than_text, shape_of
+
+QWEN2_5 = {
+    # size: hidden, layers, heads, kv heads, feed-forward, vocabulary, tied
+    "0.5B": (896, 24, 14, 2, 4864, 151936, True),
+    "1.5B": (1536, 28, 12, 2, 8960, 151936, True),
+    "3B": (2048, 36, 16, 2, 11008, 151936, True),
+    "7B": (3584, 28, 28, 4, 18944, 152064, False),
+    "14B": (5120, 48, 40, 8, 13824, 152064, False),
+    "32B": (5120, 64, 40, 8, 27648, 152064, False),
+    "72B": (8192, 80, 64, 8, 29568, 152064, False),
+}
+QWEN3 = {
+    # size: hidden, layers, heads, feed-forward, tied; 8 kv heads of 128
+    "0.6B": (1024, 28, 16, 3072, True),
+    "1.7B": (2048, 28, 16, 6144, True),
+    "4B": (2560, 36, 32, 9728, True),
+    "8B": (4096, 36, 32, 12288, False),
+    "14B": (5120, 40, 40, 17408, False),
+    "32B": (5120, 64, 64, 25600, False),
+}
+QWEN3_MOE = {
+    # size: hidden, layers, heads, feed-forward, width of an expert; 128 experts, 8 a token, 4 kv heads of 128
+    "30B-A3B": (2048, 48, 32, 6144, 768),
+    "235B-A22B": (4096, 94, 64, 12288, 1536),
+}
+LLAMA_3 = {
+    # version and size: hidden, layers, heads, feed-forward, tied; 8 kv heads
+    "3.1-8B": (4096, 32, 32, 14336, False),
+    "3.1-70B": (8192, 80, 64, 28672, False),
+    "3.1-405B": (16384, 126, 128, 53248, False),
+    "3.2-1B": (2048, 16, 32, 8192, True),
+    "3.2-3B": (3072, 28, 24, 8192, True),
+    "3.3-70B": (8192, 80, 64, 28672, False),
+}
+MISTRAL = {
+    # name: hidden, head size, layers, vocabulary, positions; 32 heads, 8 kv heads, feed-forward 14336
+    "Mistral-7B-v0.3": (4096, 128, 32, 32768, 32768),
+    "Mistral-7B-Instruct-v0.3": (4096, 128, 32, 32768, 32768),
+    "Mistral-Nemo-Base-2407": (5120, 128, 40, 131072, 131072),
+    "Mistral-Nemo-Instruct-2407": (5120, 128, 40, 131072, 131072),
+}
+LATENT = {
+    # name: hidden, layers, heads, feed-forward, vocabulary, positions, rank of the queries, experts (count, per token, width,
+    # dense layers, shared); latent attention of 512 + 64, heads of 128
+    "Moonlight-16B-A3B": (2048, 27, 16, 11264, 163840, 8192, None, (64, 6, 1408, 1, 2)),
+    "Kimi-K2-Base": (7168, 61, 64, 18432, 163840, 131072, 1536, (384, 8, 2048, 1, 1)),
+    "Kimi-K2-Instruct": (7168, 61, 64, 18432, 163840, 131072, 1536, (384, 8, 2048, 1, 1)),
+    "Kimi-K2-Instruct-0905": (7168, 61, 64, 18432, 163840, 262144, 1536, (384, 8, 2048, 1, 1)),
+    "Kimi-K2-Thinking": (7168, 61, 64, 18432, 163840, 262144, 1536, (384, 8, 2048, 1, 1)),
+    "DeepSeek-V3": (7168, 61, 128, 18432, 129280, 163840, 1536, (256, 8, 2048, 3, 1)),
+    "DeepSeek-R1": (7168, 61, 128, 18432, 129280, 163840, 1536, (256, 8, 2048, 3, 1)),
+}
+SUFFIXES = re.compile(r"-(unsloth-bnb-4bit|bnb-4bit|gguf|awq|fp8|gptq|gptq-int[48])$")
+"""Of repositories that hold the same model in another number format."""
+MORE_THAN_TEXT = re.compile(r"(^|[-_.])(vl|vision|omni|audio|llava|k2\.5)($|[-_.])")
+
+
+def find_shape(model: str) -> Shape:
+    """Return the shape of ``model``: ``"tiny"``, a folder, or a hub name that is in the local cache or well known.
+
+    Raises ConfigError, with the nearest names, where it is none of these, and where it is not a text model.
+    """
+    folder = TINY if model == "tiny" else Path(model).expanduser()
+    if folder.is_dir():
+        return _from_folder(folder, model)
+    if model.startswith((".", "/", "~")):
+        raise ConfigError(
+            f"there is no folder {model}; give a model folder, or a name such as Qwen/Qwen2.5-7B-Instruct"
+        )
+    if file := _cached(model):
+        return _from_folder(file.parent, model)
+    wanted = _plain(model)
+    if found := _KNOWN.get(wanted):
+        return found
+    if MORE_THAN_TEXT.search(wanted):
+        refuse_other_than_text({"vision_config": model}, model)
+    near = ", ".join(_KNOWN[it].name for it in difflib.get_close_matches(wanted, _KNOWN, n=3, cutoff=0.5))
+    raise ConfigError(
+        f"the shape of {model!r} is not known here, and its config is not in the local Hugging Face cache; "
+        f"{f'the nearest known names are {near}; ' if near else ''}give a folder with its config.json: the weights are "
+        "not needed"
+    )
+
+
+def known_shapes() -> tuple[Shape, ...]:
+    """Return the table of well-known models."""
+    return tuple(_KNOWN.values())
+
+
+def _from_folder(folder: Path, name: str) -> Shape:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{folder} has no config.json, so it is not a model folder; give one that save_pretrained wrote, or one with "
+            "the model's config.json alone"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / 'config.json'} cannot be read: {error}; fetch it again") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{folder / 'config.json'} is not a JSON object; give the model's own config.json")
+    return shape_of(config, name)
+
+
+def _cached(model: str) -> Path | None:
+    """Return the ``config.json`` that the local hub cache has, None where it has none."""
+    if model.count("/") != 1:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:  # a name that the hub could not have
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _plain(model: str) -> str:
+    """Return a name without organisation, number format and what organisations put before it."""
+    name = model.rsplit("/", 1)[-1].lower()
+    return SUFFIXES.sub("", name).removeprefix("meta-")
+
+
+def _table() -> Iterator[Shape]:
+    for size, (hidden, layers, heads, kv_heads, width, vocabulary, tied) in QWEN2_5.items():
+        for name in ("{}", "{}-Instruct", "Coder-{}", "Coder-{}-Instruct"):
+            if size != "72B" or "Coder" not in name:
+                yield Shape(
+                    name="Qwen/Qwen2.5-" + name.format(size), family="qwen2", hidden=hidden, layers=layers, heads=heads,
+                    kv_heads=kv_heads, head_size=hidden // heads, feed_forward=width, vocabulary=vocabulary, tied=tied,
+                    positions=32768, biased=("q_proj", "k_proj", "v_proj"),
+                )  # fmt: skip
+    for size, (hidden, layers, heads, width, tied) in QWEN3.items():
+        for name, positions in _qwen3_names(size, tied or size in ("8B", "14B")):
+            yield Shape(
+                name=name, family="qwen3", hidden=hidden, layers=layers, heads=heads, kv_heads=8, head_size=128,
+                feed_forward=width, vocabulary=151936, tied=tied, positions=positions,
+            )  # fmt: skip
+    for size, (hidden, layers, heads, width, expert) in QWEN3_MOE.items():
+        for name, positions in _qwen3_names(size, size == "30B-A3B"):
+            yield Shape(
+                name=name, family="qwen3_moe", hidden=hidden, layers=layers, heads=heads, kv_heads=4, head_size=128,
+                feed_forward=width, vocabulary=151936, tied=False, positions=positions,
+                experts=Experts(count=128, per_token=8, width=expert, layers=layers),
+            )  # fmt: skip
+    yield from _llamas()
+    yield from _latents()
+
+
+def _qwen3_names(size: str, base: bool) -> Iterator[tuple[str, int]]:
+    yield f"Qwen/Qwen3-{size}", 40960
+    if base:
+        yield f"Qwen/Qwen3-{size}-Base", 32768
+    if size in ("4B", "30B-A3B", "235B-A22B"):
+        yield f"Qwen/Qwen3-{size}-Instruct-2507", 262144
+        yield f"Qwen/Qwen3-{size}-Thinking-2507", 262144
+    if size == "30B-A3B":
+        yield "Qwen/Qwen3-Coder-30B-A3B-Instruct", 262144
+
+
+def _llamas() -> Iterator[Shape]:
+    for version, (hidden, layers, heads, width, tied) in LLAMA_3.items():
+        for name in ("Instruct",) if version == "3.3-70B" else ("", "Instruct"):
+            yield Shape(
+                name=f"meta-llama/Llama-{version}-{name}".removesuffix("-"), family="llama", hidden=hidden, layers=layers,
+                heads=heads, kv_heads=8, head_size=hidden // heads, feed_forward=width, vocabulary=128256, tied=tied,
+                positions=131072,
+            )  # fmt: skip
+    for name, (hidden, head_size, layers, vocabulary, positions) in MISTRAL.items():
+        yield Shape(
+            name=f"mistralai/{name}", family="mistral", hidden=hidden, layers=layers, heads=32, kv_heads=8,
+            head_size=head_size, feed_forward=14336, vocabulary=vocabulary, tied=False, positions=positions,
+        )  # fmt: skip
+
+
+def _latents() -> Iterator[Shape]:
+    rows = {**LATENT, "Moonlight-16B-A3B-Instruct": LATENT["Moonlight-16B-A3B"]}
+    for name, (hidden, layers, heads, width, vocabulary, positions, query, experts) in rows.items():
+        count, per_token, expert, dense, shared = experts
+        yield Shape(
+            name=f"{'deepseek-ai' if name.startswith('Deep') else 'moonshotai'}/{name}",
+            family="kimi_k2" if name.startswith("Kimi") else "deepseek_v3", hidden=hidden, layers=layers, heads=heads,
+            kv_heads=heads, head_size=64, feed_forward=width, vocabulary=vocabulary, tied=False, positions=positions,
+            experts=Experts(count=count, per_token=per_token, width=expert, layers=layers - dense, shared=shared * expert),
+            latent=Latent(query=query, key_value=512, plain=128, rotary=64, value=128),
+            packed=not name.startswith("Moonlight"),
+        )  # fmt: skip
+
+
+_KNOWN = {_plain(shape.name): shape for shape in _table()}

@@ -1,0 +1,303 @@
+"""A transformer's shape -> its linear layers, parameters and cache; read from a config. Knows nothing about GPUs or runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from art_core.errors import ConfigError
+
+COUNTED = frozenset(
+    {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2"}
+)  # others are taken for a Llama with what their config says
+"""``model_type`` of the models whose parameters are counted exactly."""
+QK_NORM = frozenset({"qwen3", "qwen3_moe"})
+SENSES = ("vision_config", "audio_config", "thinker_config", "image_token_id", "vision_tower")
+"""Keys of the configs of models that take more than text."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer, as often as the model has it."""
+
+    name: str
+    inputs: int
+    outputs: int
+    copies: int
+    used: float
+    """Of the copies, how many work on one token: fewer than ``copies`` for experts."""
+    bias: bool = False
+    fused: int = 1
+    """Layers that transformers stacks in one weight: PEFT gives such a one the rank times as many."""
+    expert: bool = False
+    adapted: bool = True
+    """Whether PEFT's ``target_modules="all-linear"`` takes it: in a mixture of experts the feed-forward layers that are no
+    experts are left out, as PEFT looks for the stacked ones under their names."""
+
+    @property
+    def weights(self) -> int:
+        """Of one copy, without the bias."""
+        return self.inputs * self.outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The feed-forward layers of which a token takes some (mixture of experts)."""
+
+    count: int
+    per_token: int
+    width: int
+    layers: int
+    """That have experts; the others are dense."""
+    shared: int = 0
+    """Width of the part that every token takes; 0: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values come from one short vector per token."""
+
+    query: int | None
+    """Rank of the queries' compression; None: they are not compressed."""
+    key_value: int
+    """Length of the vector that is cached."""
+    plain: int
+    """Of a head's key, the part without positions."""
+    rotary: int
+    """The part with them, which all heads share; cached beside the vector."""
+    value: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The numbers of a decoder-only transformer that memory and arithmetic depend on."""
+
+    name: str
+    family: str
+    """``model_type`` of its config."""
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    feed_forward: int
+    vocabulary: int
+    positions: int
+    tied: bool
+    """Whether the LM head is the embedding."""
+    biased: tuple[str, ...] = ()
+    """The attention's projections that have a bias."""
+    window: int | None = None
+    """Tokens that layers with a sliding window see."""
+    windowed: int = 0
+    """Layers with a sliding window."""
+    stateful: int = 0
+    """Layers that keep a state of fixed size instead of keys and values (linear attention)."""
+    experts: Experts | None = None
+    latent: Latent | None = None
+    packed: bool = False
+    """Whether its published files hold fewer than 16 bits a weight."""
+
+    def linears(self) -> Iterator[Linear]:
+        """Yield all linear layers but the LM head."""
+        for name, inputs, outputs in self._attention():
+            yield Linear(name, inputs, outputs, self.layers, self.layers, bias=name in self.biased)
+        mixed, hidden = self.experts, self.hidden
+        if dense := self.layers - (mixed.layers if mixed else 0):
+            yield from _feed_forward(hidden, self.feed_forward, dense, adapted=not mixed)
+        if mixed:
+            yield Linear("router", hidden, mixed.count, mixed.layers, mixed.layers)
+            copies, used = mixed.layers * mixed.count, mixed.layers * mixed.per_token
+            yield Linear("experts.gate_up_proj", hidden, 2 * mixed.width, copies, used, fused=2, expert=True)
+            yield Linear("experts.down_proj", mixed.width, hidden, copies, used, expert=True)
+            if mixed.shared:
+                yield from _feed_forward(hidden, mixed.shared, mixed.layers, adapted=False)
+
+    def _attention(self) -> Iterator[tuple[str, int, int]]:
+        hidden, heads, latent = self.hidden, self.heads, self.latent
+        if latent is None:
+            yield "q_proj", hidden, heads * self.head_size
+            yield "k_proj", hidden, self.kv_heads * self.head_size
+            yield "v_proj", hidden, self.kv_heads * self.head_size
+            yield "o_proj", heads * self.head_size, hidden
+            return
+        queries = heads * (latent.plain + latent.rotary)
+        if latent.query is None:
+            yield "q_proj", hidden, queries
+        else:
+            yield "q_a_proj", hidden, latent.query
+            yield "q_b_proj", latent.query, queries
+        yield "kv_a_proj_with_mqa", hidden, latent.key_value + latent.rotary
+        yield "kv_b_proj", latent.key_value, heads * (latent.plain + latent.value)
+        yield "o_proj", heads * latent.value, hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.linear_weights + self.head_weights * (1 if self.tied else 2) + self._vectors()
+
+    @property
+    def active(self) -> int:
+        """Those that work on one token: of the experts only those that it takes."""
+        return self.parameters - sum(round((it.copies - it.used) * it.weights) for it in self.linears())
+
+    @property
+    def linear_weights(self) -> int:
+        """Without biases and without the LM head."""
+        return sum(it.copies * it.weights for it in self.linears())
+
+    @property
+    def active_linear_weights(self) -> int:
+        """Those that a token is multiplied with, the LM head left out."""
+        return round(sum(it.used * it.weights for it in self.linears()))
+
+    @property
+    def expert_weights(self) -> int:
+        return sum(it.copies * it.weights for it in self.linears() if it.expert)
+
+    @property
+    def head_weights(self) -> int:
+        return self.vocabulary * self.hidden
+
+    def _vectors(self) -> int:
+        """Norms and biases."""
+        norms = 2 * self.hidden
+        if self.family in QK_NORM:
+            norms += 2 * self.head_size
+        if self.latent:
+            norms += self.latent.key_value + (self.latent.query or 0)
+        return self.layers * norms + self.hidden + sum(it.copies * it.outputs for it in self.linears() if it.bias)
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Return the parameters of PEFT's ``target_modules="all-linear"``: rank * (inputs + outputs) a layer."""
+        taken = (it for it in self.linears() if it.adapted)
+        return sum(it.copies * it.fused * rank * (it.inputs + it.outputs) for it in taken)
+
+    def cached_numbers(self, *, compressed: bool = True) -> int:
+        """Return how many numbers are kept of a token in one layer.
+
+        ``compressed``: latent attention keeps its vector, as vLLM does; else the keys and values that come from it, as
+        transformers and the embedded engine do.
+        """
+        if self.latent is None:
+            return 2 * self.kv_heads * self.head_size
+        if compressed:
+            return self.latent.key_value + self.latent.rotary
+        return self.heads * (self.latent.plain + self.latent.rotary + self.latent.value)
+
+    def cached_tokens(self, context: int) -> int:
+        """Return the tokens that a sequence of ``context`` tokens keeps, summed over the layers."""
+        full = self.layers - self.windowed - self.stateful
+        return full * context + self.windowed * min(context, self.window or context)
+
+
+def _feed_forward(hidden: int, width: int, copies: int, *, adapted: bool) -> Iterator[Linear]:
+    for name, inputs, outputs in (
+        ("gate_proj", hidden, width),
+        ("up_proj", hidden, width),
+        ("down_proj", width, hidden),
+    ):
+        yield Linear(name, inputs, outputs, copies, copies, adapted=adapted)
+
+
+def shape_of(config: Mapping[str, Any], name: str) -> Shape:
+    """Return the shape that a ``config.json`` describes.
+
+    Raises ConfigError where it is no decoder-only text model, or a number is missing.
+    """
+    refuse_other_than_text(config, name)
+    family = config.get("model_type", "llama")
+    hidden, heads = _number(config, "hidden_size", name), _number(config, "num_attention_heads", name)
+    layers = _number(config, "num_hidden_layers", name)
+    kinds = config.get("layer_types") or _kinds(config, family, layers)
+    return Shape(
+        name=name,
+        family=family,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_size=config.get("head_dim") or hidden // heads,
+        feed_forward=config.get("intermediate_size") or 4 * hidden,
+        vocabulary=_number(config, "vocab_size", name),
+        positions=config.get("max_position_embeddings") or 4096,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        biased=_biased(config, family),
+        window=config.get("sliding_window"),
+        windowed=sum(kind == "sliding_attention" for kind in kinds),
+        stateful=sum(kind not in ("sliding_attention", "full_attention") for kind in kinds),
+        experts=_experts(config, layers),
+        latent=_latent(config),
+        packed=bool(config.get("quantization_config")),
+    )
+
+
+def refuse_other_than_text(config: Mapping[str, Any], name: str) -> None:
+    """Raise ConfigError for a model that takes images or sound, or that has an encoder."""
+    if found := [key for key in SENSES if config.get(key) is not None]:
+        raise ConfigError(
+            f"{name} takes more than text (its config has {', '.join(found)}), and art trains text models only: images and "
+            "sound are not part of the token trees. Give a text model, such as Qwen/Qwen2.5-7B-Instruct"
+        )
+    if config.get("is_encoder_decoder"):
+        raise ConfigError(f"{name} has an encoder, and art trains decoder-only models; give a causal language model")
+
+
+def _number(config: Mapping[str, Any], key: str, name: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(
+            f"the config of {name} says {key}={value!r}, so its memory cannot be counted; give the config.json of a causal "
+            "language model"
+        )
+    return value
+
+
+def _kinds(config: Mapping[str, Any], family: str, layers: int) -> list[str]:
+    """Return the kinds of the layers where the config does not list them."""
+    first = layers
+    if config.get("sliding_window") and family.startswith("qwen"):
+        first = config.get("max_window_layers", 0) if config.get("use_sliding_window") else layers
+    elif config.get("sliding_window"):
+        first = 0
+    return ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
+
+
+def _biased(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
+    if family == "qwen2":
+        return ("q_proj", "k_proj", "v_proj")
+    if not config.get("attention_bias"):
+        return ()
+    return ("q_proj", "k_proj", "v_proj", "o_proj") if "kv_lora_rank" not in config else (
+        "q_a_proj", "kv_a_proj_with_mqa", "o_proj",
+    )  # fmt: skip
+
+
+def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
+    names = ("n_routed_experts", "num_experts", "num_local_experts")
+    count = next((config[name] for name in names if config.get(name)), None)
+    if count is None:
+        return None
+    width = config.get("moe_intermediate_size") or config["intermediate_size"]
+    first, every = config.get("first_k_dense_replace", 0), config.get("decoder_sparse_step") or 1
+    dense = set(config.get("mlp_only_layers") or ())
+    return Experts(
+        count=count,
+        per_token=config.get("num_experts_per_tok") or 2,
+        width=width,
+        layers=sum(it >= first and (it + 1) % every == 0 and it not in dense for it in range(layers)),
+        shared=config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0),
+    )
+
+
+def _latent(config: Mapping[str, Any]) -> Latent | None:
+    if not config.get("kv_lora_rank"):
+        return None
+    return Latent(
+        query=config.get("q_lora_rank"),
+        key_value=config["kv_lora_rank"],
+        plain=config["qk_nope_head_dim"],
+        rotary=config["qk_rope_head_dim"],
+        value=config["v_head_dim"],
+    )
