@@ -19,6 +19,9 @@ from art_core.pretrained import load_causal_lm
 log = logging.getLogger(__name__)
 
 
+# The decode thread is in inference mode, and what is made there cannot take live weights: it has no version counter, which
+# experts' kernels ask for.
+@torch.inference_mode(False)
 def load_model(folder: str) -> PreTrainedModel:
     """Load a causal LM for inference: bfloat16 on a GPU where there is one, else float32 on the CPU.
 
