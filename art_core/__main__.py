@@ -180,13 +180,20 @@ def new_plugin(
     Console(highlight=False, soft_wrap=True).print(plugin.next_steps(), markup=False)
 
 
-@app.command(epilog="Example: `art doctor`")
-def doctor() -> None:
+@app.command(epilog="Example: `art doctor`; `art doctor --install vllm`")
+def doctor(
+    install: Annotated[
+        str | None, typer.Option(help="An engine, such as vllm: install what it needs, in an environment of its own.")
+    ] = None,
+) -> None:
     """Tell what is installed, what is missing for which plugin, and whether a GPU is usable."""
-    from art_core.doctor import examine
+    from art_core import doctor as examination
 
+    if install is not None:
+        say = Console(highlight=False, soft_wrap=True).print
+        return examination.install(install, lambda text: say(text, markup=False))
     table = Table("part", "state", "what to do")
-    findings = examine()
+    findings = examination.examine()
     for it in findings:
         table.add_row(it.part, it.state, it.advice)
     Console().print(table)

@@ -7,10 +7,11 @@ import importlib.util
 import platform
 import sqlite3
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from art_core import unsloth
+from art_core.errors import ConfigError
 from art_core.plugins import ADAPTERS, WITHOUT_PLUGIN, Installed, Plugins, as_function
 
 NEEDED_BY = {
@@ -42,7 +43,7 @@ def examine() -> list[Finding]:
     found = [_python(), _sqlite()]
     for package, purpose in NEEDED_BY.items():
         found.append(_package(package, purpose))
-    found += [_gpu(), _unsloth()]
+    found += [_gpu(), _unsloth(), *_engines()]
     plugins = Plugins().installed()
     found += [Finding(f"plugin {it.name}", f"{it.distribution} {it.version}") for it in plugins]
     found += [Finding(f"plugin for {it.name}", it.state, it.advice) for it in frameworks(plugins) if it.advice]
@@ -116,6 +117,24 @@ def _unsloth() -> Finding:
     return Finding(
         "unsloth", f"{importlib.metadata.version('unsloth')}, {'' if unsloth.has_gpu() else 'no '}GPU kernels"
     )
+
+
+def _engines() -> list[Finding]:
+    """What engines say about themselves: those whose factory has ``describe() -> (state, what to do)``."""
+    factories = Plugins().registered("register_engines")
+    return [Finding(name, *it.describe()) for name, it in factories.items() if hasattr(it, "describe")]
+
+
+def install(name: str, say: Callable[[str], None]) -> None:
+    """Install what the engine ``name`` needs, where its factory has ``install(say)``. Raises ConfigError."""
+    plugins = Plugins()
+    factory = plugins.choose("register_engines", name)
+    if not hasattr(factory, "install"):
+        able = [other for other, it in plugins.registered("register_engines").items() if hasattr(it, "install")]
+        raise ConfigError(
+            f"the engine {name!r} has nothing to install; these have: {', '.join(sorted(able)) or 'none (art-vllm adds vllm)'}"
+        )
+    factory.install(say)
 
 
 def _gpu() -> Finding:

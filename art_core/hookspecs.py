@@ -80,7 +80,9 @@ def register_engines(register: Register) -> None:
     """Offer engines by name: ``register("mine", factory)``, for ``train(engine="mine")``.
 
     Called once, when a run starts. The factory is a module-level callable (it travels to the child process that serves) and
-    is called there as ``factory(model_folder, config)``; it returns an ``Engine``. The return value is ignored.
+    is called there as ``factory(model_folder, config)``; it returns an ``Engine``. It may have attributes: ``check()``, called
+    first of all, raises ConfigError where it cannot work here; ``install(say)`` gets what it needs, for ``art doctor --install
+    mine``; ``describe() -> (state, what to do)`` is a row of ``art doctor``. The return value is ignored.
     """
 
 

@@ -85,7 +85,7 @@ class HttpUpstream:
 
     async def chat(self, request: JsonDict) -> JsonDict:
         """Answer a request; cancelling closes the connection, which stops the sampling but loses what was sampled."""
-        return self._normal(await self._answer(self._post(request, self._whole)), request)
+        return self._normal(_json_object(await self._answer(self._post(request, self._whole))), request)
 
     async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
         """Yield the chunks of an answer as they come. UpstreamError where the stream ends before the answer does."""
@@ -112,16 +112,23 @@ class HttpUpstream:
 
     async def models(self) -> JsonDict:
         """Return the server's own list of models."""
-        asking = self._pool().get(f"{self.base_url}/models", headers=self._headers, timeout=self._whole)
-        return await self._answer(asking)
+        return _json_object(await self.ask(f"{self.base_url}/models"))
 
-    async def _answer(self, asking: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> JsonDict:
+    async def ask(self, url: str, body: JsonDict | None = None) -> bytes:
+        """Ask the server for something else: POST ``body`` as it is, GET where there is none. Raises UpstreamError."""
+        content = None if body is None else orjson.dumps(body)
+        method = "GET" if body is None else "POST"
+        return await self._answer(
+            self._pool().request(method, url, data=content, headers=self._headers, timeout=self._whole)
+        )
+
+    async def _answer(self, asking: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> bytes:
         with self._explained():
             async with asking as response:
                 content = await response.read()
                 if response.status >= 400:
                     raise _refusal(response.status, content, response.headers)
-        return _json_object(content)
+        return content
 
     def _post(self, request: JsonDict, timeout: aiohttp.ClientTimeout) -> aiohttp.client._RequestContextManager:
         body = {**request, "return_token_ids": True, "logprobs": True}

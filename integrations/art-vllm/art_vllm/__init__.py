@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from art_core import hookimpl
+from art_vllm.address import AddressEngine
+from art_vllm.engine import VllmEngine
 
 if TYPE_CHECKING:
     import typer
+
+__all__ = ["AddressEngine", "VllmEngine"]
+
+
+@hookimpl
+def register_engines(register: Callable[[str, Any], None]) -> None:
+    """Offer ``engine="vllm"``, and ``"http"`` for an address."""
+    register("vllm", VllmEngine)
+    register("http", AddressEngine)
 
 
 @hookimpl

@@ -1,0 +1,142 @@
+"""Serves the policy from a vLLM server at an address: which version is asked for under which name, and how it gets there.
+
+Knows nothing about who started the server.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from art_core.config import TrainConfig
+from art_core.errors import ConfigError, UpstreamError
+from art_core.types import JsonDict, Upstream, Weights
+from art_vllm.client import VllmClient
+from art_vllm.unmasked import is_constrained, unmask, unmask_stream
+
+T = TypeVar("T")
+
+
+class AddressEngine:
+    """``engine="http://HOST:PORT/v1"``: a server that somebody else runs, on a machine that sees the run's folder.
+
+    The base model is version 0. An adapter is loaded beside the others under the name ``policy@VERSION``; whole weights
+    replace those before them. Answers carry the version whose weights were asked for.
+    """
+
+    loads_files = True
+
+    def __init__(self, model_folder: str, config: TrainConfig, *, base_url: str) -> None:
+        self.config = config
+        self._client = VllmClient(base_url)
+        self._base = ""
+        """The base model's name on the server."""
+        self._reload = "reload_weights"
+        """The method of the server's worker that loads whole weights."""
+        self._newest = 0
+        self._adapters: dict[int, Path] = {}
+        """By version, those that the server has."""
+        # Another run may have used these names on this server: what is cached under them is not ours.
+        self._salt: str | None = uuid.uuid4().hex
+
+    async def start(self) -> None:
+        """Ask the server for its model. Raises UpstreamError where it does not answer."""
+        self._base = await self._client.base_model()
+
+    async def stop(self) -> None:
+        """Take our adapters off the server, and close the connections."""
+        for version in list(self._adapters):
+            with suppress(UpstreamError):  # it may have ended before us
+                await self.retire(version)
+        await self._client.stop()
+
+    def at(self, version: int) -> Upstream:
+        """Return what answers with the weights of ``version``."""
+        return _Policy(self, version)
+
+    async def chat(self, request: JsonDict) -> JsonDict:
+        """Answer with the newest weights."""
+        return await self.answer(request, self._newest)
+
+    def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
+        """Answer with the newest weights, chunk by chunk."""
+        return self.chunks(request, self._newest)
+
+    async def answer(self, request: JsonDict, version: int) -> JsonDict:
+        answer = await self.lasting(lambda: self._client.chat(self._asking(request, version)))
+        if is_constrained(request):
+            await unmask(answer, request, partial(self._score, version))
+        answer["policy_version"] = version
+        return answer
+
+    async def chunks(self, request: JsonDict, version: int) -> AsyncIterator[JsonDict]:
+        async with aclosing(self._client.stream(self._asking(request, version))) as chunks:
+            constrained = is_constrained(request)
+            async for chunk in unmask_stream(chunks, request, partial(self._score, version)) if constrained else chunks:
+                chunk["policy_version"] = version
+                yield chunk
+
+    async def lasting(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``ask`` answers; an engine that can bring its server back asks again then."""
+        return await ask()
+
+    def _asking(self, request: JsonDict, version: int) -> JsonDict:
+        named = {**request, "model": self._name(version)}
+        return named if self._salt is None else {"cache_salt": self._salt, **named}
+
+    def _name(self, version: int) -> str:
+        return f"policy@{version}" if version in self._adapters else self._base
+
+    def overlaps(self, weights: Weights) -> bool:
+        """Whether these are an adapter: those are served side by side."""
+        return weights.path is not None and (weights.path / "adapter_config.json").is_file()
+
+    async def load(self, weights: Weights) -> None:
+        """Serve an adapter's or a model's folder, which must stay as it is until the version is retired.
+
+        Raises ConfigError where the server was not started for that, UpstreamError where it refuses the files.
+        """
+        version, folder = weights.version, weights.path
+        if folder is None:
+            raise ConfigError(f"version {version} of the weights has no folder; vLLM loads files only")
+        folder = folder.absolute()
+        if self.overlaps(weights):
+            await self.lasting(lambda: self._client.load_adapter(f"policy@{version}", folder))
+            self._adapters[version] = folder
+        else:
+            await self.lasting(lambda: self._client.reload(folder, method=self._reload))
+        self._newest = version
+
+    async def retire(self, version: int) -> None:
+        """Forget an adapter; whole weights were forgotten when the next came."""
+        if version in self._adapters:
+            await self.lasting(lambda: self._client.unload_adapter(f"policy@{version}"))
+            del self._adapters[version]
+
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """Return the logprob (nats, temperature 1) of every token but the first under the newest weights."""
+        return await self._score(self._newest, ids)
+
+    async def _score(self, version: int, ids: Sequence[int]) -> list[float]:
+        return await self.lasting(lambda: self._client.score(self._name(version), ids))
+
+    async def counters(self) -> Mapping[str, float]:
+        """Return the server's totals; other users of the server are counted too."""
+        return await self._client.counters()
+
+
+class _Policy:
+    """One version of what an engine serves."""
+
+    def __init__(self, engine: AddressEngine, version: int) -> None:
+        self._engine, self._version = engine, version
+
+    async def chat(self, request: JsonDict) -> JsonDict:
+        return await self._engine.answer(request, self._version)
+
+    def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
+        return self._engine.chunks(request, self._version)

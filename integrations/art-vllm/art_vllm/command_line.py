@@ -1,0 +1,144 @@
+"""A run's config and model as the options and the environment of a vLLM server. Knows nothing about processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from art_core.config import LORA_FROM, LORA_RANK, TrainConfig
+from art_core.errors import ConfigError
+
+BASE = "policy@0"
+"""The name under which the start weights are served."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""That vLLM can be started for."""
+INSIDE = Path(__file__).with_name("inside")
+"""Of what vLLM's worker imports from us on CPUs."""
+CPU_WORKER, CPU_RELOAD = "art_cpu_worker.Repaired", "reload_all_weights"
+"""Its class, and the method of it that loads whole weights."""
+SHARED_GPU = 0.5
+"""vLLM's share of the only GPU, on which the learner works too."""
+
+Options = dict[str, Any]
+
+
+def options(model_folder: str, config: TrainConfig, *, cuda: bool, gpus: int = 0) -> Options:
+    """Return vLLM's options by name, without dashes; ``config.engine_args`` override and add.
+
+    True is a flag, False its opposite (``--no-...``), None leaves the option out.
+    """
+    chosen: Options = {
+        "model": model_folder,
+        "served-model-name": BASE,
+        "dtype": "auto" if cuda else "float32",
+        "seed": config.seed,
+        # Else the model's own file changes how is sampled where a request does not say.
+        "generation-config": "vllm",
+        "max-model-len": config.max_context,
+        "max-num-seqs": concurrency(config),
+        "enable-prefix-caching": True,
+        "enable-prompt-tokens-details": True,
+        "logprobs-mode": "raw_logprobs" if config.temperature == 1 else "processed_logprobs",
+        "disable-uvicorn-access-log": True,
+        **_parsers(model_folder, config),
+        **_lora(model_folder, config),
+    }
+    if cuda:
+        chosen |= {"enable-sleep-mode": True, "gpu-memory-utilization": SHARED_GPU if gpus == 1 else None}
+    else:
+        chosen |= {"enforce-eager": True, "worker-extension-cls": CPU_WORKER}
+    return chosen | {name.lstrip("-").replace("_", "-"): value for name, value in config.engine_args.items()}
+
+
+def concurrency(config: TrainConfig) -> int:
+    """Return how many answers are sampled at a time: the rollouts of the steps that run at once, up to their limit."""
+    return min(config.max_concurrent, config.tasks_per_step * config.group_size * (1 + config.max_staleness))
+
+
+def _parsers(model_folder: str, config: TrainConfig) -> Options:
+    return {
+        "enable-auto-tool-choice": True,
+        "tool-call-parser": config.tool_parser or "hermes",
+        "reasoning-parser": config.reasoning_parser if config.reasoning_parser != "none" else None,
+    }
+
+
+def _lora(model_folder: str, config: TrainConfig) -> Options:
+    rank = config.lora_rank
+    if rank is None:
+        size = parameters(model_folder)
+        rank = 0 if size is not None and size < LORA_FROM else LORA_RANK
+    if not rank:
+        return {}
+    if rank > RANKS[-1]:
+        raise ConfigError(f"lora_rank={rank} is more than vLLM serves; give at most {RANKS[-1]}")
+    # The newest, the one before it, whose rollouts still run, and as many more as steps overlap.
+    versions = 2 + config.max_staleness
+    least = next(allowed for allowed in RANKS if allowed >= rank)
+    return {"enable-lora": True, "max-lora-rank": least, "max-loras": versions, "max-cpu-loras": versions + 1}
+
+
+def parameters(model_folder: str) -> int | None:
+    """Return the number of weights in a folder's safetensors files; None where there are none, as for a hub name."""
+    files = list(Path(model_folder).glob("*.safetensors"))
+    return sum(map(_weights_in, files)) if files else None
+
+
+def _weights_in(file: Path) -> int:
+    """Read the file's header: its length, 8 bytes little-endian, then JSON with every tensor's shape."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def arguments(options: Mapping[str, Any]) -> list[str]:
+    """Return the options as a command line."""
+    line: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            line.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, dict):
+            line += [f"--{name}", json.dumps(value)]
+        elif isinstance(value, list | tuple):
+            line += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            line += [f"--{name}", str(value)]
+    return line
+
+
+def environment(*, cuda: bool, own: bool) -> dict[str, str]:
+    """Return the server's environment; ``own``: it runs in the environment of this process."""
+    variables = dict(os.environ)
+    if not own:
+        # What is imported from there belongs to another Python.
+        for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+            variables.pop(name, None)
+    variables |= {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        # Reloading whole weights, dropping caches and sleeping are endpoints for developers; it listens to this machine only.
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if not cuda:
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(INSIDE), variables.get("PYTHONPATH"))))
+        # Compiling a single small function would take the first request some seconds, and a compiler.
+        variables.setdefault("TORCHDYNAMO_DISABLE", "1")
+        variables.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cpu_cache_gib()))
+        # Unsloth's switch for CPUs breaks vLLM where both are installed.
+        variables.pop("UNSLOTH_ALLOW_CPU", None)
+    return variables
+
+
+def cpu_cache_gib() -> int:
+    """Return what the keys and values may take of the machine's memory: a tenth, 1 to 16 GiB."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(16, total // 10 // 2**30))

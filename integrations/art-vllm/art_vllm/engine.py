@@ -1,0 +1,226 @@
+"""Serves the policy from a vLLM server of its own: starts it, and brings it back with what it served when it dies.
+
+Knows nothing about HTTP or command lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from art_core.capture.upstream import UNREACHABLE
+from art_core.config import TrainConfig
+from art_core.errors import ArtError, ConfigError, UpstreamError
+from art_core.types import JsonDict, Weights
+from art_vllm import command_line
+from art_vllm import environment as environments
+from art_vllm.address import AddressEngine
+from art_vllm.process import Server
+
+T = TypeVar("T")
+
+RESTARTS, WITHIN = 3, 600.0
+"""How often it is brought back within so many seconds; then requests fail."""
+TRIES = 3
+"""Of one request: one that ends the server each time must not do so for ever."""
+DYING_SECONDS = 30.0
+"""How long a server that says it is ill may take to end by itself."""
+
+log = logging.getLogger("art_core.engine")
+
+
+class VllmEngine(AddressEngine):
+    """``engine="vllm"``: ``python -m vllm.entrypoints.openai.api_server`` in a process of its own.
+
+    Where the server dies it is started again with the weights that it served; requests that were in flight are asked
+    again where their client has got nothing yet, others wait. ``docs/vllm.md`` lists its options.
+    """
+
+    def __init__(self, model_folder: str, config: TrainConfig) -> None:
+        super().__init__(model_folder, config, base_url="http://127.0.0.1/v1")
+        self._model_folder = model_folder
+        self._salt = None  # a server of our own has no other users
+        self._log_file: Path | None = None
+        self._whole: Path | None = None
+        """Of the model's weights, where they are not the start's."""
+        self._running = asyncio.Event()
+        self._failure: ArtError | None = None
+        self._deaths: deque[float] = deque(maxlen=RESTARTS)
+        self._watching: asyncio.Task[None] | None = None
+        self._counted: dict[str, float] = {}
+        """By servers that have died."""
+        self._counting: dict[str, float] = {}
+        """By this one, when last asked."""
+
+    describe = staticmethod(environments.describe)
+    install = staticmethod(environments.install)
+
+    @staticmethod
+    def check() -> None:
+        """Raise ConfigError where there is no vLLM."""
+        environments.find()
+
+    def begin(self, run_dir: Path) -> None:
+        """Write the server's log to ``vllm.log`` there."""
+        self._log_file = run_dir / "vllm.log"
+
+    async def start(self) -> None:
+        """Start the server and wait until it answers. ConfigError where it does not come up."""
+        if self._log_file is None:
+            self._log_file = Path(tempfile.mkdtemp(prefix="art-vllm-")) / "vllm.log"
+        found = await asyncio.to_thread(environments.find)
+        gpus = await asyncio.to_thread(environments.gpus)
+        chosen = command_line.options(self._model_folder, self.config, cuda=found.cuda, gpus=gpus)
+        self._base, self._sleeps = chosen["served-model-name"], bool(chosen.get("enable-sleep-mode"))
+        if not found.cuda:
+            self._reload = command_line.CPU_RELOAD
+        self._command = [found.python, "-m", "vllm.entrypoints.openai.api_server", *command_line.arguments(chosen)]
+        self._variables = command_line.environment(cuda=found.cuda, own=found.own)
+        log.info("vLLM %s of %s: %s", found.version, found.python, " ".join(command_line.arguments(chosen)))
+        await self._serve()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _serve(self) -> None:
+        self._server = Server(self._command, self._variables, self._log_file)
+        self._client = self._server.client
+        try:
+            await self._server.start()
+            await self._serve_again()
+        except BaseException:
+            await self._server.stop()
+            raise
+        self._running.set()
+
+    async def _serve_again(self) -> None:
+        """Load what the server before this one had."""
+        if self._whole is not None:
+            await self._client.reload(self._whole, method=self._reload)
+        for version, folder in list(self._adapters.items()):
+            await self._client.load_adapter(f"policy@{version}", folder)
+
+    async def stop(self) -> None:
+        """End the server, with all that it started."""
+        if self._watching is None:
+            return
+        self._watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._watching
+        await self._server.stop()
+        self._failure = UpstreamError("the engine has stopped; start it again", status=503)
+        self._running.set()
+
+    async def _watch(self) -> None:
+        """Bring the server back whenever it ends."""
+        while self._failure is None:
+            code = await self._server.ended()
+            self._running.clear()
+            log.warning("vLLM died (exit code %s): %s", code, self._server.last_words())
+            await self._server.stop()
+            for name, count in self._counting.items():
+                self._counted[name] = self._counted.get(name, 0.0) + count
+            self._counting = {}
+            try:
+                await self._restart()
+            except ArtError as error:
+                self._failure = error
+                log.warning("vLLM does not come back: %s", error)
+                self._running.set()
+
+    async def _restart(self) -> None:
+        while len(self._deaths) < RESTARTS or time.monotonic() - self._deaths[0] > WITHIN:
+            self._deaths.append(time.monotonic())
+            try:
+                await self._serve()
+            except ArtError as error:
+                log.warning("%s", error)
+            else:
+                return log.warning("vLLM is back; requests that were in flight are sent again")
+        raise ConfigError(
+            f"vLLM was started again {RESTARTS} times within {WITHIN / 60:.0f} minutes and died each time: "
+            f"{self._server.last_words()}; where memory was short: engine_args={{'gpu-memory-utilization': 0.4}}, fewer "
+            "max_concurrent or a smaller max_context"
+        )
+
+    async def lasting(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``ask`` answers; where the server dies meanwhile, ask again when it is back."""
+        for _ in range(TRIES - 1):
+            server = await self._up()
+            try:
+                return await ask()
+            except UpstreamError as error:
+                if not await self._lost(server, error):
+                    raise
+        await self._up()
+        return await ask()
+
+    async def chunks(self, request: JsonDict, version: int) -> AsyncIterator[JsonDict]:
+        """Answer chunk by chunk; ask again where the server dies before the first."""
+        begun, tries = False, 0
+        while True:
+            server, tries = await self._up(), tries + 1
+            try:
+                async with aclosing(super().chunks(request, version)) as chunks:
+                    async for chunk in chunks:
+                        begun = True
+                        yield chunk
+                return
+            except UpstreamError as error:
+                if begun or tries == TRIES or not await self._lost(server, error):
+                    raise
+
+    async def _up(self) -> Server:
+        await self._running.wait()
+        if self._failure is not None:
+            raise UpstreamError(str(self._failure), status=503) from self._failure
+        return self._server
+
+    async def _lost(self, server: Server, error: UpstreamError) -> bool:
+        """Say whether a request failed because its server dies; return when it has."""
+        if error.status < 500 and error.code != UNREACHABLE:
+            return False
+        # One that has ended must not be asked: that would open connections which nobody closes.
+        if server.exit_code is None and await server.client.healthy():
+            return False
+        try:
+            await asyncio.wait_for(server.ended(), DYING_SECONDS)
+        except TimeoutError:
+            server.kill()
+            await server.ended()
+        if self._server is server and self._failure is None:
+            self._running.clear()  # whoever watches the server may not have been told yet
+        return True
+
+    async def load(self, weights: Weights) -> None:
+        await super().load(weights)
+        if not self.overlaps(weights):
+            self._whole = weights.path
+
+    async def counters(self) -> Mapping[str, float]:
+        """Return the totals of all servers so far; while one is being started, those of before."""
+        if self._running.is_set() and self._failure is None:
+            with suppress(UpstreamError):
+                self._counting = dict(await self._client.counters())
+        names = self._counted.keys() | self._counting.keys()
+        return {name: self._counted.get(name, 0.0) + self._counting.get(name, 0.0) for name in names}
+
+    async def rest(self) -> None:
+        """Leave the GPU to others: the weights go to the machine's memory, what was computed is forgotten."""
+        if self._sleeps:
+            await self.lasting(lambda: self._client.sleep())
+
+    async def wake(self) -> None:
+        """Be ready again. Adapters are loaded anew: what a sleeping server keeps of them is not to be relied on."""
+        if self._sleeps:
+            await self.lasting(self._wake)
+
+    async def _wake(self) -> None:
+        await self._client.wake_up()
+        for version, folder in self._adapters.items():
+            await self._client.load_adapter(f"policy@{version}", folder)

@@ -1,0 +1,287 @@
+"""The engine and its process, over a program that speaks vLLM's endpoints and costs nothing; test_vllm.py has the real one."""
+
+import asyncio
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from art_core import abilities
+from art_core.capture.upstream import UNREACHABLE
+from art_core.errors import ConfigError, UpstreamError
+from art_core.types import Weights
+from art_vllm import AddressEngine, VllmEngine, engine, process
+
+
+def asking(text: str, **options) -> dict:
+    return {"messages": [{"role": "user", "content": text}], **options}
+
+
+def said(answer: dict) -> str:
+    return answer["choices"][0]["message"]["content"]
+
+
+@asynccontextmanager
+async def running(it):
+    await it.start()
+    try:
+        yield it
+    finally:
+        await it.stop()
+
+
+async def streamed(upstream, text: str) -> list[dict]:
+    return [chunk async for chunk in upstream.stream(asking(text, stream=True))]
+
+
+async def test_it_has_every_ability_and_travels_to_the_serving_process(fake):
+    it = fake.engine()
+    for ability in ("KeepsFiles", "Scores", "Counts", "ServesVersions", "Rests"):
+        assert isinstance(it, getattr(abilities, ability)), ability
+    assert pickle.loads(pickle.dumps(VllmEngine)) is VllmEngine
+    assert VllmEngine.loads_files
+
+
+async def test_a_server_of_its_own_answers_with_the_start_weights_and_leaves_nothing(fake):
+    async with running(fake.engine()) as it:
+        answer = await it.chat(asking("hello"))
+        assert (said(answer), answer["policy_version"]) == ("policy@0: hello", 0)
+        assert len(fake.living()) == 2
+    assert not fake.living()
+    assert "serving" in fake.log()
+
+
+async def test_its_log_is_continued_by_the_next_start(fake):
+    for _ in range(2):
+        async with running(fake.engine()):
+            pass
+    assert fake.log().count("serving") == 2
+
+
+async def test_a_start_says_how_it_goes(fake, monkeypatch, caplog):
+    monkeypatch.setenv("FAKE_VLLM", "slow")
+    monkeypatch.setattr(process, "SAY_EVERY", 0.2)
+    caplog.set_level(logging.INFO, "art_core.engine")
+    async with running(fake.engine()):
+        pass
+    assert str(fake.run_dir / "vllm.log") in caplog.text
+    assert "Loading safetensors 1/2" in caplog.text
+    assert "vLLM answers after" in caplog.text
+    assert "--tool-call-parser hermes" in caplog.text
+
+
+async def test_a_start_that_fails_says_the_exception_and_not_its_trace(fake, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "broken")
+    with pytest.raises(ConfigError, match=r"exit code 1.*ValueError: Free memory on device") as raised:
+        await fake.engine().start()
+    assert "Traceback" not in str(raised.value) and "See root cause" not in str(raised.value)
+    assert not fake.living()
+
+
+async def test_a_start_that_is_given_up_leaves_nothing(fake, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "slow")
+    starting = asyncio.create_task(fake.engine().start())
+    while not fake.starts():
+        await asyncio.sleep(0.02)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not fake.living()
+
+
+async def test_versions_are_served_side_by_side_until_they_are_retired(fake):
+    async with running(fake.engine()) as it:
+        for version in (1, 2):
+            weights = Weights(version, fake.adapter(str(version)))
+            assert it.overlaps(weights)
+            await it.load(weights)
+        answers = [await it.at(version).chat(asking("hi")) for version in (0, 1, 2)]
+        assert [said(a) for a in answers] == ["policy@0: hi", "policy@1: hi", "policy@2: hi"]
+        assert [a["policy_version"] for a in answers] == [0, 1, 2]
+        assert {c["policy_version"] for c in await streamed(it.at(1), "ab")} == {1}
+        assert (await it.chat(asking("hi")))["policy_version"] == 2
+        await it.retire(1)
+        assert fake.told("/v1/unload_lora_adapter")[-1]["lora_name"] == "policy@1"
+        assert said(await it.at(0).chat(asking("hi"))) == "policy@0: hi"
+
+
+async def test_whole_weights_replace_those_before_them_and_what_was_computed_with_them(fake):
+    async with running(fake.engine(lora_rank=0)) as it:
+        weights = Weights(3, fake.place / "run")
+        assert not it.overlaps(weights)
+        await it.load(weights)
+        answer = await it.chat(asking("hi"))
+        assert (said(answer), answer["policy_version"]) == ("policy@0: hi", 3)
+    assert [entry["path"] for entry in fake.journal() if "path" in entry] == ["/collective_rpc", "/reset_prefix_cache"]
+    assert fake.told("/collective_rpc")[0]["kwargs"] == {"weights_path": str(fake.place / "run")}
+    assert "--enable-lora" not in fake.starts()[0]["options"]
+
+
+async def test_a_corrupted_adapter_is_refused_and_the_version_before_it_stays(fake):
+    async with running(fake.engine()) as it:
+        await it.load(Weights(1, fake.adapter("1")))
+        with pytest.raises(UpstreamError, match="header too large"):
+            await it.load(Weights(2, fake.adapter("corrupt")))
+        assert (await it.chat(asking("hi")))["policy_version"] == 1
+
+
+async def test_it_scores_a_text_and_counts_tokens(fake):
+    async with running(fake.engine()) as it:
+        assert await it.score([8, 16, 24]) == [-2.0, -3.0]
+        counted = {"prompt_tokens": 30.0, "cached_tokens": 20.0, "sampled_tokens": 10.0}
+        assert await it.counters() == counted
+        assert said(await it.chat(asking("die once"))) == "policy@0: die once"
+        assert await it.counters() == {name: 2 * count for name, count in counted.items()}
+
+
+async def test_a_server_that_dies_comes_back_with_its_adapters_and_no_request_is_lost(fake, caplog):
+    async with running(fake.engine()) as it:
+        for version in (1, 2):
+            await it.load(Weights(version, fake.adapter(str(version))))
+        await it.retire(1)
+        texts = ["slow"] * 4 + ["die once"] + ["slow"] * 4
+        answers = await asyncio.gather(*(it.chat(asking(text)) for text in texts))
+        assert [said(a) for a in answers] == [f"policy@2: {text}" for text in texts]
+        assert [entry["lora_name"] for entry in fake.told("/v1/load_lora")] == ["policy@1", "policy@2", "policy@2"]
+        assert "vLLM died (exit code 137): torch.OutOfMemoryError: CUDA out of memory" in caplog.text
+        assert "vLLM is back" in caplog.text
+        assert len(fake.starts()) == 2 and len(fake.living()) == 2
+    assert not fake.living()
+
+
+async def test_whole_weights_are_there_again_after_a_restart(fake):
+    async with running(fake.engine(lora_rank=0)) as it:
+        await it.load(Weights(3, fake.run_dir))
+        answer = await it.chat(asking("die once"))
+        assert answer["policy_version"] == 3
+        assert len(fake.told("/collective_rpc")) == 2
+
+
+async def test_a_stream_is_begun_again_only_where_nothing_was_passed_on(fake):
+    async with running(fake.engine()) as it:
+        chunks = await streamed(it, "die once before it says a word")
+        assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == "die once before it says a word"
+        passed = []
+        with pytest.raises(UpstreamError) as raised:
+            async for chunk in it.stream(asking("dies midway", stream=True)):
+                passed.append(chunk)
+        assert len(passed) == 4 and raised.value.code == UNREACHABLE
+        assert said(await it.chat(asking("hi"))) == "policy@0: hi"
+
+
+async def test_a_request_that_ends_the_server_each_time_is_given_up(fake):
+    async with running(fake.engine()) as it:
+        with pytest.raises(UpstreamError):
+            await it.chat(asking("die"))
+        assert len(fake.starts()) >= engine.TRIES
+        assert said(await it.chat(asking("hi"))) == "policy@0: hi"
+
+
+async def test_a_server_that_does_not_come_back_is_given_up(fake, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "breaks later")
+    async with running(fake.engine()) as it:
+        with pytest.raises(UpstreamError, match=r"started again 3 times.*Free memory"):
+            await it.chat(asking("die"))
+        with pytest.raises(UpstreamError, match="started again 3 times"):
+            await it.chat(asking("hi"))
+    assert len(fake.starts()) == 1 + engine.RESTARTS
+    assert not fake.living()
+
+
+async def test_an_error_of_a_living_server_is_the_requests_own(fake):
+    async with running(fake.engine()) as it:
+        with pytest.raises(UpstreamError, match="no such thing"):
+            await it.chat(asking("wrong"))
+        assert len(fake.starts()) == 1
+
+
+async def test_a_server_that_does_not_listen_to_the_end_is_made_to(fake, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "deaf")
+    async with running(fake.engine()):
+        assert len(fake.living()) == 2
+    assert not fake.living()
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from art_core.config import TINY, TrainConfig
+from art_vllm import VllmEngine
+
+async def main():
+    engine = VllmEngine(str(TINY), TrainConfig())
+    engine.begin(Path(sys.argv[1]))
+    await engine.start()
+    print("started", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_where_the_parent_is_killed(fake, how):
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(fake.run_dir)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout.readline() == "started\n"
+        assert len(fake.living()) == 2
+        parent.send_signal(how)
+    fake.wait_for(lambda: not fake.living())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a child that its parent was killed")
+async def test_a_guard_that_is_killed_takes_the_server_with_it(fake):
+    async with running(fake.engine()) as it:
+        first = fake.starts()[0]["pids"]
+        guard = int(Path(f"/proc/{first[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(guard, signal.SIGKILL)
+        fake.wait_for(lambda: first[0] not in fake.living())
+        assert said(await it.chat(asking("hi"))) == "policy@0: hi"
+
+
+@asynccontextmanager
+async def foreign(fake, **variables):
+    """A server that somebody else runs, and the engine at its address."""
+    port = process.free_port()
+    python = os.environ["ART_VLLM_PYTHON"]
+    line = [python, "-m", "vllm", "--served-model-name", "their/model", "--port", str(port)]
+    server = subprocess.Popen(line, env={**os.environ, **variables}, start_new_session=True)
+    try:
+        it = AddressEngine("tiny", fake.engine().config, base_url=f"http://127.0.0.1:{port}/v1")
+        while not await it._client.healthy():
+            await asyncio.sleep(0.05)
+        async with running(it):
+            yield it
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+async def test_a_server_of_somebody_else_is_asked_for_its_own_model_and_given_adapters_by_version(fake):
+    async with foreign(fake) as it:
+        assert said(await it.chat(asking("hi"))) == "their/model: hi"
+        await it.load(Weights(7, fake.adapter("7")))
+        assert said(await it.chat(asking("hi"))) == "policy@7: hi"
+    assert fake.told("/v1/unload_lora_adapter")[-1]["lora_name"] == "policy@7"
+
+
+async def test_a_server_without_adapters_is_refused_with_what_to_start_it_with(fake):
+    async with foreign(fake, FAKE_VLLM="no adapters") as it:
+        with pytest.raises(
+            ConfigError, match=r"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True .*--enable-lora .*--max-lora-rank"
+        ):
+            await it.load(Weights(1, fake.adapter("1")))
+
+
+async def test_an_address_where_nothing_answers_is_said(fake):
+    it = AddressEngine("tiny", fake.engine().config, base_url="http://127.0.0.1:9/v1")
+    with pytest.raises(UpstreamError, match=r"127.0.0.1:9.* is the server running"):
+        await it.start()
+    await it.stop()
