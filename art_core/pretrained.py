@@ -1,13 +1,15 @@
-"""A model folder or hub name -> its config, model and tokenizer by transformers; what is not to be trained is refused with a reason.
+"""A model folder or hub name -> its config, model and tokenizer, by transformers; what cannot be trained is refused.
 
 Knows nothing about serving or training. No code from a model's folder is ever run: models are computed by transformers' own.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import (
@@ -25,6 +27,9 @@ from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from art_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 SAME_AS = {"kimi_k2": "deepseek_v3"}
 """Model types that transformers does not know -> the architecture that they are, by another name."""
@@ -52,9 +57,9 @@ def load_config(model: str | Path) -> PreTrainedConfig:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and set(config.sub_configs) - {"text_config"}:
         text_model = TEXT_MODELS.get(config.model_type)
         raise ConfigError(
-            f"{model} is multimodal ({config.model_type}) and cannot be trained: art trains on the tokens of calls, and images and "
-            "sound are none, so what the model was shown would be missing from what it learns; give a text model of the same "
-            f"family{f', such as {text_model}' if text_model else ''} (docs/models.md)"
+            f"{model} is multimodal ({config.model_type}) and cannot be trained: art trains on the tokens of calls, and images "
+            "and sound are none, so what the model was shown would be missing from what it learns; give a text model of the "
+            f"same family{f', such as {text_model}' if text_model else ''} (docs/models.md)"
         )
     return config
 
@@ -112,6 +117,26 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if drawn:
             transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def quiet_adapters() -> Iterator[None]:
+    """Keep PEFT from warning inside the block of what is as it should be."""
+    with warnings.catch_warnings():
+        # It names experts by patterns, and then looks for modules of these names; they are parameters.
+        warnings.filterwarnings("ignore", "The following .*_pattern keys did not match", RuntimeWarning)
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)  # and then is not: GPT-2
+        yield
+
+
+def load_adapter(model: PreTrainedModel, folder: str | Path) -> PeftModel:
+    """Put the PEFT adapter in ``folder`` on ``model``. Raises ConfigError where PEFT is not installed."""
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ConfigError(f"{folder} is an adapter, and peft is not installed; run: pip install peft") from error
+    with quiet_adapters():
+        return PeftModel.from_pretrained(model, str(folder))
 
 
 def _unloadable(model: str | Path, error: Exception) -> str:

@@ -27,9 +27,13 @@ ARGUMENTS = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": ARGUMENTS}}]
-"""A call of it is short whatever the weights."""
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "strict": True, "parameters": ARGUMENTS}}]
+"""A call of it is short whatever the weights. vLLM holds a call to its schema only where the tool is strict."""
+FORM = {"type": "json_schema", "json_schema": {"name": "weather", "schema": ARGUMENTS}}
+"""Of the first answer of a model that knows no tools."""
 QUESTION = {"role": "user", "content": "What is the weather in Rome?"}
+KEPT = ("role", "content", "tool_calls")
+"""What OpenAI's client sends back of an answer: thinking is not among it."""
 MOST_TOKENS = 96
 RUNS = 4
 
@@ -40,7 +44,7 @@ class Seen:
 
     trajectories: list[Trajectory] = field(default_factory=list)
     answers: list[list[JsonDict]] = field(default_factory=list)
-    """The messages that each run was answered with."""
+    """The messages that each run was answered with, as the agent kept them."""
     tree_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the step."""
@@ -74,7 +78,7 @@ class Agent:
     async def run(self, address: str) -> list[JsonDict]:
         """Return the messages that came."""
         if not self._tools:
-            first = await self.ask(address, [QUESTION])
+            first = await self.ask(address, [QUESTION], response_format=FORM)
             return [first, await self.ask(address, [QUESTION, first, {"role": "user", "content": "And in Oslo?"}])]
         first = await self.ask(address, [QUESTION], tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
         [call] = first["tool_calls"]
@@ -87,7 +91,7 @@ class Agent:
         if response.status_code != 200:
             raise RuntimeError(f"{response.status_code}: {response.text}")
         message = response.json()["choices"][0]["message"]
-        return {key: value for key, value in message.items() if value is not None or key == "content"}
+        return {key: message[key] for key in KEPT if message.get(key) is not None or key == "content"}
 
 
 async def take_through(

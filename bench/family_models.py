@@ -21,19 +21,22 @@ from bench import family_templates as templates
 TEXT = 'system user assistant tool What is the weather in Rome? {"name": "get_weather", "arguments": {"city": "Rome"}} functions.'
 VOCABULARY = 320
 """Without the special tokens."""
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
+LIKELY = 5.0
+"""The logit of what ends a turn, about: some per cent of all tokens then do."""
+SIZES: dict[str, Any] = {  # heads of 32, because vLLM's attention on CPUs knows none that are smaller
+    "hidden_size": 64,
+    "intermediate_size": 96,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
     "max_position_embeddings": 2048,
     "initializer_range": 0.2,
     "tie_word_embeddings": False,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 DEEPSEEK = {
-    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+    "num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32,
     "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "n_shared_experts": 1,
     "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
 }  # fmt: skip
@@ -47,11 +50,15 @@ KIMI_TOKENS = (
     "[BOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|tool_calls_section_begin|>",
     "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
 )  # fmt: skip
-CODE_OF_ITS_OWN = {
-    "AutoConfig": "configuration_deepseek.DeepseekV3Config",
-    "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+DEEPSEEK_WRITTEN = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "auto_map": {
+        "AutoConfig": "configuration_deepseek.DeepseekV3Config",
+        "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+    },
 }
-"""What the ``config.json`` of Kimi and DeepSeek names beside the architecture."""
+"""What the ``config.json`` of these models says that transformers' own classes do not write, and vLLM reads."""
 
 
 @dataclass(frozen=True)
@@ -82,38 +89,38 @@ def _chatml(config: str, template: str = templates.CHATML, thinks: bool = False,
 
 
 def _gemma(config: str) -> Family:
-    windows = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8}
+    windows = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
     return Family(config, templates.GEMMA, "<end_of_turn>", ("<bos>", "<eos>", "<start_of_turn>"), windows)
 
 
 FAMILIES: dict[str, Family] = {
     "qwen2.5": _chatml("Qwen2Config"),
-    "qwen3": _chatml("Qwen3Config", templates.QWEN3, thinks=True, head_dim=8),
+    "qwen3": _chatml("Qwen3Config", templates.QWEN3, thinks=True),
     "llama3": Family("LlamaConfig", templates.LLAMA3, "<|eot_id|>", LLAMA_TOKENS, {"rope_parameters": LLAMA3_ROPE}, tools="llama3_json"),
     "kimi-k2": Family(
         "DeepseekV3Config", templates.KIMI, "<|im_end|>", KIMI_TOKENS, DEEPSEEK | {"rope_parameters": YARN},
-        {"model_type": "kimi_k2", "auto_map": CODE_OF_ITS_OWN}, tools="kimi_k2",
+        {"model_type": "kimi_k2", **DEEPSEEK_WRITTEN}, tools="kimi_k2",
     ),
     "moonlight": Family(
         "DeepseekV3Config", templates.MOONLIGHT, "<|im_end|>", KIMI_TOKENS, DEEPSEEK | {"q_lora_rank": None},
-        {"auto_map": CODE_OF_ITS_OWN},
+        DEEPSEEK_WRITTEN,
     ),
-    "qwen3-moe": _chatml("Qwen3MoeConfig", templates.QWEN3, thinks=True, head_dim=8, **EXPERTS),
+    "qwen3-moe": _chatml("Qwen3MoeConfig", templates.QWEN3, thinks=True, **EXPERTS),
     "mistral": Family("MistralConfig", templates.MISTRAL, "</s>", MISTRAL_TOKENS, {"sliding_window": None}, tools="mistral"),
     "gemma2": _gemma("Gemma2Config"),
     "gemma3": _gemma("Gemma3TextConfig"),
     "phi3": _chatml("Phi3Config"),
-    "granite": _chatml("GraniteConfig"),
+    "granite": Family("GraniteConfig", templates.GRANITE, "<|end_of_text|>", ("<|start_of_role|>", "<|end_of_role|>")),
     "olmo2": _chatml("Olmo2Config"),
-    "gpt2": _chatml("GPT2Config", n_embd=32, n_layer=2, n_head=4, n_positions=2048),
-    "gpt-oss": _chatml("GptOssConfig", num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=16),
+    "gpt2": _chatml("GPT2Config", n_embd=64, n_layer=2, n_head=2, n_positions=2048),
+    "gpt-oss": _chatml("GptOssConfig", num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
     "lfm2": _chatml("Lfm2Config", layer_types=["conv", "full_attention"], block_multiple_of=16),
     "qwen3-next": _chatml(
-        "Qwen3NextConfig", head_dim=8, layer_types=["linear_attention", "full_attention"], linear_key_head_dim=8,
+        "Qwen3NextConfig", layer_types=["linear_attention", "full_attention"], linear_key_head_dim=8,
         linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, shared_expert_intermediate_size=16, **EXPERTS,
     ),
     "granite-hybrid": _chatml(
-        "GraniteMoeHybridConfig", layer_types=["mamba", "attention"], mamba_d_head=16, mamba_n_heads=4, mamba_d_state=8,
+        "GraniteMoeHybridConfig", layer_types=["mamba", "attention"], mamba_d_head=32, mamba_n_heads=4, mamba_d_state=8,
         mamba_n_groups=1, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=16, position_embedding_type="rope",
     ),
     "mamba": _chatml("MambaConfig", state_size=8),
@@ -151,7 +158,7 @@ def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
 def make_model(
     family: Family, tokenizer: PreTrainedTokenizerFast, seed: int, sizes: Mapping[str, Any]
 ) -> PreTrainedModel:
-    """Return the model. It ends its turns and its thinking soon, so that what it says is short."""
+    """Return the model. It often thinks, and ends its turns and its thinking soon, so that what it says is short."""
     ids = {
         "vocab_size": len(tokenizer),
         "eos_token_id": tokenizer.eos_token_id,
@@ -161,9 +168,11 @@ def make_model(
     config = getattr(transformers, family.config)(**{**SIZES, **family.sizes, **ids, **sizes})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    ends = [tokenizer.eos_token_id, *([tokenizer.convert_tokens_to_ids("</think>")] if family.thinks else [])]
+    likely = {family.end: LIKELY} | ({"<think>": LIKELY + 2, "</think>": LIKELY - 1} if family.thinks else {})
     with torch.no_grad():
-        # One direction is the same in every token and is read by the ends alone.
+        # One direction is nearly the same in every hidden state.
         model.get_input_embeddings().weight[:, 0] = 4.0
-        model.get_output_embeddings().weight[ends, 0] = 1.0
+        hidden = model.base_model(torch.arange(64)[None])[0][0, :, 0].mean()
+        for token, logit in likely.items():
+            model.get_output_embeddings().weight[tokenizer.convert_tokens_to_ids(token), 0] = logit / hidden
     return model

@@ -110,3 +110,8 @@ GEMMA = r"""{{- '<bos>' }}{%- for message in messages %}
 {{- '<start_of_turn>' + ('model' if message.role == 'assistant' else 'user') + '\n' + message.content + '<end_of_turn>\n' }}
 {%- endfor %}{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{%- endif %}"""
 """Gemma 2 and 3: they know no tools."""
+
+GRANITE = r"""{%- for message in messages %}
+{{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + message.content + '<|end_of_text|>\n' }}
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}"""
+"""Granite 3, without its tools."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from art_core import pretrained
 from art_core.engine.kv import ATTENTION, Batch, KeyValues, PackedKeyValues
 from art_core.engine.plain import PlainKeyValues
 from art_core.errors import ConfigError
 from art_core.memory import machine_memory
-from art_core.pretrained import load_causal_lm
 
 log = logging.getLogger(__name__)
 
@@ -28,17 +28,13 @@ def load_model(folder: str) -> PreTrainedModel:
     Raises ConfigError where ``folder`` has no model or one that is not a causal LM.
     """
     cuda = torch.cuda.is_available()
-    model = load_causal_lm(folder, torch.bfloat16 if cuda else torch.float32)
+    model = pretrained.load_causal_lm(folder, torch.bfloat16 if cuda else torch.float32)
     return model.requires_grad_(False).eval().to("cuda" if cuda else "cpu")
 
 
 def load_adapter(base: str, folder: Path) -> PreTrainedModel:
     """Load ``base`` and merge the PEFT adapter in ``folder`` into it."""
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise ConfigError(f"{folder} is an adapter, and peft is not installed; run: pip install peft") from error
-    return PeftModel.from_pretrained(load_model(base), str(folder)).merge_and_unload().requires_grad_(False).eval()
+    return pretrained.load_adapter(load_model(base), folder).merge_and_unload().requires_grad_(False).eval()
 
 
 def bind(model: PreTrainedModel, live: Mapping[str, Tensor]) -> None:

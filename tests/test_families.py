@@ -1,0 +1,183 @@
+"""Every family's tiny model goes from a served call of a tool to the swap; what cannot be trained is refused with a reason."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig
+
+from art_core.config import TrainConfig
+from art_core.engine import EmbeddedEngine
+from art_core.errors import ConfigError
+from art_core.formats import reasoning_parser, tool_parser
+from art_core.pretrained import load_causal_lm, load_config, load_tokenizer, positions
+from bench.family_loop import QUESTION, take_through
+from bench.family_models import FAMILIES, KIMI_TOKENS, LLAMA3_ROPE, YARN, save
+
+NOISE = 5e-5
+"""Nats; what engine and learner may differ by in float32."""
+HYBRID = {"lfm2", "qwen3-next", "granite-hybrid", "mamba"}
+pytestmark = pytest.mark.filterwarnings("ignore:.*attention_mask:UserWarning")
+
+
+async def through(name, tmp_path, *, request=None, sizes=None, **settings):
+    folder = save(name, tmp_path / "model", **sizes or {})
+    engine = EmbeddedEngine(folder, TrainConfig(threads=1))
+    return await take_through(name, folder, tmp_path / "run", engine, request=request, **settings)
+
+
+def check_learnt(seen):
+    """The step trained what was sampled, and the swap serves what it made."""
+    assert seen.tree_tokens < seen.call_tokens, "the runs share at least their question"
+    assert seen.metrics["targets"] > 0 and seen.metrics["grad_norm"] > 0
+    assert seen.metrics["logprob_gap"] < NOISE, "before the step the learner agrees with what was recorded"
+    assert seen.metrics["mismatch"] < NOISE and seen.metrics["cannot_tell"] == 0
+    assert (seen.before.policy_version, seen.after.policy_version) == (0, 1)
+    assert seen.before.prompt_ids == seen.after.prompt_ids
+    assert abs(seen.before.logprobs[0] - seen.after.logprobs[0]) > NOISE
+    assert (seen.problems, seen.recomputed) == ([], 10), "the audit computes every call again"
+
+
+def messages_of(seen):
+    return [run.calls[0].response for run in seen.trajectories]
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("qwen3", "qwen3-moe", "kimi-k2")])
+async def test_a_family_goes_the_whole_way(name, tmp_path):
+    seen = await through(name, tmp_path)
+    check_learnt(seen)
+    assert seen.extends, "nothing of the first turn is dropped, so the second goes on from its very ids"
+    for message in messages_of(seen):
+        if FAMILIES[name].tools is None:
+            assert set(json.loads(message["content"])) == {"city", "days"}
+        else:
+            [call] = message["tool_calls"]
+            assert call["function"]["name"] == "get_weather"
+            assert set(json.loads(call["function"]["arguments"])) == {"city", "days"}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
+async def test_thinking_is_answered_apart_and_dropped_from_the_next_turn_which_is_a_branch(name, tmp_path):
+    seen = await through(name, tmp_path)
+    check_learnt(seen)
+    assert any(message.get("reasoning_content") for message in messages_of(seen))
+    begins = load_tokenizer(tmp_path / "model").convert_tokens_to_ids("<think>")
+    for message, (first, second) in zip(messages_of(seen), [run.calls for run in seen.trajectories], strict=True):
+        assert len(message["tool_calls"]) == 1 and "think" not in (message["content"] or "")
+        whole = first.prompt_ids + first.sampled_ids
+        thought = first.sampled_ids[0] == begins
+        assert (second.prompt_ids[: len(whole)] == whole) is not thought
+
+
+async def test_thinking_that_is_turned_off_leaves_one_path(tmp_path):
+    seen = await through("qwen3", tmp_path, request={"chat_template_kwargs": {"enable_thinking": False}})
+    check_learnt(seen)
+    assert not any("reasoning_content" in message for message in messages_of(seen))
+    assert all(len(message["tool_calls"]) == 1 for message in messages_of(seen))
+
+
+async def test_kimi_k2_is_computed_as_the_deepseek_v3_that_it_is(tmp_path):
+    seen = await through("kimi-k2", tmp_path)
+    check_learnt(seen)
+    assert seen.extends
+    for message in messages_of(seen):
+        [call] = message["tool_calls"]
+        assert call["id"].startswith("functions.get_weather:")
+    model = load_causal_lm(tmp_path / "model", torch.float32)
+    assert type(model) is transformers.DeepseekV3ForCausalLM
+    model.save_pretrained(tmp_path / "again")
+    saved = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert (saved["model_type"], saved["topk_method"]) == ("deepseek_v3", "noaux_tc"), "vLLM reads both"
+    assert type(load_causal_lm(tmp_path / "again", torch.float32)) is transformers.DeepseekV3ForCausalLM
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "kimi-k2", "qwen3-next"])
+async def test_all_weights_can_be_trained_too(name, tmp_path):
+    seen = await through(name, tmp_path, lora_rank=0, learning_rate=1e-3)
+    check_learnt(seen)
+
+
+@pytest.mark.parametrize(("name", "spoken"), [
+    ("qwen2.5", ("hermes", None)), ("qwen3", ("hermes", "qwen3")), ("llama3", ("llama3_json", None)), ("kimi-k2", ("kimi_k2", None)),
+    ("moonlight", (None, None)), ("mistral", ("mistral", None)), ("gemma3", (None, None)), ("granite-hybrid", ("granite4", None)),
+])  # fmt: skip
+def test_what_a_family_speaks_is_found_from_its_folder(name, spoken, tmp_path):
+    folder = save(name, tmp_path / "model")
+    assert (tool_parser(folder), reasoning_parser(folder)) == spoken
+
+
+@pytest.mark.parametrize("kind", ["Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen2_5Omni", "Qwen3OmniMoe"])
+def test_a_multimodal_model_is_refused_with_the_reason_and_a_text_model(kind, tmp_path):
+    getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"is multimodal .* images and sound are none.* such as Qwen/Qwen") as caught:
+        load_causal_lm(tmp_path, torch.float32)
+    assert str(tmp_path) in str(caught.value)
+
+
+async def test_the_embedded_engine_refuses_a_multimodal_model(tmp_path):
+    transformers.Qwen2_5_VLConfig().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="is multimodal"):
+        await EmbeddedEngine(str(tmp_path), TrainConfig()).start()
+
+
+def test_a_tokenizer_that_is_code_of_its_own_is_not_guessed(tmp_path):
+    folder = Path(save("moonlight", tmp_path))
+    config = folder / "tokenizer_config.json"
+    code = {"tokenizer_class": "TikTokenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization.TikTokenTokenizer", None]}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | code))
+    (folder / "tokenizer.json").rename(folder / "elsewhere.json")
+    with pytest.raises(ConfigError, match=r"is code of its own .* write a tokenizer\.json for it, as docs/models\.md says"):
+        load_tokenizer(folder)
+
+
+def test_code_in_a_models_folder_is_not_run(tmp_path):
+    folder = Path(save("qwen2.5", tmp_path))
+    config = folder / "config.json"
+    own = {"model_type": "its_own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | own))
+    (folder / "own.py").write_text("raise SystemExit('it was run')")
+    with pytest.raises(ConfigError, match="cannot be loaded as a causal language model"):
+        load_causal_lm(folder, torch.float32)
+
+
+@pytest.mark.parametrize(("config", "limit"), [
+    (transformers.Qwen2Config(max_position_embeddings=32768), 32768),
+    (transformers.Qwen2Config(max_position_embeddings=32768, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768}), 131072),
+    (transformers.Qwen3Config(max_position_embeddings=40960, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768}), 131072),
+    (transformers.LlamaConfig(max_position_embeddings=131072, rope_parameters=LLAMA3_ROPE), 131072),
+    (transformers.DeepseekV3Config(max_position_embeddings=131072, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 5e4, "factor": 32.0, "original_max_position_embeddings": 4096}), 131072),
+    (transformers.DeepseekV3Config(max_position_embeddings=262144, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 5e4, "factor": 64.0, "original_max_position_embeddings": 4096}), 262144),
+    (transformers.GPT2Config(n_positions=1024), 1024),
+    (transformers.MambaConfig(), None),
+], ids=["Qwen2.5", "Qwen2.5 with YaRN", "Qwen3 with YaRN", "Llama 3.1", "Kimi K2", "Kimi K2 0905", "GPT-2", "Mamba"])  # fmt: skip
+def test_a_context_may_be_as_long_as_the_config_says_yarn_included(config, limit):
+    assert positions(config) == limit
+
+
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("qwen2.5", {"max_position_embeddings": 64, "rope_parameters": YARN}),
+    ("llama3", {"max_position_embeddings": 2048, "rope_parameters": LLAMA3_ROPE | {"original_max_position_embeddings": 64}}),
+    ("kimi-k2", {"max_position_embeddings": 2048, "rope_parameters": YARN}),
+])  # fmt: skip
+async def test_a_prompt_beyond_the_original_length_is_served_and_trained(name, sizes, tmp_path):
+    seen = await through(name, tmp_path, sizes=sizes)
+    check_learnt(seen)
+    longest = max(len(call.prompt_ids) for run in seen.trajectories for call in run.calls)
+    assert longest > 4 * 64
+
+
+async def test_without_a_longer_rope_a_long_prompt_is_refused(tmp_path):
+    folder = save("qwen2.5", tmp_path / "model", max_position_embeddings=64)
+    engine = EmbeddedEngine(folder, TrainConfig())
+    await engine.start()
+    try:
+        with pytest.raises(Exception, match="maximum context length is 64 tokens"):
+            await engine.chat({"messages": [QUESTION] * 20})
+    finally:
+        await engine.stop()
