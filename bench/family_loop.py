@@ -1,6 +1,6 @@
-"""One family through the whole path: serve, call with tools, capture, tree, step, swap: ``python -m bench.family_loop [names]``.
+"""A family the whole way: serve, call with tools, capture, tree, step, swap: ``python -m bench.family_loop [names]``.
 
-With tiny models of random weights, and the embedded engine or, with ``--vllm``, vLLM's server. What is shown is what was measured.
+With tiny models of random weights, and the embedded engine or, with ``--vllm``, vLLM's server.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "weather", "schema": ARGU
 QUESTION = {"role": "user", "content": "What is the weather in Rome?"}
 KEPT = ("role", "content", "tool_calls")
 """What OpenAI's client sends back of an answer: thinking is not among it."""
-MOST_TOKENS = 96
+MOST_TOKENS = 400
 RUNS = 4
 
 
@@ -112,7 +112,9 @@ async def take_through(
             seen.trajectories.append(rollout.trajectory)
         seen.before = await _probe(run, agent)
         good = {each.rollout_id for each in seen.trajectories[::2]}
-        groups = await run.score([art.Group("weather", tuple(seen.trajectories))], lambda it: float(it.rollout_id in good))
+        groups = await run.score(
+            [art.Group("weather", tuple(seen.trajectories))], lambda it: float(it.rollout_id in good)
+        )
         seen.tree_tokens = run.tree(groups[0]).num_tokens
         seen.metrics = await run.learn(groups)
         seen.after = await _probe(run, agent)

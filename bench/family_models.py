@@ -34,11 +34,11 @@ SIZES: dict[str, Any] = {  # heads of 32, because vLLM's attention on CPUs knows
     "initializer_range": 0.2,
     "tie_word_embeddings": False,
 }
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 DEEPSEEK = {
-    "num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "n_shared_experts": 1,
-    "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
+    "num_key_value_heads": 2, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
+    "v_head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
 }  # fmt: skip
 """Latent attention, a dense layer and one with routed and shared experts."""
 YARN = {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 32.0, "original_max_position_embeddings": 64}
@@ -81,7 +81,9 @@ class Family:
 
 CHATML = ("<|endoftext|>", "<|im_start|>")
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|python_tag|>")
-MISTRAL_TOKENS = ("<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")  # fmt: skip
+MISTRAL_TOKENS = (
+    "<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
+)  # fmt: skip
 
 
 def _chatml(config: str, template: str = templates.CHATML, thinks: bool = False, **sizes: Any) -> Family:
@@ -96,7 +98,9 @@ def _gemma(config: str) -> Family:
 FAMILIES: dict[str, Family] = {
     "qwen2.5": _chatml("Qwen2Config"),
     "qwen3": _chatml("Qwen3Config", templates.QWEN3, thinks=True),
-    "llama3": Family("LlamaConfig", templates.LLAMA3, "<|eot_id|>", LLAMA_TOKENS, {"rope_parameters": LLAMA3_ROPE}, tools="llama3_json"),
+    "llama3": Family(
+        "LlamaConfig", templates.LLAMA3, "<|eot_id|>", LLAMA_TOKENS, {"rope_parameters": LLAMA3_ROPE}, tools="llama3_json"
+    ),
     "kimi-k2": Family(
         "DeepseekV3Config", templates.KIMI, "<|im_end|>", KIMI_TOKENS, DEEPSEEK | {"rope_parameters": YARN},
         {"model_type": "kimi_k2", **DEEPSEEK_WRITTEN}, tools="kimi_k2",
@@ -117,11 +121,11 @@ FAMILIES: dict[str, Family] = {
     "lfm2": _chatml("Lfm2Config", layer_types=["conv", "full_attention"], block_multiple_of=16),
     "qwen3-next": _chatml(
         "Qwen3NextConfig", layer_types=["linear_attention", "full_attention"], linear_key_head_dim=8,
-        linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, shared_expert_intermediate_size=16, **EXPERTS,
+        linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, shared_expert_intermediate_size=32, **EXPERTS,
     ),
     "granite-hybrid": _chatml(
         "GraniteMoeHybridConfig", layer_types=["mamba", "attention"], mamba_d_head=32, mamba_n_heads=4, mamba_d_state=8,
-        mamba_n_groups=1, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=16, position_embedding_type="rope",
+        mamba_n_groups=1, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=32, position_embedding_type="rope",
     ),
     "mamba": _chatml("MambaConfig", state_size=8),
 }  # fmt: skip

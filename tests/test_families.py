@@ -1,24 +1,24 @@
 """Every family's tiny model goes from a served call of a tool to the swap; what cannot be trained is refused with a reason."""
 
+import base64
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig
 
 from art_core.config import TrainConfig
 from art_core.engine import EmbeddedEngine
 from art_core.errors import ConfigError
-from art_core.formats import reasoning_parser, tool_parser
-from art_core.pretrained import load_causal_lm, load_config, load_tokenizer, positions
+from art_core.pretrained import load_causal_lm, load_tokenizer, positions
 from bench.family_loop import QUESTION, take_through
-from bench.family_models import FAMILIES, KIMI_TOKENS, LLAMA3_ROPE, YARN, save
+from bench.family_models import FAMILIES, LLAMA3_ROPE, YARN, save
 
 NOISE = 5e-5
 """Nats; what engine and learner may differ by in float32."""
-HYBRID = {"lfm2", "qwen3-next", "granite-hybrid", "mamba"}
+DOC = (Path(__file__).parent.parent / "docs" / "models.md").read_text()
 pytestmark = pytest.mark.filterwarnings("ignore:.*attention_mask:UserWarning")
 
 
@@ -99,15 +99,6 @@ async def test_all_weights_can_be_trained_too(name, tmp_path):
     check_learnt(seen)
 
 
-@pytest.mark.parametrize(("name", "spoken"), [
-    ("qwen2.5", ("hermes", None)), ("qwen3", ("hermes", "qwen3")), ("llama3", ("llama3_json", None)), ("kimi-k2", ("kimi_k2", None)),
-    ("moonlight", (None, None)), ("mistral", ("mistral", None)), ("gemma3", (None, None)), ("granite-hybrid", ("granite4", None)),
-])  # fmt: skip
-def test_what_a_family_speaks_is_found_from_its_folder(name, spoken, tmp_path):
-    folder = save(name, tmp_path / "model")
-    assert (tool_parser(folder), reasoning_parser(folder)) == spoken
-
-
 @pytest.mark.parametrize("kind", ["Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen2_5Omni", "Qwen3OmniMoe"])
 def test_a_multimodal_model_is_refused_with_the_reason_and_a_text_model(kind, tmp_path):
     getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
@@ -125,11 +116,76 @@ async def test_the_embedded_engine_refuses_a_multimodal_model(tmp_path):
 def test_a_tokenizer_that_is_code_of_its_own_is_not_guessed(tmp_path):
     folder = Path(save("moonlight", tmp_path))
     config = folder / "tokenizer_config.json"
-    code = {"tokenizer_class": "TikTokenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization.TikTokenTokenizer", None]}}
+    code = {
+        "tokenizer_class": "TikTokenTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization.TikTokenTokenizer", None]},
+    }
     config.write_text(json.dumps(json.loads(config.read_text()) | code))
     (folder / "tokenizer.json").rename(folder / "elsewhere.json")
-    with pytest.raises(ConfigError, match=r"is code of its own .* write a tokenizer\.json for it, as docs/models\.md says"):
+    with pytest.raises(
+        ConfigError, match=r"is code of its own .* write a tokenizer\.json for it, as docs/models\.md says"
+    ):
         load_tokenizer(folder)
+
+
+KIMI_TOKENIZER = """
+from transformers import PreTrainedTokenizer
+import tiktoken
+from tiktoken.load import load_tiktoken_bpe
+
+class TikTokenTokenizer(PreTrainedTokenizer):
+    vocab_files_names = {"vocab_file": "tiktoken.model"}
+    pat_str = r"[0-9]|[a-z ]+|[^0-9a-z ]+"
+
+    def __init__(self, vocab_file, **kwargs):
+        self.vocab_file = vocab_file
+        ranks = load_tiktoken_bpe(vocab_file)
+        self.special_tokens = {"[EOS]": len(ranks) + 1, "[BOS]": len(ranks)}
+        self.model = tiktoken.Encoding(
+            "own", pat_str=self.pat_str, mergeable_ranks=ranks, special_tokens=self.special_tokens)
+        self.n_words = self.model.n_vocab
+        super().__init__(bos_token="[BOS]", eos_token="[EOS]", pad_token="[EOS]", **kwargs)
+
+    vocab_size = property(lambda self: self.n_words)
+
+    def get_vocab(self):
+        return dict(self.special_tokens)
+
+    def _tokenize(self, text):
+        return [str(token) for token in self.model.encode(text, allowed_special="all")]
+
+    def _convert_token_to_id(self, token):
+        return self.special_tokens.get(token, int(token) if token.isdigit() else None)
+
+    def _convert_id_to_token(self, token):
+        return str(token)
+"""
+"""A tokenizer in the form of Kimi's: tiktoken's ranks, and a pattern of its own that cuts numbers into digits."""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_recipe_of_the_docs_writes_a_tokenizer_that_cuts_texts_the_same(tmp_path):
+    pytest.importorskip("tiktoken")
+    folder = Path(save("moonlight", tmp_path / "model"))
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    (folder / "tokenization_kimi.py").write_text(KIMI_TOKENIZER)
+    pieces = [bytes([value]) for value in range(256)] + [b"12", b"ab", b"ab ", b"34"]
+    lines = [f"{base64.b64encode(piece).decode()} {rank}" for rank, piece in enumerate(pieces)]
+    (folder / "tiktoken.model").write_text("\n".join(lines))
+    code = {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "TikTokenTokenizer", "auto_map": code})
+    )
+    with pytest.raises(ConfigError, match="is code of its own"):
+        load_tokenizer(folder)
+    own = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    [recipe] = re.findall(r"```python\n(from transformers import AutoTokenizer, .*?)```", DOC, flags=re.DOTALL)
+    exec(compile(recipe, "models.md", "exec"), {"FOLDER": str(folder)})
+    written = load_tokenizer(folder)
+    for text in ("ab 1234 [EOS] Zürich 中文", "[BOS]ab ab12"):
+        assert written(text)["input_ids"] == own.model.encode(text, allowed_special="all")
+    assert (written.eos_token, written.bos_token) == ("[EOS]", "[BOS]")
 
 
 def test_code_in_a_models_folder_is_not_run(tmp_path):

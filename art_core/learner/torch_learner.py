@@ -33,7 +33,6 @@ from art_core.pretrained import quiet_adapters
 from art_core.token_tree import build_tree
 from art_core.types import Call, Loss, TokenTree, Trajectory, Weights
 
-
 MAMBA = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
 """Model types whose kernels read the weights of these modules past PEFT's adapters, which it refuses there."""
 
