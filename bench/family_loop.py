@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 import art_core as art
+from art_core.formats import reasoning_parser, tool_parser
 from art_core.types import Call, JsonDict, Sampling, Trajectory
 from bench.family_models import FAMILIES, save
 from bench.tables import table
@@ -94,6 +95,18 @@ class Agent:
         return {key: message[key] for key in KEPT if message.get(key) is not None or key == "content"}
 
 
+def vllm_settings(name: str, folder: str) -> JsonDict:
+    """Return what ``take_through`` is given besides where vLLM's CPU build serves the family."""
+    settings: JsonDict = {"tool_parser": tool_parser(folder), "reasoning_parser": reasoning_parser(folder)}
+    # Random weights would go on with white space for ever.
+    settings["engine_args"] = {"structured-outputs-config": {"disable_any_whitespace": True}}
+    if FAMILIES[name].config == "DeepseekV3Config":
+        settings["engine_args"]["dtype"] = "bfloat16"  # its kernels for experts and latent attention take no float32
+    if FAMILIES[name].thinks:
+        settings["request"] = {"chat_template_kwargs": {"enable_thinking": False}}
+    return settings
+
+
 async def take_through(
     name: str, folder: str, run_dir: Path, engine: Any = "embedded", *, request: JsonDict | None = None, **settings: Any
 ) -> Seen:
@@ -149,15 +162,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(FAMILIES)}; none: all")
     parser.add_argument("--vllm", action="store_true", help="serve with vLLM instead of the embedded engine")
+    parser.add_argument("--lora-rank", type=int, help="0 trains all weights; left out: 4")
     chosen = parser.parse_args()
     rows, failed = [], []
     for name in chosen.names or FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             model = save(name, Path(folder) / "model")
-            engine = "vllm" if chosen.vllm else "embedded"
+            engine, settings = ("vllm", vllm_settings(name, model)) if chosen.vllm else ("embedded", {})
+            if chosen.lora_rank is not None:
+                settings["lora_rank"] = chosen.lora_rank
             try:
-                seen = asyncio.run(take_through(name, model, Path(folder) / "run", engine))
-            except (art.ArtError, RuntimeError) as error:
+                seen = asyncio.run(take_through(name, model, Path(folder) / "run", engine, **settings))
+            except (art.ArtError, RuntimeError, KeyError) as error:
                 failed.append(f"{name}: {error}")
                 continue
             rows.append(_row(name, seen))
