@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Beside .venv, so that make test runs without what only make test-engines needs.
 ENGINES := .engines
+# vLLM in an environment of its own.
+VLLM := .vllm
 # openai 2.x beside the 3.x of .venv.
 OPENAI2 := .openai2
 PROJECTS := . $(wildcard plugins/*/) $(wildcard integrations/*/)
@@ -43,8 +45,13 @@ $(OPENAI2)/.ready: $(VENV)/.ready requirements-openai2.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(OPENAI2) -r requirements-openai2.txt
 	touch $@
 
-test-engines: setup $(ENGINES)/.ready $(OPENAI2)/.ready
-	PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines
+$(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt
+	rm -rf $(VLLM)
+	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" $(BIN)/art doctor --install vllm
+	touch $@
+
+test-engines: setup $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready
+	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines
 
 test-long: setup
 	$(BIN)/python -m pytest -m long

@@ -227,7 +227,7 @@ async def evaluate(
     check_tasks(tasks)
     begun = _begun(model)
     base, adapter = _served(model, begun)
-    config = make_config({**_nodes_of_run(begun, base, settings), **settings}, model=base)
+    config = make_config({**_settings_of_run(begun, base, settings), **settings}, model=base)
     screen = display(progress)
     run = Run(run_dir, config, engine=engine, plugins=plugins)
     name = name_of(run.reward(reward))  # what is misspelt, missing or no reward is refused before anything runs
@@ -263,12 +263,19 @@ def _served(model: str | Path, begun: Mapping[str, Any]) -> tuple[str, Path | No
     return begun["model"], newest and newest / "adapter"
 
 
-def _nodes_of_run(begun: Mapping[str, Any], base: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run says about its trained nodes and the model behind the others, for serving it from ``base``."""
+CARRIED = (
+    "train_nodes", "other_nodes", "frozen_model", "tool_parser", "reasoning_parser", "engine_args", "lora_rank",
+)  # fmt: skip
+"""Settings of a run with which it is evaluated too."""
+
+
+def _settings_of_run(begun: Mapping[str, Any], base: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run says about its trained nodes and the model behind the others, and about how its model is served, for
+    serving it from ``base``."""
     if not begun:
         return {}
     config = begun["config"]
-    found = {name: config[name] for name in ("train_nodes", "other_nodes", "frozen_model") if config.get(name)}
+    found = {name: config[name] for name in CARRIED if config.get(name) not in (None, [], {})}
     asked = found | settings
     frozen = asked.get("train_nodes") and asked.get("other_nodes", "frozen") == "frozen"
     if frozen and not asked.get("frozen_model") and base != begun["model"]:

@@ -55,7 +55,7 @@ class Call:
     """The chat-completions request as the engine was given it (messages, tools, sampling settings); with ``prompt`` (text or
     token ids) in place of ``messages`` where the agent sent a raw prompt."""
     response: Mapping[str, Any] = field(default_factory=dict)
-    """The assistant message that was answered (role, content, tool_calls)."""
+    """The assistant message that was answered (role, content, tool_calls, and reasoning_content where the model thought)."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

@@ -207,3 +207,16 @@ async def test_proxy_settings_of_the_machine_are_not_used(vllm, monkeypatch):
     upstream = HttpUpstream(vllm.url)
     assert (await upstream.chat(asking("hi")))["choices"]
     await upstream.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thinking_has_the_name_that_clients_know(served, stream):
+    client, recorder = served
+    answer = await client.chat.completions.create(**asking("think"), stream=stream)
+    if stream:
+        said = [chunk.choices[0].delta.model_extra.get("reasoning_content") async for chunk in answer]
+        assert [it for it in said if it] == ["hm"]
+    else:
+        assert answer.choices[0].message.model_extra == {"reasoning_content": "hm"}
+    await client.chat.completions.create(**asking("hello"))
+    assert [call.response.get("reasoning_content") for _, call in recorder.calls] == ["hm", None]

@@ -72,7 +72,8 @@ class VllmLike:
                 await asyncio.sleep(30)
         if body.get("stream"):
             return StreamingResponse(self.chunks(body, text), media_type="text/event-stream")
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        thought = {"reasoning": "hm"} if text == "think" else {"reasoning": None}
+        choice = {"index": 0, "message": {"role": "assistant", "content": text, **thought}, "finish_reason": "stop"}
         return JSONResponse({"id": "1", "prompt_token_ids": [1, 2, 3], "choices": [choice | self.tokens(text, body)]})
 
     @staticmethod
@@ -90,7 +91,9 @@ class VllmLike:
 
         prompt = {} if text == "no ids" else {"prompt_token_ids": [1, 2, 3]}
         try:
-            yield event({"role": "assistant", "content": ""}, None, {"token_ids": None}, **prompt)
+            thought = {"reasoning": "hm"} if text == "think" else {}
+            no_ids = {"token_ids": [] if thought else None}
+            yield event({"role": "assistant", "content": "", **thought}, None, no_ids, **prompt)
             for place, letter in enumerate(text):
                 finish = "stop" if place == len(text) - 1 else None
                 if letter == "!":

@@ -213,6 +213,9 @@ def _normal_choice(answer: JsonDict, choice: JsonDict, request: JsonDict) -> Non
         choice["token_logprobs"] = [token["logprob"] for token in logprobs.get("content") or ()]
     if not request.get("logprobs"):
         choice["logprobs"] = None
+    said = choice.get("message") or choice.get("delta") or {}
+    if (thought := said.pop("reasoning", None)) is not None:
+        said["reasoning_content"] = thought  # vLLM's name is not the one that clients know
 
 
 def _json_object(content: bytes) -> JsonDict:

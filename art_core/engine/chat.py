@@ -31,7 +31,8 @@ class Chat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], formats: Formats = HERMES) -> None:
         self.tokenizer = tokenizer
-        markers = set(tokenizer.convert_tokens_to_ids([*MARKERS, *formats.markers]))
+        known = tokenizer.get_vocab()
+        markers = {known[marker] for marker in (*MARKERS, *formats.markers) if marker in known}
         self._hidden = (set(tokenizer.all_special_ids) | stop_ids) - markers
         ends = [tokenizer.convert_ids_to_tokens(stop_id) for stop_id in sorted(stop_ids)]
         self._ends = {end for end in ends if end is not None and self._splits_at(end)}
@@ -127,8 +128,8 @@ class Chat:
         plain = {**message, "content": _text(message.get("content"))}
         if plain["role"] == "developer":
             plain["role"] = "system"
-        if message.get("reasoning") is not None:
-            plain.setdefault("reasoning_content", message["reasoning"])
+        if message.get("reasoning") and not message.get("reasoning_content"):
+            plain["reasoning_content"] = message["reasoning"]
         if message.get("tool_calls"):
             plain["tool_calls"] = [self._plain_call(call) for call in message["tool_calls"]]
         return plain

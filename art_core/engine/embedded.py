@@ -53,7 +53,6 @@ class EmbeddedEngine:
 
     async def start(self) -> None:
         """Load tokenizer and model. Raises ConfigError where the folder has no causal LM, or a format is unknown."""
-        self._formats = find_formats(self._folder, self._config)
         scheduler = Scheduler(most_rows=2 * self._config.max_concurrent)
         try:
             await scheduler.call(lambda: self._open(scheduler))
@@ -64,6 +63,8 @@ class EmbeddedEngine:
 
     def _open(self, scheduler: Scheduler) -> None:
         tokenizer = load_tokenizer(self._folder)
+        # Now, because the template of a model from the hub has been fetched with its tokenizer.
+        self._formats = find_formats(self._folder, self._config)
         model = load_model(self._folder)
         if self._config.threads or model.num_parameters() < SMALL_MODEL:
             torch.set_num_threads(self._config.threads or 1)
@@ -190,21 +191,20 @@ class EmbeddedEngine:
         max_tokens = min(request.max_tokens, self.max_context - len(prompt))
         stop_check = _stop_check(self._chat, request.stop)
         generations = [Generation(prompt, max_tokens, draw, loop, changed, streaming, stop_check) for draw in draws]
-        answers = [
-            Answer(
-                tools=bool(request.tools),
-                stop=request.stop,
-                formats=self._formats,
-                place=place,
-                schemas=request.schemas(),
-            )
-            for _ in draws
-        ]
         choices = [
-            _Choice(index, each, request, self._chat, text, answer)
-            for index, (each, answer) in enumerate(zip(generations, answers, strict=True))
+            _Choice(index, each, request, self._chat, text, self._answer(request, place))
+            for index, each in enumerate(generations)
         ]
         return _Running(request, prompt, choices, changed, self._version)
+
+    def _answer(self, request: ChatRequest, place: Place) -> Answer:
+        return Answer(
+            tools=bool(request.tools),
+            stop=request.stop,
+            formats=self._formats,
+            place=place,
+            schemas=request.schemas(),
+        )
 
     def _prompt(self, request: ChatRequest, chat: Chat) -> tuple[str | None, list[int]]:
         """Return the prompt's text, None for a raw one, and its ids."""

@@ -37,11 +37,11 @@ class Lark:
 
     def describe(self, shape: Shape, place: Place) -> str:
         """Return the grammar. Raises UpstreamError 400 where the model's format cannot have the shape."""
-        rules = [] if not shape.calls else self._calls(shape)
+        rules = self._calls(shape) if shape.calls else []
         if shape.required:
             said = "calls"
         elif shape.content is not None:
-            said = "content | calls" if shape.calls else "content"
+            said = "content | calls" if rules else "content"
             rules.append(f"content: {self.json(shape.content)}")
         else:
             said = "free"
@@ -57,26 +57,24 @@ class Lark:
         start = "start: thought said" if place == "inside" else f"start: said | {opening} thought said"
         others = self._tokens(thinking)
         if closing.startswith("<["):
-            rules = [
-                f"thought: (THOUGHT other_thought)* THOUGHT {closing} GAP"
-                if others
-                else f"thought: THOUGHT {closing} GAP"
-            ]
-            rules.append(f"THOUGHT: /{ANY}/")
+            rules = [f"THOUGHT: /{ANY}/", f"last_thought: THOUGHT {closing}"]
         else:
-            before = "(THOUGHT other_thought)* " if others else ""
-            rules = [f"thought: {before}last_thought GAP", f"last_thought[lazy]: /{ANY}/ {closing}"]
-            rules += [f"THOUGHT: /{ANY}/ & ~/{ANY}{pattern(thinking.closing)}{ANY}/"] if others else []
-        return [start, *rules, "GAP: /\\n{0,2}/", *([f"other_thought: {others}"] if others else [])]
+            rules = [f"THOUGHT: /{ANY}/ & ~/{ANY}{pattern(thinking.closing)}{ANY}/"]
+            rules.append(f"last_thought[lazy]: /{ANY}/ {closing}")
+        between = "(THOUGHT other_thought)* " if others else ""
+        rules += [f"thought: {between}last_thought GAP", "GAP: /\\n{0,2}/"]
+        return [start, *rules, *([f"other_thought: {others}"] if others else [])]
 
     def _calls(self, shape: Shape) -> list[str]:
         """Return the rules of ``calls``, and of the ``body`` that follows their opening."""
         form = self._formats.calls
-        if form is None:
+        if form is None and shape.required:
             raise refuse(
                 "the embedded engine knows no format in which this model calls tools, so a call cannot be demanded; "
-                "choose one with tool_parser=, or leave out tool_choice, strict tools and parallel_tool_calls=false"
+                "choose one with tool_parser=, or leave out tool_choice"
             )
+        if form is None:
+            return []
         free = not shape.required and shape.content is None
         several = shape.several and (form.one_batch or not free)
         opening = f"{self.marker(form.openings[0])} " if form.openings else ""
@@ -85,9 +83,10 @@ class Lark:
     def _free(self, shape: Shape) -> list[str]:
         """Return the rules of text that may have calls in it, with the opening of one there only."""
         form = self._formats.calls
-        assert form is not None
-        others = self._tokens(form.markers)
+        others = self._tokens(form.markers if form else ())
         rules = [f"other: {others}", "before: (TEXT other)*"] if others else ['before: ""']
+        if form is None:
+            return [*rules, f"TEXT: /{ANY}/", "free: before TEXT"]
         if not form.openings:
             rules += [f"HEAD: /{ANY}/ & ~/{form.begins}{ANY}/", f"TEXT: /{ANY}/"]
             return [*rules, f"free: calls | HEAD {'| HEAD other before TEXT' if others else ''}"]

@@ -109,6 +109,8 @@ class TorchLearner:
         started = time.perf_counter()
         with torch_threads(self._threads):
             metrics = self._accumulate(trees, loss) | self._update()
+        if self.model.device.type == "cuda" and not self.config.max_staleness:
+            torch.cuda.empty_cache()  # an engine on the same GPU needs what the step's activations had
         seconds = time.perf_counter() - started
         return metrics | {"seconds": seconds, "tokens_per_second": metrics["tokens"] / seconds}
 

@@ -141,7 +141,35 @@ def test_what_a_format_cannot_say_is_a_400_that_says_why(name, parameters, says,
     assert caught.value.status == 400
 
 
-def test_without_a_format_a_call_cannot_be_demanded(tokenizer):
+def test_without_a_format_a_call_cannot_be_demanded_and_there_is_never_more_than_one(tokenizer):
     grammars = Grammars(tokenizer, frozenset({STOP}), len(tokenizer), Formats(None))
     with pytest.raises(UpstreamError, match="tool_parser="):
         grammars.begin(Shape(None, SHAPED, required=True))
+    follow(grammars.begin(Shape(None, SHAPED, several=False)), [*tokenizer("No call. {}")["input_ids"], STOP])
+    follow(grammars.begin(Shape(Schema(CITY), SHAPED)), [*tokenizer('{"city": "Rome"}')["input_ids"], STOP])
+
+
+UNIT = {"$defs": {"Unit": {"enum": ["C", "F"]}}}
+
+
+@pytest.mark.parametrize(
+    ("described", "good", "bad"),
+    [
+        ({"$ref": "#/$defs/Unit"}, "F", "K"),
+        ({"anyOf": [{"$ref": "#/$defs/Unit"}, {"type": "null"}]}, "null", "K"),
+        ({"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}]}, "null", "too long"),
+        ({"type": ["integer", "null"]}, "12", "a"),
+        ({"type": "string", "minLength": 2}, "two\nlines", "a"),
+        ({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, '{"a": 1}', "{}"),
+    ],
+)
+def test_parameters_between_tags_are_text_or_json_as_their_schema_says(described, good, bad, setting):
+    chosen = setting("qwen3_coder", "special")
+    schema = {"type": "object", "properties": {"a": described, "b": {"type": "string"}}, "required": ["a"], **UNIT}
+    shape = Shape(None, {"f": Schema(schema)}, required=True)
+    text = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+    assert chosen.allows(shape, text.format(good))
+    assert not chosen.allows(shape, text.format(bad))
+    answer = Answer(tools=True, formats=chosen.formats, schemas={"f": schema})
+    [(_, arguments)] = calls_of(message(answer.feed(text.format(good), final=True)))
+    jsonschema.validate(arguments, schema)

@@ -74,7 +74,7 @@ def same(streamed: dict, whole: dict) -> bool:
 
 @pytest.mark.parametrize("form", WRITTEN)
 @given(calls=CALLS_SAID, before=TEXTS, cuts=st.lists(st.integers(0, 300), max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_calls_are_read_as_they_were_written_wherever_they_are_cut(form, calls, before, cuts):
     name, write = WRITTEN[form]
     before = "" if name in BEGIN or before.endswith("\n") else before
@@ -88,7 +88,7 @@ def test_calls_are_read_as_they_were_written_wherever_they_are_cut(form, calls, 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
 @given(text=st.text('ab {}[]()\n"<>|;=,.', max_size=40) | st.text(max_size=40), cuts=st.lists(st.integers(0, 40)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_text_without_calls_comes_back_unchanged(name, text, cuts):
     assert whole(name, text) == {"role": "assistant", "content": text}
     assert streamed(name, text, cuts) == {"role": "assistant", "content": text}
@@ -104,7 +104,7 @@ PIECES = [
 
 @pytest.mark.parametrize("form", WRITTEN)
 @given(data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_whatever_is_said_a_stream_says_the_same_as_the_whole_answer(form, data):
     name, write = WRITTEN[form]
     written = [write([("f", {"text": "a"})]), write([("f", {}), ("a_1", {"count": 3})])]
@@ -143,3 +143,23 @@ def test_a_malformed_call_stays_text(form, broken):
     answer = whole(name, text)
     assert not calls_of(answer)
     assert answer["content"].startswith(text[:20])
+
+
+@pytest.mark.parametrize("form", [form for form in WRITTEN if form not in ("mistral", "phi4_mini_json", "pythonic")])
+def test_each_call_is_streamed_when_it_is_complete_and_text_at_once(form):
+    name, write = WRITTEN[form]
+    answer = reading(name)
+    if name not in BEGIN:
+        assert answer.feed("I look") == [{"content": "I look"}]
+    text = write([("f", {}), ("a_1", {})])
+    seen = [place for place, letter in enumerate(text) if answer.feed(letter)]
+    assert seen
+    assert "a_1" not in text[: seen[0]] or name == "llama4_pythonic"
+
+
+def test_thinking_is_streamed_as_it_comes_but_for_what_may_be_its_end():
+    answer = reading("hermes", thinking=Thinking(), place="before")
+    fed = ["\n<thi", "nk>Hot", "?</th", "ink>", "\n\n", "Yes"]
+    deltas = [answer.feed(text) for text in fed]
+    thought = [{"reasoning_content": "Hot"}], [{"reasoning_content": "?"}]
+    assert deltas == [[], thought[0], thought[1], [], [], [{"content": "\n\nYes"}]]

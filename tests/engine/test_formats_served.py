@@ -46,10 +46,12 @@ def ask(**settings) -> dict:
 async def speaking(open_engine, save_with, tokenizer, monkeypatch):
     """A function that starts an engine whose markers are special tokens, and makes it say a text."""
 
-    async def start(text: str, tool_parser: str = "hermes", reasoning_parser: str = "none") -> EmbeddedEngine:
+    async def start(
+        text: str, tool_parser: str = "hermes", reasoning_parser: str = "none", template: str = TEMPLATE
+    ) -> EmbeddedEngine:
         formats = Formats(CALLS.get(tool_parser), THINKING.get(reasoning_parser))
         chosen = variant(tokenizer, "special", formats.markers)
-        chosen.chat_template = TEMPLATE
+        chosen.chat_template = template
         folder = save_with(chosen)
         engine = await open_engine(folder=folder, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
         dictate(monkeypatch, [*chosen(text, add_special_tokens=False)["input_ids"], STOP])
@@ -145,6 +147,31 @@ async def test_thinking_that_comes_back_continues_the_sampled_ids(name, opened, 
     sampled = first["prompt_token_ids"] + first["choices"][0]["token_ids"]
     assert second["prompt_token_ids"][: len(sampled)] == sampled
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == len(sampled) - 1
+
+
+# Trims what it shows, as Qwen3's does, and puts a line break between content and call.
+TRIMMING = """{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.reasoning_content %}
+{{- '<think>\\n' + message.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + message.content.lstrip('\\n') }}
+{%- else %}{{- message.content }}{%- endif %}
+{%- for call in message.tool_calls or [] %}{%- if not loop.first or message.content %}{{- '\\n' }}{%- endif %}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments + '}\\n</tool_call>' }}
+{%- endfor %}{{- '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+@pytest.mark.parametrize("content", ["", "I look."])
+async def test_thinking_and_calls_come_back_as_sampled_through_a_template_that_trims(content, speaking):
+    call = WRITTEN["hermes"][1]([("get_weather", ARGUMENTS)])
+    said = f"<think>\nHot?\n</think>\n\n{content}{chr(10) if content else ''}{call}"
+    engine = await speaking(said, reasoning_parser="qwen3", template=TRIMMING)
+    first = await engine.chat(ask(tools=[TOOL]))
+    answer = first["choices"][0]["message"]
+    result = {"role": "tool", "content": "sunny", "tool_call_id": answer["tool_calls"][0]["id"]}
+    messages = [*ask()["messages"], answer, result]
+    second = await engine.chat({"messages": messages, "tools": [TOOL], "max_tokens": 1})
+    sampled = first["prompt_token_ids"] + first["choices"][0]["token_ids"]
+    assert second["prompt_token_ids"][: len(sampled)] == sampled
 
 
 async def test_a_forced_call_may_be_thought_about_first(open_engine, save_with, tokenizer):

@@ -10,6 +10,8 @@ from art_core.types import JsonDict
 
 KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
 
+DEFINITIONS = ("$defs", "definitions")
+
 
 class Parameter(NamedTuple):
     """One of a function's parameters."""
@@ -18,8 +20,8 @@ class Parameter(NamedTuple):
     schema: Schema
     """With the definitions that it refers to."""
     required: bool
-    kinds: frozenset[str]
-    """JSON's types that it may have; ``string`` where nothing is said."""
+    branches: list[JsonDict]
+    """The schemas of which its value has one, each of one JSON type."""
 
 
 def parameters(name: str, schema: Schema) -> list[Parameter]:
@@ -27,58 +29,57 @@ def parameters(name: str, schema: Schema) -> list[Parameter]:
 
     Raises UpstreamError 400 where the schema says more of the arguments than what each of them is.
     """
-    known = {
-        "type",
-        "properties",
-        "required",
-        "additionalProperties",
-        "$defs",
-        "definitions",
-        "title",
-        "description",
-        "$schema",
-    }
-    listed = schema.schema.get("properties") or {}
-    further = sorted(set(schema.schema) - known)
-    if further or (not listed and schema.schema.get("additionalProperties")):
+    root = schema.schema
+    known = {"type", "properties", "required", "additionalProperties", "title", "description", "$schema", *DEFINITIONS}
+    listed = root.get("properties") or {}
+    further = sorted(set(root) - known)
+    if further or (not listed and root.get("additionalProperties")):
         says = ", ".join(further) or "additionalProperties"
         raise refuse(
             f"the parameters of the tool {name} say {says}, and a call in this model's format gives each parameter by itself; "
             "list them in properties, or do not force the call"
         )
-    required = schema.schema.get("required") or ()
-    definitions = {key: schema.schema[key] for key in ("$defs", "definitions") if key in schema.schema}
     return [
-        Parameter(
-            key,
-            Schema({**definitions, **value} if isinstance(value, dict) else {}, schema.strict),
-            key in required,
-            kinds(value, schema.schema),
-        )
+        Parameter(key, with_definitions(value, schema), key in (root.get("required") or ()), branches(value, root))
         for key, value in listed.items()
     ]
 
 
-def kinds(schema: Any, root: JsonDict, depth: int = 8) -> frozenset[str]:
-    """Return the JSON types of the values that ``schema`` describes; ``root`` is what it refers to."""
-    return frozenset(_kinds(schema, root, depth)) or frozenset({"string"})
+def with_definitions(part: Any, schema: Schema) -> Schema:
+    """Return a part of ``schema`` as a schema that can stand alone."""
+    kept = {key: schema.schema[key] for key in DEFINITIONS if key in schema.schema}
+    return Schema({**kept, **part} if isinstance(part, dict) else {}, schema.strict)
 
 
-def _kinds(schema: Any, root: JsonDict, depth: int) -> set[str]:
+def branches(schema: Any, root: JsonDict, depth: int = 8) -> list[JsonDict]:
+    """Return the schemas that ``schema`` leaves to choose from; ``root`` is what it refers to."""
     if not isinstance(schema, dict) or not depth:
-        return set()
-    said = schema.get("type", ())
-    found = {said} if isinstance(said, str) else set(said)
-    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
-    found |= {KINDS.get(type(value), "null") for value in values}
-    inner = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key, ())]
+        return [{}]
     reference = schema.get("$ref", "")
     if reference.startswith("#/"):
         target: Any = root
         for part in reference[2:].split("/"):
             target = target.get(part) if isinstance(target, dict) else None
-        inner.append(target)
-    return found.union(*(_kinds(each, root, depth - 1) for each in inner))
+        return branches(target, root, depth - 1)
+    for key in ("anyOf", "oneOf", "allOf"):
+        if key in schema:
+            return [found for each in schema[key] for found in branches(each, root, depth - 1)]
+    said = schema.get("type")
+    return [{**schema, "type": kind} for kind in said] if isinstance(said, list) else [schema]
+
+
+def values(branch: JsonDict) -> list[Any] | None:
+    """Return the values that a schema lists; None where it lists none."""
+    return [branch["const"]] if "const" in branch else branch.get("enum")
+
+
+def kinds(*found: JsonDict) -> frozenset[str]:
+    """Return the JSON types of the values that some branches describe; ``string`` where nothing is said."""
+    said = {branch["type"] for branch in found if "type" in branch}
+    said |= {
+        KINDS.get(type(value), "null") for branch in found if "type" not in branch for value in values(branch) or ()
+    }
+    return frozenset(said or {"string"})
 
 
 def as_json(text: str, allowed: frozenset[str]) -> str:

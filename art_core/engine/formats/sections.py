@@ -64,7 +64,7 @@ class Sections:
         if end < 0:
             return unread(text, final)
         heading, parted, arguments = text[:end].strip().removeprefix(marks.section).strip().partition(marks.arguments)
-        call = self._call(heading, arguments.strip()) if parted else None
+        call = self._call(heading, arguments.strip() or "{}") if parted else None
         return Read(end + len(marks.call_end), None if call is None else [call])
 
     def _call(self, heading: str, arguments: str) -> ToolCall | None:

@@ -21,8 +21,9 @@ from art_core.engine.formats.call import (
     through,
     unread,
 )
-from art_core.engine.formats.parameters import Parameter, as_json, kinds, parameters
+from art_core.engine.formats.parameters import Parameter, as_json, branches, kinds, parameters, values
 from art_core.engine.requests import Schema, refuse
+from art_core.types import JsonDict
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END, PARAMETER_END = "<function=", "</function>", "</parameter>"
@@ -89,7 +90,7 @@ def _call(text: str, schemas: Schemas) -> ToolCall | None:
     schema, place, found = schemas.get(head[1]) or {}, head.end(), {}
     listed = schema.get("properties") or {}
     while (each := PARAMETER.match(text, place)) is not None:
-        found[each[1]] = as_json(each[2], kinds(listed.get(each[1]), schema))
+        found[each[1]] = as_json(each[2], kinds(*branches(listed.get(each[1]), schema)))
         place = each.end()
     if END.fullmatch(text, place) is None:
         return None
@@ -99,21 +100,29 @@ def _call(text: str, schemas: Schemas) -> ToolCall | None:
 
 def _value(name: str, parameter: Parameter, terminals: Terminals) -> str:
     """Return the grammar of one parameter's value with its end: JSON, or for a string the text itself."""
-    if "string" not in parameter.kinds:
-        return f"{terminals.json(parameter.schema)} {terminals.text(VALUE_END)}"
-    schema = parameter.schema.schema
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if values is not None:
-        written = [value if isinstance(value, str) else json.dumps(value) for value in values]
-        return "( " + " | ".join(terminals.text(value + VALUE_END) for value in written) + " )"
-    unknown = [key for key in ("pattern", "format") if f'"{key}":' in json.dumps(schema)]
-    if unknown and parameter.schema.strict:
+    strict, end = parameter.schema.strict, terminals.text(VALUE_END)
+    texts = [branch for branch in parameter.branches if "string" in kinds(branch)]
+    if not texts:
+        return f"{terminals.json(parameter.schema)} {end}"
+    free = [branch for branch in texts if values(branch) is None]
+    if free:
+        # It can be a text of any other kind as well: what is written so is read so.
+        return _text(name, parameter.name, free[0], strict)
+    listed = [value for branch in texts for value in values(branch) or ()]
+    written = [value if isinstance(value, str) else json.dumps(value) for value in listed]
+    rest = [branch for branch in parameter.branches if branch not in texts]
+    others = [f"{terminals.json(Schema({**parameter.schema.schema, 'anyOf': rest}, strict))} {end}"] if rest else []
+    return " | ".join([*(terminals.text(value + VALUE_END) for value in written), *others])
+
+
+def _text(function: str, name: str, schema: JsonDict, strict: bool) -> str:
+    unknown = sorted({"pattern", "format"} & set(schema))
+    if unknown and strict:
         raise refuse(
-            f"the parameter {parameter.name} of the tool {name} has a {unknown[0]}, which cannot be followed in the format of "
+            f"the parameter {name} of the tool {function} has a {unknown[0]}, which cannot be followed in the format of "
             "this model's calls; leave it out, or do not demand it with strict"
         )
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    inner = f"(?s:.{{{least},{most}}})"
+    inner = f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})"
     # Without the ends of tags in it: the call would be read as if it ended there.
     twice = f"{pattern(PARAMETER_END)}{ANY}{pattern(PARAMETER_END)}"
     return f"/{inner}{pattern(VALUE_END)}/ & ~/{ANY}({twice}|{pattern(FUNCTION_END)}){ANY}/"

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from art_core.config import LORA_FROM, LORA_RANK, TrainConfig
+from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
 from art_core.errors import ConfigError
 
 BASE = "policy@0"
@@ -61,10 +61,11 @@ def concurrency(config: TrainConfig) -> int:
 
 
 def _parsers(model_folder: str, config: TrainConfig) -> Options:
+    tools = config.tool_parser or "hermes"
+    thinking = config.reasoning_parser
     return {
-        "enable-auto-tool-choice": True,
-        "tool-call-parser": config.tool_parser or "hermes",
-        "reasoning-parser": config.reasoning_parser if config.reasoning_parser != "none" else None,
+        **({} if tools == "none" else {"enable-auto-tool-choice": True, "tool-call-parser": tools}),
+        "reasoning-parser": None if thinking == "none" else thinking,
     }
 
 
@@ -112,7 +113,7 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
     return line
 
 
-def environment(*, cuda: bool, own: bool) -> dict[str, str]:
+def environment(model_folder: str, *, cuda: bool, own: bool) -> dict[str, str]:
     """Return the server's environment; ``own``: it runs in the environment of this process."""
     variables = dict(os.environ)
     if not own:
@@ -132,13 +133,15 @@ def environment(*, cuda: bool, own: bool) -> dict[str, str]:
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(INSIDE), variables.get("PYTHONPATH"))))
         # Compiling a single small function would take the first request some seconds, and a compiler.
         variables.setdefault("TORCHDYNAMO_DISABLE", "1")
-        variables.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cpu_cache_gib()))
+        variables.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cpu_cache_gib(model_folder)))
         # Unsloth's switch for CPUs breaks vLLM where both are installed.
         variables.pop("UNSLOTH_ALLOW_CPU", None)
     return variables
 
 
-def cpu_cache_gib() -> int:
-    """Return what the keys and values may take of the machine's memory: a tenth, 1 to 16 GiB."""
+def cpu_cache_gib(model_folder: str) -> int:
+    """Return what the keys and values may take of the machine's memory: a tenth, 1 to 16 GiB; 1 for a small model."""
+    if (parameters(model_folder) or SMALL_MODEL) < SMALL_MODEL:
+        return 1
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(16, total // 10 // 2**30))

@@ -6,6 +6,7 @@ Knows nothing about HTTP or command lines.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import tempfile
 import time
@@ -40,7 +41,7 @@ class VllmEngine(AddressEngine):
     """``engine="vllm"``: ``python -m vllm.entrypoints.openai.api_server`` in a process of its own.
 
     Where the server dies it is started again with the weights that it served; requests that were in flight are asked
-    again where their client has got nothing yet, others wait. ``docs/vllm.md`` lists its options.
+    again where their client has got nothing yet, others wait. ``engine_args`` override its options.
     """
 
     def __init__(self, model_folder: str, config: TrainConfig) -> None:
@@ -79,10 +80,11 @@ class VllmEngine(AddressEngine):
         gpus = await asyncio.to_thread(environments.gpus)
         chosen = command_line.options(self._model_folder, self.config, cuda=found.cuda, gpus=gpus)
         self._base, self._sleeps = chosen["served-model-name"], bool(chosen.get("enable-sleep-mode"))
+        self._cuda = found.cuda
         if not found.cuda:
             self._reload = command_line.CPU_RELOAD
         self._command = [found.python, "-m", "vllm.entrypoints.openai.api_server", *command_line.arguments(chosen)]
-        self._variables = command_line.environment(cuda=found.cuda, own=found.own)
+        self._variables = command_line.environment(self._model_folder, cuda=found.cuda, own=found.own)
         log.info("vLLM %s of %s: %s", found.version, found.python, " ".join(command_line.arguments(chosen)))
         await self._serve()
         self._watching = asyncio.create_task(self._watch())
@@ -150,15 +152,15 @@ class VllmEngine(AddressEngine):
 
     async def lasting(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return what ``ask`` answers; where the server dies meanwhile, ask again when it is back."""
-        for _ in range(TRIES - 1):
-            server = await self._up()
+        tries = 0
+        while True:
+            server, tries = await self._up(), tries + 1
             try:
                 return await ask()
             except UpstreamError as error:
                 if not await self._lost(server, error):
                     raise
-        await self._up()
-        return await ask()
+                self._check_tries(tries, server, error)
 
     async def chunks(self, request: JsonDict, version: int) -> AsyncIterator[JsonDict]:
         """Answer chunk by chunk; ask again where the server dies before the first."""
@@ -172,8 +174,15 @@ class VllmEngine(AddressEngine):
                         yield chunk
                 return
             except UpstreamError as error:
-                if begun or tries == TRIES or not await self._lost(server, error):
+                if begun or not await self._lost(server, error):
                     raise
+                self._check_tries(tries, server, error)
+
+    def _check_tries(self, tries: int, server: Server, error: UpstreamError) -> None:
+        if tries == TRIES:
+            raise UpstreamError(
+                f"vLLM died {TRIES} times while it answered this request: {server.last_words()}", status=502
+            ) from error
 
     async def _up(self) -> Server:
         await self._running.wait()
@@ -189,7 +198,8 @@ class VllmEngine(AddressEngine):
         if server.exit_code is None and await server.client.healthy():
             return False
         try:
-            await asyncio.wait_for(server.ended(), DYING_SECONDS)
+            async with asyncio.timeout(DYING_SECONDS):
+                await server.ended()
         except TimeoutError:
             server.kill()
             await server.ended()
@@ -198,6 +208,14 @@ class VllmEngine(AddressEngine):
         return True
 
     async def load(self, weights: Weights) -> None:
+        """As in ``AddressEngine``; ConfigError for an adapter of experts without a GPU, which would end the server."""
+        if self.overlaps(weights) and not self._cuda:
+            adapter = json.loads((weights.path / "adapter_config.json").read_text())
+            if adapter.get("target_parameters"):
+                raise ConfigError(
+                    f"the adapter {weights.path} changes experts ({', '.join(adapter['target_parameters'])}), which vLLM's CPU "
+                    "build cannot serve; train whole weights (lora_rank=0), or give engine='embedded'"
+                )
         await super().load(weights)
         if not self.overlaps(weights):
             self._whole = weights.path

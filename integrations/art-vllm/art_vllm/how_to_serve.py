@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from art_core.formats import reasoning_parser, tool_parser
 from art_vllm.export_source import Source
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -68,23 +69,3 @@ def _formats(model: str, config: Mapping[str, Any]) -> list[str]:
     thinking = reasoning_parser(model, config.get("reasoning_parser"))
     options = ["--enable-auto-tool-choice", "--tool-call-parser", tools] if tools else []
     return [*options, *(["--reasoning-parser", thinking] if thinking else [])]
-
-
-# These two stand for art_core.formats' functions of the same names.
-def tool_parser(model_folder: str, chosen: str | None = None) -> str | None:
-    """Return ``chosen``, or Hermes' format where the chat template shows it."""
-    return _found(chosen, "hermes" if "<tool_call>" in _template(model_folder) else None)
-
-
-def reasoning_parser(model_folder: str, chosen: str | None = None) -> str | None:
-    """Return ``chosen``, or Qwen's format where the chat template shows it."""
-    return _found(chosen, "qwen3" if "<think>" in _template(model_folder) else None)
-
-
-def _found(chosen: str | None, seen: str | None) -> str | None:
-    return seen if chosen is None else None if chosen == "none" else chosen
-
-
-def _template(model_folder: str) -> str:
-    file = Path(model_folder) / "chat_template.jinja"
-    return file.read_text() if file.is_file() else ""

@@ -85,7 +85,9 @@ class Server:
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         try:
-            await asyncio.wait_for(self._guard.wait(), END_SECONDS)
+            # Not wait_for: in Python 3.11 it loses a cancellation where the process has just ended.
+            async with asyncio.timeout(END_SECONDS):
+                await self._guard.wait()
         except TimeoutError:
             self.kill()
             await self._guard.wait()

@@ -131,6 +131,26 @@ async def test_a_corrupted_adapter_is_refused_and_the_version_before_it_stays(fa
         assert (await it.chat(asking("hi")))["policy_version"] == 1
 
 
+async def test_an_adapter_of_experts_is_refused_without_a_gpu(fake):
+    folder = fake.adapter("experts")
+    (folder / "adapter_config.json").write_text('{"target_parameters": ["mlp.experts.down_proj"]}')
+    async with running(fake.engine()) as it:
+        with pytest.raises(ConfigError, match=r"experts .*down_proj.*lora_rank=0"):
+            await it.load(Weights(1, folder))
+
+
+async def test_it_ends_also_where_its_server_has_just_died(fake):
+    for _ in range(5):
+        it = fake.engine()
+        await it.start()
+        server = it._server
+        os.kill(fake.starts()[-1]["pids"][0], signal.SIGKILL)
+        await server.ended()
+        async with asyncio.timeout(20):
+            await it.stop()
+        assert not fake.living()
+
+
 async def test_it_scores_a_text_and_counts_tokens(fake):
     async with running(fake.engine()) as it:
         assert await it.score([8, 16, 24]) == [-2.0, -3.0]
@@ -138,6 +158,18 @@ async def test_it_scores_a_text_and_counts_tokens(fake):
         assert await it.counters() == counted
         assert said(await it.chat(asking("die once"))) == "policy@0: die once"
         assert await it.counters() == {name: 2 * count for name, count in counted.items()}
+
+
+@pytest.mark.parametrize("constraint", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
+async def test_what_a_grammar_constrained_is_scored_without_it(fake, constraint):
+    async with running(fake.engine()) as it:
+        whole = (await it.chat(asking("ab", **constraint)))["choices"][0]
+        assert whole["token_logprobs"] == [-97 / 8, -98 / 8]
+        assert (await it.chat(asking("ab")))["choices"][0]["token_logprobs"] == [-1.0, -1.0]
+        chunks = [chunk["choices"][0] async for chunk in it.stream(asking("ab", stream=True, **constraint))]
+        assert [chunk["delta"]["content"] for chunk in chunks] == ["a", "b"]
+        assert [chunk["token_ids"] for chunk in chunks] == [[], [97, 98]]
+        assert chunks[-1]["token_logprobs"] == whole["token_logprobs"]
 
 
 async def test_a_server_that_dies_comes_back_with_its_adapters_and_no_request_is_lost(fake, caplog):
@@ -177,7 +209,7 @@ async def test_a_stream_is_begun_again_only_where_nothing_was_passed_on(fake):
 
 async def test_a_request_that_ends_the_server_each_time_is_given_up(fake):
     async with running(fake.engine()) as it:
-        with pytest.raises(UpstreamError):
+        with pytest.raises(UpstreamError, match=r"died 3 times while it answered this request: torch.OutOfMemoryError"):
             await it.chat(asking("die"))
         assert len(fake.starts()) >= engine.TRIES
         assert said(await it.chat(asking("hi"))) == "policy@0: hi"

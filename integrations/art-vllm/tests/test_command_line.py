@@ -1,0 +1,118 @@
+"""From a run's config to vLLM's options and environment."""
+
+import json
+import os
+
+import pytest
+
+from art_core.config import TINY, TrainConfig
+from art_core.errors import ConfigError
+from art_vllm import command_line, environment
+
+
+def options(*, cuda: bool = False, gpus: int = 0, model: str = str(TINY), **settings) -> dict:
+    return command_line.options(model, TrainConfig(**settings), cuda=cuda, gpus=gpus)
+
+
+def test_a_small_model_is_served_without_adapters_because_all_its_weights_are_trained():
+    assert "enable-lora" not in options()
+    assert options(lora_rank=4)["max-lora-rank"] == 8
+    assert options(model="some/model-on-the-hub")["max-lora-rank"] == 16
+
+
+def test_there_is_room_for_every_version_that_is_served_at_a_time():
+    assert options(lora_rank=8)["max-loras"] == 2
+    assert options(lora_rank=8, max_staleness=3)["max-loras"] == 5
+
+
+def test_an_adapter_of_too_high_a_rank_is_refused():
+    with pytest.raises(ConfigError, match="at most 512"):
+        options(lora_rank=600)
+
+
+def test_concurrency_follows_from_the_groups_up_to_the_runs_limit():
+    assert options(tasks_per_step=2, group_size=4)["max-num-seqs"] == 8
+    assert options(tasks_per_step=2, group_size=4, max_staleness=1)["max-num-seqs"] == 16
+    assert options(tasks_per_step=100, group_size=8)["max-num-seqs"] == 64
+
+
+def test_logprobs_are_of_the_distribution_that_training_samples_from():
+    assert options()["logprobs-mode"] == "raw_logprobs"
+    assert options(temperature=0.7)["logprobs-mode"] == "processed_logprobs"
+
+
+def test_without_a_gpu_it_computes_in_float32_and_compiles_nothing():
+    assert (options()["dtype"], options()["enforce-eager"]) == ("float32", True)
+    with_gpu = options(cuda=True, gpus=1)
+    assert (with_gpu["dtype"], with_gpu["enable-sleep-mode"], with_gpu["gpu-memory-utilization"]) == ("auto", True, 0.5)
+    assert options(cuda=True, gpus=2)["gpu-memory-utilization"] is None
+
+
+def test_engine_args_override_and_add():
+    given = {
+        "--enforce_eager": False,
+        "seed": None,
+        "speculative-config": {"n": 1},
+        "lora-modules": ["a", "b"],
+        "port": 1,
+    }
+    line = command_line.arguments(options(engine_args=given))
+    assert "--no-enforce-eager" in line and "--seed" not in line
+    assert json.loads(line[line.index("--speculative-config") + 1]) == {"n": 1}
+    assert line[line.index("--lora-modules") + 1 : line.index("--lora-modules") + 3] == ["a", "b"]
+
+
+def test_parsers_can_be_named_and_left_out():
+    named = options(tool_parser="llama3_json", reasoning_parser="qwen3")
+    assert (named["tool-call-parser"], named["reasoning-parser"]) == ("llama3_json", "qwen3")
+    assert "tool-call-parser" not in options(tool_parser="none")
+    assert options(reasoning_parser="none")["reasoning-parser"] is None
+
+
+def test_a_foreign_python_is_not_given_our_modules(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    assert "/ours" not in command_line.environment(str(TINY), cuda=True, own=False).get("PYTHONPATH", "")
+    assert "/ours" in command_line.environment(str(TINY), cuda=True, own=True)["PYTHONPATH"]
+    on_cpu = command_line.environment(str(TINY), cuda=False, own=False)
+    assert on_cpu["PYTHONPATH"] == str(command_line.INSIDE) and on_cpu["VLLM_CPU_KVCACHE_SPACE"] == "1"
+
+
+def test_vllm_is_found_where_it_is_named(fake):
+    found = environment.find()
+    assert (found.python, found.version, found.cuda) == (os.environ["ART_VLLM_PYTHON"], "0.32.0", False)
+    assert environment.describe()[0].startswith("0.32.0, CPU")
+
+
+def test_an_environment_of_its_own_is_found_in_its_folder(fake, tmp_path, monkeypatch):
+    program = tmp_path / "env" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.symlink_to(os.environ["ART_VLLM_PYTHON"])
+    monkeypatch.delenv("ART_VLLM_PYTHON")
+    monkeypatch.setenv("ART_VLLM_ENV", str(tmp_path / "env"))
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+    assert environment.find().python == str(program)
+
+
+def test_where_there_is_no_vllm_it_is_said_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("ART_VLLM_ENV", str(tmp_path / "none"))
+    monkeypatch.delenv("ART_VLLM_PYTHON", raising=False)
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"art doctor --install vllm.*ART_VLLM_PYTHON"):
+        environment.find()
+    state, advice = environment.describe()
+    assert state == "missing" and "art doctor --install vllm" in advice
+    monkeypatch.setenv("ART_VLLM_PYTHON", str(tmp_path / "python"))
+    with pytest.raises(ConfigError, match="is no Python that has vLLM"):
+        environment.find()
+
+
+def test_doctor_installs_for_an_engine_that_can_be_installed(monkeypatch):
+    from art_core import doctor
+
+    said = []
+    monkeypatch.setattr(environment.sys, "platform", "darwin")
+    with pytest.raises(ConfigError, match="no build for macOS"):
+        doctor.install("vllm", said.append)
+    with pytest.raises(ConfigError, match="'embedded' has nothing to install; these have: vllm"):
+        doctor.install("embedded", said.append)
+    assert not said
