@@ -98,10 +98,8 @@ class Agent:
 def vllm_settings(name: str, folder: str) -> JsonDict:
     """Return what ``take_through`` is given besides where vLLM's CPU build serves the family."""
     settings: JsonDict = {"tool_parser": tool_parser(folder), "reasoning_parser": reasoning_parser(folder)}
-    # Random weights would go on with white space for ever.
-    settings["engine_args"] = {"structured-outputs-config": {"backend": "xgrammar", "disable_any_whitespace": True}}
     if FAMILIES[name].config == "DeepseekV3Config":
-        settings["engine_args"]["dtype"] = "bfloat16"  # its kernels for experts and latent attention take no float32
+        settings["engine_args"] = {"dtype": "bfloat16"}  # its kernels for experts and latent attention take no float32
     if FAMILIES[name].thinks:
         settings["request"] = {"chat_template_kwargs": {"enable_thinking": False}}
     return settings

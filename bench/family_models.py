@@ -36,11 +36,13 @@ SIZES: dict[str, Any] = {  # heads of 32, because vLLM's attention on CPUs knows
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 DEEPSEEK = {
-    "num_key_value_heads": 2, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
+    "num_key_value_heads": 2, "q_lora_rank": 32,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "head_dim": 64,
     "v_head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
 }  # fmt: skip
-"""Latent attention, a dense layer and one with routed and shared experts."""
+"""Latent attention of the published width, the only one that vLLM has kernels for; a dense layer, and one with routed and
+shared experts."""
 YARN = {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 32.0, "original_max_position_embeddings": 64}
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -162,7 +164,8 @@ def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
 def make_model(
     family: Family, tokenizer: PreTrainedTokenizerFast, seed: int, sizes: Mapping[str, Any]
 ) -> PreTrainedModel:
-    """Return the model. It often thinks, and ends its turns and its thinking soon, so that what it says is short."""
+    """Return the model. It often thinks, ends its turns and its thinking soon, and says little white space, of which grammars
+    allow any amount: so what it says is short."""
     ids = {
         "vocab_size": len(tokenizer),
         "eos_token_id": tokenizer.eos_token_id,
@@ -172,7 +175,10 @@ def make_model(
     config = getattr(transformers, family.config)(**{**SIZES, **family.sizes, **ids, **sizes})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    likely = {family.end: LIKELY} | ({"<think>": LIKELY + 2, "</think>": LIKELY - 1} if family.thinks else {})
+    blank = [token for token in range(len(tokenizer)) if not tokenizer.decode([token]).strip()]
+    likely = dict.fromkeys(tokenizer.convert_ids_to_tokens(blank), -LIKELY) | {family.end: LIKELY}
+    if family.thinks:
+        likely |= {"<think>": LIKELY + 2, "</think>": LIKELY - 1}
     with torch.no_grad():
         # One direction is nearly the same in every hidden state.
         model.get_input_embeddings().weight[:, 0] = 4.0
