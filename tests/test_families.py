@@ -14,7 +14,7 @@ from art_core.engine import EmbeddedEngine
 from art_core.errors import ConfigError
 from art_core.pretrained import load_causal_lm, load_tokenizer, positions
 from bench.family_loop import QUESTION, take_through
-from bench.family_models import FAMILIES, LLAMA3_ROPE, YARN, save
+from bench.family_models import FAMILIES, LLAMA3_ROPE, SIZES, YARN, make_tokenizer, save
 
 NOISE = 5e-5
 """Nats; what engine and learner may differ by in float32."""
@@ -105,6 +105,33 @@ def test_a_multimodal_model_is_refused_with_the_reason_and_a_text_model(kind, tm
     with pytest.raises(ConfigError, match=r"is multimodal .* images and sound are none.* such as Qwen/Qwen") as caught:
         load_causal_lm(tmp_path, torch.float32)
     assert str(tmp_path) in str(caught.value)
+
+
+TEXT = {"eos_token_id": 2, "pad_token_id": 0, "bos_token_id": None, **SIZES}
+LINEAR = {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+          "linear_num_key_heads": 2, "linear_num_value_heads": 4}  # fmt: skip
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+QWEN_EYES = {"hidden_size": 32, "depth": 1, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64, "patch_size": 4,
+             "num_position_embeddings": 16}  # fmt: skip
+GEMMA_EYES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 28,
+}
+
+
+@pytest.mark.parametrize(("kind", "text", "eyes"), [("Qwen3_5", LINEAR, QWEN_EYES), ("Gemma3", WINDOWS, GEMMA_EYES)])
+async def test_a_multimodal_folder_whose_text_model_transformers_loads_trains_on_text(kind, text, eyes, tmp_path):
+    tokenizer = make_tokenizer(FAMILIES["qwen2.5"])
+    text = TEXT | text | {"vocab_size": len(tokenizer)}
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=eyes)
+    torch.manual_seed(0)
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    engine = EmbeddedEngine(str(tmp_path / "model"), TrainConfig(threads=1))
+    check_learnt(await take_through("qwen2.5", str(tmp_path / "model"), tmp_path / "run", engine))
 
 
 async def test_the_embedded_engine_refuses_a_multimodal_model(tmp_path):
