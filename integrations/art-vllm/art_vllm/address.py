@@ -92,7 +92,7 @@ class AddressEngine:
         if constrained and not self._raw and not is_plain(temperature):
             raise UpstreamError(
                 f"vLLM tells no logprobs at temperature {temperature} of an answer that a grammar constrains (tool_choice, "
-                "strict tools, response_format), so the call could not be trained; train with temperature=1, or engine='embedded'",
+                "strict tools, response_format), so the call cannot be trained; use temperature=1 or engine='embedded'",
                 status=400,
             )
         return constrained
