@@ -12,6 +12,7 @@ from typing import Any
 
 from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
 from art_core.errors import ConfigError
+from art_core.formats import reasoning_parser, tool_parser
 
 BASE = "policy@0"
 """The name under which the start weights are served."""
@@ -61,19 +62,15 @@ def concurrency(config: TrainConfig) -> int:
 
 
 def _parsers(model_folder: str, config: TrainConfig) -> Options:
-    tools = config.tool_parser or "hermes"
-    thinking = config.reasoning_parser
+    tools = tool_parser(model_folder, config.tool_parser)
     return {
-        **({} if tools == "none" else {"enable-auto-tool-choice": True, "tool-call-parser": tools}),
-        "reasoning-parser": None if thinking == "none" else thinking,
+        **({"enable-auto-tool-choice": True, "tool-call-parser": tools} if tools else {}),
+        "reasoning-parser": reasoning_parser(model_folder, config.reasoning_parser),
     }
 
 
 def _lora(model_folder: str, config: TrainConfig) -> Options:
-    rank = config.lora_rank
-    if rank is None:
-        size = parameters(model_folder)
-        rank = 0 if size is not None and size < LORA_FROM else LORA_RANK
+    rank = adapter_rank(model_folder, config)
     if not rank:
         return {}
     if rank > RANKS[-1]:
@@ -82,6 +79,14 @@ def _lora(model_folder: str, config: TrainConfig) -> Options:
     versions = 2 + config.max_staleness
     least = next(allowed for allowed in RANKS if allowed >= rank)
     return {"enable-lora": True, "max-lora-rank": least, "max-loras": versions, "max-cpu-loras": versions + 1}
+
+
+def adapter_rank(model_folder: str, config: TrainConfig) -> int:
+    """Return the rank of the adapters to come; 0 where whole weights are trained, which a learner decides in the same way."""
+    if config.lora_rank is not None:
+        return config.lora_rank
+    size = parameters(model_folder)
+    return 0 if size is not None and size < LORA_FROM else LORA_RANK
 
 
 def parameters(model_folder: str) -> int | None:
