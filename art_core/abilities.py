@@ -51,8 +51,13 @@ class ServesVersions(Protocol):
         """Whether these can be served beside those before them. ``load`` is then called while requests are in flight."""
         ...
 
+    def keeps_start(self) -> bool:
+        """Whether version 0 is served all the time, for nodes that are not trained."""
+        ...
+
     def at(self, version: int) -> Upstream:
-        """Return what answers with the weights of this version, which were loaded and not retired."""
+        """Return what answers with the weights of this version, which were loaded and not retired; where others have replaced
+        them, with the newest. Answers say whose they are."""
         ...
 
     async def retire(self, version: int) -> None:

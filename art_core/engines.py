@@ -54,6 +54,7 @@ class PolicyEngine:
 
     async def open_door(self, folder: str, config: TrainConfig, run_dir: Path, dialects: Mapping[str, Any]) -> Door:
         """Start it with the weights in ``folder``, and answer agents."""
+        frozen = frozen_engine(self.engine, self._factory, folder, config)
         return await Door.start(
             functools.partial(self._factory, folder, config),
             functools.partial(Store, run_dir / "run.sqlite"),
@@ -62,7 +63,8 @@ class PolicyEngine:
             # An object is in this process already, so capture runs in a thread beside it.
             process=isinstance(self.engine, str),
             trained_nodes=config.train_nodes,
-            frozen=frozen_engine(self.engine, self._factory, folder, config),
+            frozen=frozen,
+            frozen_start=frozen is not None and config.frozen_model is None,
             dialects=dialects,
             folder=run_dir,
         )

@@ -9,6 +9,7 @@ import functools
 import os
 from collections.abc import Callable
 
+from art_core.abilities import ServesVersions
 from art_core.capture import HttpUpstream, Stamped
 from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError
@@ -45,14 +46,15 @@ def frozen_engine(
     """Return what makes the engine of the nodes that ``config.train_nodes`` leaves out; None where none is needed.
 
     ``folder`` has the start weights, ``make`` makes an engine like the policy's. Raises ConfigError where ``engine`` is an
-    object, which cannot be had twice.
+    object, which cannot be had twice, and does not keep its start weights.
     """
     if not config.train_nodes or config.other_nodes != "frozen":
         return None
     model = config.frozen_model
     if model is not None and model.startswith(("http://", "https://")):
         return functools.partial(FrozenEngine, functools.partial(_server, model), -1)
-    if not isinstance(engine, str):
+    keeps_start = model is None and isinstance(engine, ServesVersions) and engine.keeps_start()
+    if not isinstance(engine, str) and not keeps_start:
         raise ConfigError(
             f"train_nodes={config.train_nodes} needs a second engine for the other nodes, and engine={type(engine).__name__}"
             "(...) is one object; give frozen_model='http://HOST:PORT/v1', an engine by name, or other_nodes='policy'"

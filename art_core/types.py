@@ -48,6 +48,7 @@ class Call:
     """Where single calls are rewarded; None where they are not. The call's tokens are then trained with the advantage of this
     reward instead of the trajectory's. Reward functions set it through ``Trajectory.call_rewards``."""
     temperature: float = 1.0
+    """What was sampled at; where an engine tells logprobs of another temperature only, that one."""
     finish_reason: FinishReason = "stop"
     forced: tuple[int, ...] = ()
     """Positions in ``sampled_ids`` where a grammar left one legal token: these are not trained."""
@@ -265,6 +266,7 @@ class Upstream(Protocol):
     - every choice, of a completion or of a chunk: ``token_ids`` (list of int), ``token_logprobs`` (list of float, same
       length, as described in ``Call.logprobs``) and, where a grammar forced tokens, ``forced`` (positions in this choice's
       whole sampled text)
+    - of a completion or chunk: ``logprobs_temperature``, where the logprobs are of another temperature than the request's
 
     Cancelling the task that runs ``chat``, or closing the iterator of ``stream``, stops the sampling. ``chat`` may then catch
     the cancellation and return what was sampled so far, every unfinished choice with the finish reason ``"aborted"``: it is

@@ -1,6 +1,7 @@
 """What an engine may do besides serving: several versions at a time, rest while the learner works, keep files, count."""
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -37,6 +38,9 @@ class Versioned(FakeEngine):
     def overlaps(self, weights):
         return True
 
+    def keeps_start(self):
+        return True
+
     def at(self, version):
         return At(self, version)
 
@@ -71,10 +75,14 @@ def test_the_names_of_the_abilities_are_those_that_are_asked_for():
         assert isinstance(Versioned(), ability)
 
 
-async def ask(rollout):
+def planned(trajectory):
+    return tuple(replace(call, agent="planner") for call in trajectory.calls)
+
+
+async def ask(rollout, **headers):
     async with httpx.AsyncClient(trust_env=False) as client:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-        (await client.post(f"{rollout.base_url}/chat/completions", json=body)).raise_for_status()
+        (await client.post(f"{rollout.base_url}/chat/completions", json=body, headers=headers)).raise_for_status()
 
 
 async def test_a_rollout_goes_on_with_the_version_that_it_began_with(tmp_path):
@@ -97,6 +105,18 @@ async def test_a_rollout_goes_on_with_the_version_that_it_began_with(tmp_path):
         "retire 1",
         "retire 0",
     ]
+
+
+async def test_untrained_nodes_are_answered_by_the_start_weights_that_the_engine_keeps(tmp_path):
+    engine = Versioned()
+    settings = {"engine": engine, "learner": CountingLearner(), "train_nodes": ["planner"]}
+    async with art.open_run(tmp_path / "run", **settings) as run:
+        await run.learn([art.Group("t", tuple(replace(t, calls=planned(t)) for t in group().trajectories))])
+        async with run.rollout("a") as rollout:
+            await ask(rollout, **{"x-art-agent": "planner"})
+            await ask(rollout, **{"x-art-agent": "writer"})
+    assert [(call.agent, call.policy_version) for call in rollout.trajectory.calls] == [("planner", 1), ("writer", 0)]
+    assert engine.started == 1
 
 
 async def test_an_engine_that_serves_versions_is_given_new_ones_while_calls_are_in_flight(tmp_path):

@@ -26,6 +26,7 @@ ROWS = [
         "memory",
         "metrics",
         "pipeline",
+        "pretrained",
         "threads",
     },
     {"unsloth"},

@@ -42,6 +42,7 @@ class Door:
         max_body: int = 64 * 2**20,
         trained_nodes: Sequence[str] = (),
         frozen: Callable[[], Engine] | None = None,
+        frozen_start: bool = False,
         folder: Path | None = None,
     ) -> Door:
         """Start the engine, and answer on ``host`` and ``port`` (0 takes a free one).
@@ -49,14 +50,24 @@ class Door:
         With ``process`` a child process serves; the two factories and the dialects then travel to it and must be picklable
         by module name. Without, a thread of this process does, for tests. ``host`` must be an address of this machine that
         the agents can reach; whoever knows a rollout's address can call the policy. ``max_body`` is a request's, in bytes.
-        ``frozen`` answers the calls of nodes other than ``trained_nodes``; None: the engine does. ``folder`` is where an engine
+        ``frozen`` answers the calls of nodes other than ``trained_nodes``; None: the engine does. With ``frozen_start`` it has
+        the engine's start weights, and is not needed where the engine keeps those. ``folder`` is where an engine
         may keep files.
 
         Raises what the factories or the engine's start raise, ConfigError where the port is taken, and CaptureError
         where the process cannot be started.
         """
         plan = ServingPlan(
-            engine, recorder, host, port, dict(dialects or {}), max_body, tuple(trained_nodes), frozen, folder
+            engine,
+            recorder,
+            host,
+            port,
+            dict(dialects or {}),
+            max_body,
+            tuple(trained_nodes),
+            frozen,
+            frozen_start,
+            folder,
         )
         serving = ServingProcess(plan) if process else Serving(plan)
         try:

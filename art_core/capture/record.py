@@ -10,7 +10,7 @@ from typing import get_args
 from art_core.errors import UpstreamError
 from art_core.types import Call, FinishReason, JsonDict
 
-INNER = frozenset({"prompt_token_ids", "policy_version"})
+INNER = frozenset({"prompt_token_ids", "policy_version", "logprobs_temperature"})
 INNER_CHOICE = frozenset({"token_ids", "token_logprobs", "forced"})
 SAID = ("content", "tool_calls", "reasoning_content", "reasoning")
 """Fields of a message or delta that tokens stand behind."""
@@ -64,6 +64,8 @@ class Recording:
     thread: str | None = None
     prompt_ids: tuple[int, ...] = ()
     policy_version: int = 0
+    temperature: float | None = None
+    """Of the logprobs, where the upstream says it; None: the request's."""
     choices: dict[int, _Choice] = field(default_factory=dict)
 
     def add(self, answer: JsonDict) -> None:
@@ -76,6 +78,7 @@ class Recording:
             version = answer.get("policy_version", 0)
             check_numbers("policy_version", "q", [version])
             self.prompt_ids, self.policy_version = tuple(ids), version
+            self.temperature = answer.get("logprobs_temperature")
         for part in answer.get("choices", ()):
             choice = self.choices.setdefault(part.get("index", 0), _Choice())
             if "message" in part:
@@ -109,7 +112,7 @@ class Recording:
         return tuple(self._call(index, self.choices[index], aborted) for index in sorted(self.choices))
 
     def _call(self, index: int, choice: _Choice, aborted: bool) -> Call:
-        temperature = self.request.get("temperature")
+        temperature = self.request.get("temperature") if self.temperature is None else self.temperature
         ended = "aborted" if aborted or choice.finish_reason is None else _FINISH.get(choice.finish_reason, "stop")
         return Call(
             prompt_ids=self.prompt_ids,

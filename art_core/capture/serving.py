@@ -21,7 +21,7 @@ from art_core.abilities import Counts, KeepsFiles, Rests, Scores, ServesVersions
 from art_core.capture.http import ASGIApp
 from art_core.capture.server import CaptureApp, Dialect
 from art_core.errors import CaptureError, ConfigError
-from art_core.types import Engine, Recorder, Sampling, Weights
+from art_core.types import Engine, Recorder, Sampling, Upstream, Weights
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class ServingPlan:
     """Empty: all."""
     frozen: Callable[[], Engine] | None = None
     """Answers the calls of other nodes; None: ``engine`` does."""
+    frozen_start: bool = False
+    """Whether ``frozen`` has the policy's start weights: an engine that keeps them needs no second one beside it."""
     folder: Path | None = None
     """Where the engine may keep files."""
 
@@ -116,7 +118,7 @@ class Serving:
                 dialects=plan.dialects,
                 max_body=plan.max_body,
                 trained_nodes=plan.trained_nodes,
-                frozen=await _started(plan.frozen, stack, plan.folder) if plan.frozen else None,
+                frozen=await self._frozen(stack),
             )
             self._server = http_server(self._app)
             serving = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -124,6 +126,12 @@ class Serving:
                 await asyncio.sleep(0.002)
             self._ready.set_result(address_of(plan.host, listener.getsockname()[1]))
             await serving
+
+    async def _frozen(self, stack: contextlib.AsyncExitStack) -> Upstream | None:
+        plan, engine = self._plan, self._engine
+        if plan.frozen_start and isinstance(engine, ServesVersions) and engine.keeps_start():
+            return engine.at(0)
+        return await _started(plan.frozen, stack, plan.folder) if plan.frozen else None
 
     async def _open(self, rollout_id: str, sampling: Sampling) -> None:
         upstream = None

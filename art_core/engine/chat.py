@@ -92,6 +92,10 @@ class Chat:
             self._remember(text + answer, [*prompt, *sampled])
 
     def _remember(self, text: str, ids: list[int]) -> None:
+        if self._texts.get(text, ids) != ids:
+            # The same text, sampled in other tokens: what goes on from the old ones would be found before these.
+            for longer in [known for known in self._texts if known.startswith(text)]:
+                del self._texts[longer]
         self._texts[text] = ids
         self._texts.move_to_end(text)
         if len(self._texts) > REMEMBERED:

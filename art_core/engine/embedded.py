@@ -22,12 +22,13 @@ from art_core.engine.chat import Chat, Detokenizer
 from art_core.engine.formats import HERMES, find_formats
 from art_core.engine.formats.thinking import Place
 from art_core.engine.grammar import Grammars
-from art_core.engine.loading import bind, load_adapter, load_model, load_tokenizer, make_key_values, memory_budget
+from art_core.engine.loading import bind, load_adapter, load_model, make_key_values, memory_budget
 from art_core.engine.requests import ChatRequest, parse, refuse
 from art_core.engine.sampling import Draw, Sampled
 from art_core.engine.scheduler import Generation, Scheduler
 from art_core.engine.score import MOST_SCORED, score
 from art_core.errors import ConfigError, UpstreamError
+from art_core.pretrained import load_tokenizer, positions
 from art_core.types import JsonDict, Weights
 
 STOP_WINDOW = 8
@@ -67,7 +68,7 @@ class EmbeddedEngine:
         model = load_model(self._folder)
         if self._config.threads or model.num_parameters() < SMALL_MODEL:
             torch.set_num_threads(self._config.threads or 1)
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        limit = positions(model.config)
         if self._config.max_context and limit and self._config.max_context > limit:
             raise ConfigError(
                 f"max_context={self._config.max_context} is more than the {limit} positions of {self._folder}; "

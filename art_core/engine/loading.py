@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
+from transformers import PreTrainedModel
 
+from art_core import pretrained
 from art_core.engine.kv import ATTENTION, Batch, KeyValues, PackedKeyValues
 from art_core.engine.plain import PlainKeyValues
 from art_core.errors import ConfigError
@@ -19,39 +19,22 @@ from art_core.memory import machine_memory
 log = logging.getLogger(__name__)
 
 
-def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer beside the model. Raises ConfigError where there is none."""
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"no tokenizer could be loaded from {folder}: {error}; save it beside the model") from error
-
-
-@torch.inference_mode(False)  # else what ``bind`` puts into it could not be viewed (the weights of experts are)
+# The decode thread is in inference mode, and what is made there cannot take live weights: it has no version counter, which
+# experts' kernels ask for.
+@torch.inference_mode(False)
 def load_model(folder: str) -> PreTrainedModel:
     """Load a causal LM for inference: bfloat16 on a GPU where there is one, else float32 on the CPU.
 
     Raises ConfigError where ``folder`` has no model or one that is not a causal LM.
     """
     cuda = torch.cuda.is_available()
-    disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if cuda else torch.float32)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"{folder} cannot be loaded as a causal language model: {error}; give a folder that save_pretrained wrote, "
-            "a hub name that exists (gated models need a login), or 'tiny'"
-        ) from error
+    model = pretrained.load_causal_lm(folder, torch.bfloat16 if cuda else torch.float32)
     return model.requires_grad_(False).eval().to("cuda" if cuda else "cpu")
 
 
 def load_adapter(base: str, folder: Path) -> PreTrainedModel:
     """Load ``base`` and merge the PEFT adapter in ``folder`` into it."""
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise ConfigError(f"{folder} is an adapter, and peft is not installed; run: pip install peft") from error
-    return PeftModel.from_pretrained(load_model(base), str(folder)).merge_and_unload().requires_grad_(False).eval()
+    return pretrained.load_adapter(load_model(base), folder).merge_and_unload().requires_grad_(False).eval()
 
 
 def bind(model: PreTrainedModel, live: Mapping[str, Tensor]) -> None:

@@ -25,10 +25,10 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel
 
 from art_core.errors import StoreError
+from art_core.pretrained import load_causal_lm, load_tokenizer, no_progress_bars
 
 MANIFEST = "learner.json"
 OPTIMIZER = "optimizer.safetensors"
@@ -96,22 +96,9 @@ def _remedy(folder: Path) -> str:
     return f"delete {folder}: the run then goes on from the checkpoint before it"
 
 
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing a bar for every load and save inside the block."""
-    drawn = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if drawn:
-            transformers_logging.enable_progress_bar()
-
-
 def load_model(source: str | Path) -> PreTrainedModel:
     """Load a causal LM from a folder or by its hub name, in float32 on the CPU."""
-    with no_progress_bars():
-        return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    return load_causal_lm(source, torch.float32)
 
 
 def write_model(folder: Path, model: PreTrainedModel, source: str) -> None:
@@ -119,7 +106,7 @@ def write_model(folder: Path, model: PreTrainedModel, source: str) -> None:
     with no_progress_bars():
         model.save_pretrained(folder)
     if not Path(source).is_dir():
-        AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+        load_tokenizer(source).save_pretrained(folder)
         return
     # Copied, not loaded and saved: the tokenizer must stay the same to the byte.
     for file in Path(source).iterdir():

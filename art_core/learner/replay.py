@@ -15,6 +15,7 @@ from art_core.errors import StoreError
 from art_core.learner import checkpoint
 from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs
+from art_core.pretrained import load_adapter
 from art_core.types import TokenTree
 
 
@@ -29,7 +30,7 @@ def load_weights(start: str | Path, folder: Path | None) -> PreTrainedModel | Pe
     try:
         model = checkpoint.load_model(source)
         if adapter:
-            model = PeftModel.from_pretrained(model, str(folder / checkpoint.ADAPTER))
+            model = load_adapter(model, folder / checkpoint.ADAPTER)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         what = f"{source}, with the adapter in {folder}," if adapter else source
         raise StoreError(f"{what} cannot be loaded: {error}; put the model back where it was") from error
@@ -46,7 +47,7 @@ def vocabulary(model: PreTrainedModel | PeftModel) -> int:
     return model.get_input_embeddings().num_embeddings
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def replay(model: torch.nn.Module, tree: TokenTree) -> np.ndarray:
     """Return the logprob of every target: (num_targets,) float32."""
     small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL

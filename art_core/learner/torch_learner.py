@@ -29,8 +29,12 @@ from art_core.learner.shared_memory import move, shared_tensors
 from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
 from art_core.packing import pack
+from art_core.pretrained import quiet_adapters
 from art_core.token_tree import build_tree
 from art_core.types import Call, Loss, TokenTree, Trajectory, Weights
+
+MAMBA = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
+"""Model types whose kernels read the weights of these modules past PEFT's adapters, which it refuses there."""
 
 
 class TorchLearner:
@@ -79,8 +83,12 @@ class TorchLearner:
         return 0 if size < LORA_FROM else LORA_RANK
 
     def _add_adapter(self, model: PreTrainedModel, rank: int) -> PeftModel:
-        lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-        return get_peft_model(model, lora)
+        excluded = ["out_proj", "conv1d"] if model.config.model_type in MAMBA else None
+        lora = LoraConfig(
+            r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=excluded, task_type="CAUSAL_LM"
+        )
+        with quiet_adapters():
+            return get_peft_model(model, lora)
 
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         """Take one optimizer step on all ``trees`` together, in passes of up to ``max_tokens_per_pass`` tokens.

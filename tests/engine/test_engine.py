@@ -11,7 +11,7 @@ import pytest
 import torch
 from capture_fakes import ListRecorder, wait_until
 from engine_checks import plain_model, worst_difference
-from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, T5Config
 
 from art_core import memory
 from art_core.capture import Door
@@ -318,6 +318,9 @@ async def test_a_load_waits_for_the_requests_in_flight(open_engine, save_model):
 
 
 async def test_what_is_no_causal_lm_is_a_config_error(tmp_path, save_model):
+    with pytest.raises(ConfigError, match="cannot be loaded as a causal language model"):
+        await EmbeddedEngine(str(tmp_path), TrainConfig()).start()
+    LlamaConfig().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="no tokenizer could be loaded"):
         await EmbeddedEngine(str(tmp_path), TrainConfig()).start()
     AutoTokenizer.from_pretrained(save_model()).save_pretrained(tmp_path)

@@ -194,3 +194,17 @@ async def test_a_sampled_tool_call_is_answered_as_one_whole_and_streamed(open_en
     assert calls_of(message([part["delta"] for part in parts])) == [("get_weather", ARGUMENTS)]
     assert parts[-1]["finish_reason"] == "tool_calls"
     assert [token for part in parts for token in part["token_ids"]] == script
+
+
+def test_an_answer_sampled_anew_in_other_tokens_is_continued_in_these(tokenizer):
+    """Two runs say the same in other tokens: the second run's next prompt goes on from its own."""
+    chat = Chat(tokenizer, frozenset({tokenizer.eos_token_id}))
+    prompt = chat.encode("Hello")
+    end = tokenizer.eos_token_id
+    whole = [*tokenizer("Rome", add_special_tokens=False)["input_ids"], end]
+    letters = [*(tokenizer(letter, add_special_tokens=False)["input_ids"][0] for letter in "Rome"), end]
+    assert whole != letters
+    again = "Hello" + "Rome<|im_end|>" + "\nand"
+    for sampled in (whole, letters):
+        chat.remember("Hello", prompt, sampled)
+        assert chat.encode(again)[: len(prompt) + len(sampled)] == [*prompt, *sampled]

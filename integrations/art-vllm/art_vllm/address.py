@@ -15,8 +15,9 @@ from typing import TypeVar
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import JsonDict, Upstream, Weights
+from art_vllm import command_line
 from art_vllm.client import VllmClient
-from art_vllm.unmasked import is_constrained, unmask, unmask_stream
+from art_vllm.unmasked import is_constrained, is_plain, unmask, unmask_stream
 
 T = TypeVar("T")
 
@@ -24,8 +25,8 @@ T = TypeVar("T")
 class AddressEngine:
     """``engine="http://HOST:PORT/v1"``: a server that somebody else runs, on a machine that sees the run's folder.
 
-    The base model is version 0. An adapter is loaded beside the others under the name ``policy@VERSION``; whole weights
-    replace those before them. Answers carry the version whose weights were asked for.
+    The base model is version 0. An adapter is loaded beside the others under the name ``policy@VERSION``, with a mark of the run
+    where others may use the server; whole weights replace those before them. Answers carry the version that answered.
     """
 
     loads_files = True
@@ -37,11 +38,13 @@ class AddressEngine:
         """The base model's name on the server."""
         self._reload = "reload_weights"
         """The method of the server's worker that loads whole weights."""
-        self._newest = 0
+        self._newest = self._whole_version = 0
+        """The newest version, and that of the server's whole weights."""
         self._adapters: dict[int, Path] = {}
         """By version, those that the server has."""
-        # Another run may have used these names on this server: what is cached under them is not ours.
+        # Another run may use this server: neither its adapters nor what is cached under their names are ours.
         self._salt: str | None = uuid.uuid4().hex
+        self._keeps_start = command_line.adapter_rank(model_folder, config) > 0
 
     async def start(self) -> None:
         """Ask the server for its model. Raises UpstreamError where it does not answer."""
@@ -67,18 +70,44 @@ class AddressEngine:
         return self.chunks(request, self._newest)
 
     async def answer(self, request: JsonDict, version: int) -> JsonDict:
+        version, constrained = self._current(version), self._constrained(request)
         answer = await self.lasting(lambda: self._client.chat(self._asking(request, version)))
-        if is_constrained(request):
-            await unmask(answer, request, partial(self._score, version))
-        answer["policy_version"] = version
-        return answer
+        if constrained:
+            await unmask(answer, partial(self._score, version))
+        return answer | self._of(request, version)
 
     async def chunks(self, request: JsonDict, version: int) -> AsyncIterator[JsonDict]:
+        version, constrained = self._current(version), self._constrained(request)
         async with aclosing(self._client.stream(self._asking(request, version))) as chunks:
-            constrained = is_constrained(request)
-            async for chunk in unmask_stream(chunks, request, partial(self._score, version)) if constrained else chunks:
-                chunk["policy_version"] = version
-                yield chunk
+            async for chunk in unmask_stream(chunks, partial(self._score, version)) if constrained else chunks:
+                yield chunk | self._of(request, version)
+
+    def _current(self, version: int) -> int:
+        """Return the version that answers who asks for ``version``: whole weights are gone when the next have come."""
+        return version if version in self._adapters or version == self._whole_version else self._newest
+
+    def _constrained(self, request: JsonDict) -> bool:
+        """Say whether the answer's logprobs must be put right; UpstreamError 400 where that cannot be done."""
+        constrained, temperature = is_constrained(request), request.get("temperature")
+        if constrained and not self._raw and not is_plain(temperature):
+            raise UpstreamError(
+                f"vLLM tells no logprobs at temperature {temperature} of an answer that a grammar constrains (tool_choice, "
+                "strict tools, response_format), so the call cannot be trained; use temperature=1 or engine='embedded'",
+                status=400,
+            )
+        return constrained
+
+    @property
+    def _raw(self) -> bool:
+        """Whether logprobs are those at temperature 1, whatever is sampled at."""
+        return self.config.temperature == 1
+
+    def _of(self, request: JsonDict, version: int) -> JsonDict:
+        """Return which weights answered, and what the logprobs are of where that is not the request's temperature."""
+        stamp: JsonDict = {"policy_version": version}
+        if self._raw and not is_plain(request.get("temperature")):
+            stamp["logprobs_temperature"] = 1.0
+        return stamp
 
     async def lasting(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return what ``ask`` answers; an engine that can bring its server back asks again then."""
@@ -89,7 +118,14 @@ class AddressEngine:
         return named if self._salt is None else {"cache_salt": self._salt, **named}
 
     def _name(self, version: int) -> str:
-        return f"policy@{version}" if version in self._adapters else self._base
+        return self._adapter_name(version) if version in self._adapters else self._base
+
+    def _adapter_name(self, version: int) -> str:
+        return f"policy@{version}" if self._salt is None else f"policy-{self._salt[:6]}@{version}"
+
+    def keeps_start(self) -> bool:
+        """Whether version 0 is served all the time: adapters leave the start weights as they are."""
+        return self._keeps_start
 
     def overlaps(self, weights: Weights) -> bool:
         """Whether these are an adapter: those are served side by side."""
@@ -105,16 +141,17 @@ class AddressEngine:
             raise ConfigError(f"version {version} of the weights has no folder; vLLM loads files only")
         folder = folder.absolute()
         if self.overlaps(weights):
-            await self.lasting(lambda: self._client.load_adapter(f"policy@{version}", folder))
+            await self.lasting(lambda: self._client.load_adapter(self._adapter_name(version), folder))
             self._adapters[version] = folder
         else:
             await self.lasting(lambda: self._client.reload(folder, method=self._reload))
+            self._whole_version = version
         self._newest = version
 
     async def retire(self, version: int) -> None:
         """Forget an adapter; whole weights were forgotten when the next came."""
         if version in self._adapters:
-            await self.lasting(lambda: self._client.unload_adapter(f"policy@{version}"))
+            await self.lasting(lambda: self._client.unload_adapter(self._adapter_name(version)))
             del self._adapters[version]
 
     async def score(self, ids: Sequence[int]) -> list[float]:

@@ -73,10 +73,7 @@ def parsers(model: str, tools: str | None, thinking: str | None) -> Options:
 
 
 def _lora(model_folder: str, config: TrainConfig) -> Options:
-    rank = config.lora_rank
-    if rank is None:
-        size = parameters(model_folder)
-        rank = 0 if size is not None and size < LORA_FROM else LORA_RANK
+    rank = adapter_rank(model_folder, config)
     if not rank:
         return {}
     if rank > RANKS[-1]:
@@ -85,6 +82,14 @@ def _lora(model_folder: str, config: TrainConfig) -> Options:
     versions = 2 + config.max_staleness
     least = next(allowed for allowed in RANKS if allowed >= rank)
     return {"enable-lora": True, "max-lora-rank": least, "max-loras": versions, "max-cpu-loras": versions + 1}
+
+
+def adapter_rank(model_folder: str, config: TrainConfig) -> int:
+    """Return the rank of the adapters to come; 0 where whole weights are trained, which a learner decides in the same way."""
+    if config.lora_rank is not None:
+        return config.lora_rank
+    size = parameters(model_folder)
+    return 0 if size is not None and size < LORA_FROM else LORA_RANK
 
 
 def parameters(model_folder: str) -> int | None:

@@ -84,6 +84,10 @@ class VllmEngine(AddressEngine):
             self._reload = command_line.CPU_RELOAD
         self._command = [found.python, "-m", "vllm.entrypoints.openai.api_server", *command_line.arguments(chosen)]
         self._variables = command_line.environment(self._model_folder, cuda=found.cuda, own=found.own)
+        log.info(
+            "tool calls are read as %s, thinking as %s (tool_parser=, reasoning_parser= change it)",
+            chosen.get("tool-call-parser"), chosen.get("reasoning-parser"),
+        )  # fmt: skip
         log.info("vLLM %s of %s: %s", found.version, found.python, " ".join(command_line.arguments(chosen)))
         await self._serve()
         self._watching = asyncio.create_task(self._watch())
@@ -104,7 +108,7 @@ class VllmEngine(AddressEngine):
         if self._whole is not None:
             await self._client.reload(self._whole, method=self._reload)
         for version, folder in list(self._adapters.items()):
-            await self._client.load_adapter(f"policy@{version}", folder)
+            await self._client.load_adapter(self._adapter_name(version), folder)
 
     async def stop(self) -> None:
         """End the server, with all that it started."""
@@ -240,4 +244,4 @@ class VllmEngine(AddressEngine):
     async def _wake(self) -> None:
         await self._client.wake_up()
         for version, folder in self._adapters.items():
-            await self._client.load_adapter(f"policy@{version}", folder)
+            await self._client.load_adapter(self._adapter_name(version), folder)

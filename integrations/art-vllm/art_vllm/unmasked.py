@@ -26,14 +26,14 @@ def is_constrained(request: Mapping[str, Any]) -> bool:
     return (strict and choice != "none") or any(request.get(name) for name in GRAMMARS)
 
 
-async def unmask(answer: JsonDict, request: JsonDict, score: Score) -> None:
+async def unmask(answer: JsonDict, score: Score) -> None:
     """Put right the choices of a completion: ``token_logprobs``, and ``forced`` where one token was legal."""
     for choice in answer["choices"]:
         ids, logprobs = choice.get("token_ids") or [], choice["token_logprobs"]
-        choice |= await _right(answer.get("prompt_token_ids") or [], ids, logprobs, request, score)
+        choice |= await _right(answer.get("prompt_token_ids") or [], ids, logprobs, score)
 
 
-async def unmask_stream(chunks: AsyncIterator[JsonDict], request: JsonDict, score: Score) -> AsyncIterator[JsonDict]:
+async def unmask_stream(chunks: AsyncIterator[JsonDict], score: Score) -> AsyncIterator[JsonDict]:
     """Yield the chunks at once, without their tokens; those come with each choice's last chunk, put right."""
     prompt: list[int] = []
     sampled: dict[int, tuple[list[int], list[float]]] = {}
@@ -45,18 +45,24 @@ async def unmask_stream(chunks: AsyncIterator[JsonDict], request: JsonDict, scor
             logprobs += choice["token_logprobs"]
             choice |= {"token_ids": [], "token_logprobs": []}
             if choice.get("finish_reason"):
-                choice |= {"token_ids": ids, **await _right(prompt, ids, logprobs, request, score)}
+                choice |= {"token_ids": ids, **await _right(prompt, ids, logprobs, score)}
         yield chunk
 
 
-async def _right(prompt: list[int], ids: list[int], logprobs: list[float], request: JsonDict, score: Score) -> JsonDict:
+async def _right(prompt: list[int], ids: list[int], logprobs: list[float], score: Score) -> JsonDict:
     # A masked softmax over one token is exactly 0. Elsewhere that means a certainty, which teaches nothing either.
     forced = [place for place, logprob in enumerate(logprobs) if logprob == 0.0]
-    temperature = request.get("temperature")
-    if prompt and ids and (temperature is None or temperature < GREEDY or temperature == 1):
+    if prompt and ids:
         try:
             logprobs = (await score(prompt + ids))[len(prompt) - 1 :]
         except UpstreamError as error:
-            if error.status != 400:  # there is no room for one more token after an answer that fills the context
+            if error.status != 400:
                 raise
+            # There is no room for one more token after an answer that fills the context: then it is not trained.
+            forced = list(range(len(ids)))
     return {"token_logprobs": logprobs, "forced": forced}
+
+
+def is_plain(temperature: float | None) -> bool:
+    """Whether logprobs of answers at this temperature are those at 1."""
+    return temperature is None or temperature < GREEDY or temperature == 1

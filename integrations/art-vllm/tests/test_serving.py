@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -279,14 +280,14 @@ async def test_a_guard_that_is_killed_takes_the_server_with_it(fake):
 
 
 @asynccontextmanager
-async def foreign(fake, **variables):
+async def foreign(fake, temperature=1.0, **variables):
     """A server that somebody else runs, and the engine at its address."""
     port = process.free_port()
     python = os.environ["ART_VLLM_PYTHON"]
     line = [python, "-m", "vllm", "--served-model-name", "their/model", "--port", str(port)]
     server = subprocess.Popen(line, env={**os.environ, **variables}, start_new_session=True)
     try:
-        it = AddressEngine("tiny", fake.engine().config, base_url=f"http://127.0.0.1:{port}/v1")
+        it = AddressEngine("tiny", fake.engine(temperature=temperature).config, base_url=f"http://127.0.0.1:{port}/v1")
         while not await it._client.healthy():
             await asyncio.sleep(0.05)
         async with running(it):
@@ -300,8 +301,39 @@ async def test_a_server_of_somebody_else_is_asked_for_its_own_model_and_given_ad
     async with foreign(fake) as it:
         assert said(await it.chat(asking("hi"))) == "their/model: hi"
         await it.load(Weights(7, fake.adapter("7")))
-        assert said(await it.chat(asking("hi"))) == "policy@7: hi"
-    assert fake.told("/v1/unload_lora_adapter")[-1]["lora_name"] == "policy@7"
+        name = said(await it.chat(asking("hi"))).removesuffix(": hi")
+        assert re.fullmatch(r"policy-[0-9a-f]{6}@7", name), "another run on this server has names of its own"
+    assert fake.told("/v1/unload_lora_adapter")[-1]["lora_name"] == name
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_whole_weights_answer_in_place_of_those_before_them_and_say_so(fake, stream):
+    async with foreign(fake) as it:
+        await it.load(Weights(3, fake.place))
+        old = it.at(0)
+        if stream:
+            answer, *_ = [chunk async for chunk in old.stream(asking("hi", stream=True))]
+        else:
+            answer = await old.chat(asking("hi"))
+    assert answer["policy_version"] == 3
+
+
+@pytest.mark.parametrize(
+    ("run", "request_", "of"), [(1.0, 0.3, 1.0), (1.0, 0, None), (1.0, None, None), (0.7, 0.7, None)]
+)
+async def test_logprobs_of_another_temperature_than_the_requests_are_marked(fake, run, request_, of):
+    async with foreign(fake, temperature=run) as it:
+        answer = await it.chat(asking("hi", **({} if request_ is None else {"temperature": request_})))
+    assert answer.get("logprobs_temperature") == of
+
+
+async def test_a_grammar_at_a_temperature_whose_logprobs_vllm_does_not_tell_is_refused(fake):
+    async with foreign(fake, temperature=0.7) as it:
+        with pytest.raises(
+            UpstreamError, match=r"at temperature 0.7 of an answer that a grammar constrains"
+        ) as refused:
+            await it.chat(asking("hi", temperature=0.7, response_format={"type": "json_object"}))
+    assert refused.value.status == 400
 
 
 async def test_a_server_without_adapters_is_refused_with_what_to_start_it_with(fake):
