@@ -211,7 +211,13 @@ class VllmEngine(AddressEngine):
         return True
 
     async def load(self, weights: Weights) -> None:
-        """As in ``AddressEngine``; ConfigError for an adapter of experts without a GPU, which would end the server."""
+        """As in ``AddressEngine``; ConfigError for an adapter that the server was not started for, and for one of experts without
+        a GPU, which would end the server."""
+        if self.overlaps(weights) and not self.keeps_start():
+            raise ConfigError(
+                f"the learner trains an adapter ({weights.path}), and vLLM was started for whole weights, which are the default of "
+                "models under 100M parameters; give lora_rank=16"
+            )
         if self.overlaps(weights) and not self._cuda:
             adapter = json.loads((weights.path / "adapter_config.json").read_text())
             if adapter.get("target_parameters"):

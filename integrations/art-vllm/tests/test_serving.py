@@ -349,3 +349,9 @@ async def test_an_address_where_nothing_answers_is_said(fake):
     with pytest.raises(UpstreamError, match=r"127.0.0.1:9.* is the server running"):
         await it.start()
     await it.stop()
+
+
+async def test_an_adapter_that_the_server_was_not_started_for_is_refused_with_the_setting(fake):
+    async with running(fake.engine(lora_rank=None)) as it:
+        with pytest.raises(ConfigError, match="give lora_rank=16"):
+            await it.load(Weights(1, fake.adapter("1")))
