@@ -215,7 +215,7 @@ class VllmEngine(AddressEngine):
         a GPU, which would end the server."""
         if self.overlaps(weights) and not self.keeps_start():
             raise ConfigError(
-                f"the learner trains an adapter ({weights.path}), and vLLM was started for whole weights, which are the default of "
+                f"the learner trains an adapter ({weights.path}), and vLLM was started for whole weights, the default of "
                 "models under 100M parameters; give lora_rank=16"
             )
         if self.overlaps(weights) and not self._cuda:
