@@ -73,8 +73,12 @@ class ChatRequest:
 
     def schemas(self) -> dict[str, JsonDict]:
         """Return the parameters of the tools that have some, by the functions' names."""
-        functions = map(_function, self.tools or ())
-        return {each["name"]: each["parameters"] for each in functions if each.get("name") and each.get("parameters")}
+        found = {}
+        for function in map(_function, self.tools or ()):
+            name, parameters = function.get("name"), function.get("parameters")
+            if isinstance(name, str) and isinstance(parameters, dict):
+                found[name] = parameters
+        return found
 
 
 def refuse(message: str, code: str | None = None) -> UpstreamError:

@@ -130,6 +130,8 @@ def test_thinking_comes_before_what_is_forced(thinking, markers, setting):
     [
         ("pythonic", {"properties": {"from": {"type": "string"}}}, "'from' is no name there"),
         ("pythonic", {"anyOf": [{}]}, "say anyOf"),
+        ("pythonic", {"properties": ["a"]}, "are no JSON schema"),
+        ("qwen3_coder", {"properties": {"a": {}}, "required": 1}, "are no JSON schema"),
         ("qwen3_coder", {"additionalProperties": True}, "say additionalProperties"),
         ("qwen3_coder", {"properties": {"a": {"type": "string", "format": "date"}}}, "has a format"),
     ],

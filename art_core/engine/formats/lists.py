@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 
 from art_core.engine.formats.call import Before, Read, Schemas, Terminals, ToolCall, find_any, unread
-from art_core.engine.formats.json_text import call_in, decode, items, members
+from art_core.engine.formats.json_text import call_in, decode, items, members, said
 from art_core.engine.requests import Schema
 
 
@@ -61,7 +61,7 @@ class Lists:
 
 
 NAMED = re.compile(r"([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*([^\s\[\]{}]+)\s*)?(?:\[ARGS\]\s*)?(?=\{)")
-UNFINISHED = re.compile(r"[^\s\[\]{}]*\s*(?:\[[A-Z_]*\]?\s*[^\s\[\]{}]*\s*(?:\[[A-Z]*\]?\s*)?)?")
+UNFINISHED = re.compile(r"[^\s\[\]{}]*\s*(?:\[[A-Z_]*\]?\s*(?:[^\s\[\]{}]+\s*)?(?:\[[A-Z]*\]?\s*)?)?")
 ARGUMENTS, IDENTIFIER = "[ARGS]", "[CALL_ID]"
 
 
@@ -84,7 +84,7 @@ class Mistral(Lists):
     def _call(self, item: str) -> ToolCall | None:
         call = super()._call(item)
         named = (members(item) or {}).get("id", '""')
-        return None if call is None else call._replace(identifier=str(json.loads(named)) or _identifier())
+        return None if call is None else call._replace(identifier=said(named) or _identifier())
 
     def rules(self, calls: Mapping[str, Schema], several: bool, terminals: Terminals) -> list[str]:
         if not terminals.has(ARGUMENTS):

@@ -21,7 +21,7 @@ from art_core.engine.formats.call import (
     through,
     unread,
 )
-from art_core.engine.formats.parameters import Parameter, as_json, branches, kinds, parameters, values
+from art_core.engine.formats.parameters import Parameter, as_json, branches, kinds, parameters, properties, values
 from art_core.engine.requests import Schema, refuse
 from art_core.types import JsonDict
 
@@ -87,8 +87,8 @@ def _call(text: str, schemas: Schemas) -> ToolCall | None:
     head = HEAD.match(text)
     if head is None:
         return None
-    schema, place, found = schemas.get(head[1]) or {}, head.end(), {}
-    listed = schema.get("properties") or {}
+    schema, place, found = schemas.get(head[1], {}), head.end(), {}
+    listed = properties(schema)
     while (each := PARAMETER.match(text, place)) is not None:
         found[each[1]] = as_json(each[2], kinds(*branches(listed.get(each[1]), schema)))
         place = each.end()
