@@ -61,8 +61,17 @@ def test_a_malformed_tool_call_stays_text(inside):
     assert read(text) == {"role": "assistant", "content": text}
 
 
-def test_a_tool_call_that_never_ends_stays_text():
-    assert read('<tool_call>{"name": "f"')["content"] == '<tool_call>{"name": "f"'
+@pytest.mark.parametrize("text", ['<tool_call>{"name": "f"', CALL.removesuffix("ll>"), "<tool_call>", "<tool_"])
+def test_a_tool_call_that_never_ends_stays_text(text):
+    assert read(text) == {"role": "assistant", "content": text}
+
+
+def test_a_whole_call_is_read_without_its_closing_marker_at_the_end_of_an_answer():
+    for text, stop in ((CALL.removesuffix("</tool_call>"), ()), (f"I look.\n{CALL} more", ("</tool_call>",))):
+        answer = read(text, stop=stop)
+        assert calls_of(answer) == [("get_weather", ARGUMENTS)]
+        assert answer["content"] == ("I look." if stop else None)
+    assert calls_of(read(f"{CALL.removesuffix('</tool_call>')} and more")) == []
 
 
 def test_without_tools_in_the_request_nothing_is_parsed():
