@@ -157,6 +157,12 @@ def test_each_call_is_streamed_when_it_is_complete_and_text_at_once(form):
     assert "a_1" not in text[: seen[0]] or name == "llama4_pythonic"
 
 
+def test_a_stop_string_ends_thinking_wherever_a_stream_is_cut():
+    said = {"thinking": Thinking(), "place": "inside", "stop": ("STOP",)}
+    for cut in range(9):
+        assert streamed("hermes", "Hot? STOP</think>b", [cut], **said)["reasoning_content"] == "Hot? "
+
+
 def test_thinking_is_streamed_as_it_comes_but_for_what_may_be_its_end():
     answer = reading("hermes", thinking=Thinking(), place="before")
     fed = ["\n<thi", "nk>Hot", "?</th", "ink>", "\n\n", "Yes"]
