@@ -132,6 +132,7 @@ def test_thinking_comes_before_what_is_forced(thinking, markers, setting):
         ("pythonic", {"anyOf": [{}]}, "say anyOf"),
         ("pythonic", {"properties": ["a"]}, "are no JSON schema"),
         ("qwen3_coder", {"properties": {"a": {}}, "required": 1}, "are no JSON schema"),
+        ("qwen3_coder", {"properties": {"a>b": {}}}, "'a>b', which cannot stand in a tag"),
         ("qwen3_coder", {"additionalProperties": True}, "say additionalProperties"),
         ("qwen3_coder", {"properties": {"a": {"type": "string", "format": "date"}}}, "has a format"),
     ],
@@ -141,6 +142,13 @@ def test_what_a_format_cannot_say_is_a_400_that_says_why(name, parameters, says,
     with pytest.raises(UpstreamError, match=says) as caught:
         setting(name, "special").grammars.begin(shape)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"pythonic", "llama4_pythonic"}))
+def test_a_tool_may_have_a_name_like_those_of_servers_of_tools(name, setting):
+    shape = Shape(None, {"files/v1.2:read-é": SHAPED["pick"]}, required=True, several=False)
+    [(called, _)] = calls_of(setting(name, "special").said(shape, 1))
+    assert called == "files/v1.2:read-é"
 
 
 def test_without_a_format_a_call_cannot_be_demanded_and_there_is_never_more_than_one(tokenizer):

@@ -157,6 +157,14 @@ def test_each_call_is_streamed_when_it_is_complete_and_text_at_once(form):
     assert "a_1" not in text[: seen[0]] or name == "llama4_pythonic"
 
 
+@pytest.mark.parametrize("name", BEGIN)
+def test_white_space_before_a_call_that_begins_the_answer_is_no_text(name):
+    text = "\n" + WRITTEN[name][1]([("f", {})])
+    assert calls_of(whole(name, text)) == calls_of(streamed(name, text, [1, 2])) == [("f", {})]
+    thought = whole(name, "Hot?</think>\n\n" + text, thinking=Thinking(), place="inside")
+    assert calls_of(thought) == [("f", {})] and not thought["content"]
+
+
 def test_a_stop_string_ends_thinking_wherever_a_stream_is_cut():
     said = {"thinking": Thinking(), "place": "inside", "stop": ("STOP",)}
     for cut in range(9):
