@@ -105,6 +105,12 @@ def test_free_text_may_have_calls_in_it_that_the_schemas_accept(form, markers, s
         assert chosen.allows(Shape(None, SHAPED, required=True, several=several), good)
 
 
+@pytest.mark.parametrize("space", [" ", ""])
+def test_a_forced_list_of_mistral_s_may_have_the_space_that_some_templates_write(space, setting):
+    text = WRITTEN["mistral"][1]([("pick", {"digit": 3})] * 2).replace("] [", f"]{space}[")
+    assert setting("mistral", "none").allows(Shape(None, SHAPED, required=True), text)
+
+
 @pytest.mark.parametrize("markers", ["special", "plain", "none"])
 @pytest.mark.parametrize("thinking", ["qwen3", "mistral"])
 def test_thinking_comes_before_what_is_forced(thinking, markers, setting):

@@ -21,6 +21,8 @@ class Lists:
 
     begins = ""
     one_batch = True
+    list_start = '"["'
+    """As a part of a grammar."""
 
     def __init__(self, marker: str) -> None:
         self.markers = (marker,)
@@ -57,7 +59,7 @@ class Lists:
             for name, head, schema in zip(names, heads, calls.values(), strict=True)
         ]
         more = ' (", " call)*' if several else ""
-        return [f'body: "[" call{more} "]"', f"call: {' | '.join(names)}", *functions]
+        return [f'body: {self.list_start} call{more} "]"', f"call: {' | '.join(names)}", *functions]
 
 
 NAMED = re.compile(r"([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*([^\s\[\]{}]+)\s*)?(?:\[ARGS\]\s*)?(?=\{)")
@@ -67,6 +69,9 @@ ARGUMENTS, IDENTIFIER = "[ARGS]", "[CALL_ID]"
 
 class Mistral(Lists):
     """Both of Mistral's forms."""
+
+    list_start = '" "? "["'
+    """Templates of one tokenizer write the space, those of another do not."""
 
     def __init__(self) -> None:
         super().__init__("[TOOL_CALLS]")
