@@ -165,6 +165,15 @@ def test_without_a_format_a_call_cannot_be_demanded_and_there_is_never_more_than
     follow(grammars.begin(Shape(Schema(CITY), SHAPED)), [*tokenizer('{"city": "Rome"}')["input_ids"], STOP])
 
 
+@pytest.mark.parametrize("end", ["</parameter>", "</function>"])
+def test_a_forced_text_between_tags_cannot_say_an_end_of_tags(end, setting):
+    chosen = setting("qwen3_coder", "special")
+    shape = Shape(None, {"f": Schema({"type": "object", "properties": {"a": {"type": "string"}}})}, required=True)
+    text = "<tool_call>\n<function=f>\n<parameter=a>\nx{}y\n</parameter>\n</function>\n</tool_call>"
+    assert chosen.allows(shape, text.format("<"))
+    assert not chosen.allows(shape, text.format(end))
+
+
 UNIT = {"$defs": {"Unit": {"enum": ["C", "F"]}}}
 
 
