@@ -224,3 +224,16 @@ def test_a_schema_that_is_none_does_not_keep_a_call_from_being_read(schema):
     answer = Answer(tools=True, formats=Formats(CALLS["qwen3_coder"]), schemas={"f": schema})
     text = WRITTEN["qwen3_coder"][1]([("f", {"text": "1"})])
     assert calls_of(message(answer.feed(text, final=True))) == [("f", {"text": "1"})]
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "read"), [("flag", "True", True), ("count", "None", None), ("text", "True", "True")]
+)
+def test_python_s_constants_between_tags_are_those_of_json_where_the_schema_has_no_text(key, written, read):
+    text = WRITTEN["qwen3_coder"][1]([("f", {key: "VALUE"})]).replace("VALUE", written)
+    assert calls_of(whole("qwen3_coder", text)) == [("f", {key: read})]
+
+
+def test_a_text_between_tags_may_say_an_end_of_a_parameter():
+    given = [("f", {"text": "a</parameter>b"})]
+    assert calls_of(whole("qwen3_coder", WRITTEN["qwen3_coder"][1](given))) == given
