@@ -73,8 +73,10 @@ async def test_a_raw_prompt_is_answered_in_the_shape_of_a_chat_completion(vllm, 
 
 async def test_a_long_request_reaches_the_server_whole(vllm):
     upstream = HttpUpstream(vllm.url)
-    long = asking("x" * 3_000_000)
-    assert (await upstream.chat(long))["choices"][0]["message"]["content"] == "x" * 3_000_000
+    said = {"role": "user", "content": "x" * 3_000_000}  # before the last message, which the server answers with
+    long = asking("hi")["messages"]
+    await upstream.chat({"messages": [said, *long]})
+    assert vllm.requests[-1]["messages"] == [said, *long]
     await upstream.stop()
 
 

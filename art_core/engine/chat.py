@@ -48,9 +48,11 @@ class Chat:
             )
         plain = [self._plain(message) for message in messages]
         try:
-            return self._apply(plain, tools, **arguments)
-        except (TemplateError, TypeError, ValueError) as error:
+            text = self._apply(plain, tools, **arguments)
+        except (TemplateError, TypeError, ValueError, RecursionError) as error:
             raise refuse(f"the model's chat template cannot render these messages: {error}") from error
+        # Models write half a pair of UTF-16 into a call's JSON at times; no token stands for it.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _apply(self, messages: list[JsonDict], tools: list[JsonDict] | None = None, **arguments: Any) -> str:
         return self.tokenizer.apply_chat_template(
@@ -138,7 +140,7 @@ class Chat:
         function = dict(call.get("function") or {})
         arguments = function.get("arguments")
         if isinstance(arguments, str) and not self._takes_text_arguments:
-            with suppress(json.JSONDecodeError):
+            with suppress(ValueError, RecursionError):  # malformed, an integer too long for Python, or nested too deep
                 function["arguments"] = json.loads(arguments)
         return {**call, "function": function}
 

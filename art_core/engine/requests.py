@@ -6,6 +6,7 @@ the chat template, in the same form.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from art_core.types import GREEDY, JsonDict
 
 LARGEST_TOP_K = 2**31 - 1
 UNSUPPORTED = ("frequency_penalty", "presence_penalty", "logit_bias")
+NAME = re.compile(r"[\w./:-]+")
+"""Of a function whose calls have a grammar."""
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -73,8 +76,12 @@ class ChatRequest:
 
     def schemas(self) -> dict[str, JsonDict]:
         """Return the parameters of the tools that have some, by the functions' names."""
-        functions = map(_function, self.tools or ())
-        return {each["name"]: each["parameters"] for each in functions if each.get("name") and each.get("parameters")}
+        found = {}
+        for function in map(_function, self.tools or ()):
+            name, parameters = function.get("name"), function.get("parameters")
+            if isinstance(name, str) and isinstance(parameters, dict):
+                found[name] = parameters
+        return found
 
 
 def refuse(message: str, code: str | None = None) -> UpstreamError:
@@ -187,6 +194,11 @@ def _name(tool: Any) -> str:
 
 def _call(tool: Any) -> tuple[str, Schema]:
     name, function = _name(tool), _function(tool)
+    if not NAME.fullmatch(name):
+        raise refuse(
+            f"a tool is named {name!r}, which not every format of calls can say; give it a name of letters, digits and _-./: "
+            "or leave out tool_choice, strict, parallel_tool_calls and response_format"
+        )
     parameters = function.get("parameters")
     if parameters is None:
         parameters = NO_ARGUMENTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import pytest
@@ -16,6 +17,10 @@ from art_core.errors import UpstreamError
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 ARGUMENTS = '{"city":  "Rome", "when": "é"}'
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>"
+
+
+MAPPED = """{%- for message in messages %}{{- '<|im_start|>' + message.role + message.content }}
+{%- for call in message.tool_calls or [] %}{{- call.function.arguments | tojson }}{%- endfor %}{%- endfor %}"""
 
 
 def ask(text: str, **settings) -> dict:
@@ -56,8 +61,17 @@ def test_a_malformed_tool_call_stays_text(inside):
     assert read(text) == {"role": "assistant", "content": text}
 
 
-def test_a_tool_call_that_never_ends_stays_text():
-    assert read('<tool_call>{"name": "f"')["content"] == '<tool_call>{"name": "f"'
+@pytest.mark.parametrize("text", ['<tool_call>{"name": "f"', CALL.removesuffix("ll>"), "<tool_call>", "<tool_"])
+def test_a_tool_call_that_never_ends_stays_text(text):
+    assert read(text) == {"role": "assistant", "content": text}
+
+
+def test_a_whole_call_is_read_without_its_closing_marker_at_the_end_of_an_answer():
+    for text, stop in ((CALL.removesuffix("</tool_call>"), ()), (f"I look.\n{CALL} more", ("</tool_call>",))):
+        answer = read(text, stop=stop)
+        assert calls_of(answer) == [("get_weather", ARGUMENTS)]
+        assert answer["content"] == ("I look." if stop else None)
+    assert calls_of(read(f"{CALL.removesuffix('</tool_call>')} and more")) == []
 
 
 def test_without_tools_in_the_request_nothing_is_parsed():
@@ -141,6 +155,25 @@ async def test_the_next_turn_continues_the_sampled_ids(open_engine, monkeypatch,
     sampled = first["prompt_token_ids"] + script
     assert second["prompt_token_ids"][: len(sampled)] == sampled
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == len(sampled) - 1
+
+
+@pytest.mark.parametrize("value", [r'"\ud800"', "1" * 5000, "[" * 5000 + "]" * 5000])
+def test_odd_arguments_that_come_back_are_shown_to_templates_that_want_a_mapping(value, tokenizer):
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = MAPPED
+    chat = Chat(tokenizer, frozenset({2}))
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": f'{{"a": {value}}}'}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert chat.encode(chat.render(messages, None, {}))
+
+
+async def test_tools_without_a_name_or_a_schema_are_shown_to_the_template_as_they_are(open_engine):
+    engine = await open_engine()
+    odd = [
+        {"type": "function", "function": {"name": ["f"], "parameters": {"type": "object"}}},
+        {"name": "f", "parameters": [1]},
+    ]
+    assert (await engine.chat(ask("the weather", tools=odd, max_tokens=2)))["choices"][0]["token_ids"]
 
 
 async def test_a_tokenizer_without_a_chat_template_is_a_400_that_says_so(open_engine):

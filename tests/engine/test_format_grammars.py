@@ -105,6 +105,12 @@ def test_free_text_may_have_calls_in_it_that_the_schemas_accept(form, markers, s
         assert chosen.allows(Shape(None, SHAPED, required=True, several=several), good)
 
 
+@pytest.mark.parametrize("space", [" ", ""])
+def test_a_forced_list_of_mistral_s_may_have_the_space_that_some_templates_write(space, setting):
+    text = WRITTEN["mistral"][1]([("pick", {"digit": 3})] * 2).replace("] [", f"]{space}[")
+    assert setting("mistral", "none").allows(Shape(None, SHAPED, required=True), text)
+
+
 @pytest.mark.parametrize("markers", ["special", "plain", "none"])
 @pytest.mark.parametrize("thinking", ["qwen3", "mistral"])
 def test_thinking_comes_before_what_is_forced(thinking, markers, setting):
@@ -130,6 +136,9 @@ def test_thinking_comes_before_what_is_forced(thinking, markers, setting):
     [
         ("pythonic", {"properties": {"from": {"type": "string"}}}, "'from' is no name there"),
         ("pythonic", {"anyOf": [{}]}, "say anyOf"),
+        ("pythonic", {"properties": ["a"]}, "are no JSON schema"),
+        ("qwen3_coder", {"properties": {"a": {}}, "required": 1}, "are no JSON schema"),
+        ("qwen3_coder", {"properties": {"a>b": {}}}, "'a>b', which cannot stand in a tag"),
         ("qwen3_coder", {"additionalProperties": True}, "say additionalProperties"),
         ("qwen3_coder", {"properties": {"a": {"type": "string", "format": "date"}}}, "has a format"),
     ],
@@ -141,12 +150,28 @@ def test_what_a_format_cannot_say_is_a_400_that_says_why(name, parameters, says,
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"pythonic", "llama4_pythonic"}))
+def test_a_tool_may_have_a_name_like_those_of_servers_of_tools(name, setting):
+    shape = Shape(None, {"files/v1.2:read-é": SHAPED["pick"]}, required=True, several=False)
+    [(called, _)] = calls_of(setting(name, "special").said(shape, 1))
+    assert called == "files/v1.2:read-é"
+
+
 def test_without_a_format_a_call_cannot_be_demanded_and_there_is_never_more_than_one(tokenizer):
     grammars = Grammars(tokenizer, frozenset({STOP}), len(tokenizer), Formats(None))
     with pytest.raises(UpstreamError, match="tool_parser="):
         grammars.begin(Shape(None, SHAPED, required=True))
     follow(grammars.begin(Shape(None, SHAPED, several=False)), [*tokenizer("No call. {}")["input_ids"], STOP])
     follow(grammars.begin(Shape(Schema(CITY), SHAPED)), [*tokenizer('{"city": "Rome"}')["input_ids"], STOP])
+
+
+@pytest.mark.parametrize("end", ["</parameter>", "</function>"])
+def test_a_forced_text_between_tags_cannot_say_an_end_of_tags(end, setting):
+    chosen = setting("qwen3_coder", "special")
+    shape = Shape(None, {"f": Schema({"type": "object", "properties": {"a": {"type": "string"}}})}, required=True)
+    text = "<tool_call>\n<function=f>\n<parameter=a>\nx{}y\n</parameter>\n</function>\n</tool_call>"
+    assert chosen.allows(shape, text.format("<"))
+    assert not chosen.allows(shape, text.format(end))
 
 
 UNIT = {"$defs": {"Unit": {"enum": ["C", "F"]}}}

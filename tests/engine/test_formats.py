@@ -157,9 +157,83 @@ def test_each_call_is_streamed_when_it_is_complete_and_text_at_once(form):
     assert "a_1" not in text[: seen[0]] or name == "llama4_pythonic"
 
 
+@pytest.mark.parametrize("name", BEGIN)
+def test_white_space_before_a_call_that_begins_the_answer_is_no_text(name):
+    text = "\n" + WRITTEN[name][1]([("f", {})])
+    assert calls_of(whole(name, text)) == calls_of(streamed(name, text, [1, 2])) == [("f", {})]
+    thought = whole(name, "Hot?</think>\n\n" + text, thinking=Thinking(), place="inside")
+    assert calls_of(thought) == [("f", {})] and not thought["content"]
+
+
+def test_a_stop_string_ends_thinking_wherever_a_stream_is_cut():
+    said = {"thinking": Thinking(), "place": "inside", "stop": ("STOP",)}
+    for cut in range(9):
+        assert streamed("hermes", "Hot? STOP</think>b", [cut], **said)["reasoning_content"] == "Hot? "
+
+
 def test_thinking_is_streamed_as_it_comes_but_for_what_may_be_its_end():
     answer = reading("hermes", thinking=Thinking(), place="before")
     fed = ["\n<thi", "nk>Hot", "?</th", "ink>", "\n\n", "Yes"]
     deltas = [answer.feed(text) for text in fed]
     thought = [{"reasoning_content": "Hot"}], [{"reasoning_content": "?"}]
     assert deltas == [[], thought[0], thought[1], [], [], [{"content": "\n\nYes"}]]
+
+
+def test_a_list_in_brackets_that_has_ended_and_is_no_call_is_content_at_once():
+    answer = reading("pythonic")
+    assert answer.feed("[see (x)]") == [{"content": "[see (x)]"}]
+    assert calls_of(whole("pythonic", "[f(text=\"a)]'\", items=[')]', {'a': [1]}])]")) == [
+        ("f", {"text": "a)]'", "items": [")]", {"a": [1]}]})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pythonic", "[f(text='" + ")] " * 20_000),
+        ("mistral", "[TOOL_CALLS]f[CALL_ID]" + " " * 200_000 + "]"),
+        ("llama3_json", "{}" + " " * 200_000 + "x"),
+    ],
+)
+def test_long_nonsense_is_read_in_time_that_grows_with_its_length(name, text):
+    """Else this test takes minutes."""
+    assert whole(name, text)["content"] == text
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_half_a_character_in_a_call_s_name_or_identifier_does_not_reach_the_answer(name):
+    write = WRITTEN[name][1]
+    text = write([("f", {})])
+    half = whole(name, text.replace('"f"', r'"\ud800"'))
+    assert half["content"] and not calls_of(half)
+    named = whole(name, text.replace('"name"', r'"id": "\ud800", "name"'))
+    assert calls_of(named) == [("f", {})]
+    assert str(named).encode()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": ["text"]},
+        *({"properties": {"text": {key: 5}}} for key in ("anyOf", "$ref", "type", "enum")),
+        {"properties": {"text": {"type": {"a": 1}}}},
+        {"properties": {"text": {"type": [["string"]]}}},
+    ],
+)
+def test_a_schema_that_is_none_does_not_keep_a_call_from_being_read(schema):
+    answer = Answer(tools=True, formats=Formats(CALLS["qwen3_coder"]), schemas={"f": schema})
+    text = WRITTEN["qwen3_coder"][1]([("f", {"text": "1"})])
+    assert calls_of(message(answer.feed(text, final=True))) == [("f", {"text": "1"})]
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "read"), [("flag", "True", True), ("count", "None", None), ("text", "True", "True")]
+)
+def test_python_s_constants_between_tags_are_those_of_json_where_the_schema_has_no_text(key, written, read):
+    text = WRITTEN["qwen3_coder"][1]([("f", {key: "VALUE"})]).replace("VALUE", written)
+    assert calls_of(whole("qwen3_coder", text)) == [("f", {key: read})]
+
+
+def test_a_text_between_tags_may_say_an_end_of_a_parameter():
+    given = [("f", {"text": "a</parameter>b"})]
+    assert calls_of(whole("qwen3_coder", WRITTEN["qwen3_coder"][1](given))) == given

@@ -242,6 +242,8 @@ async def test_an_answer_that_is_cut_off_says_so_and_one_with_a_stop_string_ends
         ({"response_format": {"type": "json_schema"}}, "has no schema"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": ["pick"]}, "tools": [PICK]}, "names no tool"),
         ({"tool_choice": {"type": "function", "function": "pick"}, "tools": [PICK]}, "names no function"),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "a b"}}]}, "is named 'a b'"),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": ""}}]}, "is named ''"),
         (
             {"response_format": as_format({"type": "strnig"})},
             "response_format cannot be followed: Invalid type: strnig",

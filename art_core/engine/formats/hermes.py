@@ -28,11 +28,14 @@ class Hermes:
 
     def read(self, text: str, schemas: Schemas, final: bool) -> Read | None:
         opening, closing = self.markers
-        end = text.find(closing)
-        if end < 0:
+        _, opened, said = text.partition(opening)
+        inside, closed, _ = said.partition(closing)
+        if not opened or not (closed or final):
             return unread(text, final)
-        call = call_in(text[text.index(opening) + len(opening) : end], "arguments")
-        return Read(end + len(closing), None if call is None else [ToolCall(*call)])
+        # At the end of an answer the closing marker may be missing: some models leave it out, as stop strings do.
+        call = call_in(inside, "arguments")
+        length = len(text) - len(said) + len(inside) + len(closed)
+        return Read(length, None if call is None else [ToolCall(*call)])
 
     def rules(self, calls: Mapping[str, Schema], several: bool, terminals: Terminals) -> list[str]:
         opening, closing = map(terminals.marker, self.markers)

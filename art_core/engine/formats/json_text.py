@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 
@@ -10,6 +11,7 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
 
+HALF = re.compile("[\ud800-\udfff]")
 DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
@@ -55,8 +57,15 @@ def call_in(text: str, *keys: str) -> tuple[str, str] | None:
     arguments = next((spans[key] for key in keys if key in spans), None)
     if arguments is None or not arguments.startswith("{") or "name" not in spans:
         return None
-    name = json.loads(spans["name"])
-    return (name, arguments) if isinstance(name, str) and name else None
+    name = said(spans["name"])
+    return None if name is None else (name, arguments)
+
+
+def said(text: str) -> str | None:
+    """Return the string that JSON ``text`` stands for; None where it is none, an empty one, or no text."""
+    value = json.loads(text)
+    # JSON can escape half a pair of UTF-16, which no answer could be written with.
+    return value if isinstance(value, str) and value and not HALF.search(value) else None
 
 
 def _comma(text: str, place: int) -> int:

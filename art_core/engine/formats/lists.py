@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 
 from art_core.engine.formats.call import Before, Read, Schemas, Terminals, ToolCall, find_any, unread
-from art_core.engine.formats.json_text import call_in, decode, items, members
+from art_core.engine.formats.json_text import call_in, decode, items, members, said
 from art_core.engine.requests import Schema
 
 
@@ -21,6 +21,8 @@ class Lists:
 
     begins = ""
     one_batch = True
+    list_start = '"["'
+    """As a part of a grammar."""
 
     def __init__(self, marker: str) -> None:
         self.markers = (marker,)
@@ -57,16 +59,19 @@ class Lists:
             for name, head, schema in zip(names, heads, calls.values(), strict=True)
         ]
         more = ' (", " call)*' if several else ""
-        return [f'body: "[" call{more} "]"', f"call: {' | '.join(names)}", *functions]
+        return [f'body: {self.list_start} call{more} "]"', f"call: {' | '.join(names)}", *functions]
 
 
 NAMED = re.compile(r"([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*([^\s\[\]{}]+)\s*)?(?:\[ARGS\]\s*)?(?=\{)")
-UNFINISHED = re.compile(r"[^\s\[\]{}]*\s*(?:\[[A-Z_]*\]?\s*[^\s\[\]{}]*\s*(?:\[[A-Z]*\]?\s*)?)?")
+UNFINISHED = re.compile(r"[^\s\[\]{}]*\s*(?:\[[A-Z_]*\]?\s*(?:[^\s\[\]{}]+\s*)?(?:\[[A-Z]*\]?\s*)?)?")
 ARGUMENTS, IDENTIFIER = "[ARGS]", "[CALL_ID]"
 
 
 class Mistral(Lists):
     """Both of Mistral's forms."""
+
+    list_start = '" "? "["'
+    """Templates of one tokenizer write the space, those of another do not."""
 
     def __init__(self) -> None:
         super().__init__("[TOOL_CALLS]")
@@ -84,7 +89,7 @@ class Mistral(Lists):
     def _call(self, item: str) -> ToolCall | None:
         call = super()._call(item)
         named = (members(item) or {}).get("id", '""')
-        return None if call is None else call._replace(identifier=str(json.loads(named)) or _identifier())
+        return None if call is None else call._replace(identifier=said(named) or _identifier())
 
     def rules(self, calls: Mapping[str, Schema], several: bool, terminals: Terminals) -> list[str]:
         if not terminals.has(ARGUMENTS):

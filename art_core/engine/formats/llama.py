@@ -15,7 +15,7 @@ from art_core.engine.requests import Schema
 
 TAG = "<|python_tag|>"
 FIRST = re.compile(r"\s*(?:<\|python_tag\|>\s*)?(?:\{|\Z)")
-NEXT = re.compile(r"\s*;?\s*(?:\{|\Z)")
+NEXT = re.compile(r"\s*(?:;\s*)?(?:\{|\Z)")
 
 
 class Llama:

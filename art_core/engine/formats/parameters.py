@@ -31,7 +31,11 @@ def parameters(name: str, schema: Schema) -> list[Parameter]:
     """
     root = schema.schema
     known = {"type", "properties", "required", "additionalProperties", "title", "description", "$schema", *DEFINITIONS}
-    listed = root.get("properties") or {}
+    listed, required = properties(root), root.get("required") or []
+    if listed != (root.get("properties") or {}) or not isinstance(required, list):
+        raise refuse(
+            f"the parameters of the tool {name} are no JSON schema: properties is an object, required is a list"
+        )
     further = sorted(set(root) - known)
     if further or (not listed and root.get("additionalProperties")):
         says = ", ".join(further) or "additionalProperties"
@@ -40,9 +44,18 @@ def parameters(name: str, schema: Schema) -> list[Parameter]:
             "list them in properties, or do not force the call"
         )
     return [
-        Parameter(key, with_definitions(value, schema), key in (root.get("required") or ()), branches(value, root))
+        Parameter(key, with_definitions(value, schema), key in required, branches(value, root))
         for key, value in listed.items()
     ]
+
+
+def properties(schema: Any) -> JsonDict:
+    """Return the schemas of the parameters by name; none where ``schema`` is no JSON schema of an object.
+
+    A tool's schema is checked only where its grammar is wanted. Elsewhere what is wrong in it is as if it were not there.
+    """
+    listed = schema.get("properties") if isinstance(schema, dict) else None
+    return listed if isinstance(listed, dict) else {}
 
 
 def with_definitions(part: Any, schema: Schema) -> Schema:
@@ -55,14 +68,14 @@ def branches(schema: Any, root: JsonDict, depth: int = 8) -> list[JsonDict]:
     """Return the schemas that ``schema`` leaves to choose from; ``root`` is what it refers to."""
     if not isinstance(schema, dict) or not depth:
         return [{}]
-    reference = schema.get("$ref", "")
-    if reference.startswith("#/"):
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
         target: Any = root
         for part in reference[2:].split("/"):
             target = target.get(part) if isinstance(target, dict) else None
         return branches(target, root, depth - 1)
     for key in ("anyOf", "oneOf", "allOf"):
-        if key in schema:
+        if isinstance(schema.get(key), list):
             return [found for each in schema[key] for found in branches(each, root, depth - 1)]
     said = schema.get("type")
     return [{**schema, "type": kind} for kind in said] if isinstance(said, list) else [schema]
@@ -70,12 +83,13 @@ def branches(schema: Any, root: JsonDict, depth: int = 8) -> list[JsonDict]:
 
 def values(branch: JsonDict) -> list[Any] | None:
     """Return the values that a schema lists; None where it lists none."""
-    return [branch["const"]] if "const" in branch else branch.get("enum")
+    listed = [branch["const"]] if "const" in branch else branch.get("enum")
+    return listed if isinstance(listed, list) else None
 
 
 def kinds(*found: JsonDict) -> frozenset[str]:
     """Return the JSON types of the values that some branches describe; ``string`` where nothing is said."""
-    said = {branch["type"] for branch in found if "type" in branch}
+    said = {branch["type"] for branch in found if isinstance(branch.get("type"), str)}
     said |= {
         KINDS.get(type(value), "null") for branch in found if "type" not in branch for value in values(branch) or ()
     }

@@ -19,6 +19,8 @@ from art_core.engine.requests import Schema, refuse
 
 FIRST = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.]*\s*(?:\(|\Z)|\Z)|\Z)")
 END = re.compile(r"\)\s*\]")
+STRUCTURE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\[({\])}'"]""", re.DOTALL)
+"""Strings, and what stands outside of them: brackets, and the quotation mark of a string that has not ended."""
 CONSTANTS = {"true": True, "false": False, "null": None}
 """JSON's, which models write as well."""
 
@@ -51,19 +53,26 @@ class Pythonic:
         if self._end and text.startswith(self._end):
             return Read(len(self._end), [])
         start = text.find("[")
-        if start < 0:
-            return unread(text, final)
-        for end in END.finditer(text, start):
-            calls = _calls(text[start : end.end()])
-            if calls:
-                return Read(end.end(), calls)
-        return unread(text, final)
+        end = _end(text, start) if start >= 0 and END.search(text, start) else None
+        return unread(text, final) if end is None else Read(end, _calls(text[start:end]) or None)
 
     def rules(self, calls: Mapping[str, Schema], several: bool, terminals: Terminals) -> list[str]:
         functions = [rule for number, call in enumerate(calls.items()) for rule in _function(number, *call, terminals)]
         names = " | ".join(f"function_{number}" for number in range(len(calls)))
         more = ' (", " call)*' if several else ""
         return [f'body: "[" call{more} "]"', f"call: {names}", *functions]
+
+
+def _end(text: str, start: int) -> int | None:
+    """Return where the list that begins at ``start`` ends; None where it does not."""
+    depth = 0
+    for each in STRUCTURE.finditer(text, start):
+        if each[0] in ("'", '"'):
+            return None
+        depth += (each[0] in "[({") - (each[0] in "])}")
+        if not depth:
+            return each.end()
+    return None
 
 
 def _calls(text: str) -> list[ToolCall] | None:

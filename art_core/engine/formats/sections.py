@@ -38,7 +38,7 @@ DEEPSEEK = Markers(
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
 )
-NUMBERED = re.compile(r"(?:functions\.)?([^\s:]+):\d+")
+NUMBERED = re.compile(r"(?:functions\.)?(\S+):\d+")
 
 
 class Sections:

@@ -21,7 +21,7 @@ from art_core.engine.formats.call import (
     through,
     unread,
 )
-from art_core.engine.formats.parameters import Parameter, as_json, branches, kinds, parameters, values
+from art_core.engine.formats.parameters import Parameter, as_json, branches, kinds, parameters, properties, values
 from art_core.engine.requests import Schema, refuse
 from art_core.types import JsonDict
 
@@ -30,6 +30,7 @@ FUNCTION, FUNCTION_END, PARAMETER_END = "<function=", "</function>", "</paramete
 VALUE_END = f"\n{PARAMETER_END}\n"
 ANY = "(?s:.*)"
 HEAD = re.compile(r"\s*(?:<tool_call>\s*)?<function=([^>\s]+)>")
+PARAMETER_NAME = re.compile(r"[^>\n]+")
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>))", re.DOTALL)
 END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
 
@@ -87,8 +88,8 @@ def _call(text: str, schemas: Schemas) -> ToolCall | None:
     head = HEAD.match(text)
     if head is None:
         return None
-    schema, place, found = schemas.get(head[1]) or {}, head.end(), {}
-    listed = schema.get("properties") or {}
+    schema, place, found = schemas.get(head[1], {}), head.end(), {}
+    listed = properties(schema)
     while (each := PARAMETER.match(text, place)) is not None:
         found[each[1]] = as_json(each[2], kinds(*branches(listed.get(each[1]), schema)))
         place = each.end()
@@ -100,6 +101,11 @@ def _call(text: str, schemas: Schemas) -> ToolCall | None:
 
 def _value(name: str, parameter: Parameter, terminals: Terminals) -> str:
     """Return the grammar of one parameter's value with its end: JSON, or for a string the text itself."""
+    if not PARAMETER_NAME.fullmatch(parameter.name):
+        raise refuse(
+            f"the tool {name} has a parameter named {parameter.name!r}, which cannot stand in a tag of this model's calls; "
+            "give it another name, or do not force the call"
+        )
     strict, end = parameter.schema.strict, terminals.text(VALUE_END)
     texts = [branch for branch in parameter.branches if "string" in kinds(branch)]
     if not texts:
