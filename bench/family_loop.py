@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 
 import art_core as art
-from art_core.formats import reasoning_parser, tool_parser
 from art_core.types import Call, JsonDict, Sampling, Trajectory
 from bench.family_models import FAMILIES, save
 from bench.tables import table
@@ -97,7 +96,7 @@ class Agent:
 
 def vllm_settings(name: str, folder: str) -> JsonDict:
     """Return what ``take_through`` is given besides where vLLM's CPU build serves the family."""
-    settings: JsonDict = {"tool_parser": tool_parser(folder), "reasoning_parser": reasoning_parser(folder)}
+    settings: JsonDict = {}
     if FAMILIES[name].config == "DeepseekV3Config":
         settings["engine_args"] = {"dtype": "bfloat16"}  # its kernels for experts and latent attention take no float32
     if FAMILIES[name].thinks:

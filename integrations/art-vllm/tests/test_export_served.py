@@ -15,6 +15,7 @@ import art_core as art
 from art_core.config import TINY
 from art_core.learner.replay import load_weights
 from art_core.testing import FakeEngine, ScriptedAgent
+from art_vllm import environment
 from art_vllm.export import export
 
 IDS = [1, 5, 9, 200, 31, 7, 7, 90, 12, 400, 3]
@@ -30,13 +31,6 @@ async def train(run_dir):
         await run.learn(await run.score(groups, lambda t: float(next(rewards) % 2)))
 
 
-def python():
-    named = os.environ.get("ART_VLLM_PYTHON")
-    if not named:
-        pytest.skip("ART_VLLM_PYTHON names no Python that has vLLM")
-    return named
-
-
 def served(command, name, log):
     """Run the command until it has told the logprobs of IDS, and return them."""
     with socket.socket() as free:
@@ -44,10 +38,12 @@ def served(command, name, log):
         port = free.getsockname()[1]
     _, *arguments = shlex.split(command)
     arguments += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "256"]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    variables |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with log.open("w") as file:
-        server = subprocess.Popen([python(), *arguments], env=environment, stdout=file, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            [environment.find().python, *arguments], env=variables, stdout=file, stderr=subprocess.STDOUT
+        )
         try:
             wait_for(f"http://127.0.0.1:{port}/health", server, log)
             body = {"model": name, "prompt": IDS, "max_tokens": 1, "prompt_logprobs": 0}
@@ -76,7 +72,6 @@ def wait_for(url, server, log):
 @pytest.mark.engines
 @pytest.mark.timeout(900)
 def test_vllm_serves_the_merged_model_and_the_adapter_as_they_were_trained(tmp_path):
-    python()
     asyncio.run(train(tmp_path / "run"))
     exported = export(tmp_path / "run", tmp_path / "out")
     model = load_weights(str(TINY), tmp_path / "run" / "checkpoints" / "step-000001")

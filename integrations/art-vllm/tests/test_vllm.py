@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -136,33 +134,3 @@ async def test_whole_weights_are_reloaded_in_place_the_tied_head_too(served, pol
     assert gap(await served.score(LONG), logprobs(model, LONG)) < EXACT
     await served.load(Weights(4, Path(TINY)))
     assert gap(await served.score(LONG), logprobs(policies[0][0], LONG)) < EXACT
-
-
-async def test_an_engine_core_that_is_killed_costs_no_request_and_the_newest_adapter_is_back(served, policies, caplog):
-    await served.load(Weights(5, policies[2][1].path))
-    requests = [asyncio.ensure_future(served.chat(asking("go on", max_tokens=200, ignore_eos=True))) for _ in range(8)]
-    await asyncio.sleep(0.2)
-    os.kill(engine_core(), signal.SIGKILL)
-    for answer in await asyncio.gather(*requests):
-        assert (answer["policy_version"], len(answer["choices"][0]["token_ids"])) == (5, 200)
-        assert gap_to(policies[2][0], answer["prompt_token_ids"], answer["choices"][0]) < EXACT
-    assert "vLLM died" in caplog.text
-
-
-def engine_core() -> int:
-    """The process of ours that decodes."""
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        try:
-            if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text() and descends(pid):
-                return pid
-        except OSError:  # it has ended meanwhile
-            continue
-    raise AssertionError("there is no EngineCore")
-
-
-def descends(pid: int) -> bool:
-    while pid > 1:
-        if pid == os.getpid():
-            return True
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return False
