@@ -68,6 +68,11 @@ class VllmEngine(AddressEngine):
         """Raise ConfigError where there is no vLLM."""
         environments.find()
 
+    @property
+    def base_url(self) -> str:
+        """The running server's; another after each of its deaths."""
+        return self._client.base_url
+
     def begin(self, run_dir: Path) -> None:
         """Write the server's log to ``vllm.log`` there."""
         self._log_file = run_dir / "vllm.log"
@@ -249,5 +254,5 @@ class VllmEngine(AddressEngine):
 
     async def _wake(self) -> None:
         await self._client.wake_up()
-        for version, folder in self._adapters.items():
+        for version, folder in list(self._adapters.items()):
             await self._client.load_adapter(self._adapter_name(version), folder)
