@@ -4,11 +4,13 @@ import asyncio
 import itertools
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from bench.family_models import save
 from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -210,6 +212,16 @@ def test_experts_trained_as_parameters_are_merged(tmp_path):
     assert far(logprobs(AutoModelForCausalLM.from_pretrained(exported.merged)), expected) < 1e-4
     assert far(logprobs(AutoModelForCausalLM.from_pretrained(folder)), expected) > 1e-3
     assert exported.check.largest < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
+def test_kimi_k2_is_exported_without_its_code(tmp_path):
+    model = Path(save("kimi-k2", tmp_path / "model", vocab_size=884))
+    (model / "configuration_deepseek.py").write_text("raise SystemExit('it was run')")
+    asyncio.run(train(tmp_path / "run", model=str(model), steps=1, lora_rank=4))
+    exported = export(tmp_path / "run", tmp_path / "out")
+    assert json.loads((exported.merged / "config.json").read_text())["model_type"] == "deepseek_v3"
+    assert exported.check.largest < 1e-4 and exported.check.moved > 1e-4
 
 
 def spoil(file):
