@@ -115,7 +115,9 @@ def _check_asked(source: Source, merged: bool) -> None:
 
 
 def _check_place(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; give --out a folder, new or empty")
+    if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is there and not empty; give another --out, or delete it")
     if folder == Path.cwd():  # it takes the place of the empty folder
         raise ConfigError(f"{folder} is where you stand; give --out a name, such as --out my-model")
@@ -185,6 +187,10 @@ def _write_merged(folder: Path, model: PreTrainedModel | PeftModel, dtype: torch
             "room, give --out on another disk, or a smaller --dtype"
         )
     checkpoint.write_model(folder, plain.to(dtype), source.start if source.adapter else str(source.checkpoint))
+    for file in folder.glob(
+        "*.safetensors"
+    ):  # safetensors keeps them from all others, and a server may run as another user
+        file.chmod((folder / "config.json").stat().st_mode)
 
 
 def _write_record(folder: Path, source: Source, dtype: str, check: Check | None) -> None:

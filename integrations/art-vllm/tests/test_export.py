@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from bench.family_models import save
 from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,6 +27,7 @@ from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_vllm import export_check
 from art_vllm.export import export
+from bench.family_models import save
 
 AGENT = ScriptedAgent(turns=2, max_tokens=10)
 IDS = torch.tensor([[5, 9, 200, 31, 7, 7, 90, 12, 400, 3]])
@@ -140,6 +141,11 @@ async def test_where_no_call_was_recorded_a_fixed_text_is_compared(tmp_path):
     exported = export(tmp_path / "run", tmp_path / "out")
     assert exported.check.text == "a fixed text"
     assert exported.check.moved == 0
+
+
+def test_whoever_may_read_the_config_may_read_the_weights(exported):
+    modes = {it.name: it.stat().st_mode for it in exported.merged.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
 
 
 def test_the_number_format_is_the_start_weights_unless_another_is_asked_for(trained, exported, tmp_path):
@@ -319,6 +325,15 @@ def test_what_was_trained_in_4_bits_is_merged_into_16_and_said(run_dir, tmp_path
     exported = export(run_dir, tmp_path / "out")
     assert "trained on weights in 4 bits" in exported.notes[0]
     assert json.loads((exported.folder / "export.json").read_text())["trained_in_4bit"]
+
+
+def test_an_adapter_of_a_run_with_signs_in_its_name_is_written_as_vllm_reads_it(run_dir, tmp_path):
+    """vLLM cuts NAME=PATH at the first "=", and takes what has a comma for JSON."""
+    name = "lr=2e-3,seed=1"
+    exported = export(run_dir.rename(tmp_path / name), tmp_path / "out", merged=False, check=False)
+    line = shlex.split(exported.commands["adapter"])
+    module = json.loads(line[line.index("--lora-modules") + 1])
+    assert module == {"name": name, "path": str(exported.adapter)}
 
 
 def command(*arguments):
