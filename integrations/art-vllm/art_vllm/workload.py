@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +98,7 @@ def measured(run_dir: Path) -> Workload:
             raise ConfigError(
                 f"{run_dir} has no finished training step to count tokens in; train one, or leave --run out"
             )
-        found = [_of_step(_groups(store, step), metrics[step].get("tokens")) for step in steps]
+        found = [_of_step(_groups(store, step, metrics[step]), metrics[step].get("tokens")) for step in steps]
         model = store.meta("model")
     count = len(found)
 
@@ -122,11 +122,12 @@ def measured(run_dir: Path) -> Workload:
     )
 
 
-def _groups(store: Store, step: int) -> list[list[Trajectory]]:
+def _groups(store: Store, step: int, metrics: Mapping[str, float]) -> list[list[Trajectory]]:
+    """Return the runs that the step was given, by group: the newest, as those of an interrupted one keep its number."""
+    found = [rollout for rollout in store.rollouts(split="train", step=step) if rollout.finished]
     groups: dict[str, list[Trajectory]] = {}
-    for rollout in store.rollouts(split="train", step=step):
-        if rollout.finished:
-            groups.setdefault(rollout.group or rollout.rollout_id, []).append(store.trajectory(rollout.rollout_id))
+    for rollout in found[-int(metrics.get("trajectories", len(found))) :]:
+        groups.setdefault(rollout.group or rollout.rollout_id, []).append(store.trajectory(rollout.rollout_id))
     return list(groups.values())
 
 
