@@ -34,7 +34,9 @@ def plan(
         Literal["auto", "unsloth", "torch"], typer.Option(help="auto: as on a GPU where Unsloth is installed.")
     ] = "auto",
     engine: Annotated[Literal["vllm", "embedded"], typer.Option(help="What serves the policy.")] = "vllm",
-    context: Annotated[int, typer.Option(min=1, help="Prompt plus answer, in tokens: max_context.")] = 8192,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Prompt plus answer, in tokens: max_context; default: up to 8192.")
+    ] = None,
     group_size: Annotated[int, typer.Option(min=2, help="Runs of a task.")] = 8,
     tasks_per_step: Annotated[int, typer.Option(min=1, help="Tasks of a step.")] = 8,
     staleness: Annotated[int, typer.Option(min=0, help="max_staleness; above 0 nobody takes turns.")] = 0,
@@ -67,9 +69,11 @@ def plan(
         )
     runs = group_size * tasks_per_step
     work = measured(run) if run else assumed(runs, group_size, calls=calls, prompt=prompt, sampled=sampled)
+    shape = find_shape(model)
     setup = Setup(
-        shape=find_shape(model), gpu=find_gpu(gpu), gpus=gpus, lora_rank=0 if full else lora_rank,
-        load_in_4bit=load_in_4bit, learner=learner, engine=engine, serve_in_8bit=serve_in_8bit, context=context,
+        shape=shape, gpu=find_gpu(gpu), gpus=gpus, lora_rank=0 if full else lora_rank,
+        load_in_4bit=load_in_4bit, learner=learner, engine=engine, serve_in_8bit=serve_in_8bit,
+        context=context or min(Setup.context, shape.positions),
         group_size=group_size, tasks_per_step=tasks_per_step, staleness=staleness, tree=work.largest,
     )  # fmt: skip
     found = make_plan(setup)

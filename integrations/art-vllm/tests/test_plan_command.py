@@ -135,6 +135,11 @@ def test_a_small_model_is_counted_in_millions():
     assert "tiny: 0.90M parameters" in run("--model", "tiny", "--gpu", "T4", "--context", "1024")
 
 
+def test_the_context_is_what_the_model_has_where_that_is_less_than_usual():
+    assert "max_context=1024" in run("--model", "tiny", "--gpu", "T4")
+    assert "max_context=8192" in run(*SEVEN_B, "--gpu", "H100")
+
+
 def test_a_type_that_is_not_known_is_counted_and_said_to_be_an_estimate(tmp_path):
     config = {
         "model_type": "novel", "hidden_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 8, "vocab_size": 32000,
