@@ -252,6 +252,21 @@ def test_an_export_is_never_written_over(trained, tmp_path):
     assert (tmp_path / "out" / "export.json").read_bytes() == before
     (tmp_path / "empty").mkdir()
     export(trained(8), tmp_path / "empty", merged=False, check=False)
+    with pytest.raises(ConfigError, match=r"export\.json is a file"):
+        export(trained(8), tmp_path / "empty" / "export.json")
+
+
+def test_two_exports_to_one_place_do_not_mix(trained, tmp_path):
+    (tmp_path / ".out.unfinished" / "adapter").mkdir(parents=True)  # of one that was killed
+
+    def again(what):
+        if what == "hashing the files":
+            with pytest.raises(ConfigError, match="another export is being written to"):
+                export(trained(8), tmp_path / "out")
+
+    export(trained(8), tmp_path / "out", merged=False, check=False, progress=again)
+    assert {it.name for it in (tmp_path / "out").iterdir()} == {"adapter", "SERVE.md", "export.json"}
+    assert not (tmp_path / ".out.unfinished").exists()
 
 
 def test_a_checkpoint_that_the_run_deletes_meanwhile_is_no_fault_of_the_disk(run_dir, tmp_path):
