@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
 from art_core.folder import store_file
 from art_core.store import Store
@@ -120,6 +121,13 @@ def measured(run_dir: Path) -> Workload:
         largest=max(it.largest for it in found),
         longest=max(it.longest for it in found),
     )
+
+
+def step_of(run_dir: Path) -> tuple[int, int]:
+    """Return ``group_size`` and ``tasks_per_step`` of the settings that a run began with."""
+    with Store(store_file(run_dir)) as store:
+        began = store.meta("config", {})
+    return tuple(began.get(name, getattr(TrainConfig, name)) for name in ("group_size", "tasks_per_step"))
 
 
 def _groups(store: Store, step: int, metrics: Mapping[str, float]) -> list[list[Trajectory]]:

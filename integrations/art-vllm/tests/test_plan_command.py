@@ -6,8 +6,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import art_core as art
 from art_core.config import TINY, make_config
 from art_core.errors import ConfigError
+from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_vllm.command_line import options
 from art_vllm.plan_command import add_to
 
@@ -123,6 +125,16 @@ def test_assumptions_are_said_to_be_assumptions():
     assert "prompts at 50% and learning at 30% of the peak arithmetic" in said
     assert "dollars" in said
     assert "no seconds: a size has no speed" in run(*SEVEN_B, "--gpu", "80GB")
+
+
+async def test_a_run_says_how_large_its_steps_are(tmp_path):
+    sizes = {"group_size": 4, "tasks_per_step": 2}
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner(), **sizes) as going:
+        await going.learn(await going.score(await going.collect(ScriptedAgent(), ["a", "b"]), lambda run: 1.0))
+    measured = ("--model", "tiny", "--gpu", "T4", "--run", str(tmp_path / "run"))
+    said = run(*measured)
+    assert "8 runs, " in said and "(runs: up to 8)" in said and "group_size=4, tasks_per_step=2" in said
+    assert "(runs: up to 4)" in run(*measured, "--tasks-per-step", "1")
 
 
 def test_runs_that_are_longer_than_the_context_are_said():
