@@ -261,6 +261,19 @@ def test_a_gpu_has_several_names(name):
 
 
 @pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("Tesla T4", "T4"),
+    ],
+)
+def test_a_gpu_is_found_by_what_its_driver_calls_it(told, name):
+    assert find_gpu(told).name == name
+
+
+@pytest.mark.parametrize(
     ("text", "says"), [("24", "neither a size"), ("H1000", "did you mean 'H100'"), ("100MB", "1 GiB")]
 )
 def test_a_gpu_that_is_neither_is_refused(text, says):
