@@ -211,10 +211,6 @@ def _write_merged(folder: Path, model: PreTrainedModel | PeftModel, dtype: torch
             "room, give --out on another disk, or a smaller --dtype"
         )
     checkpoint.write_model(folder, plain.to(dtype), source.start if source.adapter else str(source.checkpoint))
-    for file in folder.glob(
-        "*.safetensors"
-    ):  # safetensors keeps them from all others, and a server may run as another user
-        file.chmod((folder / "config.json").stat().st_mode)
 
 
 def _write_record(folder: Path, source: Source, dtype: str, check: Check | None) -> None:
