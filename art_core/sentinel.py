@@ -31,7 +31,7 @@ DIFFERENT = (
     "one of them in a coarse number format"
 )
 
-log = logging.getLogger("art_core.sentinel")
+log = logging.getLogger("art_core.engine.sentinel")  # below the name whose records a person is shown
 
 Score = Callable[[Sequence[int]], Awaitable[list[float] | None]]
 """The logprob of every token of a text but the first; None where who is asked cannot say."""
@@ -147,7 +147,10 @@ def distance(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _text(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Return the end of the first call that sampled something; empty where there is none of two tokens."""
+    """Return the end of the first call that sampled something; empty where there is none of two tokens.
+
+    Without its last token: a call may fill the context, and a server that scores a text wants room for one token more.
+    """
     calls = [call for trajectory in trajectories for call in trajectory.calls if call.sampled_ids]
-    ids = [*calls[0].prompt_ids, *calls[0].sampled_ids][-TOKENS:] if calls else []
+    ids = [*calls[0].prompt_ids, *calls[0].sampled_ids[:-1]][-TOKENS:] if calls else []
     return ids if len(ids) > 1 else []

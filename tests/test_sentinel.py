@@ -1,16 +1,19 @@
 """Does the engine serve what the learner made? What is said where it does, where it does not, and where nobody can tell."""
 
+import io
 import random
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import art_core as art
 from art_core.config import TINY, TrainConfig
+from art_core.display import Display
 from art_core.engine import EmbeddedEngine
-from art_core.errors import StaleWeightsError
+from art_core.errors import StaleWeightsError, UpstreamError
 from art_core.learner import TorchLearner
 from art_core.losses import grpo
 from art_core.sentinel import FLOOR, Sentinel
@@ -83,10 +86,27 @@ class Silent(CountingLearner):
     score = None
 
 
-async def test_a_learner_that_cannot_score_leaves_the_check_out(tmp_path):
-    async with run_of(tmp_path, learner=Silent(), engine=Forgetful(since=0)) as run:
-        metrics = await run.learn([group()])
+async def test_a_learner_that_cannot_score_leaves_the_check_out_and_that_is_said(tmp_path):
+    said = io.StringIO()
+    with Display(console=Console(file=said)):
+        async with run_of(tmp_path, learner=Silent(), engine=Forgetful(since=0)) as run:
+            metrics = await run.learn([group()])
     assert "mismatch" not in metrics
+    assert "this learner cannot score a text" in said.getvalue()
+
+
+class Short(FakeEngine):
+    """Scores a text as vLLM does: only where its context has room for one token more."""
+
+    async def score(self, ids):
+        if len(ids) >= len(IDS):
+            raise UpstreamError("max_tokens must be at least 1, got 0", status=400)
+        return await super().score(ids)
+
+
+async def test_a_first_call_that_fills_the_context_can_be_checked(tmp_path):
+    async with run_of(tmp_path, engine=Short()) as run:
+        assert (await run.learn([group()]))["mismatch"] == 0
 
 
 class Model:
@@ -143,7 +163,7 @@ async def test_small_steps_that_never_arrive_are_found_when_they_have_added_up(c
 async def test_what_outlives_the_process_is_kept():
     kept = {}
     await watch(Model(change=1e-6), 3, kept=kept)
-    assert kept["ids"] == list(IDS) and kept["cannot_tell"] == 3 and kept["noise"] == FLOOR
+    assert kept["ids"] == list(IDS[:-1]) and kept["cannot_tell"] == 3 and kept["noise"] == FLOOR
 
 
 class FromFiles(EmbeddedEngine):
