@@ -36,6 +36,8 @@ class AddressEngine:
         self._client = VllmClient(base_url)
         self._base = ""
         """The base model's name on the server."""
+        self._context: int | None = None
+        """Tokens of prompt and answer, where the server says."""
         self._reload = "reload_weights"
         """The method of the server's worker that loads whole weights."""
         self._newest = self._whole_version = 0
@@ -48,7 +50,7 @@ class AddressEngine:
 
     async def start(self) -> None:
         """Ask the server for its model. Raises UpstreamError where it does not answer."""
-        self._base = await self._client.base_model()
+        self._base, self._context = await self._client.base_model()
 
     async def stop(self) -> None:
         """Take our adapters off the server, and close the connections."""
@@ -114,8 +116,16 @@ class AddressEngine:
         return await ask()
 
     def _asking(self, request: JsonDict, version: int) -> JsonDict:
-        named = {**request, "model": self._name(version)}
+        named = {**request, "model": self._name(version), **self._limit(request)}
         return named if self._salt is None else {"cache_salt": self._salt, **named}
+
+    def _limit(self, request: JsonDict) -> JsonDict:
+        """Return the answer's limit in tokens: vLLM has none of its own but the context, and refuses one beyond that."""
+        name = "max_tokens" if request.get("max_completion_tokens") is None else "max_completion_tokens"
+        asked = request.get(name)
+        limit = self.config.max_tokens if asked is None else asked
+        beyond = self._context is not None and isinstance(limit, int) and limit > self._context
+        return {name: self._context if beyond else limit}
 
     def _name(self, version: int) -> str:
         return self._adapter_name(version) if version in self._adapters else self._base

@@ -33,11 +33,11 @@ class VllmClient(HttpUpstream):
         super().__init__(base_url, api_key=os.environ.get("ART_UPSTREAM_API_KEY"))
         self.root = self.base_url.removesuffix("/v1")
 
-    async def base_model(self) -> str:
-        """Return the name under which the server serves the model that adapters are for."""
+    async def base_model(self) -> tuple[str, int | None]:
+        """Return the name under which the server serves the model that adapters are for, and its context in tokens."""
         served = (await self.models()).get("data") or [{}]
-        whole = [it for it in served if not it.get("parent")]
-        return str((whole or served)[0].get("id", ""))
+        whole = [it for it in served if not it.get("parent")] or served
+        return str(whole[0].get("id", "")), whole[0].get("max_model_len")
 
     async def healthy(self) -> bool:
         """Say whether it answers and its engine lives."""

@@ -102,6 +102,7 @@ class VllmEngine(AddressEngine):
         self._client = self._server.client
         try:
             await self._server.start()
+            _, self._context = await self._client.base_model()
             await self._serve_again()
         except BaseException:
             await self._server.stop()

@@ -16,6 +16,7 @@ from urllib.parse import urlparse
 
 PLACE = Path(os.environ["FAKE_VLLM_DIR"])
 OPTIONS = sys.argv[1:]
+CONTEXT = 2048
 MODELS = [OPTIONS[OPTIONS.index("--served-model-name") + 1]]
 BROKEN = """(APIServer pid=7) INFO 11-21 11:27:52 [api_utils.py:286] non-default args: {'port': 1}
 (EngineCore pid=8) ERROR 11-21 11:27:59 [core.py:1] Traceback (most recent call last):
@@ -61,13 +62,9 @@ class Answers(BaseHTTPRequestHandler):
             case "/health":
                 self.reply("")
             case "/v1/models":
-                self.reply(
-                    {
-                        "data": [
-                            {"id": name, "parent": MODELS[0] if index else None} for index, name in enumerate(MODELS)
-                        ]
-                    }
-                )
+                parents = [None, *[MODELS[0]] * (len(MODELS) - 1)]
+                served = zip(MODELS, parents, strict=True)
+                self.reply({"data": [{"id": id, "parent": parent, "max_model_len": CONTEXT} for id, parent in served]})
             case "/metrics":
                 values = {"prompt_tokens": 30, "prefix_cache_hits": 20, "generation_tokens": 10}
                 lines = [f'vllm:{name}_total{{engine="0"}} {value}.0' for name, value in values.items()]
@@ -106,6 +103,11 @@ class Answers(BaseHTTPRequestHandler):
         if (text.startswith("die once") and first_time(text)) or text == "die":
             time.sleep(0.1)
             die()
+        limit = body.get("max_completion_tokens") or body.get("max_tokens") or CONTEXT
+        if limit > CONTEXT:
+            return self.refuse(f"max_tokens={limit} cannot be greater than max_model_len={CONTEXT}", 400)
+        if text == "limit":
+            text = str(limit)
         if text == "wrong":
             return self.refuse("no such thing", 500)
         if text == "slow":

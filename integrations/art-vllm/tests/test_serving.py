@@ -58,6 +58,16 @@ async def test_a_server_of_its_own_answers_with_the_start_weights_and_leaves_not
     assert "serving" in fake.log()
 
 
+@pytest.mark.parametrize("own", [True, False])
+async def test_an_answer_has_the_runs_limit_where_the_agent_asks_for_none_and_never_more_than_the_context(fake, own):
+    async with running(fake.engine(max_tokens=77)) if own else foreign(fake, max_tokens=77) as it:
+        asked = ({}, {"max_tokens": 5}, {"max_tokens": 9000}, {"max_completion_tokens": 9000}, {"max_tokens": None})
+        said_by = [said(await it.chat(asking("limit", **limit))).split(": ")[1] for limit in asked]
+        chunks = await streamed(it, "limit")
+    assert said_by == ["77", "5", "2048", "2048", "77"]
+    assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == "77"
+
+
 async def test_its_log_is_continued_by_the_next_start(fake):
     for _ in range(2):
         async with running(fake.engine()):
@@ -280,14 +290,18 @@ async def test_a_guard_that_is_killed_takes_the_server_with_it(fake):
 
 
 @asynccontextmanager
-async def foreign(fake, temperature=1.0, **variables):
+async def foreign(fake, temperature=1.0, max_tokens=512, **variables):
     """A server that somebody else runs, and the engine at its address."""
     port = process.free_port()
     python = os.environ["ART_VLLM_PYTHON"]
     line = [python, "-m", "vllm", "--served-model-name", "their/model", "--port", str(port)]
     server = subprocess.Popen(line, env={**os.environ, **variables}, start_new_session=True)
     try:
-        it = AddressEngine("tiny", fake.engine(temperature=temperature).config, base_url=f"http://127.0.0.1:{port}/v1")
+        it = AddressEngine(
+            "tiny",
+            fake.engine(temperature=temperature, max_tokens=max_tokens).config,
+            base_url=f"http://127.0.0.1:{port}/v1",
+        )
         while not await it._client.healthy():
             await asyncio.sleep(0.05)
         async with running(it):
