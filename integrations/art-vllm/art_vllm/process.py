@@ -28,9 +28,9 @@ LAST_BYTES = 200_000
 """Of the log, that are read for what went wrong."""
 PREFIX = re.compile(r"^(?:\(\w[^)]*pid=\d+\) )?(?:(?:DEBUG|INFO|WARNING|ERROR) [\d:. -]+\[[^\]]*\] ?)?")
 """What vLLM writes before every line: process, level, time, place."""
-TELLING = re.compile(r"^(?:[\w.]*(?:Error|Exception|Interrupt|Exit)\b(?::| \()|.*\berror: |.*Killed)")
+TELLING = re.compile(r"^(?:[\w.]*(?:Error|Exception|Interrupt|Exit)\b(?::| \()|.*\berror: |.*Killed|Value error, )")
 """A line that names an error."""
-ECHO = re.compile(r"root cause|Worker failed with error|WorkerProc initialization failed")
+ECHO = re.compile(r"root cause|Worker failed with error|WorkerProc initialization failed|validation errors? for ")
 """A line that says only that another one does."""
 
 log = logging.getLogger("art_core.engine")

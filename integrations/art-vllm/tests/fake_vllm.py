@@ -24,6 +24,10 @@ BROKEN = """(APIServer pid=7) INFO 11-21 11:27:52 [api_utils.py:286] non-default
 (EngineCore pid=8) ERROR 11-21 11:27:59 [core.py:1] ValueError: Free memory on device cuda:0 is less than desired
 (APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"""
 
+INVALID = """pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, User-specified max_model_len (9000) is greater than the derived max_model_len
+    For further information visit https://errors.pydantic.dev"""
+
 
 def note(**entry) -> None:
     with (PLACE / "journal").open("a") as file:
@@ -150,8 +154,8 @@ def main() -> None:
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     note(options=OPTIONS, pids=[os.getpid(), worker.pid], cache=os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
     match os.environ.get("FAKE_VLLM"):
-        case "broken":
-            print(BROKEN, flush=True)
+        case "broken" | "invalid" as how:
+            print(BROKEN if how == "broken" else INVALID, flush=True)
             sys.exit(1)
         case "breaks later" if not first_time("started"):
             print(BROKEN, flush=True)

@@ -95,6 +95,12 @@ async def test_a_start_that_fails_says_the_exception_and_not_its_trace(fake, mon
     assert not fake.living()
 
 
+async def test_a_start_with_a_value_that_vllm_refuses_says_its_reason(fake, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "invalid")
+    with pytest.raises(ConfigError, match=r": Value error, User-specified max_model_len \(9000\) is greater"):
+        await fake.engine(max_context=9000).start()
+
+
 async def test_a_start_that_is_given_up_leaves_nothing(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "slow")
     starting = asyncio.create_task(fake.engine().start())
