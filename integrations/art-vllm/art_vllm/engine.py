@@ -114,7 +114,10 @@ class VllmEngine(AddressEngine):
         if self._whole is not None:
             await self._client.reload(self._whole, method=self._reload)
         for version, folder in list(self._adapters.items()):
-            await self._client.load_adapter(self._adapter_name(version), folder)
+            if folder.is_dir():
+                await self._client.load_adapter(self._adapter_name(version), folder)
+            else:  # an old one, of a rollout that was held open for some steps: newer weights answer it
+                del self._adapters[version]
 
     async def stop(self) -> None:
         """End the server, with all that it started."""
@@ -145,17 +148,19 @@ class VllmEngine(AddressEngine):
                 self._running.set()
 
     async def _restart(self) -> None:
+        why = self._server.last_words()
         while len(self._deaths) < RESTARTS or time.monotonic() - self._deaths[0] > WITHIN:
             self._deaths.append(time.monotonic())
             try:
                 await self._serve()
             except ArtError as error:
-                log.warning("%s", error)
+                why = str(error)
+                log.warning("%s", why)
             else:
                 return log.warning("vLLM is back; requests that were in flight are sent again")
         raise ConfigError(
             f"vLLM was started again {RESTARTS} times within {WITHIN / 60:.0f} minutes and died each time: "
-            f"{self._server.last_words()}; where memory was short: engine_args={{'gpu-memory-utilization': 0.4}}, fewer "
+            f"{why}; where memory was short: engine_args={{'gpu-memory-utilization': 0.4}}, fewer "
             "max_concurrent or a smaller max_context"
         )
 
@@ -210,8 +215,7 @@ class VllmEngine(AddressEngine):
             async with asyncio.timeout(DYING_SECONDS):
                 await server.ended()
         except TimeoutError:
-            server.kill()
-            await server.ended()
+            await server.stop()  # not the guard alone: what ignores its death would live on
         if self._server is server and self._failure is None:
             self._running.clear()  # whoever watches the server may not have been told yet
         return True

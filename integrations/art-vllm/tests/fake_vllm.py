@@ -40,6 +40,9 @@ def first_time(name: str) -> bool:
     return not there
 
 
+ill = False
+
+
 def die() -> None:
     print("(EngineCore pid=8) ERROR 11-21 11:27:59 [core.py:1] torch.OutOfMemoryError: CUDA out of memory", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -64,7 +67,7 @@ class Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         match self.path:
             case "/health":
-                self.reply("")
+                self.reply("", 503 if ill else 200)
             case "/v1/models":
                 parents = [None, *[MODELS[0]] * (len(MODELS) - 1)]
                 served = zip(MODELS, parents, strict=True)
@@ -83,6 +86,8 @@ class Answers(BaseHTTPRequestHandler):
             return self.reply({"detail": "Not Found"}, 404)
         match path:
             case "/v1/load_lora_adapter":
+                if not Path(body["lora_path"]).is_dir():
+                    return self.refuse("Loading lora failed: No adapter found for <path>", 404)
                 if body["lora_path"].endswith("/corrupt"):
                     return self.refuse("Call to add_lora method failed: header too large", 500)
                 MODELS.append(body["lora_name"])
@@ -112,6 +117,10 @@ class Answers(BaseHTTPRequestHandler):
             return self.refuse(f"max_tokens={limit} cannot be greater than max_model_len={CONTEXT}", 400)
         if text == "limit":
             text = str(limit)
+        if text == "ill once" and first_time(text):
+            global ill
+            ill = True
+            return self.refuse("EngineCore encountered an issue", 500)
         if text == "wrong":
             return self.refuse("no such thing", 500)
         if text == "slow":
