@@ -50,7 +50,16 @@ class AddressEngine:
 
     async def start(self) -> None:
         """Ask the server for its model. Raises UpstreamError where it does not answer."""
-        self._base, self._context = await self._client.base_model()
+        try:
+            self._base, self._context = await self._client.base_model()
+        except UpstreamError as error:
+            await self._client.stop()
+            if error.status != 404:
+                raise
+            raise ConfigError(
+                f"{self._client.base_url} has no list of models ({error}); give the address of a vLLM server as its clients "
+                "use it: engine='http://HOST:PORT/v1'"
+            ) from error
 
     async def stop(self) -> None:
         """Take our adapters off the server, and close the connections."""

@@ -76,6 +76,8 @@ class Answers(BaseHTTPRequestHandler):
                 values = {"prompt_tokens": 30, "prefix_cache_hits": 20, "generation_tokens": 10}
                 lines = [f'vllm:{name}_total{{engine="0"}} {value}.0' for name, value in values.items()]
                 self.reply("\n".join(["# HELP", *lines, 'vllm:prompt_tokens_created{engine="0"} 1.7e9']))
+            case _:
+                self.reply({"detail": "Not Found"}, 404)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
