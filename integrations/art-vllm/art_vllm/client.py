@@ -39,6 +39,10 @@ class VllmClient(HttpUpstream):
         whole = [it for it in served if not it.get("parent")] or served
         return str(whole[0].get("id", "")), whole[0].get("max_model_len")
 
+    async def serves(self, name: str) -> bool:
+        """Say whether the server has a model or an adapter of this name."""
+        return any(it.get("id") == name for it in (await self.models()).get("data") or ())
+
     async def healthy(self) -> bool:
         """Say whether it answers and its engine lives."""
         try:

@@ -68,11 +68,6 @@ class VllmEngine(AddressEngine):
         """Raise ConfigError where there is no vLLM."""
         environments.find()
 
-    @property
-    def base_url(self) -> str:
-        """The running server's; another after each of its deaths."""
-        return self._client.base_url
-
     def begin(self, run_dir: Path) -> None:
         """Write the server's log to ``vllm.log`` there."""
         self._log_file = run_dir / "vllm.log"

@@ -100,12 +100,17 @@ class Answers(BaseHTTPRequestHandler):
                 MODELS.remove(body["lora_name"])
                 self.reply("Success")
             case "/v1/completions":
-                after = [{str(token): {"logprob": -token / 8}} for token in body["prompt"][1:]]
-                self.reply({"choices": [{"prompt_logprobs": [None, *after]}]})
+                self.score(body)
             case "/v1/chat/completions":
                 self.chat(body)
             case _:
                 self.reply({"success": True})
+
+    def score(self, body: dict) -> None:
+        if body["model"] not in MODELS:
+            return self.refuse(f"The model `{body['model']}` does not exist.", 404)
+        after = [{str(token): {"logprob": -token / 8}} for token in body["prompt"][1:]]
+        self.reply({"choices": [{"prompt_logprobs": [None, *after]}]})
 
     def chat(self, body: dict) -> None:
         text = body["messages"][-1]["content"]

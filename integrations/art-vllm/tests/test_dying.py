@@ -1,14 +1,17 @@
 """What happens to a server that cannot be brought back, that will not end, or that dies at an unlucky moment."""
 
 import asyncio
+import json
 import shutil
+import urllib.request
 from contextlib import asynccontextmanager
 
 import pytest
 
+from art_core.config import TrainConfig
 from art_core.errors import UpstreamError
 from art_core.types import Weights
-from art_vllm import engine
+from art_vllm import AddressEngine, engine
 
 
 def asking(text: str) -> dict:
@@ -51,3 +54,28 @@ async def test_an_adapter_whose_folder_is_gone_does_not_keep_the_others_from_com
         assert (await it.chat(asking("die once")))["policy_version"] == 2
         assert (await it.at(1).chat(asking("hi")))["policy_version"] == 2
         await it.retire(1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_of_somebody_else_that_was_started_anew_is_given_its_adapters_again(fake, stream):
+    async with running(fake.engine()) as theirs:
+        config = TrainConfig(lora_rank=8)
+        async with running(AddressEngine("tiny", config, base_url=theirs.base_url)) as it:
+            await it.load(Weights(1, fake.adapter("1")))
+            loaded = fake.told("/v1/load_lora_adapter")[-1]
+            forget(theirs.base_url, loaded["lora_name"])
+
+            async def answer(text: str) -> dict:
+                return await (anext(it.stream(asking(text) | {"stream": True})) if stream else it.chat(asking(text)))
+
+            answers = await asyncio.gather(*(answer("hi") for _ in range(8)))
+            assert [it["policy_version"] for it in answers] == [1] * 8
+            assert fake.told("/v1/load_lora_adapter") == [loaded, loaded], "once for all that missed it"
+            forget(theirs.base_url, loaded["lora_name"])
+            assert await it.score([8, 16]) == [-2.0]
+
+
+def forget(base_url: str, adapter: str) -> None:
+    """Let a server forget an adapter, as one does that is started anew."""
+    body = json.dumps({"lora_name": adapter}).encode()
+    urllib.request.urlopen(urllib.request.Request(f"{base_url}/unload_lora_adapter", body)).close()
