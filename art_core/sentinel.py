@@ -52,18 +52,23 @@ class State:
 
 
 class Sentinel:
-    """``begin`` before the first step, ``check`` after every swap. ``keep`` stores what must outlive the process."""
+    """``begin`` before every step, ``check`` after every swap. ``keep`` stores what must outlive the process."""
 
     def __init__(self, served: Score, learnt: Score, kept: Any, keep: Callable[[Any], None]) -> None:
         self._served, self._learnt, self._keep = served, learnt, keep
         self._state = State(**kept) if kept else State()
         self._told: tuple[int, list[float]] | None = None
         """The last version that was told to be served, and its logprobs by the learner."""
+        self._served_last: list[float] = []
+        """The text's logprobs by the engine, when last asked."""
         self._deaf = False
         """Whether the engine or the learner cannot score."""
 
     async def begin(self, trajectories: Sequence[Trajectory], version: int) -> None:
-        """Choose the text where there is none, and measure the noise while both sides have the weights of ``version``."""
+        """Choose the text where there is none, and measure the noise while both sides have the weights of ``version``; after
+        a check, StaleWeightsError where the engine serves other weights by now than it did then."""
+        if self._told and not self._deaf:
+            await self._still(version)
         if self._deaf or self._told:
             return
         state = self._state
@@ -71,6 +76,7 @@ class Sentinel:
         if not ids or (logprobs := await self._ask(ids)) is None:
             return
         served, learnt = logprobs
+        self._served_last = served
         if not state.ids:
             self._state = State(ids, learnt, max(FLOOR, distance(served, learnt)))
             self._keep(asdict(self._state))
@@ -90,6 +96,7 @@ class Sentinel:
         if self._told is None or (logprobs := await self._ask(self._state.ids)) is None:
             return {}
         served, learnt = logprobs
+        self._served_last = served
         old_version, old = self._told
         mismatch, noise = distance(served, learnt), self._state.noise
         changed, to_old = distance(learnt, old), distance(served, old)
@@ -110,6 +117,17 @@ class Sentinel:
             self._state.cannot_tell += 1
             self._keep(asdict(self._state))
         return {"mismatch": mismatch, "cannot_tell": float(self._state.cannot_tell)}
+
+    async def _still(self, version: int) -> None:
+        served = await self._served(self._state.ids)
+        if served is None or distance(served, self._served_last) <= DAMAGED * self._state.noise:
+            return
+        raise StaleWeightsError(
+            f"the engine does not serve version {version} of the weights any more: a fixed text of {len(self._state.ids)} tokens "
+            f"has logprobs there that differ by {distance(served, self._served_last):.3g} nats from those after the last swap; "
+            f"{self._state.noise:.3g} is usual here. Its server was started anew, or somebody else loads weights into it. What "
+            "was sampled since then is not trained; train again with the same run_dir, which loads the weights"
+        )
 
     async def _ask(self, ids: Sequence[int]) -> tuple[list[float], list[float]] | None:
         """Return the text's logprobs by engine and learner; None, said once, where one of them cannot score."""

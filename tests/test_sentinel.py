@@ -82,6 +82,18 @@ async def test_a_run_that_goes_on_checks_what_it_has_loaded(tmp_path):
         assert (await run.learn([group()]))["mismatch"] == 0
 
 
+async def test_weights_that_the_engine_loses_between_two_steps_stop_the_run_before_their_calls_are_trained(tmp_path):
+    engine, learner = FakeEngine(), CountingLearner()
+    async with run_of(tmp_path, engine=engine, learner=learner) as run:
+        await run.learn([group()])
+        engine.loaded.clear()  # as a server does that is started anew with the start weights
+        with pytest.raises(StaleWeightsError, match="does not serve version 1 of the weights any more.*started anew"):
+            await run.learn([group()])
+        assert run.step == learner.version == 1
+        await run.door.load(learner.weights())
+        assert (await run.learn([group()]))["mismatch"] == 0
+
+
 class Silent(CountingLearner):
     score = None
 
