@@ -15,11 +15,10 @@ from typing import Any
 from art_core.capture import Door
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
-from art_core.frozen import EngineFactory, frozen_engine
+from art_core.frozen import ADDRESS, EngineFactory, frozen_engine
 from art_core.store import Store
 from art_core.types import Engine
 
-ADDRESS = ("http://", "https://")
 HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
 """An address without its beginning."""
 
