@@ -84,6 +84,14 @@ class Sentinel:
                 log.warning(DIFFERENT, self._state.noise)
         self._told = version, learnt
 
+    async def going_on(self) -> None:
+        """Measure the noise anew while the engine has the start weights: a run may go on with another engine, or with the same
+        in another number format."""
+        served = await self._served(self._state.ids) if self._state.ids else None
+        if served is not None and (noise := distance(served, self._state.start)) <= LARGE:
+            self._state.noise = max(FLOOR, noise)
+            self._keep(asdict(self._state))
+
     async def resumed(self, version: int) -> None:
         """Check what a run that goes on has loaded into the engine against the weights that it was begun with."""
         if self._state.ids and version:

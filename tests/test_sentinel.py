@@ -178,6 +178,32 @@ async def test_what_outlives_the_process_is_kept():
     assert kept["ids"] == list(IDS[:-1]) and kept["cannot_tell"] == 3 and kept["noise"] == FLOOR
 
 
+async def test_a_run_may_go_on_with_an_engine_of_another_number_format(tmp_path):
+    fine, coarse, kept = Model(change=1e-3), Model(change=1e-3, noise=1e-2), {}
+    await watch(fine, 3, kept=kept)
+    sentinel = Sentinel(coarse.answered, coarse.learnt, kept, kept.update)
+    await sentinel.going_on()
+    coarse.made = coarse.served = 3
+    await sentinel.resumed(3)
+    for version in range(4, 40):
+        await sentinel.begin((), version - 1)
+        coarse.made = coarse.served = version
+        assert (await sentinel.check(version))["mismatch"] < 2e-2
+
+
+class Coarse(FakeEngine):
+    async def score(self, ids):
+        return [it + 0.01 for it in await super().score(ids)]
+
+
+async def test_the_noise_of_a_run_that_goes_on_is_that_of_its_engine_now(tmp_path, caplog):
+    async with run_of(tmp_path) as run:
+        await run.learn([group()])
+    async with run_of(tmp_path, engine=Coarse(), learner=CountingLearner()) as run:
+        assert (await run.learn([group()]))["mismatch"] == pytest.approx(0.01)
+    assert "what is sampled is not quite what is trained" not in caplog.text
+
+
 class FromFiles(EmbeddedEngine):
     """Loads adapters from files, as a server of its own would."""
 
