@@ -52,6 +52,8 @@ class VllmEngine(AddressEngine):
         self._whole: Path | None = None
         """Of the model's weights, where they are not the start's."""
         self._running = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._failure: ArtError | None = None
         self._deaths: deque[float] = deque(maxlen=RESTARTS)
         self._watching: asyncio.Task[None] | None = None
@@ -108,6 +110,9 @@ class VllmEngine(AddressEngine):
         """Load what the server before this one had."""
         if self._whole is not None:
             await self._client.reload(self._whole, method=self._reload)
+        await self._load_adapters()
+
+    async def _load_adapters(self) -> None:
         for version, folder in list(self._adapters.items()):
             if folder.is_dir():
                 await self._client.load_adapter(self._adapter_name(version), folder)
@@ -135,6 +140,7 @@ class VllmEngine(AddressEngine):
             for name, count in self._counting.items():
                 self._counted[name] = self._counted.get(name, 0.0) + count
             self._counting = {}
+            await self._awake.wait()  # not while the GPU belongs to others
             try:
                 await self._restart()
             except ArtError as error:
@@ -243,16 +249,18 @@ class VllmEngine(AddressEngine):
         return {name: self._counted.get(name, 0.0) + self._counting.get(name, 0.0) for name in names}
 
     async def rest(self) -> None:
-        """Leave the GPU to others: the weights go to the machine's memory, what was computed is forgotten."""
+        """Leave the GPU to others: the weights go to the machine's memory, what was computed is forgotten. A server that dies
+        meanwhile is started again by ``wake``."""
         if self._sleeps:
             await self.lasting(lambda: self._client.sleep())
+            self._awake.clear()
 
     async def wake(self) -> None:
         """Be ready again. Adapters are loaded anew: what a sleeping server keeps of them is not to be relied on."""
         if self._sleeps:
+            self._awake.set()
             await self.lasting(self._wake)
 
     async def _wake(self) -> None:
         await self._client.wake_up()
-        for version, folder in list(self._adapters.items()):
-            await self._client.load_adapter(self._adapter_name(version), folder)
+        await self._load_adapters()

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import urllib.request
 from contextlib import asynccontextmanager
 
@@ -44,6 +46,19 @@ async def test_a_server_that_is_ill_and_will_not_end_is_ended_with_all_that_it_s
         answer = await it.chat(asking("ill once"))
         assert answer["choices"][0]["message"]["content"] == "policy@0: ill once"
         assert not set(first) & set(fake.living())
+
+
+async def test_a_server_that_dies_while_it_sleeps_is_started_again_when_it_is_woken(fake):
+    async with running(fake.engine(engine_args={"enable-sleep-mode": True})) as it:
+        await it.load(Weights(1, fake.adapter("1")))
+        await it.rest()
+        os.kill(fake.starts()[0]["pids"][0], signal.SIGKILL)
+        fake.wait_for(lambda: not fake.living())
+        await asyncio.sleep(0.5)
+        assert len(fake.starts()) == 1, "the GPU belongs to the learner"
+        await it.wake()
+        assert (await it.chat(asking("hi")))["policy_version"] == 1
+        assert [entry["path"] for entry in fake.told("/sleep")] == ["/sleep?level=1"]
 
 
 async def test_an_adapter_whose_folder_is_gone_does_not_keep_the_others_from_coming_back(fake):
