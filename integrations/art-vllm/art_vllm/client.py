@@ -109,13 +109,14 @@ class VllmClient(HttpUpstream):
             ) from error
 
     async def counters(self) -> Mapping[str, float]:
-        """Return the totals since the server's start, named as ``abilities.Counts`` says; empty where it has none."""
+        """Return the totals since the server's start, named as ``abilities.Counts`` says; empty where it has none, 0 for one that
+        it lacks among others."""
         totals: dict[str, float] = {}
         for line in (await self._get("/metrics")).splitlines():
             name, _, value = line.rpartition(" ")
             if counter := COUNTERS.get(name.partition("{")[0]):
                 totals[counter] = totals.get(counter, 0.0) + float(value)
-        return totals
+        return dict.fromkeys(COUNTERS.values(), 0.0) | totals if totals else {}
 
     async def sleep(self) -> None:
         await self._tell("/sleep?level=1", {}, needs=DEVELOPER)

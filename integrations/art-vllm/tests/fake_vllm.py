@@ -74,6 +74,8 @@ class Answers(BaseHTTPRequestHandler):
                 self.reply({"data": [{"id": id, "parent": parent, "max_model_len": CONTEXT} for id, parent in served]})
             case "/metrics":
                 values = {"prompt_tokens": 30, "prefix_cache_hits": 20, "generation_tokens": 10}
+                if "--no-enable-prefix-caching" in OPTIONS:
+                    del values["prefix_cache_hits"]
                 lines = [f'vllm:{name}_total{{engine="0"}} {value}.0' for name, value in values.items()]
                 self.reply("\n".join(["# HELP", *lines, 'vllm:prompt_tokens_created{engine="0"} 1.7e9']))
             case _:

@@ -177,6 +177,11 @@ async def test_it_scores_a_text_and_counts_tokens(fake):
         assert await it.counters() == {name: 2 * count for name, count in counted.items()}
 
 
+async def test_a_server_that_counts_only_some_of_it_gives_0_for_the_rest(fake):
+    async with running(fake.engine(engine_args={"enable-prefix-caching": False})) as it:
+        assert await it.counters() == {"prompt_tokens": 30.0, "cached_tokens": 0.0, "sampled_tokens": 10.0}
+
+
 @pytest.mark.parametrize("constraint", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
 async def test_what_a_grammar_constrained_is_scored_without_it(fake, constraint):
     async with running(fake.engine()) as it:
