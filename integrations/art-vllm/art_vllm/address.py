@@ -9,7 +9,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -75,8 +75,7 @@ class AddressEngine:
     async def stop(self) -> None:
         """Take our adapters off the server, and close the connections."""
         for version in list(self._adapters):
-            with suppress(UpstreamError):  # it may have ended before us
-                await self.retire(version)
+            await self.retire(version)
         await self._client.stop()
 
     def at(self, version: int) -> Upstream:
@@ -212,10 +211,13 @@ class AddressEngine:
         self._newest = version
 
     async def retire(self, version: int) -> None:
-        """Forget an adapter; whole weights were forgotten when the next came."""
+        """Forget an adapter; whole weights were forgotten when the next came. A server that cannot be told keeps it."""
         if version in self._adapters:
-            await self.lasting(lambda: self._client.unload_adapter(self._adapter_name(version)))
-            del self._adapters[version]
+            try:
+                await self.lasting(lambda: self._client.unload_adapter(self._adapter_name(version)))
+            except UpstreamError as error:  # of no use to whoever closes a rollout
+                log.info("version %d of the weights was not taken off %s: %s", version, self.base_url, error)
+            self._adapters.pop(version, None)
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """Return the logprob (nats, temperature 1) of every token but the first under the newest weights."""

@@ -90,6 +90,18 @@ async def test_a_server_of_somebody_else_that_was_started_anew_is_given_its_adap
             assert await it.score([8, 16]) == [-2.0]
 
 
+async def test_a_version_is_retired_also_where_its_server_is_gone(fake):
+    async with running(fake.engine()) as theirs:
+        it = AddressEngine("tiny", TrainConfig(lora_rank=8), base_url=theirs.base_url)
+        await it.start()
+        for version in (1, 2):
+            await it.load(Weights(version, fake.adapter(str(version))))
+    await it.retire(1)
+    with pytest.raises(UpstreamError, match="is the server running"):
+        await it.chat(asking("hi"))
+    await it.stop()
+
+
 def forget(base_url: str, adapter: str) -> None:
     """Let a server forget an adapter, as one does that is started anew."""
     body = json.dumps({"lora_name": adapter}).encode()
