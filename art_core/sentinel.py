@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from art_core.errors import StaleWeightsError
+from art_core.errors import ArtError, StaleWeightsError
 from art_core.types import Trajectory
 
 TOKENS = 256
@@ -24,11 +24,18 @@ FLOOR = 2e-5
 DAMAGED = 10.0
 """Times the noise, from which the served weights are neither the new nor the old ones."""
 
+LEAST = -9999.0
+"""What vLLM says for a logprob of minus infinity."""
 LARGE = 0.1
 """Nats; more than number formats leave between two implementations of one model."""
 DIFFERENT = (
     "engine and learner, with the same weights, differ by %.3g nats over a fixed text: they do not compute the same model, or "
     "one of them in a coarse number format"
+)
+
+BROKEN = (
+    "the learner's own logprobs of a fixed text are not numbers, so its weights are broken, and nothing is known about the "
+    "engine's. The step is not counted; lower learning_rate, or look at the start weights, and train again with the same run_dir"
 )
 
 log = logging.getLogger("art_core.engine.sentinel")  # below the name whose records a person is shown
@@ -142,6 +149,8 @@ class Sentinel:
         served = await self._served(ids)
         learnt = None if served is None else await self._learnt(ids)
         if served is not None and learnt is not None:
+            if any(map(math.isnan, learnt)):
+                raise ArtError(BROKEN)
             return served, learnt
         self._deaf, who = True, "engine" if served is None else "learner"
         log.info("this %s cannot score a text, so nobody checks that the newest weights are served", who)
@@ -168,7 +177,7 @@ class Sentinel:
 
 def distance(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the root mean square of the differences; not a number where one of the values is none."""
-    differences = (0.0 if x == y else x - y for x, y in zip(a, b, strict=True))  # two infinities are the same
+    differences = (max(x, LEAST) - max(y, LEAST) for x, y in zip(a, b, strict=True))
     return math.sqrt(sum(it * it for it in differences) / max(1, len(a)))
 
 

@@ -1,6 +1,7 @@
 """Does the engine serve what the learner made? What is said where it does, where it does not, and where nobody can tell."""
 
 import io
+import math
 import random
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ import art_core as art
 from art_core.config import TINY, TrainConfig
 from art_core.display import Display
 from art_core.engine import EmbeddedEngine
-from art_core.errors import StaleWeightsError, UpstreamError
+from art_core.errors import ArtError, StaleWeightsError, UpstreamError
 from art_core.learner import TorchLearner
 from art_core.losses import grpo
 from art_core.sentinel import FLOOR, Sentinel
@@ -202,6 +203,31 @@ async def test_the_noise_of_a_run_that_goes_on_is_that_of_its_engine_now(tmp_pat
     async with run_of(tmp_path, engine=Coarse(), learner=CountingLearner()) as run:
         assert (await run.learn([group()]))["mismatch"] == pytest.approx(0.01)
     assert "what is sampled is not quite what is trained" not in caplog.text
+
+
+class Broken(CountingLearner):
+    def score(self, ids):
+        return [math.nan if self.version else it for it in super().score(ids)]
+
+
+async def test_a_learner_whose_weights_are_broken_is_named_and_not_the_engine(tmp_path):
+    async with run_of(tmp_path, learner=Broken()) as run:
+        with pytest.raises(ArtError, match=r"the learner's own logprobs.*not numbers.*learning_rate"):
+            await run.learn([group()])
+        assert run.step == 0
+
+
+async def test_what_is_impossible_is_the_same_as_what_vllm_says_for_it():
+    class Impossible(Model):
+        async def answered(self, ids):
+            return [-9999.0, *(await super().answered(ids))[1:]]
+
+        async def learnt(self, ids):
+            return [-math.inf, *(await super().learnt(ids))[1:]]
+
+    assert (await watch(Impossible(change=1e-2), 3))[-1] == {"mismatch": 0.0, "cannot_tell": 0.0}
+    with pytest.raises(StaleWeightsError, match="still serves version 0"):
+        await watch(Impossible(change=1e-2), 3, stuck_at=0)
 
 
 class FromFiles(EmbeddedEngine):
