@@ -6,6 +6,7 @@ Knows nothing about what engines do.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Any
 
 from art_core.capture import Door
 from art_core.config import TrainConfig
-from art_core.frozen import EngineFactory, frozen_engine
+from art_core.errors import ConfigError
+from art_core.frozen import ADDRESS, EngineFactory, frozen_engine
 from art_core.store import Store
 from art_core.types import Engine
 
-ADDRESS = ("http://", "https://")
+HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
+"""An address without its beginning."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class PolicyEngine:
         """The factory of an engine that is given by name or address; an object as it is."""
         if not isinstance(self.engine, str):
             return self.engine
+        if self.engine == "http" or HOST_AND_PORT.match(self.engine):
+            raise ConfigError(
+                f"engine={self.engine!r} is no whole address; give the one that clients of the server use: "
+                "engine='http://HOST:PORT/v1'"
+            )
         return self.choose("http" if self.engine.startswith(ADDRESS) else self.engine)
 
     @property

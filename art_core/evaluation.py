@@ -15,6 +15,7 @@ from typing import Any
 
 from art_core.config import check_tasks, make_config
 from art_core.display import Display, display
+from art_core.engines import ADDRESS
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.metrics import Z, apart, wilson_interval
 from art_core.plugins import Plugins
@@ -227,7 +228,7 @@ async def evaluate(
     """
     check_tasks(tasks)
     begun = _begun(model)
-    base, adapter = _served(model, begun)
+    base, weights = _served(model, begun, at_address=isinstance(engine, str) and engine.startswith(ADDRESS))
     config = make_config({**_settings_of_run(begun, base, settings), **settings}, model=base)
     screen = display(progress)
     run = Run(run_dir, config, engine=engine, plugins=plugins)
@@ -237,8 +238,8 @@ async def evaluate(
         async with run:
             run.on_rollout = screen.advance
             run.store.set_meta("reward", name)
-            if adapter is not None:
-                await run.door.load(Weights(version=checkpoint_step(adapter.parent), path=adapter))
+            if weights is not None:
+                await run.door.load(weights)
             shape = {"to_input": to_input, "to_output": to_output}
             return await Evaluator(run, agent, tasks, reward, (temperature,), screen, shape).measure(
                 "evaluation", temperature
@@ -254,14 +255,18 @@ def _begun(model: str | Path) -> dict[str, Any]:
         return {"model": store.meta("model"), "config": store.meta("config", {})}
 
 
-def _served(model: str | Path, begun: Mapping[str, Any]) -> tuple[str, Path | None]:
-    """Return (model to serve, adapter to put on it or None) for a name, a model folder, or a run folder's newest checkpoint."""
-    if not begun:
-        return str(model), None
-    newest = last_checkpoint(Path(model).expanduser())
-    if newest is not None and (newest / "config.json").is_file():
-        return str(newest), None
-    return begun["model"], newest and newest / "adapter"
+def _served(model: str | Path, begun: Mapping[str, Any], *, at_address: bool) -> tuple[str, Weights | None]:
+    """Return (model to serve, weights to load into it or None) for a name, a model folder, or a run folder's newest checkpoint.
+
+    A server ``at_address`` was started by somebody else, so what it serves must be loaded: whole weights too.
+    """
+    newest = last_checkpoint(Path(model).expanduser()) if begun else None
+    if newest is None:
+        return begun.get("model", str(model)), None
+    version = checkpoint_step(newest)
+    if (newest / "config.json").is_file():
+        return str(newest), Weights(version, newest) if at_address else None
+    return begun["model"], Weights(version, newest / "adapter")
 
 
 CARRIED = (

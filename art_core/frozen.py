@@ -15,6 +15,7 @@ from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError
 from art_core.types import Engine, Weights
 
+ADDRESS = ("http://", "https://")
 EngineFactory = Callable[[str, TrainConfig], Engine]
 
 
@@ -46,18 +47,21 @@ def frozen_engine(
     """Return what makes the engine of the nodes that ``config.train_nodes`` leaves out; None where none is needed.
 
     ``folder`` has the start weights, ``make`` makes an engine like the policy's. Raises ConfigError where ``engine`` is an
-    object, which cannot be had twice, and does not keep its start weights.
+    object or a server, which cannot be had twice, and does not keep its start weights.
     """
     if not config.train_nodes or config.other_nodes != "frozen":
         return None
     model = config.frozen_model
-    if model is not None and model.startswith(("http://", "https://")):
+    if model is not None and model.startswith(ADDRESS):
         return functools.partial(FrozenEngine, functools.partial(_server, model), -1)
-    keeps_start = model is None and isinstance(engine, ServesVersions) and engine.keeps_start()
-    if not isinstance(engine, str) and not keeps_start:
-        raise ConfigError(
-            f"train_nodes={config.train_nodes} needs a second engine for the other nodes, and engine={type(engine).__name__}"
-            "(...) is one object; give frozen_model='http://HOST:PORT/v1', an engine by name, or other_nodes='policy'"
-        )
+    is_server = isinstance(engine, str) and engine.startswith(ADDRESS)
+    if is_server or not isinstance(engine, str):
+        only = make(folder, config)
+        if model is not None or not isinstance(only, ServesVersions) or not only.keeps_start():
+            what = f"{engine!r} is one server" if is_server else f"{type(engine).__name__}(...) is one object"
+            raise ConfigError(
+                f"train_nodes={config.train_nodes} needs a second engine for the other nodes, and engine={what}; give "
+                "frozen_model='http://HOST:PORT/v1', an engine by name, or other_nodes='policy'"
+            )
     start = folder if model is None else model_folder(model)
     return functools.partial(FrozenEngine, functools.partial(make, start, config), 0 if model is None else -1)

@@ -158,7 +158,8 @@ class Plugins:
         found = self.registered(hook)
         if name not in found:
             kind = {"register_losses": "loss"}.get(hook, hook.removeprefix("register_").removesuffix("s"))
-            hint = {"ruler": " (pip install art-ruler)", "vllm": " (pip install art-vllm)"}.get(name, "")
+            package = {"ruler": "art-ruler", "vllm": "art-vllm", "http": "art-vllm"}.get(name)
+            hint = f" (pip install {package})" if package else ""
             choices = ", ".join(map(repr, sorted(found))) or "none is registered"
             raise ConfigError(
                 f"there is no {kind} named {name!r}{hint}; installed: {choices}. You can also pass an object."

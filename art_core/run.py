@@ -131,6 +131,7 @@ class Run:
             learner = await self.learner()
             learner.restore(newest)
             self._counted = learner.version
+            await self._updates.sentinel.going_on()
             await self._updates.swap()
             await self._updates.sentinel.resumed(learner.version)
             await self.door.resume()

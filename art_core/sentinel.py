@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from art_core.errors import StaleWeightsError
+from art_core.errors import ArtError, StaleWeightsError
 from art_core.types import Trajectory
 
 TOKENS = 256
@@ -24,6 +24,8 @@ FLOOR = 2e-5
 DAMAGED = 10.0
 """Times the noise, from which the served weights are neither the new nor the old ones."""
 
+LEAST = -9999.0
+"""What vLLM says for a logprob of minus infinity."""
 LARGE = 0.1
 """Nats; more than number formats leave between two implementations of one model."""
 DIFFERENT = (
@@ -31,7 +33,12 @@ DIFFERENT = (
     "one of them in a coarse number format"
 )
 
-log = logging.getLogger("art_core.sentinel")
+BROKEN = (
+    "the learner's own logprobs of a fixed text are not numbers, so its weights are broken, and nothing is known about the "
+    "engine's. The step is not counted; lower learning_rate, or look at the start weights, and train again with the same run_dir"
+)
+
+log = logging.getLogger("art_core.engine.sentinel")  # below the name whose records a person is shown
 
 Score = Callable[[Sequence[int]], Awaitable[list[float] | None]]
 """The logprob of every token of a text but the first; None where who is asked cannot say."""
@@ -52,18 +59,23 @@ class State:
 
 
 class Sentinel:
-    """``begin`` before the first step, ``check`` after every swap. ``keep`` stores what must outlive the process."""
+    """``begin`` before every step, ``check`` after every swap. ``keep`` stores what must outlive the process."""
 
     def __init__(self, served: Score, learnt: Score, kept: Any, keep: Callable[[Any], None]) -> None:
         self._served, self._learnt, self._keep = served, learnt, keep
         self._state = State(**kept) if kept else State()
         self._told: tuple[int, list[float]] | None = None
         """The last version that was told to be served, and its logprobs by the learner."""
+        self._served_last: list[float] = []
+        """The text's logprobs by the engine, when last asked."""
         self._deaf = False
         """Whether the engine or the learner cannot score."""
 
     async def begin(self, trajectories: Sequence[Trajectory], version: int) -> None:
-        """Choose the text where there is none, and measure the noise while both sides have the weights of ``version``."""
+        """Choose the text where there is none, and measure the noise while both sides have the weights of ``version``; after
+        a check, StaleWeightsError where the engine serves other weights by now than it did then."""
+        if self._told and not self._deaf:
+            await self._still(version)
         if self._deaf or self._told:
             return
         state = self._state
@@ -71,12 +83,21 @@ class Sentinel:
         if not ids or (logprobs := await self._ask(ids)) is None:
             return
         served, learnt = logprobs
+        self._served_last = served
         if not state.ids:
             self._state = State(ids, learnt, max(FLOOR, distance(served, learnt)))
             self._keep(asdict(self._state))
             if self._state.noise > LARGE:
                 log.warning(DIFFERENT, self._state.noise)
         self._told = version, learnt
+
+    async def going_on(self) -> None:
+        """Measure the noise anew while the engine has the start weights: a run may go on with another engine, or with the same
+        in another number format."""
+        served = await self._served(self._state.ids) if self._state.ids else None
+        if served is not None and (noise := distance(served, self._state.start)) <= LARGE:
+            self._state.noise = max(FLOOR, noise)
+            self._keep(asdict(self._state))
 
     async def resumed(self, version: int) -> None:
         """Check what a run that goes on has loaded into the engine against the weights that it was begun with."""
@@ -90,6 +111,7 @@ class Sentinel:
         if self._told is None or (logprobs := await self._ask(self._state.ids)) is None:
             return {}
         served, learnt = logprobs
+        self._served_last = served
         old_version, old = self._told
         mismatch, noise = distance(served, learnt), self._state.noise
         changed, to_old = distance(learnt, old), distance(served, old)
@@ -111,11 +133,24 @@ class Sentinel:
             self._keep(asdict(self._state))
         return {"mismatch": mismatch, "cannot_tell": float(self._state.cannot_tell)}
 
+    async def _still(self, version: int) -> None:
+        served = await self._served(self._state.ids)
+        if served is None or distance(served, self._served_last) <= DAMAGED * self._state.noise:
+            return
+        raise StaleWeightsError(
+            f"the engine does not serve version {version} of the weights any more: a fixed text of {len(self._state.ids)} tokens "
+            f"has logprobs there that differ by {distance(served, self._served_last):.3g} nats from those after the last swap; "
+            f"{self._state.noise:.3g} is usual here. Its server was started anew, or somebody else loads weights into it. What "
+            "was sampled since then is not trained; train again with the same run_dir, which loads the weights"
+        )
+
     async def _ask(self, ids: Sequence[int]) -> tuple[list[float], list[float]] | None:
         """Return the text's logprobs by engine and learner; None, said once, where one of them cannot score."""
         served = await self._served(ids)
         learnt = None if served is None else await self._learnt(ids)
         if served is not None and learnt is not None:
+            if any(map(math.isnan, learnt)):
+                raise ArtError(BROKEN)
             return served, learnt
         self._deaf, who = True, "engine" if served is None else "learner"
         log.info("this %s cannot score a text, so nobody checks that the newest weights are served", who)
@@ -142,12 +177,15 @@ class Sentinel:
 
 def distance(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the root mean square of the differences; not a number where one of the values is none."""
-    differences = (0.0 if x == y else x - y for x, y in zip(a, b, strict=True))  # two infinities are the same
+    differences = (max(x, LEAST) - max(y, LEAST) for x, y in zip(a, b, strict=True))
     return math.sqrt(sum(it * it for it in differences) / max(1, len(a)))
 
 
 def _text(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Return the end of the first call that sampled something; empty where there is none of two tokens."""
+    """Return the end of the first call that sampled something; empty where there is none of two tokens.
+
+    Without its last token: a call may fill the context, and a server that scores a text wants room for one token more.
+    """
     calls = [call for trajectory in trajectories for call in trajectory.calls if call.sampled_ids]
-    ids = [*calls[0].prompt_ids, *calls[0].sampled_ids][-TOKENS:] if calls else []
+    ids = [*calls[0].prompt_ids, *calls[0].sampled_ids[:-1]][-TOKENS:] if calls else []
     return ids if len(ids) > 1 else []

@@ -158,6 +158,18 @@ async def test_an_unknown_name_lists_what_is_installed(tmp_path):
             pass
 
 
+@pytest.mark.parametrize("engine", ["http", "127.0.0.1:8000/v1", "gpu-box:8000"])
+async def test_an_address_that_is_none(tmp_path, engine):
+    with pytest.raises(ConfigError, match="is no whole address.*engine='http://HOST:PORT/v1'"):
+        async with run_of(tmp_path, engine=engine):
+            pass
+
+
+async def test_options_of_a_server_that_are_none(tmp_path):
+    with pytest.raises(ConfigError, match=r"engine_args='dtype=half' cannot be used; give a dict"):
+        run_of(tmp_path, engine_args="dtype=half")
+
+
 FULL_DISK = """
     import asyncio, resource, signal, sys
     from pathlib import Path

@@ -1,16 +1,20 @@
 """Does the engine serve what the learner made? What is said where it does, where it does not, and where nobody can tell."""
 
+import io
+import math
 import random
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import art_core as art
 from art_core.config import TINY, TrainConfig
+from art_core.display import Display
 from art_core.engine import EmbeddedEngine
-from art_core.errors import StaleWeightsError
+from art_core.errors import ArtError, StaleWeightsError, UpstreamError
 from art_core.learner import TorchLearner
 from art_core.losses import grpo
 from art_core.sentinel import FLOOR, Sentinel
@@ -79,14 +83,43 @@ async def test_a_run_that_goes_on_checks_what_it_has_loaded(tmp_path):
         assert (await run.learn([group()]))["mismatch"] == 0
 
 
+async def test_weights_that_the_engine_loses_between_two_steps_stop_the_run_before_their_calls_are_trained(tmp_path):
+    engine, learner = FakeEngine(), CountingLearner()
+    async with run_of(tmp_path, engine=engine, learner=learner) as run:
+        await run.learn([group()])
+        engine.loaded.clear()  # as a server does that is started anew with the start weights
+        with pytest.raises(StaleWeightsError, match="does not serve version 1 of the weights any more.*started anew"):
+            await run.learn([group()])
+        assert run.step == learner.version == 1
+        await run.door.load(learner.weights())
+        assert (await run.learn([group()]))["mismatch"] == 0
+
+
 class Silent(CountingLearner):
     score = None
 
 
-async def test_a_learner_that_cannot_score_leaves_the_check_out(tmp_path):
-    async with run_of(tmp_path, learner=Silent(), engine=Forgetful(since=0)) as run:
-        metrics = await run.learn([group()])
+async def test_a_learner_that_cannot_score_leaves_the_check_out_and_that_is_said(tmp_path):
+    said = io.StringIO()
+    with Display(console=Console(file=said)):
+        async with run_of(tmp_path, learner=Silent(), engine=Forgetful(since=0)) as run:
+            metrics = await run.learn([group()])
     assert "mismatch" not in metrics
+    assert "this learner cannot score a text" in said.getvalue()
+
+
+class Short(FakeEngine):
+    """Scores a text as vLLM does: only where its context has room for one token more."""
+
+    async def score(self, ids):
+        if len(ids) >= len(IDS):
+            raise UpstreamError("max_tokens must be at least 1, got 0", status=400)
+        return await super().score(ids)
+
+
+async def test_a_first_call_that_fills_the_context_can_be_checked(tmp_path):
+    async with run_of(tmp_path, engine=Short()) as run:
+        assert (await run.learn([group()]))["mismatch"] == 0
 
 
 class Model:
@@ -143,7 +176,58 @@ async def test_small_steps_that_never_arrive_are_found_when_they_have_added_up(c
 async def test_what_outlives_the_process_is_kept():
     kept = {}
     await watch(Model(change=1e-6), 3, kept=kept)
-    assert kept["ids"] == list(IDS) and kept["cannot_tell"] == 3 and kept["noise"] == FLOOR
+    assert kept["ids"] == list(IDS[:-1]) and kept["cannot_tell"] == 3 and kept["noise"] == FLOOR
+
+
+async def test_a_run_may_go_on_with_an_engine_of_another_number_format(tmp_path):
+    fine, coarse, kept = Model(change=1e-3), Model(change=1e-3, noise=1e-2), {}
+    await watch(fine, 3, kept=kept)
+    sentinel = Sentinel(coarse.answered, coarse.learnt, kept, kept.update)
+    await sentinel.going_on()
+    coarse.made = coarse.served = 3
+    await sentinel.resumed(3)
+    for version in range(4, 40):
+        await sentinel.begin((), version - 1)
+        coarse.made = coarse.served = version
+        assert (await sentinel.check(version))["mismatch"] < 2e-2
+
+
+class Coarse(FakeEngine):
+    async def score(self, ids):
+        return [it + 0.01 for it in await super().score(ids)]
+
+
+async def test_the_noise_of_a_run_that_goes_on_is_that_of_its_engine_now(tmp_path, caplog):
+    async with run_of(tmp_path) as run:
+        await run.learn([group()])
+    async with run_of(tmp_path, engine=Coarse(), learner=CountingLearner()) as run:
+        assert (await run.learn([group()]))["mismatch"] == pytest.approx(0.01)
+    assert "what is sampled is not quite what is trained" not in caplog.text
+
+
+class Broken(CountingLearner):
+    def score(self, ids):
+        return [math.nan if self.version else it for it in super().score(ids)]
+
+
+async def test_a_learner_whose_weights_are_broken_is_named_and_not_the_engine(tmp_path):
+    async with run_of(tmp_path, learner=Broken()) as run:
+        with pytest.raises(ArtError, match=r"the learner's own logprobs.*not numbers.*learning_rate"):
+            await run.learn([group()])
+        assert run.step == 0
+
+
+async def test_what_is_impossible_is_the_same_as_what_vllm_says_for_it():
+    class Impossible(Model):
+        async def answered(self, ids):
+            return [-9999.0, *(await super().answered(ids))[1:]]
+
+        async def learnt(self, ids):
+            return [-math.inf, *(await super().learnt(ids))[1:]]
+
+    assert (await watch(Impossible(change=1e-2), 3))[-1] == {"mismatch": 0.0, "cannot_tell": 0.0}
+    with pytest.raises(StaleWeightsError, match="still serves version 0"):
+        await watch(Impossible(change=1e-2), 3, stuck_at=0)
 
 
 class FromFiles(EmbeddedEngine):

@@ -92,6 +92,7 @@ async def test_the_version_is_what_the_owner_of_the_server_says(vllm):
     ("text", "status", "code", "message"),
     [
         ("too long", 400, "context_length_exceeded", "maximum context length"),
+        ("full", 400, "context_length_exceeded", "max_tokens must be at least 1"),
         ("old shape", 404, None, "no such model"),
         ("page", 503, None, "gateway"),
         ("no ids", 502, "no_token_ids", "return_token_ids"),

@@ -55,12 +55,14 @@ class VllmLike:
         text = body["messages"][-1]["content"]
         match text:
             case "too long":
-                error = {
-                    "message": "maximum context length",
-                    "code": "context_length_exceeded",
-                    "type": "x",
-                    "param": None,
-                }
+                said = (
+                    "This model's maximum context length is 400 tokens. However, your prompt contains 12050 characters"
+                )
+                error = {"message": said, "type": "BadRequestError", "param": "input_text", "code": 400}
+                return JSONResponse({"error": error}, 400)
+            case "full":
+                said = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
+                error = {"message": said, "type": "BadRequestError", "param": "max_tokens", "code": 400}
                 return JSONResponse({"error": error}, 400)
             case "old shape":
                 return JSONResponse({"object": "error", "message": "no such model", "code": 404}, 404)

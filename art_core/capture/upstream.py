@@ -33,6 +33,10 @@ TIMED_OUT = "upstream_timeout"
 """The error code where the server took too long; sending the same again would double its work."""
 UNREACHABLE = "upstream_unreachable"
 """The error code where the connection failed before or while it answered."""
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's error code where prompt and answer do not fit in the context; frameworks look for it."""
+FULL = ("maximum context length", "max_tokens must be at least 1, got 0")
+"""vLLM's words for that, which come without a code; the second where the prompt alone fills the context."""
 LONG_BODY = 2**20
 """Bytes."""
 IDLE_SECONDS = 4.0
@@ -240,6 +244,8 @@ def _refusal(status: int, content: bytes, headers: Mapping[str, str]) -> Upstrea
         text, code = str(error.get("message") or error), error.get("code")
     else:
         text = error if isinstance(error, str) else content.decode(errors="replace")[:500]
+    if status == 400 and any(words in text for words in FULL):
+        code = TOO_LONG
     return UpstreamError(
         text or f"the upstream answered with status {status} and no body",
         status=status,

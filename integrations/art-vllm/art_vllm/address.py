@@ -5,9 +5,11 @@ Knows nothing about who started the server.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +22,8 @@ from art_vllm.client import VllmClient
 from art_vllm.unmasked import is_constrained, is_plain, unmask, unmask_stream
 
 T = TypeVar("T")
+
+log = logging.getLogger("art_core.engine")
 
 
 class AddressEngine:
@@ -36,25 +40,42 @@ class AddressEngine:
         self._client = VllmClient(base_url)
         self._base = ""
         """The base model's name on the server."""
+        self._context: int | None = None
+        """Tokens of prompt and answer, where the server says."""
         self._reload = "reload_weights"
         """The method of the server's worker that loads whole weights."""
         self._newest = self._whole_version = 0
         """The newest version, and that of the server's whole weights."""
         self._adapters: dict[int, Path] = {}
         """By version, those that the server has."""
+        self._bringing_back = asyncio.Lock()
+        """Held while an adapter is loaded again that the server has lost: of many requests that miss it one does that."""
         # Another run may use this server: neither its adapters nor what is cached under their names are ours.
         self._salt: str | None = uuid.uuid4().hex
         self._keeps_start = command_line.adapter_rank(model_folder, config) > 0
 
+    @property
+    def base_url(self) -> str:
+        """The server's; of our own another after each of its deaths."""
+        return self._client.base_url
+
     async def start(self) -> None:
         """Ask the server for its model. Raises UpstreamError where it does not answer."""
-        self._base = await self._client.base_model()
+        try:
+            self._base, self._context = await self._client.base_model()
+        except UpstreamError as error:
+            await self._client.stop()
+            if error.status != 404:
+                raise
+            raise ConfigError(
+                f"{self.base_url} has no list of models ({error}); give the address of a vLLM server as its clients "
+                "use it: engine='http://HOST:PORT/v1'"
+            ) from error
 
     async def stop(self) -> None:
         """Take our adapters off the server, and close the connections."""
         for version in list(self._adapters):
-            with suppress(UpstreamError):  # it may have ended before us
-                await self.retire(version)
+            await self.retire(version)
         await self._client.stop()
 
     def at(self, version: int) -> Upstream:
@@ -71,16 +92,49 @@ class AddressEngine:
 
     async def answer(self, request: JsonDict, version: int) -> JsonDict:
         version, constrained = self._current(version), self._constrained(request)
-        answer = await self.lasting(lambda: self._client.chat(self._asking(request, version)))
+        answer = await self._there(version, lambda: self._client.chat(self._asking(request, version)))
         if constrained:
             await unmask(answer, partial(self._score, version))
         return answer | self._of(request, version)
 
     async def chunks(self, request: JsonDict, version: int) -> AsyncIterator[JsonDict]:
         version, constrained = self._current(version), self._constrained(request)
-        async with aclosing(self._client.stream(self._asking(request, version))) as chunks:
+        async with aclosing(self._streamed(request, version)) as chunks:
             async for chunk in unmask_stream(chunks, partial(self._score, version)) if constrained else chunks:
                 yield chunk | self._of(request, version)
+
+    async def _streamed(self, request: JsonDict, version: int) -> AsyncIterator[JsonDict]:
+        tries = 0
+        while True:
+            try:
+                async with aclosing(self._client.stream(self._asking(request, version))) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except UpstreamError as error:  # a 404 comes before the first chunk
+                tries += 1
+                if tries > 1 or not await self._lost_adapter(version, error):
+                    raise
+
+    async def _there(self, version: int, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``ask`` answers; where the server has lost the adapter of ``version``, ask again when it has it."""
+        try:
+            return await self.lasting(ask)
+        except UpstreamError as error:
+            if not await self._lost_adapter(version, error):
+                raise
+        return await self.lasting(ask)
+
+    async def _lost_adapter(self, version: int, error: UpstreamError) -> bool:
+        """Say whether a request was refused because the server, which others may start anew, has an adapter no more; load it
+        again then."""
+        if error.status != 404 or version not in self._adapters:
+            return False
+        async with self._bringing_back:
+            if version in self._adapters and not await self._client.serves(self._adapter_name(version)):
+                log.warning("%s has lost version %d of the weights (was it started anew?)", self.base_url, version)
+                await self._client.load_adapter(self._adapter_name(version), self._adapters[version])
+        return True
 
     def _current(self, version: int) -> int:
         """Return the version that answers who asks for ``version``: whole weights are gone when the next have come."""
@@ -114,8 +168,16 @@ class AddressEngine:
         return await ask()
 
     def _asking(self, request: JsonDict, version: int) -> JsonDict:
-        named = {**request, "model": self._name(version)}
+        named = {**request, "model": self._name(version), **self._limit(request)}
         return named if self._salt is None else {"cache_salt": self._salt, **named}
+
+    def _limit(self, request: JsonDict) -> JsonDict:
+        """Return the answer's limit in tokens: vLLM has none of its own but the context, and refuses one beyond that."""
+        name = "max_tokens" if request.get("max_completion_tokens") is None else "max_completion_tokens"
+        asked = request.get(name)
+        limit = self.config.max_tokens if asked is None else asked
+        beyond = self._context is not None and isinstance(limit, int) and limit > self._context
+        return {name: self._context if beyond else limit}
 
     def _name(self, version: int) -> str:
         return self._adapter_name(version) if version in self._adapters else self._base
@@ -149,17 +211,20 @@ class AddressEngine:
         self._newest = version
 
     async def retire(self, version: int) -> None:
-        """Forget an adapter; whole weights were forgotten when the next came."""
+        """Forget an adapter; whole weights were forgotten when the next came. A server that cannot be told keeps it."""
         if version in self._adapters:
-            await self.lasting(lambda: self._client.unload_adapter(self._adapter_name(version)))
-            del self._adapters[version]
+            try:
+                await self.lasting(lambda: self._client.unload_adapter(self._adapter_name(version)))
+            except UpstreamError as error:  # of no use to whoever closes a rollout
+                log.info("version %d of the weights was not taken off %s: %s", version, self.base_url, error)
+            self._adapters.pop(version, None)
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """Return the logprob (nats, temperature 1) of every token but the first under the newest weights."""
         return await self._score(self._newest, ids)
 
     async def _score(self, version: int, ids: Sequence[int]) -> list[float]:
-        return await self.lasting(lambda: self._client.score(self._name(version), ids))
+        return await self._there(version, lambda: self._client.score(self._name(version), ids))
 
     async def counters(self) -> Mapping[str, float]:
         """Return the server's totals; other users of the server are counted too."""

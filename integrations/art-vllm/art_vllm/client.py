@@ -33,11 +33,15 @@ class VllmClient(HttpUpstream):
         super().__init__(base_url, api_key=os.environ.get("ART_UPSTREAM_API_KEY"))
         self.root = self.base_url.removesuffix("/v1")
 
-    async def base_model(self) -> str:
-        """Return the name under which the server serves the model that adapters are for."""
+    async def base_model(self) -> tuple[str, int | None]:
+        """Return the name under which the server serves the model that adapters are for, and its context in tokens."""
         served = (await self.models()).get("data") or [{}]
-        whole = [it for it in served if not it.get("parent")]
-        return str((whole or served)[0].get("id", ""))
+        whole = [it for it in served if not it.get("parent")] or served
+        return str(whole[0].get("id", "")), whole[0].get("max_model_len")
+
+    async def serves(self, name: str) -> bool:
+        """Say whether the server has a model or an adapter of this name."""
+        return any(it.get("id") == name for it in (await self.models()).get("data") or ())
 
     async def healthy(self) -> bool:
         """Say whether it answers and its engine lives."""
@@ -105,13 +109,14 @@ class VllmClient(HttpUpstream):
             ) from error
 
     async def counters(self) -> Mapping[str, float]:
-        """Return the totals since the server's start, named as ``abilities.Counts`` says; empty where it has none."""
+        """Return the totals since the server's start, named as ``abilities.Counts`` says; empty where it has none, 0 for one that
+        it lacks among others."""
         totals: dict[str, float] = {}
         for line in (await self._get("/metrics")).splitlines():
             name, _, value = line.rpartition(" ")
             if counter := COUNTERS.get(name.partition("{")[0]):
                 totals[counter] = totals.get(counter, 0.0) + float(value)
-        return totals
+        return dict.fromkeys(COUNTERS.values(), 0.0) | totals if totals else {}
 
     async def sleep(self) -> None:
         await self._tell("/sleep?level=1", {}, needs=DEVELOPER)

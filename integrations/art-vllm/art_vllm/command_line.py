@@ -128,6 +128,8 @@ def environment(model_folder: str, *, cuda: bool, own: bool) -> dict[str, str]:
         # What is imported from there belongs to another Python.
         for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
             variables.pop(name, None)
+    # Meant for another server: ours would refuse who does not send it, and it listens to this machine only.
+    variables.pop("VLLM_API_KEY", None)
     variables |= {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         # Reloading whole weights, dropping caches and sleeping are endpoints for developers; it listens to this machine only.

@@ -52,6 +52,8 @@ class VllmEngine(AddressEngine):
         self._whole: Path | None = None
         """Of the model's weights, where they are not the start's."""
         self._running = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._failure: ArtError | None = None
         self._deaths: deque[float] = deque(maxlen=RESTARTS)
         self._watching: asyncio.Task[None] | None = None
@@ -67,11 +69,6 @@ class VllmEngine(AddressEngine):
     def check() -> None:
         """Raise ConfigError where there is no vLLM."""
         environments.find()
-
-    @property
-    def base_url(self) -> str:
-        """The running server's; another after each of its deaths."""
-        return self._client.base_url
 
     def begin(self, run_dir: Path) -> None:
         """Write the server's log to ``vllm.log`` there."""
@@ -102,6 +99,7 @@ class VllmEngine(AddressEngine):
         self._client = self._server.client
         try:
             await self._server.start()
+            _, self._context = await self._client.base_model()
             await self._serve_again()
         except BaseException:
             await self._server.stop()
@@ -112,8 +110,14 @@ class VllmEngine(AddressEngine):
         """Load what the server before this one had."""
         if self._whole is not None:
             await self._client.reload(self._whole, method=self._reload)
+        await self._load_adapters()
+
+    async def _load_adapters(self) -> None:
         for version, folder in list(self._adapters.items()):
-            await self._client.load_adapter(self._adapter_name(version), folder)
+            if folder.is_dir():
+                await self._client.load_adapter(self._adapter_name(version), folder)
+            else:  # an old one, of a rollout that was held open for some steps: newer weights answer it
+                del self._adapters[version]
 
     async def stop(self) -> None:
         """End the server, with all that it started."""
@@ -136,6 +140,7 @@ class VllmEngine(AddressEngine):
             for name, count in self._counting.items():
                 self._counted[name] = self._counted.get(name, 0.0) + count
             self._counting = {}
+            await self._awake.wait()  # not while the GPU belongs to others
             try:
                 await self._restart()
             except ArtError as error:
@@ -144,17 +149,19 @@ class VllmEngine(AddressEngine):
                 self._running.set()
 
     async def _restart(self) -> None:
+        why = self._server.last_words()
         while len(self._deaths) < RESTARTS or time.monotonic() - self._deaths[0] > WITHIN:
             self._deaths.append(time.monotonic())
             try:
                 await self._serve()
             except ArtError as error:
-                log.warning("%s", error)
+                why = str(error)
+                log.warning("%s", why)
             else:
                 return log.warning("vLLM is back; requests that were in flight are sent again")
         raise ConfigError(
             f"vLLM was started again {RESTARTS} times within {WITHIN / 60:.0f} minutes and died each time: "
-            f"{self._server.last_words()}; where memory was short: engine_args={{'gpu-memory-utilization': 0.4}}, fewer "
+            f"{why}; where memory was short: engine_args={{'gpu-memory-utilization': 0.4}}, fewer "
             "max_concurrent or a smaller max_context"
         )
 
@@ -209,8 +216,7 @@ class VllmEngine(AddressEngine):
             async with asyncio.timeout(DYING_SECONDS):
                 await server.ended()
         except TimeoutError:
-            server.kill()
-            await server.ended()
+            await server.stop()  # not the guard alone: what ignores its death would live on
         if self._server is server and self._failure is None:
             self._running.clear()  # whoever watches the server may not have been told yet
         return True
@@ -243,16 +249,18 @@ class VllmEngine(AddressEngine):
         return {name: self._counted.get(name, 0.0) + self._counting.get(name, 0.0) for name in names}
 
     async def rest(self) -> None:
-        """Leave the GPU to others: the weights go to the machine's memory, what was computed is forgotten."""
+        """Leave the GPU to others: the weights go to the machine's memory, what was computed is forgotten. A server that dies
+        meanwhile is started again by ``wake``."""
         if self._sleeps:
             await self.lasting(lambda: self._client.sleep())
+            self._awake.clear()
 
     async def wake(self) -> None:
         """Be ready again. Adapters are loaded anew: what a sleeping server keeps of them is not to be relied on."""
         if self._sleeps:
+            self._awake.set()
             await self.lasting(self._wake)
 
     async def _wake(self) -> None:
         await self._client.wake_up()
-        for version, folder in list(self._adapters.items()):
-            await self._client.load_adapter(self._adapter_name(version), folder)
+        await self._load_adapters()

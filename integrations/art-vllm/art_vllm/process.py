@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, StoreError
 from art_vllm.client import VllmClient
 
 GUARD = Path(__file__).with_name("guard.py")
@@ -28,9 +28,9 @@ LAST_BYTES = 200_000
 """Of the log, that are read for what went wrong."""
 PREFIX = re.compile(r"^(?:\(\w[^)]*pid=\d+\) )?(?:(?:DEBUG|INFO|WARNING|ERROR) [\d:. -]+\[[^\]]*\] ?)?")
 """What vLLM writes before every line: process, level, time, place."""
-TELLING = re.compile(r"^(?:[\w.]*(?:Error|Exception|Interrupt|Exit)\b(?::| \()|.*\berror: |.*Killed)")
+TELLING = re.compile(r"^(?:[\w.]*(?:Error|Exception|Interrupt|Exit)\b(?::| \()|.*\berror: |.*Killed|Value error, )")
 """A line that names an error."""
-ECHO = re.compile(r"root cause|Worker failed with error|WorkerProc initialization failed")
+ECHO = re.compile(r"root cause|Worker failed with error|WorkerProc initialization failed|validation errors? for ")
 """A line that says only that another one does."""
 
 log = logging.getLogger("art_core.engine")
@@ -49,14 +49,18 @@ class Server:
         self._log_start = 0
 
     async def start(self) -> None:
-        """Start it and return when it answers. ConfigError, with what its log says, where it ends instead."""
+        """Start it and return when it answers. ConfigError, with what its log says, where it ends instead; StoreError where
+        neither it nor its log can be opened."""
         started = said = time.monotonic()
-        with self.log_file.open("ab") as sink:
-            self._log_start = sink.tell()
-            self._guard = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", str(GUARD), *self._command,
-                stdin=asyncio.subprocess.PIPE, stdout=sink, stderr=sink, env=self._variables, start_new_session=True,
-            )  # fmt: skip
+        try:
+            with self.log_file.open("ab") as sink:
+                self._log_start = sink.tell()
+                self._guard = await asyncio.create_subprocess_exec(
+                    sys.executable, "-I", str(GUARD), *self._command,
+                    stdin=asyncio.subprocess.PIPE, stdout=sink, stderr=sink, env=self._variables, start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            raise StoreError(f"vLLM cannot be started with the log {self.log_file}: {error}") from error
         log.info("vLLM is starting (log: %s)", self.log_file)
         while not await self.client.healthy():
             if self._guard.returncode is not None:
@@ -110,10 +114,13 @@ class Server:
         return next((line[:160] for line in reversed(lines) if line), "nothing in its log yet")
 
     def _read(self) -> str:
-        with self.log_file.open("rb") as stream:
-            stream.seek(0, os.SEEK_END)
-            stream.seek(max(self._log_start, stream.tell() - LAST_BYTES))
-            return stream.read().decode(errors="replace")
+        try:
+            with self.log_file.open("rb") as stream:
+                stream.seek(0, os.SEEK_END)
+                stream.seek(max(self._log_start, stream.tell() - LAST_BYTES))
+                return stream.read().decode(errors="replace")
+        except OSError:  # somebody has deleted it; that must not keep the server from coming back
+            return ""
 
 
 def free_port() -> int:

@@ -16,12 +16,17 @@ from urllib.parse import urlparse
 
 PLACE = Path(os.environ["FAKE_VLLM_DIR"])
 OPTIONS = sys.argv[1:]
+CONTEXT = 2048
 MODELS = [OPTIONS[OPTIONS.index("--served-model-name") + 1]]
 BROKEN = """(APIServer pid=7) INFO 11-21 11:27:52 [api_utils.py:286] non-default args: {'port': 1}
 (EngineCore pid=8) ERROR 11-21 11:27:59 [core.py:1] Traceback (most recent call last):
 (EngineCore pid=8) ERROR 11-21 11:27:59 [core.py:1]   File "core.py", line 1, in run
 (EngineCore pid=8) ERROR 11-21 11:27:59 [core.py:1] ValueError: Free memory on device cuda:0 is less than desired
 (APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"""
+
+INVALID = """pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, User-specified max_model_len (9000) is greater than the derived max_model_len
+    For further information visit https://errors.pydantic.dev"""
 
 
 def note(**entry) -> None:
@@ -33,6 +38,9 @@ def first_time(name: str) -> bool:
     there = (PLACE / name).exists()
     (PLACE / name).touch()
     return not there
+
+
+ill = False
 
 
 def die() -> None:
@@ -59,19 +67,19 @@ class Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         match self.path:
             case "/health":
-                self.reply("")
+                self.reply("", 503 if ill else 200)
             case "/v1/models":
-                self.reply(
-                    {
-                        "data": [
-                            {"id": name, "parent": MODELS[0] if index else None} for index, name in enumerate(MODELS)
-                        ]
-                    }
-                )
+                parents = [None, *[MODELS[0]] * (len(MODELS) - 1)]
+                served = zip(MODELS, parents, strict=True)
+                self.reply({"data": [{"id": id, "parent": parent, "max_model_len": CONTEXT} for id, parent in served]})
             case "/metrics":
                 values = {"prompt_tokens": 30, "prefix_cache_hits": 20, "generation_tokens": 10}
+                if "--no-enable-prefix-caching" in OPTIONS:
+                    del values["prefix_cache_hits"]
                 lines = [f'vllm:{name}_total{{engine="0"}} {value}.0' for name, value in values.items()]
                 self.reply("\n".join(["# HELP", *lines, 'vllm:prompt_tokens_created{engine="0"} 1.7e9']))
+            case _:
+                self.reply({"detail": "Not Found"}, 404)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -82,6 +90,8 @@ class Answers(BaseHTTPRequestHandler):
             return self.reply({"detail": "Not Found"}, 404)
         match path:
             case "/v1/load_lora_adapter":
+                if not Path(body["lora_path"]).is_dir():
+                    return self.refuse("Loading lora failed: No adapter found for <path>", 404)
                 if body["lora_path"].endswith("/corrupt"):
                     return self.refuse("Call to add_lora method failed: header too large", 500)
                 MODELS.append(body["lora_name"])
@@ -92,12 +102,17 @@ class Answers(BaseHTTPRequestHandler):
                 MODELS.remove(body["lora_name"])
                 self.reply("Success")
             case "/v1/completions":
-                after = [{str(token): {"logprob": -token / 8}} for token in body["prompt"][1:]]
-                self.reply({"choices": [{"prompt_logprobs": [None, *after]}]})
+                self.score(body)
             case "/v1/chat/completions":
                 self.chat(body)
             case _:
                 self.reply({"success": True})
+
+    def score(self, body: dict) -> None:
+        if body["model"] not in MODELS:
+            return self.refuse(f"The model `{body['model']}` does not exist.", 404)
+        after = [{str(token): {"logprob": -token / 8}} for token in body["prompt"][1:]]
+        self.reply({"choices": [{"prompt_logprobs": [None, *after]}]})
 
     def chat(self, body: dict) -> None:
         text = body["messages"][-1]["content"]
@@ -106,6 +121,15 @@ class Answers(BaseHTTPRequestHandler):
         if (text.startswith("die once") and first_time(text)) or text == "die":
             time.sleep(0.1)
             die()
+        limit = body.get("max_completion_tokens") or body.get("max_tokens") or CONTEXT
+        if limit > CONTEXT:
+            return self.refuse(f"max_tokens={limit} cannot be greater than max_model_len={CONTEXT}", 400)
+        if text == "limit":
+            text = str(limit)
+        if text == "ill once" and first_time(text):
+            global ill
+            ill = True
+            return self.refuse("EngineCore encountered an issue", 500)
         if text == "wrong":
             return self.refuse("no such thing", 500)
         if text == "slow":
@@ -148,8 +172,8 @@ def main() -> None:
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     note(options=OPTIONS, pids=[os.getpid(), worker.pid], cache=os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
     match os.environ.get("FAKE_VLLM"):
-        case "broken":
-            print(BROKEN, flush=True)
+        case "broken" | "invalid" as how:
+            print(BROKEN if how == "broken" else INVALID, flush=True)
             sys.exit(1)
         case "breaks later" if not first_time("started"):
             print(BROKEN, flush=True)

@@ -88,6 +88,11 @@ def test_a_foreign_python_is_not_given_our_modules(monkeypatch):
     assert on_cpu["PYTHONPATH"] == str(command_line.INSIDE) and on_cpu["VLLM_CPU_KVCACHE_SPACE"] == "1"
 
 
+def test_a_key_for_another_vllm_is_not_asked_for_by_our_own(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert "VLLM_API_KEY" not in command_line.environment(str(TINY), cuda=True, own=True)
+
+
 def test_vllm_is_found_where_it_is_named(fake):
     found = environment.find()
     assert (found.python, found.version, found.cuda) == (os.environ["ART_VLLM_PYTHON"], "0.32.0", False)

@@ -58,6 +58,16 @@ async def test_a_server_of_its_own_answers_with_the_start_weights_and_leaves_not
     assert "serving" in fake.log()
 
 
+@pytest.mark.parametrize("own", [True, False])
+async def test_an_answer_has_the_runs_limit_where_the_agent_asks_for_none_and_never_more_than_the_context(fake, own):
+    async with running(fake.engine(max_tokens=77)) if own else foreign(fake, settings={"max_tokens": 77}) as it:
+        asked = ({}, {"max_tokens": 5}, {"max_tokens": 9000}, {"max_completion_tokens": 9000}, {"max_tokens": None})
+        said_by = [said(await it.chat(asking("limit", **limit))).split(": ")[1] for limit in asked]
+        chunks = await streamed(it, "limit")
+    assert said_by == ["77", "5", "2048", "2048", "77"]
+    assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == "77"
+
+
 async def test_its_log_is_continued_by_the_next_start(fake):
     for _ in range(2):
         async with running(fake.engine()):
@@ -83,6 +93,12 @@ async def test_a_start_that_fails_says_the_exception_and_not_its_trace(fake, mon
         await fake.engine().start()
     assert "Traceback" not in str(raised.value) and "See root cause" not in str(raised.value)
     assert not fake.living()
+
+
+async def test_a_start_with_a_value_that_vllm_refuses_says_its_reason(fake, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "invalid")
+    with pytest.raises(ConfigError, match=r": Value error, User-specified max_model_len \(9000\) is greater"):
+        await fake.engine(max_context=9000).start()
 
 
 async def test_a_start_that_is_given_up_leaves_nothing(fake, monkeypatch):
@@ -159,6 +175,11 @@ async def test_it_scores_a_text_and_counts_tokens(fake):
         assert await it.counters() == counted
         assert said(await it.chat(asking("die once"))) == "policy@0: die once"
         assert await it.counters() == {name: 2 * count for name, count in counted.items()}
+
+
+async def test_a_server_that_counts_only_some_of_it_gives_0_for_the_rest(fake):
+    async with running(fake.engine(engine_args={"enable-prefix-caching": False})) as it:
+        assert await it.counters() == {"prompt_tokens": 30.0, "cached_tokens": 0.0, "sampled_tokens": 10.0}
 
 
 @pytest.mark.parametrize("constraint", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
@@ -280,14 +301,14 @@ async def test_a_guard_that_is_killed_takes_the_server_with_it(fake):
 
 
 @asynccontextmanager
-async def foreign(fake, temperature=1.0, **variables):
+async def foreign(fake, path="/v1", settings=None, **variables):
     """A server that somebody else runs, and the engine at its address."""
-    port = process.free_port()
+    port, config = process.free_port(), fake.engine(**settings or {}).config
     python = os.environ["ART_VLLM_PYTHON"]
     line = [python, "-m", "vllm", "--served-model-name", "their/model", "--port", str(port)]
     server = subprocess.Popen(line, env={**os.environ, **variables}, start_new_session=True)
     try:
-        it = AddressEngine("tiny", fake.engine(temperature=temperature).config, base_url=f"http://127.0.0.1:{port}/v1")
+        it = AddressEngine("tiny", config, base_url=f"http://127.0.0.1:{port}{path}")
         while not await it._client.healthy():
             await asyncio.sleep(0.05)
         async with running(it):
@@ -322,13 +343,13 @@ async def test_whole_weights_answer_in_place_of_those_before_them_and_say_so(fak
     ("run", "request_", "of"), [(1.0, 0.3, 1.0), (1.0, 0, None), (1.0, None, None), (0.7, 0.7, None)]
 )
 async def test_logprobs_of_another_temperature_than_the_requests_are_marked(fake, run, request_, of):
-    async with foreign(fake, temperature=run) as it:
+    async with foreign(fake, settings={"temperature": run}) as it:
         answer = await it.chat(asking("hi", **({} if request_ is None else {"temperature": request_})))
     assert answer.get("logprobs_temperature") == of
 
 
 async def test_a_grammar_at_a_temperature_whose_logprobs_vllm_does_not_tell_is_refused(fake):
-    async with foreign(fake, temperature=0.7) as it:
+    async with foreign(fake, settings={"temperature": 0.7}) as it:
         with pytest.raises(
             UpstreamError, match=r"at temperature 0.7 of an answer that a grammar constrains"
         ) as refused:
@@ -349,6 +370,12 @@ async def test_an_address_where_nothing_answers_is_said(fake):
     with pytest.raises(UpstreamError, match=r"127.0.0.1:9.* is the server running"):
         await it.start()
     await it.stop()
+
+
+async def test_an_address_without_its_end_is_said(fake):
+    with pytest.raises(ConfigError, match=r"has no list of models.*engine='http://HOST:PORT/v1'"):
+        async with foreign(fake, path=""):
+            pass
 
 
 async def test_an_adapter_that_the_server_was_not_started_for_is_refused_with_the_setting(fake):
