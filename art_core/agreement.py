@@ -32,11 +32,11 @@ USUAL_LOSS = "grpo"
 
 
 def check_begun_with(store: Store, run_dir: Path, config: TrainConfig, folder: str, loss: str) -> None:
-    """Note what a new run folder is begun with; of one that goes on, refuse other start weights (in ``folder``) with a
-    ConfigError, and say which settings differ."""
+    """Note what a run folder is begun with, also where a start before failed; of one that goes on, refuse other start weights
+    (in ``folder``) with a ConfigError, and say which settings differ."""
     mine, settings = weights_hash(folder), dataclasses.asdict(config)
     theirs = store.meta("start_weights")
-    if theirs is None:
+    if theirs is None or not store.openings():
         model = config.model
         store.set_meta("start_weights", mine)
         store.set_meta("model", model if model == "tiny" or not Path(model).exists() else str(Path(model).resolve()))

@@ -23,9 +23,10 @@ MOSTLY_UNTRAINED = (
 )
 
 FRESH = (
-    "after every step the engine served the new weights; {:.0f} steps changed too little to tell. Engine and learner differ by "
-    "{:.2g} nats over a fixed text"
+    "the engine served the new weights after every step ({untold} of {swaps} changed too little to tell); it differs from the "
+    "learner by {mismatch:.2g} nats over a fixed text"
 )
+UNTOLD = "none of {swaps} steps changed enough to tell whether the engine served the new weights"
 
 
 @dataclass
@@ -40,18 +41,33 @@ class Lessons:
     """Steps in a row in which no run had a reward, nor any of its calls."""
     why: str = ""
     """Why they have none."""
+    swaps: int = 0
+    """Steps after which the sentinel has looked at the engine."""
+    untold: int = 0
+    """Those of them that changed too little to tell."""
+    mismatch: float = 0.0
+    """At the last, in nats."""
 
     def add(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
         self.taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
         self.flat = 0 if metrics["groups_with_contrast"] else self.flat + 1
         self.blind = 0 if any(is_scored(t) for g in groups for t in g.trajectories) else self.blind + 1
         self.why = ", ".join(why_unscored(groups))
+        if "mismatch" in metrics:
+            self.swaps, self.untold = self.swaps + 1, self.untold + int(metrics["cannot_tell"])
+            self.mismatch = metrics["mismatch"]
 
     def hopeless(self) -> str | None:
         """Return why there is no use in going on; None where there is."""
         if self.blind < FLAT_STEPS:
             return None
         return f"no run of the last {self.blind} steps could be scored ({self.why})"
+
+    def freshness(self) -> str | None:
+        """Return whether the engine served what was learnt; None where nobody has looked."""
+        if not self.swaps:
+            return None
+        return (UNTOLD if self.untold == self.swaps else FRESH).format(**vars(self))
 
 
 def say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> None:

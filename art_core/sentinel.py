@@ -27,10 +27,16 @@ DAMAGED = 10.0
 LEAST = -9999.0
 """What vLLM says for a logprob of minus infinity."""
 LARGE = 0.1
-"""Nats; more than number formats leave between two implementations of one model."""
+"""Nats; more than 16 bits leave between two implementations of one model."""
+FOREIGN = 1.0
+"""Nats; more than any number format leaves."""
 DIFFERENT = (
-    "engine and learner, with the same weights, differ by %.3g nats over a fixed text: they do not compute the same model, or "
+    "engine and learner, with the start weights, differ by %.3g nats over a fixed text: they do not compute the same model, or "
     "one of them in a coarse number format"
+)
+OTHER_MODEL = (
+    "engine and learner should both have the start weights, and differ by {:.3g} nats over a fixed text: they do not compute the "
+    "same model. Nothing is trained; start the engine's server with the model that the run is given as model="
 )
 
 BROKEN = (
@@ -54,8 +60,6 @@ class State:
     """Under the weights that the run began with, by the learner."""
     noise: float = FLOOR
     """The distance between engine and learner while both had the same weights, at least ``FLOOR``."""
-    cannot_tell: int = 0
-    """Swaps that changed less than the noise."""
 
 
 class Sentinel:
@@ -85,10 +89,13 @@ class Sentinel:
         served, learnt = logprobs
         self._served_last = served
         if not state.ids:
-            self._state = State(ids, learnt, max(FLOOR, distance(served, learnt)))
+            noise = distance(served, learnt)
+            if noise > FOREIGN:
+                raise StaleWeightsError(OTHER_MODEL.format(noise))
+            if noise > LARGE:
+                log.warning(DIFFERENT, noise)
+            self._state = State(ids, learnt, max(FLOOR, noise))
             self._keep(asdict(self._state))
-            if self._state.noise > LARGE:
-                log.warning(DIFFERENT, self._state.noise)
         self._told = version, learnt
 
     async def going_on(self) -> None:
@@ -106,7 +113,7 @@ class Sentinel:
             await self.check(version)
 
     async def check(self, version: int) -> dict[str, float]:
-        """Return metrics: ``mismatch``, the distance between engine and learner, and ``cannot_tell``, the swaps so far that
+        """Return metrics: ``mismatch``, the distance between engine and learner, and ``cannot_tell``, 1 where the swap
         changed too little to tell. Raises StaleWeightsError where the engine does not serve ``version``."""
         if self._told is None or (logprobs := await self._ask(self._state.ids)) is None:
             return {}
@@ -128,10 +135,7 @@ class Sentinel:
             )  # fmt: skip
         if changed > noise:
             self._told = version, learnt
-        else:
-            self._state.cannot_tell += 1
-            self._keep(asdict(self._state))
-        return {"mismatch": mismatch, "cannot_tell": float(self._state.cannot_tell)}
+        return {"mismatch": mismatch, "cannot_tell": float(changed <= noise)}
 
     async def _still(self, version: int) -> None:
         served = await self._served(self._state.ids)

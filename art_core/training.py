@@ -21,7 +21,7 @@ from art_core.display import Display, display
 from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import write_whole
-from art_core.lessons import FLAT_STEPS, FRESH, Lessons, flat_advice, say_untrained
+from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
 from art_core.metrics import apart
 from art_core.pipeline import Pipeline
 from art_core.plugins import Plugins
@@ -152,7 +152,7 @@ async def _loop(
     screen: Display,
 ) -> None:
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
-    lessons, reason, metrics, groups = Lessons(), None, {}, []
+    lessons, reason, groups = Lessons(), None, []
     steps, ahead = run.config.steps, run.config.max_staleness
     if run.step:
         screen.say(f"{run.run_dir}: {'finished already' if run.step >= steps else 'going on'} after step {run.step}")
@@ -175,20 +175,19 @@ async def _loop(
             lessons.add(metrics, groups)
             if lessons.flat and lessons.flat % FLAT_STEPS == 0 and not lessons.hopeless():
                 screen.say(flat_advice(lessons.flat, groups))
-    _say_end(run, reason, lessons, metrics, groups, screen)
+    _say_end(run, reason, lessons, groups, screen)
 
 
 def _say_end(
     run: Run,
     reason: str | None,
     lessons: Lessons,
-    metrics: Mapping[str, float],
     groups: Sequence[Group],
     screen: Display,
 ) -> None:
-    """``metrics`` and ``groups`` are those of the last step; empty where there was none."""
-    if "cannot_tell" in metrics:
-        screen.say(FRESH.format(metrics["cannot_tell"], metrics["mismatch"]))
+    """``groups`` are those of the last step; empty where there was none."""
+    if fresh := lessons.freshness():
+        screen.say(fresh)
     if reason:
         screen.say(ENDED.format(run.step, run.config.steps, reason, str(run.run_dir)))
     elif lessons.hopeless() or (lessons.flat % FLAT_STEPS and not lessons.taught):

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,6 +138,20 @@ async def test_a_run_folder_that_belongs_to_another_model(tmp_path):
     with pytest.raises(ConfigError, match=r"belongs to another model: it was begun with 'tiny'"):
         async with run_of(tmp_path, model=str(other)):
             pass
+
+
+async def test_a_run_folder_in_which_a_start_has_failed_may_be_begun_with_another_model(tmp_path):
+    async def fail():
+        raise ConfigError("no such file")
+
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no such file"):
+        async with run_of(tmp_path, model=str(other), engine=SimpleNamespace(start=fail)):
+            pass
+    async with run_of(tmp_path) as run:
+        assert run.store.meta("model") == "tiny"
 
 
 async def test_a_run_folder_that_cannot_be_made(tmp_path):

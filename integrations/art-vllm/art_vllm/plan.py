@@ -369,7 +369,7 @@ def _changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
     if setup.trainer == "unsloth" and not setup.in_4bit:
         yield "load_in_4bit=True", replace(setup, load_in_4bit=True)
     if setup.engine == "vllm" and not setup.serve_in_8bit:
-        yield 'engine_args={"quantization": "fp8"}: serve in 8 bits', replace(setup, serve_in_8bit=True)
+        yield "--serve-in-8bit: vLLM keeps the weights in 8 bits", replace(setup, serve_in_8bit=True)
     if setup.staleness:
         yield "max_staleness=0: learner and vLLM take turns", replace(setup, staleness=0)
     yield from _smaller_or_more(setup)

@@ -136,7 +136,7 @@ def notes(setup: Setup) -> Iterator[str]:
         (adapted, "PEFT's all-linear adapts every expert and the router, which is most of the adapter"),
         (shape.experts and setup.in_4bit, "bitsandbytes packs no fused experts, so they are counted in 16 bits"),
         (shape.packed, "its files hold fewer than 16 bits a weight, so vLLM may take less than is counted here"),
-        (setup.serve_in_8bit, "what is served differs from what is trained; give importance_cap=2 and watch logprob_gap"),
+        (setup.serve_in_8bit, "what is served differs from what is trained, so importance_cap=2; watch logprob_gap"),
         (setup.engine == "embedded", "seconds are for an engine that keeps the GPU busy, which the embedded one does not"),
         (setup.gpus > 1, "the learner works on one GPU, so more of them help serving only"),
         (setup.gpu.name == "T4", "a T4 has no bfloat16; float16 is used"),
@@ -188,6 +188,8 @@ def _settings(found: Plan) -> Iterator[str]:
             yield f"{name}={getattr(setup, name)}"
     if setup.staleness:
         yield f"max_staleness={setup.staleness}"
+    if setup.serve_in_8bit:
+        yield "importance_cap=2"
     if setup.engine == "vllm":
         options = ", ".join(f'"{name}": {value!r}'.replace("'", '"') for name, value in engine_args(found).items())
         yield f"engine_args={{{options}}}"

@@ -55,7 +55,7 @@ def test_the_settings_to_paste_are_settings_of_a_run():
     given = ("--serve-in-8bit", "--staleness", "1", "--context", "2048", "--group-size", "4")
     config = pasted(*SEVEN_B, "--gpu", "24GB", *given)
     assert config.load_in_4bit and config.max_staleness == 1 and config.group_size == 4
-    assert config.engine_args["quantization"] == "fp8" and config.lora_rank == 16
+    assert config.engine_args["quantization"] == "fp8" and config.importance_cap == 2 and config.lora_rank == 16
 
 
 @pytest.mark.parametrize(

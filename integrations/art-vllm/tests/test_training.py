@@ -32,10 +32,11 @@ def test_the_email_agent_gets_better_on_vllm_with_unsloth_and_survives_the_death
 
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rewards = [step["reward"] for step in steps]
-    print(f"rewards {rewards}, could not be told {steps[-1]['cannot_tell']:.0f} of {STEPS} steps")
+    untold = sum(step["cannot_tell"] for step in steps)
+    print(f"rewards {rewards}, could not be told {untold:.0f} of {STEPS} steps")
     assert len(rewards) == STEPS and sum(rewards[-4:]) > sum(rewards[:4])
     assert all(step["mismatch"] < 1e-3 for step in steps)
-    assert f"{steps[-1]['cannot_tell']:.0f} steps changed too little to tell" in done.stderr
+    assert f"({untold:.0f} of {STEPS} changed too little to tell)" in done.stderr
 
     assert "vLLM died (exit code 137)" in done.stderr and "vLLM is back" in done.stderr
     with Store(folder / "run.sqlite") as store:
