@@ -154,12 +154,13 @@ def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
             f"frozen_model={config.frozen_model!r} answers the nodes that train_nodes= leaves out, with other_nodes='frozen'; "
             "give train_nodes=, or leave it out"
         )
-    if not isinstance(config.dynamic_sampling, bool):
-        raise ConfigError(f"dynamic_sampling={config.dynamic_sampling!r} cannot be used; give True or False")
     if not isinstance(config.engine_args, Mapping):
         raise ConfigError(
-            f"engine_args={config.engine_args!r} cannot be used; give a dict of options: {{'gpu-memory-utilization': 0.5}}"
+            f"engine_args={config.engine_args!r} cannot be used; give a dict of options, on the command line as JSON: "
+            """--set 'engine_args={"gpu-memory-utilization": 0.5, "enforce-eager": true}'"""
         )
+    if not isinstance(config.dynamic_sampling, bool):
+        raise ConfigError(f"dynamic_sampling={config.dynamic_sampling!r} cannot be used; give True or False")
     if config.group_size == 1 and "group_size" in values:
         raise ConfigError("group_size=1 has nothing to compare a run with; give at least 2 (8 is usual)")
     if config.temperature <= 0:

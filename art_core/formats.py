@@ -155,7 +155,7 @@ def _calls_written(template: str, kind: str) -> str | None:
     if "<|tool_call|>" in template:
         return {"gemma4": "gemma4", "phi3": "phi4_mini_json"}.get(kind, "granite")
     if "<tool_call>" in template:
-        return CALLS_OF_TYPES[kind] if kind.startswith("granite") else "hermes"
+        return CALLS_OF_TYPES.get(kind, "granite") if kind.startswith("granite") else "hermes"
     # A template that does not show tools belongs to a model that was not trained to call them: Moonlight's, for example,
     # whose type is that of DeepSeek V3.
     return CALLS_OF_TYPES.get(kind) if re.search(r"\btools\b", template) else None
@@ -202,7 +202,10 @@ def _texts(found: Sequence[Any]) -> list[str]:
 
 
 def _read_json(file: Path | None) -> dict[str, Any]:
-    return {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+    try:
+        return {} if file is None else dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{file} is not the JSON object that it should be: {error}; fetch it again") from error
 
 
 def _file(model: str, name: str) -> Path | None:

@@ -112,6 +112,7 @@ def test_the_edges_import_public_modules_of_the_core_only(side):
         "config",
         "folder",
         "formats",
+        "pretrained",
         "plugins",
         "store",
         "arguments",

@@ -309,8 +309,8 @@ def test_what_is_not_a_run_folder_or_holds_no_calls_is_refused(tmp_path):
 
 
 def test_the_command_says_it_by_its_exit_code(run_dir):
-    nowhere = CliRunner().invoke(app, ["audit", str(run_dir / "nowhere")])
-    assert nowhere.exit_code == 2 and "is not a run folder" in " ".join(nowhere.output.split())
+    nowhere = CliRunner().invoke(app, ["audit", str(run_dir / "nowhere")], env={"COLUMNS": "300"})
+    assert nowhere.exit_code == 2 and "is not a run folder" in nowhere.output
     clean = CliRunner().invoke(app, ["audit", str(run_dir), "--json"])
     assert clean.exit_code == 0 and json.loads(clean.stdout.splitlines()[-1])["clean"]
     change(run_dir, f"UPDATE calls SET temperature = 0.5 WHERE seq = {LAST}")

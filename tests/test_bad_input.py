@@ -46,6 +46,12 @@ def test_a_setting_that_does_not_exist_names_the_nearest(tmp_path):
         run_of(tmp_path, learning_rat=1e-3)
 
 
+@pytest.mark.parametrize("given", ['{"enforce-eager": True}', None, ["enforce-eager"]])
+def test_engine_args_that_are_no_dict(tmp_path, given):
+    with pytest.raises(ConfigError, match=r"engine_args=.* give a dict of options, on the command line as JSON"):
+        run_of(tmp_path, engine_args=given)
+
+
 @pytest.mark.parametrize(
     ("returned", "said"), [(float("nan"), "nan"), ("good", "good"), (None, "None"), ([1.0, 2.0], r"\[1.0, 2.0\]")]
 )
@@ -157,11 +163,6 @@ async def test_an_address_that_is_none(tmp_path, engine):
     with pytest.raises(ConfigError, match="is no whole address.*engine='http://HOST:PORT/v1'"):
         async with run_of(tmp_path, engine=engine):
             pass
-
-
-async def test_options_of_a_server_that_are_none(tmp_path):
-    with pytest.raises(ConfigError, match=r"engine_args='dtype=half' cannot be used; give a dict"):
-        run_of(tmp_path, engine_args="dtype=half")
 
 
 FULL_DISK = """

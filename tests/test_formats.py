@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,7 @@ def both(model: str) -> tuple[str | None, str | None]:
         ("{% if not thinking %}</think><｜Assistant｜><｜tool▁calls▁begin｜>", "deepseek_v3", "deepseek_v31", "deepseek_v3"),
         ("[TOOL_CALLS][THINK]", "mistral", "mistral", "mistral"),
         ("<tool_call>", "granite", "granite", None),
+        ("<tool_call>", "granitemoeshared", "granite", None),
         ("<|channel|>analysis", "gpt_oss", "openai", "openai_gptoss"),
         ("{{ tools }}", "mistral", "mistral", None),
         ("{{ message.content }}", "qwen2", None, None),
@@ -77,6 +79,15 @@ def test_the_template_says_which_formats_a_model_speaks(template, kind, tools, t
 def test_of_several_templates_each_counts(model):
     named = [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": "<tool_call>"}]
     assert tool_parser(model(named)) == "hermes"
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_file_that_is_no_json_object_is_named(name, model):
+    for text in ("{", "[1]"):
+        folder = Path(model("<tool_call>"))
+        (folder / name).write_text(text)
+        with pytest.raises(ConfigError, match=f"{name} is not the JSON object"):
+            tool_parser(str(folder))
 
 
 @pytest.mark.parametrize(

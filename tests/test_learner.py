@@ -158,6 +158,13 @@ def test_weights_that_do_not_fit_in_shared_memory_are_served_by_path(model_folde
         torch.testing.assert_close(parameters[name].data, tensor, msg=name)
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_whoever_may_read_the_config_of_published_weights_may_read_the_weights(model_folder, tmp_path, rank):
+    path = make_learner(model_folder, lora_rank=rank).publish(tmp_path / "serving").path
+    modes = {file.name: file.stat().st_mode for file in path.iterdir()}
+    assert any(name.endswith(".safetensors") for name in modes) and len(set(modes.values())) == 1
+
+
 def test_live_weights_with_an_unknown_name_or_none_at_all_are_refused(model_folder):
     name = "model.layers.0.mlp.up_proj.weight"
     tensor = make_learner(model_folder).weights().live[name]

@@ -105,6 +105,7 @@ def write_model(folder: Path, model: PreTrainedModel, source: str) -> None:
     """Write a model folder with the tokenizer of ``source``, a folder or a hub name."""
     with no_progress_bars():
         model.save_pretrained(folder)
+    _share(folder, like=folder / "config.json")
     if not Path(source).is_dir():
         load_tokenizer(source).save_pretrained(folder)
         return
@@ -127,6 +128,13 @@ def read_model(folder: Path, model: PreTrainedModel) -> None:
 def write_adapter(folder: Path, model: PeftModel) -> None:
     # Embeddings are never trained, and the automatic check would ask the hub for the base model's config.
     model.save_pretrained(folder / ADAPTER, save_embedding_layers=False)
+    _share(folder / ADAPTER, like=folder / ADAPTER / "adapter_config.json")
+
+
+def _share(folder: Path, *, like: Path) -> None:
+    """safetensors keeps its files from all other users, and a server may run as one of them."""
+    for file in folder.glob("*.safetensors"):
+        file.chmod(like.stat().st_mode)
 
 
 def read_adapter(folder: Path, model: PeftModel) -> None:

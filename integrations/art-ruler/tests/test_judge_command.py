@@ -77,7 +77,7 @@ def art(*arguments: object, put: str | None = None):
 
     if not any(group.typer_instance is judge_app for group in app.registered_groups):
         Plugins().call("register_commands", app=app)
-    return CliRunner().invoke(app, [str(it) for it in arguments], input=put)
+    return CliRunner().invoke(app, [str(it) for it in arguments], input=put, env={"COLUMNS": "300"})
 
 
 def scores(run: Path, rollout_id: str) -> list:

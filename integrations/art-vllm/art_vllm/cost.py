@@ -121,11 +121,12 @@ def _batch(found: Plan, workload: Workload) -> float:
 
 
 def _decode_bytes(setup: Setup, workload: Workload, batch: float) -> float:
-    """Return the bytes that are read to sample a step's tokens: per token of a batch the weights once, and each one's cache."""
+    """Return the bytes that all GPUs read to sample a step's tokens: per token of a batch the weights once, and each one's
+    cache."""
     shape, width = setup.shape, 1 if setup.serve_in_8bit else 2
     experts, touched = shape.expert_weights, 1.0
     if shape.experts:  # of the experts, those that some token of the batch takes, if all are as likely
         touched = 1 - (1 - shape.experts.per_token / shape.experts.count) ** batch
     weights = width * (shape.linear_weights - experts + touched * experts) + 2 * shape.head_weights
-    cache = sequence_bytes(setup) / setup.context * workload.decode.context
+    cache = setup.gpus * sequence_bytes(setup) / setup.context * workload.decode.context  # read on all GPUs
     return workload.decode.count * (weights / batch + cache)

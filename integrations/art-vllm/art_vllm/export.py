@@ -5,8 +5,10 @@ Knows nothing about the command line.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,7 +117,9 @@ def _check_asked(source: Source, merged: bool) -> None:
 
 
 def _check_place(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; give --out a folder, new or empty")
+    if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is there and not empty; give another --out, or delete it")
     if folder == Path.cwd():  # it takes the place of the empty folder
         raise ConfigError(f"{folder} is where you stand; give --out a name, such as --out my-model")
@@ -123,19 +127,41 @@ def _check_place(folder: Path) -> None:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[Path]:
-    """Give an empty folder to write to, which becomes ``folder`` when the block ends well and is gone where it does not."""
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    """Give an empty folder to write to, which becomes ``folder`` when the block ends well and is gone where it does not.
+
+    Raises ConfigError where another export to ``folder`` is being written.
+    """
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        unfinished.rename(folder)
+        with _held(folder.with_name(f".{folder.name}.unfinished")) as unfinished:
+            try:
+                yield unfinished
+                unfinished.rename(folder)
+            except BaseException:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                raise
     except StoreError:
         raise
     except (OSError, SafetensorError) as error:
         raise StoreError(f"the export {folder} could not be written: {error}; check space and permissions") from error
+
+
+@contextmanager
+def _held(unfinished: Path) -> Iterator[Path]:
+    """Make the folder, or empty what one that was killed has left, and keep other exports out of it."""
+    unfinished.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(unfinished, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another export is being written to {unfinished}; wait for it, or give another --out"
+            ) from error
+        for left in unfinished.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield unfinished
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _write(

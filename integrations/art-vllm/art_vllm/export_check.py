@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from peft import PeftModel
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from art_core.errors import ArtError
 from art_core.learner.replay import replay
+from art_core.pretrained import load_tokenizer
 from art_core.token_tree import build_tree
 from art_core.types import Call, TokenTree, Trajectory
 from art_vllm.export_source import Source
@@ -73,7 +74,7 @@ def _text(source: Source) -> tuple[str, TokenTree]:
         ids = [*source.call.prompt_ids, *source.call.sampled_ids]
         what = f"a stored call of version {source.call.policy_version}"
     else:
-        ids = AutoTokenizer.from_pretrained(source.start if source.adapter else source.checkpoint)(TEXT)["input_ids"]
+        ids = load_tokenizer(source.start if source.adapter else source.checkpoint)(TEXT)["input_ids"]
         what = "a fixed text"
     call = Call(prompt_ids=tuple(ids[:1]), sampled_ids=tuple(ids[1:]), logprobs=(0.0,) * (len(ids) - 1))
     return what, build_tree([Trajectory(task=None, calls=(call,))])

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from art_core.config import model_folder, weights_hash
 from art_core.errors import ConfigError, StoreError
 from art_core.folder import checkpoint_step, checkpoints, store_file
 from art_core.learner import checkpoint
+from art_core.pretrained import load_config
 from art_core.store import Store
 from art_core.types import Call
 
@@ -111,8 +112,8 @@ def _start(model: str, hashed: str | None, *, needed: bool) -> str | None:
 
 def _described(model: str) -> PreTrainedConfig:
     try:
-        return AutoConfig.from_pretrained(model)
-    except (OSError, ValueError, KeyError) as error:
+        return load_config(model)
+    except ConfigError as error:
         raise StoreError(f"the config of {model} cannot be loaded: {error}; put the model back where it was") from error
 
 

@@ -66,8 +66,9 @@ def find_gpu(text: str) -> Gpu:
             )
         return Gpu(text.strip(), int(memory))
     known = {_plain(gpu.name): gpu for gpu in GPUS} | {_plain(name): _named(gpu) for name, gpu in SHORT.items()}
-    # A card's size may be added to its name, as in "L4 24GB".
-    for name in (_plain(text), _plain(re.sub(r"[-\s]\d+\s*gi?b$", "", text.strip(), flags=re.IGNORECASE))):
+    # A card's size may be added to its name, as in "L4 24GB", and its form, as in "NVIDIA H100 80GB HBM3".
+    bare = re.sub(r"[-\s](sxm\d?|hbm\d\w?)\b", "", text.strip(), flags=re.IGNORECASE)
+    for name in (_plain(bare), _plain(re.sub(r"[-\s]\d+\s*gi?b$", "", bare, flags=re.IGNORECASE))):
         if name in known:
             return known[name]
     wanted = _plain(text)
@@ -84,4 +85,4 @@ def _named(name: str) -> Gpu:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]|nvidia|geforce", "", name.lower())
+    return re.sub(r"[^a-z0-9]|nvidia|geforce|tesla", "", name.lower())

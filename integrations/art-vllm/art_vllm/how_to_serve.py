@@ -25,12 +25,19 @@ def how_to_serve(written: Path, folder: Path, source: Source, dtype: str) -> dic
             arguments = ["--model", str(place / "merged"), "--served-model-name", source.name, "--dtype", dtype]
         else:
             arguments = ["--model", source.start, "--dtype", dtype, "--enable-lora", "--max-lora-rank", _room(written)]
-            arguments += ["--lora-modules", f"{source.name}={place / 'adapter'}"]
+            arguments += ["--lora-modules", _module(source.name, place / "adapter")]
         return shlex.join([*SERVER, *arguments, *formats])
 
     commands = {way: command(way, folder.resolve()) for way in ways}
     (written / "SERVE.md").write_text(_page(written, source, {way: command(way, Path()) for way in ways}))
     return commands
+
+
+def _module(name: str, adapter: Path) -> str:
+    """Return what ``--lora-modules`` takes: NAME=PATH, which is cut at the first "=" and is read as JSON where it has a comma."""
+    if "=" in name or "," in f"{name}{adapter}":
+        return json.dumps({"name": name, "path": str(adapter)})
+    return f"{name}={adapter}"
 
 
 def _adapter(folder: Path) -> dict[str, Any]:

@@ -34,9 +34,11 @@ def plan(
         Literal["auto", "unsloth", "torch"], typer.Option(help="auto: as on a GPU where Unsloth is installed.")
     ] = "auto",
     engine: Annotated[Literal["vllm", "embedded"], typer.Option(help="What serves the policy.")] = "vllm",
-    context: Annotated[int, typer.Option(min=1, help="Prompt plus answer, in tokens: max_context.")] = 8192,
-    group_size: Annotated[int, typer.Option(min=2, help="Runs of a task.")] = 8,
-    tasks_per_step: Annotated[int, typer.Option(min=1, help="Tasks of a step.")] = 8,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Prompt plus answer, in tokens: max_context; default: up to 8192.")
+    ] = None,
+    group_size: Annotated[int | None, typer.Option(min=2, help="Runs of a task; default: RUN's, else 8.")] = None,
+    tasks_per_step: Annotated[int | None, typer.Option(min=1, help="Tasks of a step; default: RUN's, else 8.")] = None,
     staleness: Annotated[int, typer.Option(min=0, help="max_staleness; above 0 nobody takes turns.")] = 0,
     run: Annotated[
         Path | None, typer.Option(help="A run folder: its newest steps say how many tokens a step has.")
@@ -57,7 +59,7 @@ def plan(
     from art_vllm.plan import Setup
     from art_vllm.plan import plan as make_plan
     from art_vllm.plan_report import as_json, report
-    from art_vllm.workload import assumed, measured
+    from art_vllm.workload import assumed, measured, step_of
 
     if full and lora_rank is not None:
         raise ConfigError("--full trains all weights, so it has no --lora-rank; leave one of the two out")
@@ -65,11 +67,15 @@ def plan(
         raise ConfigError(
             f"--gpu {gpu} is only a size, so there are no seconds to pay for; name the GPU, such as 'RTX 4090'"
         )
+    usual = step_of(run) if run else (Setup.group_size, Setup.tasks_per_step)
+    group_size, tasks_per_step = group_size or usual[0], tasks_per_step or usual[1]
     runs = group_size * tasks_per_step
     work = measured(run) if run else assumed(runs, group_size, calls=calls, prompt=prompt, sampled=sampled)
+    shape = find_shape(model)
     setup = Setup(
-        shape=find_shape(model), gpu=find_gpu(gpu), gpus=gpus, lora_rank=0 if full else lora_rank,
-        load_in_4bit=load_in_4bit, learner=learner, engine=engine, serve_in_8bit=serve_in_8bit, context=context,
+        shape=shape, gpu=find_gpu(gpu), gpus=gpus, lora_rank=0 if full else lora_rank,
+        load_in_4bit=load_in_4bit, learner=learner, engine=engine, serve_in_8bit=serve_in_8bit,
+        context=context or min(Setup.context, shape.positions),
         group_size=group_size, tasks_per_step=tasks_per_step, staleness=staleness, tree=work.largest,
     )  # fmt: skip
     found = make_plan(setup)

@@ -13,6 +13,8 @@ COUNTED = frozenset(
 )  # others are taken for a Llama with what their config says
 """``model_type`` of the models whose parameters are counted exactly."""
 QK_NORM = frozenset({"qwen3", "qwen3_moe"})
+TEXT_INSIDE = frozenset({"gemma3", "qwen3_5"})
+"""``model_type`` of the multimodal models whose language model transformers loads by itself, so that it is trained."""
 SENSES = ("vision_config", "audio_config", "thinker_config", "image_token_id", "vision_tower")
 """Keys of the configs of models that take more than text."""
 
@@ -206,29 +208,32 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
 
     Raises ConfigError where it is no decoder-only text model, or a number is missing.
     """
+    if config.get("model_type") in TEXT_INSIDE and isinstance(config.get("text_config"), Mapping):
+        config = {"model_type": config["model_type"], **config["text_config"]}
     refuse_other_than_text(config, name)
-    family = config.get("model_type", "llama")
+    family = config.get("model_type") or "llama"
     hidden, heads = _number(config, "hidden_size", name), _number(config, "num_attention_heads", name)
     layers = _number(config, "num_hidden_layers", name)
     kinds = config.get("layer_types") or _kinds(config, family, layers)
+    head_size = hidden // heads or None  # of more heads than numbers the config must say it
     return Shape(
         name=name,
         family=family,
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_size=config.get("head_dim") or hidden // heads,
-        feed_forward=config.get("intermediate_size") or 4 * hidden,
+        kv_heads=_number(config, "num_key_value_heads", name, heads),
+        head_size=_number(config, "head_dim", name, head_size),
+        feed_forward=_number(config, "intermediate_size", name, 4 * hidden),
         vocabulary=_number(config, "vocab_size", name),
-        positions=config.get("max_position_embeddings") or 4096,
-        tied=bool(config.get("tie_word_embeddings", False)),
+        positions=_positions(config, name),
+        tied=bool(config.get("tie_word_embeddings", family.startswith("gemma"))),
         biased=_biased(config, family),
         window=config.get("sliding_window"),
         windowed=sum(kind == "sliding_attention" for kind in kinds),
         stateful=sum(kind not in ("sliding_attention", "full_attention") for kind in kinds),
-        experts=_experts(config, layers),
-        latent=_latent(config),
+        experts=_experts(config, layers, name),
+        latent=_latent(config, name),
         packed=bool(config.get("quantization_config")),
     )
 
@@ -244,14 +249,25 @@ def refuse_other_than_text(config: Mapping[str, Any], name: str) -> None:
         raise ConfigError(f"{name} has an encoder, and art trains decoder-only models; give a causal language model")
 
 
-def _number(config: Mapping[str, Any], key: str, name: str) -> int:
+def _number(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:
     value = config.get(key)
+    if value is None and default is not None:
+        return default
     if not isinstance(value, int) or value < 1:
         raise ConfigError(
-            f"the config of {name} says {key}={value!r}, so its memory cannot be counted; give the config.json of a causal "
-            "language model"
+            f"the config of {name} says {key}={value!r}, so its memory cannot be counted; give a config.json with the number: "
+            "that of a causal language model whose config has Llama's names"
         )
     return value
+
+
+def _positions(config: Mapping[str, Any], name: str) -> int:
+    """Return the tokens that a context may have, with YaRN at least its original length times its factor, as a run does."""
+    limit = _number(config, "max_position_embeddings", name, 4096)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if (rope.get("rope_type") or rope.get("type")) != "yarn":
+        return limit
+    return max(limit, int((rope.get("original_max_position_embeddings") or limit) * (rope.get("factor") or 1)))
 
 
 def _kinds(config: Mapping[str, Any], family: str, layers: int) -> list[str]:
@@ -259,7 +275,7 @@ def _kinds(config: Mapping[str, Any], family: str, layers: int) -> list[str]:
     first = layers
     if config.get("sliding_window") and family.startswith("qwen"):
         first = config.get("max_window_layers", 0) if config.get("use_sliding_window") else layers
-    elif config.get("sliding_window"):
+    elif config.get("sliding_window") and not family.startswith("gemma"):  # Gemma's are in some layers only
         first = 0
     return ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
 
@@ -274,16 +290,17 @@ def _biased(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
+def _experts(config: Mapping[str, Any], layers: int, name: str) -> Experts | None:
     names = ("n_routed_experts", "num_experts", "num_local_experts")
-    count = next((config[name] for name in names if config.get(name)), None)
-    if count is None:
+    key = next((key for key in names if config.get(key)), None)
+    if key is None:
         return None
-    width = config.get("moe_intermediate_size") or config["intermediate_size"]
+    has_own = config.get("moe_intermediate_size") is not None
+    width = _number(config, "moe_intermediate_size" if has_own else "intermediate_size", name)
     first, every = config.get("first_k_dense_replace", 0), config.get("decoder_sparse_step") or 1
     dense = set(config.get("mlp_only_layers") or ())
     return Experts(
-        count=count,
+        count=_number(config, key, name),
         per_token=config.get("num_experts_per_tok") or 2,
         width=width,
         layers=sum(it >= first and (it + 1) % every == 0 and it not in dense for it in range(layers)),
@@ -291,13 +308,13 @@ def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
     )
 
 
-def _latent(config: Mapping[str, Any]) -> Latent | None:
+def _latent(config: Mapping[str, Any], name: str) -> Latent | None:
     if not config.get("kv_lora_rank"):
         return None
     return Latent(
         query=config.get("q_lora_rank"),
-        key_value=config["kv_lora_rank"],
-        plain=config["qk_nope_head_dim"],
-        rotary=config["qk_rope_head_dim"],
-        value=config["v_head_dim"],
+        key_value=_number(config, "kv_lora_rank", name),
+        plain=_number(config, "qk_nope_head_dim", name),
+        rotary=_number(config, "qk_rope_head_dim", name),
+        value=_number(config, "v_head_dim", name),
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
 from art_core.folder import store_file
 from art_core.store import Store
@@ -98,7 +99,7 @@ def measured(run_dir: Path) -> Workload:
             raise ConfigError(
                 f"{run_dir} has no finished training step to count tokens in; train one, or leave --run out"
             )
-        found = [_of_step(_groups(store, step), metrics[step].get("tokens")) for step in steps]
+        found = [_of_step(_groups(store, step, metrics[step]), metrics[step].get("tokens")) for step in steps]
         model = store.meta("model")
     count = len(found)
 
@@ -122,11 +123,19 @@ def measured(run_dir: Path) -> Workload:
     )
 
 
-def _groups(store: Store, step: int) -> list[list[Trajectory]]:
+def step_of(run_dir: Path) -> tuple[int, int]:
+    """Return ``group_size`` and ``tasks_per_step`` of the settings that a run began with."""
+    with Store(store_file(run_dir)) as store:
+        began = store.meta("config", {})
+    return tuple(began.get(name, getattr(TrainConfig, name)) for name in ("group_size", "tasks_per_step"))
+
+
+def _groups(store: Store, step: int, metrics: Mapping[str, float]) -> list[list[Trajectory]]:
+    """Return the runs that the step was given, by group: the newest, as those of an interrupted one keep its number."""
+    found = [rollout for rollout in store.rollouts(split="train", step=step) if rollout.finished]
     groups: dict[str, list[Trajectory]] = {}
-    for rollout in store.rollouts(split="train", step=step):
-        if rollout.finished:
-            groups.setdefault(rollout.group or rollout.rollout_id, []).append(store.trajectory(rollout.rollout_id))
+    for rollout in found[-int(metrics.get("trajectories", len(found))) :]:
+        groups.setdefault(rollout.group or rollout.rollout_id, []).append(store.trajectory(rollout.rollout_id))
     return list(groups.values())
 
 

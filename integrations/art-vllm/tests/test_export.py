@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import json
+import shlex
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +27,7 @@ from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_vllm import export_check
 from art_vllm.export import export
+from bench.family_models import save
 
 AGENT = ScriptedAgent(turns=2, max_tokens=10)
 IDS = torch.tensor([[5, 9, 200, 31, 7, 7, 90, 12, 400, 3]])
@@ -140,6 +143,11 @@ async def test_where_no_call_was_recorded_a_fixed_text_is_compared(tmp_path):
     assert exported.check.moved == 0
 
 
+def test_whoever_may_read_the_config_may_read_the_weights(exported):
+    modes = {it.name: it.stat().st_mode for it in exported.merged.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+
+
 def test_the_number_format_is_the_start_weights_unless_another_is_asked_for(trained, exported, tmp_path):
     half = export(trained(8), tmp_path / "half", dtype="bfloat16")
     for written, dtype in ((exported, "F32"), (half, "BF16")):
@@ -212,6 +220,16 @@ def test_experts_trained_as_parameters_are_merged(tmp_path):
     assert exported.check.largest < 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
+def test_kimi_k2_is_exported_without_its_code(tmp_path):
+    model = Path(save("kimi-k2", tmp_path / "model", vocab_size=884))
+    (model / "configuration_deepseek.py").write_text("raise SystemExit('it was run')")
+    asyncio.run(train(tmp_path / "run", model=str(model), steps=1, lora_rank=4))
+    exported = export(tmp_path / "run", tmp_path / "out")
+    assert json.loads((exported.merged / "config.json").read_text())["model_type"] == "deepseek_v3"
+    assert exported.check.largest < 1e-4 and exported.check.moved > 1e-4
+
+
 def spoil(file):
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
@@ -234,6 +252,21 @@ def test_an_export_is_never_written_over(trained, tmp_path):
     assert (tmp_path / "out" / "export.json").read_bytes() == before
     (tmp_path / "empty").mkdir()
     export(trained(8), tmp_path / "empty", merged=False, check=False)
+    with pytest.raises(ConfigError, match=r"export\.json is a file"):
+        export(trained(8), tmp_path / "empty" / "export.json")
+
+
+def test_two_exports_to_one_place_do_not_mix(trained, tmp_path):
+    (tmp_path / ".out.unfinished" / "adapter").mkdir(parents=True)  # of one that was killed
+
+    def again(what):
+        if what == "hashing the files":
+            with pytest.raises(ConfigError, match="another export is being written to"):
+                export(trained(8), tmp_path / "out")
+
+    export(trained(8), tmp_path / "out", merged=False, check=False, progress=again)
+    assert {it.name for it in (tmp_path / "out").iterdir()} == {"adapter", "SERVE.md", "export.json"}
+    assert not (tmp_path / ".out.unfinished").exists()
 
 
 def test_a_checkpoint_that_the_run_deletes_meanwhile_is_no_fault_of_the_disk(run_dir, tmp_path):
@@ -307,6 +340,15 @@ def test_what_was_trained_in_4_bits_is_merged_into_16_and_said(run_dir, tmp_path
     exported = export(run_dir, tmp_path / "out")
     assert "trained on weights in 4 bits" in exported.notes[0]
     assert json.loads((exported.folder / "export.json").read_text())["trained_in_4bit"]
+
+
+def test_an_adapter_of_a_run_with_signs_in_its_name_is_written_as_vllm_reads_it(run_dir, tmp_path):
+    """vLLM cuts NAME=PATH at the first "=", and takes what has a comma for JSON."""
+    name = "lr=2e-3,seed=1"
+    exported = export(run_dir.rename(tmp_path / name), tmp_path / "out", merged=False, check=False)
+    line = shlex.split(exported.commands["adapter"])
+    module = json.loads(line[line.index("--lora-modules") + 1])
+    assert module == {"name": name, "path": str(exported.adapter)}
 
 
 def command(*arguments):

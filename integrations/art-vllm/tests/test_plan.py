@@ -261,6 +261,19 @@ def test_a_gpu_has_several_names(name):
 
 
 @pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("Tesla T4", "T4"),
+    ],
+)
+def test_a_gpu_is_found_by_what_its_driver_calls_it(told, name):
+    assert find_gpu(told).name == name
+
+
+@pytest.mark.parametrize(
     ("text", "says"), [("24", "neither a size"), ("H1000", "did you mean 'H100'"), ("100MB", "1 GiB")]
 )
 def test_a_gpu_that_is_neither_is_refused(text, says):
@@ -292,6 +305,20 @@ def test_a_run_folder_says_how_many_tokens_a_step_has(tmp_path):
     assert "2 steps" in found.source and "tiny" in found.source
 
 
+def test_runs_of_a_step_that_was_interrupted_are_not_counted_twice(tmp_path):
+    with Store(tmp_path / "run.sqlite") as store:
+        for attempt in ("interrupted", "trained"):
+            for number, run in enumerate(agents(4, 3, 100, 10)):
+                name = f"{attempt}-{number}"
+                store.add_rollout(name, task=0, step=1, split="train", group=attempt)
+                for call in run.calls:
+                    store.record(name, call)
+                store.finish_rollout(name, output=None, seconds=1.0)
+        store.add_step(1, {"tokens": 220.0, "trajectories": 4.0})
+    found = measured(tmp_path)
+    assert (found.runs, found.calls, found.decode.count, found.learner.count) == (4, 12, 120, 220)
+
+
 def test_a_folder_without_steps_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no run\.sqlite"):
         measured(tmp_path)
@@ -309,6 +336,14 @@ def test_seconds_and_dollars_need_a_gpu_with_a_name():
     assert named.dollars == pytest.approx(named.seconds / 3600 * 2.0)
     ahead = cost(plan(setup(staleness=1)), work)
     assert ahead.seconds == pytest.approx(max(ahead.parts[0].seconds + ahead.parts[1].seconds, ahead.parts[2].seconds))
+
+
+def test_the_cache_is_read_as_fast_as_all_gpus_can():
+    """Each of two reads half of the weights and half of the keys and values."""
+    work = assumed(64, 8, calls=3, prompt=6000, sampled=150)
+    one, two = (cost(plan(setup(gpus=gpus, context=8192, staleness=1)), work) for gpus in (1, 2))
+    assert one.batch == two.batch == 64
+    assert two.parts[1].seconds == pytest.approx(one.parts[1].seconds / 2)
 
 
 def test_shared_prefixes_spare_prompts():

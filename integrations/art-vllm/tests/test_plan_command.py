@@ -6,8 +6,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import art_core as art
 from art_core.config import TINY, make_config
 from art_core.errors import ConfigError
+from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_vllm.command_line import options
 from art_vllm.plan_command import add_to
 
@@ -125,6 +127,16 @@ def test_assumptions_are_said_to_be_assumptions():
     assert "no seconds: a size has no speed" in run(*SEVEN_B, "--gpu", "80GB")
 
 
+async def test_a_run_says_how_large_its_steps_are(tmp_path):
+    sizes = {"group_size": 4, "tasks_per_step": 2}
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner(), **sizes) as going:
+        await going.learn(await going.score(await going.collect(ScriptedAgent(), ["a", "b"]), lambda run: 1.0))
+    measured = ("--model", "tiny", "--gpu", "T4", "--run", str(tmp_path / "run"))
+    said = run(*measured)
+    assert "8 runs, " in said and "(runs: up to 8)" in said and "group_size=4, tasks_per_step=2" in said
+    assert "(runs: up to 4)" in run(*measured, "--tasks-per-step", "1")
+
+
 def test_runs_that_are_longer_than_the_context_are_said():
     said = run("--model", "tiny", "--gpu", "T4", "--context", "512")
     assert "a run of up to 1,450 tokens does not fit into a context of 512" in said
@@ -133,6 +145,11 @@ def test_runs_that_are_longer_than_the_context_are_said():
 
 def test_a_small_model_is_counted_in_millions():
     assert "tiny: 0.90M parameters" in run("--model", "tiny", "--gpu", "T4", "--context", "1024")
+
+
+def test_the_context_is_what_the_model_has_where_that_is_less_than_usual():
+    assert "max_context=1024" in run("--model", "tiny", "--gpu", "T4")
+    assert "max_context=8192" in run(*SEVEN_B, "--gpu", "H100")
 
 
 def test_a_type_that_is_not_known_is_counted_and_said_to_be_an_estimate(tmp_path):

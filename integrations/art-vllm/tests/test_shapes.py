@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from art_core.config import TINY
 from art_core.engine.loading import make_key_values
 from art_core.errors import ConfigError
+from art_core.pretrained import load_config, positions
 from art_vllm.cost import forward_flops
 from art_vllm.known_shapes import find_shape, known_shapes
 from art_vllm.shapes import shape_of
@@ -220,6 +221,44 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="hidden_size=None"):
         find_shape(str(tmp_path))
+
+
+LLAMA_WRITTEN = {"model_type": "llama", **SIZES}
+
+
+def written(folder, config):
+    (folder / "config.json").write_text(json.dumps(config))
+    return find_shape(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_key_value_heads": -1}, "num_key_value_heads=-1"),
+        ({"intermediate_size": "48"}, "intermediate_size='48'"),
+        ({"num_attention_heads": 128}, "head_dim=None"),
+        ({"num_local_experts": 8, "intermediate_size": None}, "intermediate_size=None"),
+        ({"kv_lora_rank": 8}, "qk_nope_head_dim=None"),
+    ],
+)
+def test_a_number_that_is_missing_or_none_is_refused_by_its_name(changes, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        written(tmp_path, {**LLAMA_WRITTEN, **changes})
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "yarn", "factor": 4.0}, {"type": "yarn", "factor": 4.0}])
+def test_yarn_gives_as_many_positions_as_a_run_has(rope, tmp_path):
+    rope |= {"original_max_position_embeddings": 128, "rope_theta": 1e4}
+    shape = written(tmp_path, {**LLAMA_WRITTEN, "rope_scaling": rope})
+    assert shape.positions == positions(load_config(tmp_path)) == 512
+
+
+def test_the_language_model_of_gemma_3_is_counted_alone(tmp_path):
+    """Its head is its embedding and some of its layers see all, where the config says neither."""
+    inside = {**SIZES, "model_type": "gemma3_text", "sliding_window": 8, "head_dim": 8}
+    del inside["tie_word_embeddings"]
+    shape = written(tmp_path, {"model_type": "gemma3", "vision_config": {}, "text_config": inside})
+    assert shape.tied and shape.windowed == 0 and shape.hidden == 32
 
 
 @pytest.mark.parametrize("config", [{"vision_config": {}}, {"audio_config": {"a": 1}}])
