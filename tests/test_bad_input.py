@@ -180,11 +180,6 @@ async def test_an_address_that_is_none(tmp_path, engine):
             pass
 
 
-async def test_options_of_a_server_that_are_none(tmp_path):
-    with pytest.raises(ConfigError, match=r"engine_args='dtype=half' cannot be used; give a dict"):
-        run_of(tmp_path, engine_args="dtype=half")
-
-
 FULL_DISK = """
     import asyncio, resource, signal, sys
     from pathlib import Path
