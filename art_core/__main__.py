@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from art_core.arguments import load_agent, load_example, load_reward, load_tasks, parse_settings
 from art_core.errors import ArtError, ConfigError
@@ -192,7 +192,7 @@ def doctor(
     if install is not None:
         say = Console(highlight=False, soft_wrap=True).print
         return examination.install(install, lambda text: say(text, markup=False))
-    table = Table("part", "state", "what to do")
+    table = Table("part", Column("state", overflow="fold"), Column("what to do", overflow="fold"))
     findings = examination.examine()
     for it in findings:
         table.add_row(it.part, it.state, it.advice)

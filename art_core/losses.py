@@ -27,8 +27,8 @@ and any parts at all for dapo, cispo and dr_grpo.
 Metrics are means over the trained targets (weight > 0) of these rows, so those of a step are the parts' means weighted
 by their numbers of trained targets; one whose name ends with ``_max`` is the largest value, and that of a step the largest
 of its parts'. ``ratio``: r. ``clip_fraction``: targets whose gain was clipped. ``kl_old``: k3 of the divergence between the
-sampling weights and these. ``kl_ref``, with reference logprobs: D. With proximal logprobs ``mismatch`` and ``mismatch_max``:
-exp(proximal_logprob - old_logprob), and ``mismatch_truncated``: the share of targets at which it was above the cap.
+sampling weights and these. ``kl_ref``, with reference logprobs: D. With proximal logprobs ``importance`` and ``importance_max``:
+exp(proximal_logprob - old_logprob), and ``importance_truncated``: the share of targets at which it was above the cap.
 
 Every loss raises ValueError where ``kl`` is asked for without reference logprobs, or ``importance_cap`` without proximal ones.
 """
@@ -237,11 +237,11 @@ def _outputs(
         )
     measured = {"clip_fraction": clipped.float(), "ratio": ratio, "kl_old": _k3(rows.logprobs - rows.old_logprobs)}
     if rows.proximal_logprobs is not None:
-        mismatch = (rows.proximal_logprobs - rows.old_logprobs).detach().exp()
-        correction = mismatch if importance_cap is None else mismatch.clamp(max=importance_cap)
+        importance = (rows.proximal_logprobs - rows.old_logprobs).detach().exp()
+        correction = importance if importance_cap is None else importance.clamp(max=importance_cap)
         gain = gain * correction
-        truncated = (correction < mismatch).float()
-        measured |= {"mismatch": mismatch, "mismatch_max": mismatch, "mismatch_truncated": truncated}
+        truncated = (correction < importance).float()
+        measured |= {"importance": importance, "importance_max": importance, "importance_truncated": truncated}
     if rows.ref_logprobs is not None:
         measured["kl_ref"] = _k3(rows.ref_logprobs - rows.logprobs)
         if kl:

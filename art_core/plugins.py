@@ -5,6 +5,7 @@ Environment: ``ART_DISABLE_PLUGINS=name,name`` leaves plugins out; ``ART_TRACE_P
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import logging
 import os
@@ -160,6 +161,8 @@ class Plugins:
             kind = {"register_losses": "loss"}.get(hook, hook.removeprefix("register_").removesuffix("s"))
             package = {"ruler": "art-ruler", "vllm": "art-vllm", "http": "art-vllm"}.get(name)
             hint = f" (pip install {package})" if package else ""
+            if near := difflib.get_close_matches(name, found, n=1):
+                hint = f" (did you mean {near[0]!r}?)"
             choices = ", ".join(map(repr, sorted(found))) or "none is registered"
             raise ConfigError(
                 f"there is no {kind} named {name!r}{hint}; installed: {choices}. You can also pass an object."

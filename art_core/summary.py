@@ -19,6 +19,9 @@ from art_core.types import JsonDict, Trajectory
 SHORTENED = 600
 """Characters shown of one message."""
 PROBLEMS_SHOWN = 20
+ROUNDED = 0.5
+"""Nats; differences of a token's logprob up to this may be the rounding of an engine in 16 bits."""
+ROUNDING = "an engine in 16 bits rounds logprobs by this much; where the run's engine was one: --tolerance {:g}"
 
 
 def print_result(result: TrainResult, console: Console) -> None:
@@ -119,3 +122,5 @@ def print_audit(audit: Audit, console: Console) -> None:
     else:
         said = "clean as far as could be checked; train with keep_checkpoints=None to keep all weights"
     console.print(said, highlight=False, soft_wrap=True)
+    if audit.problems and all(it.kind == "logprob" for it in audit.problems) and audit.mismatch_max <= ROUNDED:
+        console.print(ROUNDING.format(ROUNDED), highlight=False, soft_wrap=True)

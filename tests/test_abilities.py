@@ -9,6 +9,7 @@ import pytest
 import art_core as art
 from art_core.abilities import Counts, KeepsFiles, Rests, Scores, ServesVersions
 from art_core.testing import CountingLearner, FakeEngine
+from art_core.testing.fakes import version_logprobs
 from art_core.types import Call
 
 
@@ -57,6 +58,9 @@ class Versioned(FakeEngine):
 
     async def wake(self):
         self.said.append("wake")
+
+    async def score(self, ids):
+        return version_logprobs(self.version, ids)
 
     async def counters(self):
         return {"prompt_tokens": 10.0 * len(self.requests), "cached_tokens": 5.0, "sampled_tokens": 1.0}

@@ -308,6 +308,18 @@ def test_what_is_not_a_run_folder_or_holds_no_calls_is_refused(tmp_path):
         audit(tmp_path)
 
 
+@pytest.mark.parametrize(("off", "told"), [(0.05, True), (5.0, False)])
+def test_how_to_allow_what_an_engine_in_16_bits_rounds_is_said_where_it_may_be_that(run_dir, off, told):
+    with sqlite3.connect(run_dir / "run.sqlite") as db:
+        [(stored,)] = db.execute(f"SELECT logprobs FROM calls WHERE seq = {LAST}")
+        rounded = (np.frombuffer(stored, np.float32) - np.float32(off)).tobytes()
+        db.execute(f"UPDATE calls SET logprobs = ? WHERE seq = {LAST}", (rounded,))
+    db.close()
+    refresh(run_dir)
+    said = CliRunner().invoke(app, ["audit", str(run_dir)]).stdout
+    assert "NOT CLEAN" in said and ("--tolerance 0.5" in said) == told
+
+
 def test_the_command_says_it_by_its_exit_code(run_dir):
     nowhere = CliRunner().invoke(app, ["audit", str(run_dir / "nowhere")], env={"COLUMNS": "300"})
     assert nowhere.exit_code == 2 and "is not a run folder" in nowhere.output

@@ -173,6 +173,12 @@ async def test_an_unknown_name_lists_what_is_installed(tmp_path):
             pass
 
 
+async def test_a_misspelt_name_names_the_nearest(tmp_path):
+    with pytest.raises(ConfigError, match=r"no engine named 'embeded' \(did you mean 'embedded'\?\)"):
+        async with run_of(tmp_path, engine="embeded"):
+            pass
+
+
 @pytest.mark.parametrize("engine", ["http", "127.0.0.1:8000/v1", "gpu-box:8000"])
 async def test_an_address_that_is_none(tmp_path, engine):
     with pytest.raises(ConfigError, match="is no whole address.*engine='http://HOST:PORT/v1'"):

@@ -409,7 +409,7 @@ def test_every_loss_makes_good_runs_likelier_and_bad_ones_less_likely(model_fold
     trees = make_trees(learner)
     metrics = [learner.step(trees) for _ in range(3)][-1]
     check_good_and_bad_move_apart(learner, trees[0])
-    assert metrics["kl_ref"] > 0 and ("mismatch" in metrics) is (cap is not None)
+    assert metrics["kl_ref"] > 0 and ("importance" in metrics) is (cap is not None)
 
 
 @pytest.mark.parametrize("loss", [grpo, dr_grpo, dapo, cispo, gspo], ids=lambda loss: loss.__name__)
@@ -439,10 +439,10 @@ def test_the_correction_of_engine_and_learner_is_measured(model_folder):
         replace(tree, old_logprobs=tree.old_logprobs - np.log(2.0, dtype=np.float32)) for tree in make_trees(learner)
     ]
     metrics = learner.step(trees)
-    assert metrics["mismatch"] == pytest.approx(2.0, rel=1e-4) and metrics["mismatch_max"] == pytest.approx(
+    assert metrics["importance"] == pytest.approx(2.0, rel=1e-4) and metrics["importance_max"] == pytest.approx(
         2.0, rel=1e-4
     )
-    assert metrics["mismatch_truncated"] == 1.0
+    assert metrics["importance_truncated"] == 1.0
     assert metrics["ratio"] == pytest.approx(1.0) and metrics["clip_fraction"] == 0.0
 
 

@@ -265,9 +265,9 @@ def test_the_mismatch_of_engine_and_learner_multiplies_the_gradient_up_to_the_ca
     factors = corrected.logprobs.grad / plain.logprobs.grad
     assert factors.tolist() == pytest.approx([0.5, 1.5, 2.0])
     assert outputs.metrics["ratio"] == pytest.approx(1.0) and outputs.metrics["clip_fraction"] == 0.0
-    assert outputs.metrics["mismatch"] == pytest.approx(5 / 3)
-    assert outputs.metrics["mismatch_max"] == pytest.approx(3.0)
-    assert outputs.metrics["mismatch_truncated"] == pytest.approx(1 / 3)
+    assert outputs.metrics["importance"] == pytest.approx(5 / 3)
+    assert outputs.metrics["importance_max"] == pytest.approx(3.0)
+    assert outputs.metrics["importance_truncated"] == pytest.approx(1 / 3)
 
 
 @every_loss

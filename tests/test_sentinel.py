@@ -19,6 +19,7 @@ from art_core.learner import TorchLearner
 from art_core.losses import grpo
 from art_core.sentinel import FLOOR, Sentinel
 from art_core.testing import CountingLearner, FakeEngine
+from art_core.testing.fakes import version_logprobs
 from art_core.types import Call
 
 IDS = tuple(range(2, 40))
@@ -30,10 +31,17 @@ def group():
 
 
 def run_of(tmp_path, **settings):
-    return art.open_run(tmp_path / "run", **{"engine": FakeEngine(), "learner": CountingLearner(), **settings})
+    return art.open_run(tmp_path / "run", **{"engine": Scoring(), "learner": CountingLearner(), **settings})
 
 
-class Forgetful(FakeEngine):
+class Scoring(FakeEngine):
+    """Its weights are those of a ``CountingLearner``."""
+
+    async def score(self, ids):
+        return version_logprobs(self.version, ids)
+
+
+class Forgetful(Scoring):
     """Takes new weights and serves the old ones, from some version on."""
 
     def __init__(self, since: int) -> None:
@@ -45,7 +53,7 @@ class Forgetful(FakeEngine):
         return min(super().version, self.since)
 
 
-class Damaging(FakeEngine):
+class Damaging(Scoring):
     async def score(self, ids):
         return [it - 2 * random.random() if self.loaded else it for it in await super().score(ids)]
 
@@ -84,7 +92,7 @@ async def test_a_run_that_goes_on_checks_what_it_has_loaded(tmp_path):
 
 
 async def test_weights_that_the_engine_loses_between_two_steps_stop_the_run_before_their_calls_are_trained(tmp_path):
-    engine, learner = FakeEngine(), CountingLearner()
+    engine, learner = Scoring(), CountingLearner()
     async with run_of(tmp_path, engine=engine, learner=learner) as run:
         await run.learn([group()])
         engine.loaded.clear()  # as a server does that is started anew with the start weights
@@ -108,7 +116,7 @@ async def test_a_learner_that_cannot_score_leaves_the_check_out_and_that_is_said
     assert "this learner cannot score a text" in said.getvalue()
 
 
-class Short(FakeEngine):
+class Short(Scoring):
     """Scores a text as vLLM does: only where its context has room for one token more."""
 
     async def score(self, ids):
@@ -197,7 +205,7 @@ async def test_a_run_may_go_on_with_an_engine_of_another_number_format(tmp_path)
         assert (await sentinel.check(version))["mismatch"] < 2e-2
 
 
-class Coarse(FakeEngine):
+class Coarse(Scoring):
     async def score(self, ids):
         return [it + 0.01 for it in await super().score(ids)]
 

@@ -51,10 +51,6 @@ class FakeEngine:
         """Of the weights that are served."""
         return self.loaded[-1].version if self.loaded else 0
 
-    async def score(self, ids: Sequence[int]) -> list[float]:
-        """Return logprobs that depend on the version, those of ``CountingLearner.score``."""
-        return version_logprobs(self.version, ids)
-
     def _reply(self, request: JsonDict) -> JsonDict:
         reply = self.reply
         if callable(reply):

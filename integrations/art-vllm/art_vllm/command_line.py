@@ -16,6 +16,8 @@ from art_core.formats import reasoning_parser, tool_parser
 
 BASE = "policy@0"
 """The name under which the start weights are served."""
+TAKEN = {"model", "served-model-name", "host", "port", "api-key"}
+"""Options that are not anybody's to change."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """That vLLM can be started for."""
 INSIDE = Path(__file__).with_name("inside")
@@ -54,7 +56,12 @@ def options(model_folder: str, config: TrainConfig, *, cuda: bool) -> Options:
         chosen |= {"enable-sleep-mode": not config.max_staleness, "gpu-memory-utilization": SHARED_GPU}
     else:
         chosen |= {"enforce-eager": True, "worker-extension-cls": CPU_WORKER}
-    return chosen | {name.lstrip("-").replace("_", "-"): value for name, value in config.engine_args.items()}
+    given = {name.lstrip("-").replace("_", "-"): value for name, value in config.engine_args.items()}
+    if taken := sorted(given.keys() & TAKEN):
+        raise ConfigError(
+            f"engine_args cannot change {', '.join(taken)}: art asks its server at them; model= names the model"
+        )
+    return chosen | given
 
 
 def concurrency(config: TrainConfig) -> int:

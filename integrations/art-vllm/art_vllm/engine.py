@@ -135,7 +135,7 @@ class VllmEngine(AddressEngine):
         while self._failure is None:
             code = await self._server.ended()
             self._running.clear()
-            log.warning("vLLM died (exit code %s): %s", code, self._server.last_words())
+            log.warning("vLLM died (exit code %s); the last errors in its log: %s", code, self._server.last_words())
             await self._server.stop()
             for name, count in self._counting.items():
                 self._counted[name] = self._counted.get(name, 0.0) + count

@@ -10,7 +10,7 @@ from typing import Any
 from art_vllm.command_line import RANKS, arguments, parsers
 from art_vllm.export_source import Source
 
-SERVER = ("python", "-m", "vllm.entrypoints.openai.api_server")
+SERVER = ("python", "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1")
 
 
 def how_to_serve(written: Path, folder: Path, source: Source, dtype: str) -> dict[str, str]:
@@ -63,5 +63,7 @@ def _page(folder: Path, source: Source, commands: dict[str, str]) -> str:
     blocks = "\n\n".join(f"{said[way]}\n\n    {command}" for way, command in commands.items())
     return (
         f"# {source.name}, step {source.step}\n\n{blocks}\n\n"
-        f"Then any OpenAI client at http://localhost:8000/v1 with model `{source.name}`.\n"
+        "`python` is one that has vLLM; for art's own, `art doctor` says where it is. Without `--host` vLLM listens to all "
+        "networks.\n\n"
+        f"Then any OpenAI client at http://127.0.0.1:8000/v1 with model `{source.name}`.\n"
     )

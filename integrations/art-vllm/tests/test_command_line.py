@@ -53,12 +53,17 @@ def test_engine_args_override_and_add():
         "seed": None,
         "speculative-config": {"n": 1},
         "lora-modules": ["a", "b"],
-        "port": 1,
     }
     line = command_line.arguments(options(engine_args=given))
     assert "--no-enforce-eager" in line and "--seed" not in line
     assert json.loads(line[line.index("--speculative-config") + 1]) == {"n": 1}
     assert line[line.index("--lora-modules") + 1 : line.index("--lora-modules") + 3] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["model", "--served_model_name", "port"])
+def test_engine_args_cannot_change_where_and_for_what_the_server_is_asked(name):
+    with pytest.raises(ConfigError, match=f"engine_args cannot change {name.strip('-').replace('_', '-')}"):
+        options(engine_args={name: "x"})
 
 
 def test_it_sleeps_only_where_rollouts_and_learning_take_turns():

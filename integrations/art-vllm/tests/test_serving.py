@@ -203,7 +203,10 @@ async def test_a_server_that_dies_comes_back_with_its_adapters_and_no_request_is
         answers = await asyncio.gather(*(it.chat(asking(text)) for text in texts))
         assert [said(a) for a in answers] == [f"policy@2: {text}" for text in texts]
         assert [entry["lora_name"] for entry in fake.told("/v1/load_lora")] == ["policy@1", "policy@2", "policy@2"]
-        assert "vLLM died (exit code 137): torch.OutOfMemoryError: CUDA out of memory" in caplog.text
+        assert (
+            "vLLM died (exit code 137); the last errors in its log: torch.OutOfMemoryError: CUDA out of memory"
+            in caplog.text
+        )
         assert "vLLM is back" in caplog.text
         assert len(fake.starts()) == 2 and len(fake.living()) == 2
     assert not fake.living()
