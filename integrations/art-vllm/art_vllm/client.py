@@ -18,6 +18,7 @@ from art_core.types import JsonDict
 
 ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, --enable-lora and --max-lora-rank RANK"
 DEVELOPER = "VLLM_SERVER_DEV_MODE=1 in its environment, which must not be reachable by others"
+WHOLE = f"{DEVELOPER}; or train an adapter, which needs no such server: lora_rank=16"
 COUNTERS = {
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:prefix_cache_hits_total": "cached_tokens",
@@ -66,7 +67,8 @@ class VllmClient(HttpUpstream):
                 raise
             if "LoRA is not enabled" in str(error) or "max_lora_rank" in str(error):
                 raise ConfigError(
-                    f"{self.base_url} cannot serve the adapter {folder} ({error}); start it with {ADAPTERS}"
+                    f"{self.base_url} cannot serve the adapter {folder} ({error}); start it with {ADAPTERS}, or give a "
+                    "lora_rank= that it takes"
                 ) from error
             raise UpstreamError(
                 f"{self.base_url} does not take the adapter {folder}: {error}. vLLM adapts linear layers of the families "
@@ -86,7 +88,7 @@ class VllmClient(HttpUpstream):
         """Replace the model's weights by those of a model folder of the same shape, and forget what was computed with the
         old ones. ``method`` is the worker's. No request may be in flight."""
         reload = {"method": method, "kwargs": {"weights_path": str(folder)}}
-        await self._tell("/collective_rpc", reload, needs=DEVELOPER)
+        await self._tell("/collective_rpc", reload, needs=WHOLE)
         forgotten = await self._tell("/reset_prefix_cache", {}, needs=DEVELOPER)
         if not forgotten.get("success", True):
             raise UpstreamError(
