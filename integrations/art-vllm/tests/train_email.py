@@ -47,9 +47,11 @@ class Killer:
 def main(folder):
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
     killer = Killer()
+    # At 5e-3 one of two runs collapsed after step 7, entropy first. The seed chooses the tasks and their order, whose difficulty
+    # moves a step's mean reward by 0.1 and more.
     result = art.train_sync(
-        build_agent(), training_tasks(500, 0), model="tiny", reward=reward, steps=12, engine="vllm", learner="unsloth",
-        lora_rank=16, learning_rate=5e-3, run_dir=folder, trackers=[killer],
+        build_agent(), training_tasks(500, 1), model="tiny", reward=reward, steps=12, engine="vllm", learner="unsloth",
+        lora_rank=16, learning_rate=2e-3, seed=1, run_dir=folder, trackers=[killer],
     )  # fmt: skip
     print(json.dumps({"killed": killer.killed, "steps": result.report["steps"]}))
 
