@@ -67,7 +67,8 @@ async def load(side: Side, clients: int, seconds: float, tokens: int) -> float:
                 "temperature": 1.0,
             }
             async with session.post(f"{side.urls[number]}/chat/completions", json={**body, **side.extra}) as response:
-                response.raise_for_status()
+                if response.status != 200:
+                    raise RuntimeError(f"{side.name} answered {response.status}: {await response.text()}")
                 answer = await response.json()
             sampled += answer["usage"]["completion_tokens"]
             if side.extra and len(side.calls) < COMPARED:
