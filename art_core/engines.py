@@ -15,7 +15,7 @@ from typing import Any
 from art_core.capture import Door
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
-from art_core.frozen import ADDRESS, EngineFactory, frozen_engine
+from art_core.frozen import EngineFactory, frozen_engine, is_address
 from art_core.store import Store
 from art_core.types import Engine
 
@@ -40,7 +40,7 @@ class PolicyEngine:
                 f"engine={self.engine!r} is no whole address; give the one that clients of the server use: "
                 "engine='http://HOST:PORT/v1'"
             )
-        return self.choose("http" if self.engine.startswith(ADDRESS) else self.engine)
+        return self.choose("http" if is_address(self.engine) else self.engine)
 
     @property
     def loads_files(self) -> bool:
@@ -58,7 +58,7 @@ class PolicyEngine:
         engine, made_by = self.engine, self.made_by
         if not isinstance(engine, str):
             return lambda folder, config: engine
-        return functools.partial(made_by, base_url=engine) if engine.startswith(ADDRESS) else made_by
+        return functools.partial(made_by, base_url=engine) if is_address(engine) else made_by
 
     async def open_door(self, folder: str, config: TrainConfig, run_dir: Path, dialects: Mapping[str, Any]) -> Door:
         """Start it with the weights in ``folder``, and answer agents."""

@@ -32,6 +32,10 @@ class CaptureError(ArtError):
     """A model call cannot be attributed or recorded."""
 
 
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's error code where prompt and answer do not fit in the context; frameworks look for it."""
+
+
 class UpstreamError(CaptureError):
     """What serves the policy refused a request or failed."""
 
@@ -42,7 +46,7 @@ class UpstreamError(CaptureError):
         self.status = status
         """The HTTP status that the agent's client is answered with."""
         self.code = code
-        """OpenAI's error code, such as ``context_length_exceeded``."""
+        """OpenAI's error code, such as ``TOO_LONG``."""
         self.retry_after = retry_after
         """Seconds after which the request may be sent again, where whoever refused it says so."""
 

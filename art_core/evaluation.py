@@ -15,8 +15,8 @@ from typing import Any
 
 from art_core.config import check_tasks, make_config
 from art_core.display import Display, display
-from art_core.engines import ADDRESS
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
+from art_core.frozen import is_address
 from art_core.metrics import Z, apart, wilson_interval
 from art_core.plugins import Plugins
 from art_core.rewards import name_of
@@ -228,7 +228,7 @@ async def evaluate(
     """
     check_tasks(tasks)
     begun = _begun(model)
-    base, weights = _served(model, begun, at_address=isinstance(engine, str) and engine.startswith(ADDRESS))
+    base, weights = _served(model, begun, at_address=is_address(engine))
     config = make_config({**_settings_of_run(begun, base, settings), **settings}, model=base)
     screen = display(progress)
     run = Run(run_dir, config, engine=engine, plugins=plugins)

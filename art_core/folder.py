@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from art_core.errors import ConfigError, StoreError
 
@@ -27,13 +28,17 @@ def claimed(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(f"the run folder {run_dir} cannot be made: {error}; give another run_dir=") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"another process is working in the run folder {run_dir}; wait for it, or give another run_dir="
-            ) from error
+        hold(lock, f"another process is working in the run folder {run_dir}; wait for it, or give another run_dir=")
         yield
+
+
+def hold(opened: IO[str] | int, otherwise: str) -> None:
+    """Keep others from holding an open file or folder until it is closed; ConfigError, which says ``otherwise``, where it is
+    held already."""
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(otherwise) from error
 
 
 def write_whole(path: Path, text: str) -> None:

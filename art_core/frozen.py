@@ -15,7 +15,6 @@ from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError
 from art_core.types import Engine, Weights
 
-ADDRESS = ("http://", "https://")
 EngineFactory = Callable[[str, TrainConfig], Engine]
 
 
@@ -37,6 +36,11 @@ class FrozenEngine(Stamped):
         raise ConfigError(f"version {weights.version} cannot be loaded: the model of the untrained nodes is frozen")
 
 
+def is_address(engine: object) -> bool:
+    """Say whether this is a server's address, not a name, a folder or an object."""
+    return isinstance(engine, str) and engine.startswith(("http://", "https://"))
+
+
 def _server(base_url: str) -> HttpUpstream:
     return HttpUpstream(base_url, api_key=os.environ.get("ART_UPSTREAM_API_KEY"))
 
@@ -52,9 +56,9 @@ def frozen_engine(
     if not config.train_nodes or config.other_nodes != "frozen":
         return None
     model = config.frozen_model
-    if model is not None and model.startswith(ADDRESS):
+    if is_address(model):
         return functools.partial(FrozenEngine, functools.partial(_server, model), -1)
-    is_server = isinstance(engine, str) and engine.startswith(ADDRESS)
+    is_server = is_address(engine)
     if is_server or not isinstance(engine, str):
         only = make(folder, config)
         if model is not None or not isinstance(only, ServesVersions) or not only.keeps_start():

@@ -71,23 +71,22 @@ class Sentinel:
         self._told: tuple[int, list[float]] | None = None
         """The last version that was told to be served, and its logprobs by the learner."""
         self._served_last: list[float] = []
-        """The text's logprobs by the engine, when last asked."""
+        """The text's logprobs by the engine, when both sides were last asked."""
         self._deaf = False
         """Whether the engine or the learner cannot score."""
 
     async def begin(self, trajectories: Sequence[Trajectory], version: int) -> None:
         """Choose the text where there is none, and measure the noise while both sides have the weights of ``version``; after
         a check, StaleWeightsError where the engine serves other weights by now than it did then."""
-        if self._told and not self._deaf:
-            await self._still(version)
-        if self._deaf or self._told:
+        if self._deaf:
             return
+        if self._told:
+            return await self._still(version)
         state = self._state
         ids = state.ids or _text(trajectories)
         if not ids or (logprobs := await self._ask(ids)) is None:
             return
         served, learnt = logprobs
-        self._served_last = served
         if not state.ids:
             noise = distance(served, learnt)
             if noise > FOREIGN:
@@ -118,7 +117,6 @@ class Sentinel:
         if self._told is None or (logprobs := await self._ask(self._state.ids)) is None:
             return {}
         served, learnt = logprobs
-        self._served_last = served
         old_version, old = self._told
         mismatch, noise = distance(served, learnt), self._state.noise
         changed, to_old = distance(learnt, old), distance(served, old)
@@ -139,11 +137,11 @@ class Sentinel:
 
     async def _still(self, version: int) -> None:
         served = await self._served(self._state.ids)
-        if served is None or distance(served, self._served_last) <= DAMAGED * self._state.noise:
+        if served is None or (moved := distance(served, self._served_last)) <= DAMAGED * self._state.noise:
             return
         raise StaleWeightsError(
             f"the engine does not serve version {version} of the weights any more: a fixed text of {len(self._state.ids)} tokens "
-            f"has logprobs there that differ by {distance(served, self._served_last):.3g} nats from those after the last swap; "
+            f"has logprobs there that differ by {moved:.3g} nats from those after the last swap; "
             f"{self._state.noise:.3g} is usual here. Its server was started anew, or somebody else loads weights into it. What "
             "was sampled since then is not trained; train again with the same run_dir, which loads the weights"
         )
@@ -155,6 +153,7 @@ class Sentinel:
         if served is not None and learnt is not None:
             if any(map(math.isnan, learnt)):
                 raise ArtError(BROKEN)
+            self._served_last = served
             return served, learnt
         self._deaf, who = True, "engine" if served is None else "learner"
         log.info("this %s cannot score a text, so nobody checks that the newest weights are served", who)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from art_core.errors import ConfigError, UpstreamError
+from art_core.errors import TOO_LONG, ConfigError, UpstreamError
 from art_core.types import JsonDict
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ TIMED_OUT = "upstream_timeout"
 """The error code where the server took too long; sending the same again would double its work."""
 UNREACHABLE = "upstream_unreachable"
 """The error code where the connection failed before or while it answered."""
-TOO_LONG = "context_length_exceeded"
-"""OpenAI's error code where prompt and answer do not fit in the context; frameworks look for it."""
 FULL = ("maximum context length", "max_tokens must be at least 1, got 0")
 """vLLM's words for that, which come without a code; the second where the prompt alone fills the context."""
 LONG_BODY = 2**20

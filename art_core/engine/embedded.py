@@ -27,7 +27,7 @@ from art_core.engine.requests import ChatRequest, parse, refuse
 from art_core.engine.sampling import Draw, Sampled
 from art_core.engine.scheduler import Generation, Scheduler
 from art_core.engine.score import MOST_SCORED, score
-from art_core.errors import ConfigError, UpstreamError
+from art_core.errors import TOO_LONG, ConfigError, UpstreamError
 from art_core.pretrained import load_tokenizer, positions
 from art_core.types import JsonDict, Weights
 
@@ -221,7 +221,7 @@ class EmbeddedEngine:
                 f"This model's maximum context length is {self.max_context} tokens. However, you requested "
                 f"{len(prompt) + 1} tokens ({len(prompt)} in the messages, 1 in the completion). "
                 "Please reduce the length of the messages.",
-                "context_length_exceeded",
+                TOO_LONG,
             )
         return text, prompt
 

@@ -5,7 +5,6 @@ Knows nothing about the command line.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from art_core.errors import ArtError, ConfigError, StoreError
+from art_core.folder import hold
 from art_core.learner import checkpoint
 from art_core.learner.replay import load_weights
 from art_vllm.export_check import Check, Comparison
@@ -151,12 +151,7 @@ def _held(unfinished: Path) -> Iterator[Path]:
     unfinished.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(unfinished, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"another export is being written to {unfinished}; wait for it, or give another --out"
-            ) from error
+        hold(descriptor, f"another export is being written to {unfinished}; wait for it, or give another --out")
         for left in unfinished.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield unfinished

@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,15 @@ class Fake:
         engine = VllmEngine(str(TINY), TrainConfig(**{"lora_rank": 8, **settings}))
         engine.begin(self.run_dir)
         return engine
+
+    @staticmethod
+    @asynccontextmanager
+    async def running(engine):
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
 
     def journal(self) -> list[dict]:
         file = self.place / "journal"

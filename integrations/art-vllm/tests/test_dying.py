@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import urllib.request
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -20,17 +19,8 @@ def asking(text: str) -> dict:
     return {"messages": [{"role": "user", "content": text}]}
 
 
-@asynccontextmanager
-async def running(it):
-    await it.start()
-    try:
-        yield it
-    finally:
-        await it.stop()
-
-
 async def test_a_server_whose_log_cannot_be_written_any_more_is_given_up_and_nobody_waits_for_ever(fake):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         shutil.rmtree(fake.run_dir)
         with pytest.raises(UpstreamError, match=r"started again 3 times.*No such file or directory"):
             async with asyncio.timeout(20):
@@ -41,7 +31,7 @@ async def test_a_server_whose_log_cannot_be_written_any_more_is_given_up_and_nob
 async def test_a_server_that_is_ill_and_will_not_end_is_ended_with_all_that_it_started(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "deaf")
     monkeypatch.setattr(engine, "DYING_SECONDS", 0.2)
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         first = fake.starts()[0]["pids"]
         answer = await it.chat(asking("ill once"))
         assert answer["choices"][0]["message"]["content"] == "policy@0: ill once"
@@ -49,7 +39,7 @@ async def test_a_server_that_is_ill_and_will_not_end_is_ended_with_all_that_it_s
 
 
 async def test_a_server_that_dies_while_it_sleeps_is_started_again_when_it_is_woken(fake):
-    async with running(fake.engine(engine_args={"enable-sleep-mode": True})) as it:
+    async with fake.running(fake.engine(engine_args={"enable-sleep-mode": True})) as it:
         await it.load(Weights(1, fake.adapter("1")))
         await it.rest()
         os.kill(fake.starts()[0]["pids"][0], signal.SIGKILL)
@@ -62,7 +52,7 @@ async def test_a_server_that_dies_while_it_sleeps_is_started_again_when_it_is_wo
 
 
 async def test_an_adapter_whose_folder_is_gone_does_not_keep_the_others_from_coming_back(fake):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         for version in (1, 2):
             await it.load(Weights(version, fake.adapter(str(version))))
         shutil.rmtree(fake.place / "1")
@@ -73,9 +63,9 @@ async def test_an_adapter_whose_folder_is_gone_does_not_keep_the_others_from_com
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_server_of_somebody_else_that_was_started_anew_is_given_its_adapters_again(fake, stream):
-    async with running(fake.engine()) as theirs:
+    async with fake.running(fake.engine()) as theirs:
         config = TrainConfig(lora_rank=8)
-        async with running(AddressEngine("tiny", config, base_url=theirs.base_url)) as it:
+        async with fake.running(AddressEngine("tiny", config, base_url=theirs.base_url)) as it:
             await it.load(Weights(1, fake.adapter("1")))
             loaded = fake.told("/v1/load_lora_adapter")[-1]
             forget(theirs.base_url, loaded["lora_name"])
@@ -91,7 +81,7 @@ async def test_a_server_of_somebody_else_that_was_started_anew_is_given_its_adap
 
 
 async def test_a_version_is_retired_also_where_its_server_is_gone(fake):
-    async with running(fake.engine()) as theirs:
+    async with fake.running(fake.engine()) as theirs:
         it = AddressEngine("tiny", TrainConfig(lora_rank=8), base_url=theirs.base_url)
         await it.start()
         for version in (1, 2):

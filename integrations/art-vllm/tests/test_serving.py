@@ -28,15 +28,6 @@ def said(answer: dict) -> str:
     return answer["choices"][0]["message"]["content"]
 
 
-@asynccontextmanager
-async def running(it):
-    await it.start()
-    try:
-        yield it
-    finally:
-        await it.stop()
-
-
 async def streamed(upstream, text: str) -> list[dict]:
     return [chunk async for chunk in upstream.stream(asking(text, stream=True))]
 
@@ -50,7 +41,7 @@ async def test_it_has_every_ability_and_travels_to_the_serving_process(fake):
 
 
 async def test_a_server_of_its_own_answers_with_the_start_weights_and_leaves_nothing(fake):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         answer = await it.chat(asking("hello"))
         assert (said(answer), answer["policy_version"]) == ("policy@0: hello", 0)
         assert len(fake.living()) == 2
@@ -60,7 +51,7 @@ async def test_a_server_of_its_own_answers_with_the_start_weights_and_leaves_not
 
 @pytest.mark.parametrize("own", [True, False])
 async def test_an_answer_has_the_runs_limit_where_the_agent_asks_for_none_and_never_more_than_the_context(fake, own):
-    async with running(fake.engine(max_tokens=77)) if own else foreign(fake, settings={"max_tokens": 77}) as it:
+    async with fake.running(fake.engine(max_tokens=77)) if own else foreign(fake, settings={"max_tokens": 77}) as it:
         asked = ({}, {"max_tokens": 5}, {"max_tokens": 9000}, {"max_completion_tokens": 9000}, {"max_tokens": None})
         said_by = [said(await it.chat(asking("limit", **limit))).split(": ")[1] for limit in asked]
         chunks = await streamed(it, "limit")
@@ -70,7 +61,7 @@ async def test_an_answer_has_the_runs_limit_where_the_agent_asks_for_none_and_ne
 
 async def test_its_log_is_continued_by_the_next_start(fake):
     for _ in range(2):
-        async with running(fake.engine()):
+        async with fake.running(fake.engine()):
             pass
     assert fake.log().count("serving") == 2
 
@@ -79,7 +70,7 @@ async def test_a_start_says_how_it_goes(fake, monkeypatch, caplog):
     monkeypatch.setenv("FAKE_VLLM", "slow")
     monkeypatch.setattr(process, "SAY_EVERY", 0.2)
     caplog.set_level(logging.INFO, "art_core.engine")
-    async with running(fake.engine()):
+    async with fake.running(fake.engine()):
         pass
     assert str(fake.run_dir / "vllm.log") in caplog.text
     assert "Loading safetensors 1/2" in caplog.text
@@ -113,7 +104,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(fake, monkeypatch):
 
 
 async def test_versions_are_served_side_by_side_until_they_are_retired(fake):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         for version in (1, 2):
             weights = Weights(version, fake.adapter(str(version)))
             assert it.overlaps(weights)
@@ -129,7 +120,7 @@ async def test_versions_are_served_side_by_side_until_they_are_retired(fake):
 
 
 async def test_whole_weights_replace_those_before_them_and_what_was_computed_with_them(fake):
-    async with running(fake.engine(lora_rank=0)) as it:
+    async with fake.running(fake.engine(lora_rank=0)) as it:
         weights = Weights(3, fake.place / "run")
         assert not it.overlaps(weights)
         await it.load(weights)
@@ -141,7 +132,7 @@ async def test_whole_weights_replace_those_before_them_and_what_was_computed_wit
 
 
 async def test_a_corrupted_adapter_is_refused_and_the_version_before_it_stays(fake):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         await it.load(Weights(1, fake.adapter("1")))
         with pytest.raises(UpstreamError, match="header too large"):
             await it.load(Weights(2, fake.adapter("corrupt")))
@@ -151,7 +142,7 @@ async def test_a_corrupted_adapter_is_refused_and_the_version_before_it_stays(fa
 async def test_an_adapter_of_experts_is_refused_without_a_gpu(fake):
     folder = fake.adapter("experts")
     (folder / "adapter_config.json").write_text('{"target_parameters": ["mlp.experts.down_proj"]}')
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         with pytest.raises(ConfigError, match=r"experts .*down_proj.*lora_rank=0"):
             await it.load(Weights(1, folder))
 
@@ -169,7 +160,7 @@ async def test_it_ends_also_where_its_server_has_just_died(fake):
 
 
 async def test_it_scores_a_text_and_counts_tokens(fake):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         assert await it.score([8, 16, 24]) == [-2.0, -3.0]
         counted = {"prompt_tokens": 30.0, "cached_tokens": 20.0, "sampled_tokens": 10.0}
         assert await it.counters() == counted
@@ -178,13 +169,13 @@ async def test_it_scores_a_text_and_counts_tokens(fake):
 
 
 async def test_a_server_that_counts_only_some_of_it_gives_0_for_the_rest(fake):
-    async with running(fake.engine(engine_args={"enable-prefix-caching": False})) as it:
+    async with fake.running(fake.engine(engine_args={"enable-prefix-caching": False})) as it:
         assert await it.counters() == {"prompt_tokens": 30.0, "cached_tokens": 0.0, "sampled_tokens": 10.0}
 
 
 @pytest.mark.parametrize("constraint", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
 async def test_what_a_grammar_constrained_is_scored_without_it(fake, constraint):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         whole = (await it.chat(asking("ab", **constraint)))["choices"][0]
         assert whole["token_logprobs"] == [-97 / 8, -98 / 8]
         assert (await it.chat(asking("ab")))["choices"][0]["token_logprobs"] == [-1.0, -1.0]
@@ -195,7 +186,7 @@ async def test_what_a_grammar_constrained_is_scored_without_it(fake, constraint)
 
 
 async def test_a_server_that_dies_comes_back_with_its_adapters_and_no_request_is_lost(fake, caplog):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         for version in (1, 2):
             await it.load(Weights(version, fake.adapter(str(version))))
         await it.retire(1)
@@ -213,7 +204,7 @@ async def test_a_server_that_dies_comes_back_with_its_adapters_and_no_request_is
 
 
 async def test_whole_weights_are_there_again_after_a_restart(fake):
-    async with running(fake.engine(lora_rank=0)) as it:
+    async with fake.running(fake.engine(lora_rank=0)) as it:
         await it.load(Weights(3, fake.run_dir))
         answer = await it.chat(asking("die once"))
         assert answer["policy_version"] == 3
@@ -221,7 +212,7 @@ async def test_whole_weights_are_there_again_after_a_restart(fake):
 
 
 async def test_a_stream_is_begun_again_only_where_nothing_was_passed_on(fake):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         chunks = await streamed(it, "die once before it says a word")
         assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == "die once before it says a word"
         passed = []
@@ -233,7 +224,7 @@ async def test_a_stream_is_begun_again_only_where_nothing_was_passed_on(fake):
 
 
 async def test_a_request_that_ends_the_server_each_time_is_given_up(fake):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         with pytest.raises(UpstreamError, match=r"died 3 times while it answered this request: torch.OutOfMemoryError"):
             await it.chat(asking("die"))
         assert len(fake.starts()) >= engine.TRIES
@@ -242,7 +233,7 @@ async def test_a_request_that_ends_the_server_each_time_is_given_up(fake):
 
 async def test_a_server_that_does_not_come_back_is_given_up(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "breaks later")
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         with pytest.raises(UpstreamError, match=r"started again 3 times.*Free memory"):
             await it.chat(asking("die"))
         with pytest.raises(UpstreamError, match="started again 3 times"):
@@ -252,7 +243,7 @@ async def test_a_server_that_does_not_come_back_is_given_up(fake, monkeypatch):
 
 
 async def test_an_error_of_a_living_server_is_the_requests_own(fake):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         with pytest.raises(UpstreamError, match="no such thing"):
             await it.chat(asking("wrong"))
         assert len(fake.starts()) == 1
@@ -260,7 +251,7 @@ async def test_an_error_of_a_living_server_is_the_requests_own(fake):
 
 async def test_a_server_that_does_not_listen_to_the_end_is_made_to(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "deaf")
-    async with running(fake.engine()):
+    async with fake.running(fake.engine()):
         assert len(fake.living()) == 2
     assert not fake.living()
 
@@ -295,7 +286,7 @@ def test_nothing_is_left_where_the_parent_is_killed(fake, how):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a child that its parent was killed")
 async def test_a_guard_that_is_killed_takes_the_server_with_it(fake):
-    async with running(fake.engine()) as it:
+    async with fake.running(fake.engine()) as it:
         first = fake.starts()[0]["pids"]
         guard = int(Path(f"/proc/{first[0]}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(guard, signal.SIGKILL)
@@ -314,7 +305,7 @@ async def foreign(fake, path="/v1", settings=None, **variables):
         it = AddressEngine("tiny", config, base_url=f"http://127.0.0.1:{port}{path}")
         while not await it._client.healthy():
             await asyncio.sleep(0.05)
-        async with running(it):
+        async with fake.running(it):
             yield it
     finally:
         os.killpg(server.pid, signal.SIGKILL)
@@ -382,6 +373,6 @@ async def test_an_address_without_its_end_is_said(fake):
 
 
 async def test_an_adapter_that_the_server_was_not_started_for_is_refused_with_the_setting(fake):
-    async with running(fake.engine(lora_rank=None)) as it:
+    async with fake.running(fake.engine(lora_rank=None)) as it:
         with pytest.raises(ConfigError, match="give lora_rank=16"):
             await it.load(Weights(1, fake.adapter("1")))
