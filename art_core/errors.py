@@ -6,6 +6,7 @@ ArtError
 |-- PluginError          a plugin failed, or two plugins disagree
 |-- CaptureError         a model call cannot be attributed or recorded
 |   `-- UpstreamError    what serves the policy refused or failed
+|-- RolloutLost          the machine that ran the agent is gone
 |-- StaleWeightsError    the engine does not serve the weights that it was given
 |-- RewardError          a reward function returned something that is not a reward
 `-- StoreError           the run folder cannot be written or read
@@ -56,6 +57,10 @@ class UpstreamError(CaptureError):
 
 def _rebuild_upstream_error(message: str, status: int, code: str | None, retry_after: float | None) -> UpstreamError:
     return UpstreamError(message, status=status, code=code, retry_after=retry_after)
+
+
+class RolloutLost(ArtError):
+    """The machine that ran the agent is gone: nothing is known of the agent, and the run is made again. Raised by executors."""
 
 
 class StaleWeightsError(ArtError):

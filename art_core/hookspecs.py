@@ -88,11 +88,12 @@ def register_engines(register: Register) -> None:
 
 @hookspec
 def register_executors(register: Register) -> None:
-    """Offer ways to run rollouts by name: ``register("mine", factory)``, for ``train(executor="mine")``.
+    """Offer other places to run agents in, by name: ``register("mine", factory)``, for ``train(executor="mine")``.
 
-    Called once, when a run starts. The factory is called without arguments and returns an object with
-    ``async def run(jobs)``: ``jobs`` are functions that start one rollout each, and it returns their trajectories in the
-    same order; with ``max_staleness`` it is called for several steps at the same time. The return value is ignored.
+    Called once, when a run starts. The factory is called as ``factory(config)`` and returns an object with ``adapt(agent)``,
+    which is asked instead of the hook ``adapt_agent`` and returns the same: ``async def run(input, address) -> output``. It
+    may raise RolloutLost, where the machine that ran the agent is gone: the run is then made again, with another address.
+    Where the object is an asynchronous context manager it is entered before the first run. The return value is ignored.
     """
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from art_core.attribution import running
 from art_core.capture import Door
-from art_core.errors import CaptureError, ConfigError
+from art_core.errors import CaptureError, ConfigError, RolloutLost
 from art_core.store import Store
 from art_core.types import Group, RolloutAddress, RunAgent, Sampling, Trajectory
 
@@ -143,12 +143,15 @@ async def run_once(
     timeout: float | None,
     to_output: Callable[[Any], Any] | None = None,
 ) -> Trajectory:
-    """Run the agent once on ``given`` and return its trajectory, failed or not. ``to_output`` sees what it returned."""
+    """Run the agent once on ``given`` and return its trajectory, failed or not. ``to_output`` sees what it returned.
+
+    Raises RolloutLost, with the rollout closed, where the machine that ran the agent is gone.
+    """
     async with rollout:
         try:
             output = await asyncio.wait_for(run(given, rollout.address), timeout)
-        except CaptureError:
-            raise  # the agent cannot be recorded: that is about the set-up, and the same in every run
+        except (CaptureError, RolloutLost):
+            raise  # about the set-up, and the same in every run; about a machine, and nothing that the agent did
         except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
             late = isinstance(error, TimeoutError) and timeout is not None and rollout.seconds >= timeout
             rollout.error = f"TimeoutError: not done after {timeout:g} seconds" if late else describe(error)

@@ -9,13 +9,14 @@ import asyncio
 import functools
 import shutil
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from art_core import agreement, losses, scoring, sft
 from art_core.attribution import exempt, in_child_processes
+from art_core.collecting import Kept, Runs
 from art_core.config import TrainConfig, check_tasks, model_folder
 from art_core.engines import PolicyEngine
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
@@ -23,7 +24,7 @@ from art_core.gathering import gather_limited
 from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary, untrained
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rewards import Rewards, name_of
-from art_core.rollout import Rollout, check_captured, run_once, task_input
+from art_core.rollout import Rollout, check_captured, task_input
 from art_core.sentinel import Sentinel
 from art_core.store import Store
 from art_core.threads import finished, in_thread, widen_default_executor
@@ -96,6 +97,8 @@ class Run:
             dialects = self.plugins.registered("register_dialects")
             opening = self._engine.open_door(self.folder, self.config, self.run_dir, dialects)
             self.door = await stack.enter_async_context(await opening)
+            if hasattr(self._executor, "__aenter__"):
+                await stack.enter_async_context(self._executor)
             self._throughput = self.throughput()
             await self._resume()
             self._stack = stack.pop_all()
@@ -112,8 +115,7 @@ class Run:
         self._loss_name = agreement.name_of(self._loss)
         if isinstance(self._loss, str):
             self._loss = self.plugins.choose("register_losses", self._loss)
-        if isinstance(self._executor, str):
-            self._executor = self.plugins.choose("register_executors", self._executor)()
+        self._find_executor()
         self._engine.check()
         if isinstance(self._learner_choice, str):
             getattr(self.plugins.choose("register_learners", self._learner_choice), "check", lambda: None)()
@@ -163,10 +165,16 @@ class Run:
             in_turns=not ahead, from_files=self._engine.loads_files, kept=ahead + 2,
         )  # fmt: skip
 
+    def _find_executor(self) -> Any:
+        """Return what runs the agents; None: this process."""
+        if isinstance(self._executor, str):
+            self._executor = self.plugins.choose("register_executors", self._executor)(self.config)
+        return self._executor
+
     def adapt(self, agent: object) -> RunAgent:
         """Return the function that runs ``agent`` once; plugins are asked at the first call."""
         if self._adapted is None or self._adapted[0] is not agent:
-            self._adapted = agent, self.plugins.adapt(agent)
+            self._adapted = agent, (self._find_executor() or self.plugins).adapt(agent)
         return self._adapted[1]
 
     def reward(self, reward: str | Reward | GroupReward) -> Reward | GroupReward:
@@ -220,40 +228,28 @@ class Run:
         to_output: Callable[[Any], Any] | None = None,
         step: int | None = None,
         allow_no_calls: bool = False,
+        key: str | None = None,
     ) -> list[Group]:
         """Run ``agent`` ``group_size`` times on every task and return a group per task, in order.
 
-        A run that fails is a trajectory with ``error``. Raises CaptureError where no run made a recorded call, unless
-        ``allow_no_calls``, or at first none of ``train_nodes``. ``step`` is as in ``rollout``.
+        A run that fails is a trajectory with ``error``. With a ``key``, runs that were finished under the same one before,
+        by this process or one that ended, are read from the store and not made again. Raises CaptureError where no run made
+        a recorded call, unless ``allow_no_calls``, or at first none of ``train_nodes``. ``step`` is as in ``rollout``.
         """
         check_tasks(tasks)
         widen_default_executor(self.config.max_concurrent)
-        run, size = self.adapt(agent), group_size or self.config.group_size
-        rollouts = [
-            self.rollout(task, split=split, sampling=sampling, group_id=group_id, step=step)
-            for task, group_id in ((task, uuid.uuid4().hex) for task in tasks)
-            for _ in range(size)
-        ]
-
-        async def one(rollout: Rollout) -> Any:
-            given, timeout = to_input(rollout.task), self.config.rollout_timeout
-            trajectory = await run_once(rollout, run, given, timeout=timeout, to_output=to_output)
-            self.on_rollout()
-            return trajectory
-
+        runs = Runs(self.adapt(agent), to_input, to_output, self.config.rollout_timeout, self.on_rollout)
+        begin = functools.partial(self.rollout, split=split, sampling=sampling, step=step)
         with self._timer.timed("rollout_seconds"):
-            trajectories = await self._execute([functools.partial(one, rollout) for rollout in rollouts])
-        groups = [Group(task, tuple(trajectories[i * size : (i + 1) * size])) for i, task in enumerate(tasks)]
+            groups = await runs.groups(
+                tasks, begin, size=group_size or self.config.group_size, gate=self._rollouts,
+                kept=None if key is None else Kept(self.store, key),
+            )  # fmt: skip
         if not allow_no_calls:
             nodes = () if self._nodes_seen or self.step or split != "train" else self.config.train_nodes
             check_captured(groups, nodes)
             self._nodes_seen = self._nodes_seen or split == "train"
         return groups
-
-    async def _execute(self, jobs: list[Callable[[], Awaitable[Any]]]) -> list[Any]:
-        if self._executor is None:
-            return await gather_limited(jobs, self._rollouts)
-        return await self._executor.run(jobs)
 
     async def score(self, groups: Sequence[Group], reward: str | Reward | GroupReward) -> list[Group]:
         """Return the groups with rewards and advantages; what was scored is stored."""

@@ -35,7 +35,7 @@ ROWS = [
     {"builtin"},
     {"plugins"},
     {"rollout", "display", "sft", "sentinel", "throughput", "agreement", "frozen", "rewards"},
-    {"update", "engines", "lessons"},
+    {"update", "engines", "lessons", "collecting"},
     {"run"},
     {"evaluation", "audit"},
     {"training"},

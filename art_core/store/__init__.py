@@ -229,15 +229,17 @@ class Store:
                 before = seq
         return (*found, (before + 1, highest)) if (highest or 0) > before else tuple(found)
 
-    def rollouts(self, *, split: str | None = None, step: int | None = None) -> tuple[StoredRollout, ...]:
-        """Return the rollouts in the order in which they began, finished or not; None takes every split or step."""
+    def rollouts(
+        self, *, split: str | None = None, step: int | None = None, group: str | None = None
+    ) -> tuple[StoredRollout, ...]:
+        """Return the rollouts in the order in which they began, finished or not; None takes every split, step or group."""
         with self._read() as db:
             return tuple(
                 rollout_of(row)
                 for row in db.execute(
-                    f"{ROLLOUTS} WHERE (:split IS NULL OR split = :split) AND (:step IS NULL OR step = :step) ORDER BY "
-                    "rollouts.seq",
-                    {"split": split, "step": step},
+                    f"{ROLLOUTS} WHERE (:split IS NULL OR split = :split) AND (:step IS NULL OR step = :step) "
+                    "AND (:group IS NULL OR grp = :group) ORDER BY rollouts.seq",
+                    {"split": split, "step": step, "group": group},
                 )
             )
 

@@ -1,0 +1,89 @@
+"""Tasks -> groups: every run of the agent in a rollout of its own. Knows nothing about rewards or learning."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from art_core.errors import RolloutLost
+from art_core.gathering import gather_limited
+from art_core.rollout import Rollout, describe, run_once
+from art_core.store import Store
+from art_core.types import Group, RunAgent, Trajectory
+
+ATTEMPTS = 5
+"""Of one run whose machine is lost each time: then the agent may be what ends them, and the run has failed."""
+UNFINISHED = describe(RolloutLost()), describe(asyncio.CancelledError())
+"""How errors begin in the store that are none of the agent's: its machine was lost, or we were stopped."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The groups that are collected under a key."""
+
+    store: Store
+    key: str
+
+    def group_id(self, place: int) -> str:
+        """Return the name of the group of the task at ``place``."""
+        return f"{self.key}/{place}"
+
+    def finished(self, place: int) -> list[Trajectory]:
+        """Return the runs of that task that need not be made again."""
+        found = self.store.rollouts(group=self.group_id(place))
+        done = [it.rollout_id for it in found if it.finished and not (it.error or "").startswith(UNFINISHED)]
+        return [self.store.trajectory(rollout_id) for rollout_id in done]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How an agent is run on a task."""
+
+    agent: RunAgent
+    to_input: Callable[[Any], Any]
+    to_output: Callable[[Any], Any] | None
+    timeout: float | None
+    """Seconds until a run counts as failed."""
+    on_rollout: Callable[[], None]
+    """Called after every finished run."""
+
+    async def groups(
+        self,
+        tasks: Sequence[Any],
+        begin: Callable[..., Rollout],
+        *,
+        size: int,
+        gate: asyncio.Semaphore,
+        kept: Kept | None = None,
+    ) -> list[Group]:
+        """Return a group of ``size`` trajectories per task; ``begin(task, group_id=)`` makes a rollout, ``gate`` limits them."""
+        found, jobs = [], []
+        for place, task in enumerate(tasks):
+            done = kept.finished(place)[:size] if kept else []
+            group_id = kept.group_id(place) if kept else uuid.uuid4().hex
+            again = functools.partial(begin, task, group_id=group_id)
+            found.append(done)
+            jobs += [functools.partial(self.one, again)] * (size - len(done))
+        made = iter(await gather_limited(jobs, gate))
+        return [
+            Group(task, (*done, *(next(made) for _ in range(size - len(done)))))
+            for task, done in zip(tasks, found, strict=True)
+        ]
+
+    async def one(self, begin: Callable[[], Rollout]) -> Trajectory:
+        """Run the agent once, in a new rollout for every machine that is lost."""
+        for _ in range(ATTEMPTS):
+            rollout = begin()
+            try:
+                await run_once(
+                    rollout, self.agent, self.to_input(rollout.task), timeout=self.timeout, to_output=self.to_output
+                )
+            except RolloutLost:
+                continue  # with all that the agent had said so far: another begins anew
+            break
+        self.on_rollout()
+        return rollout.trajectory
