@@ -93,6 +93,8 @@ def register_executors(register: Register) -> None:
     Called once, when a run starts. The factory is called as ``factory(config)`` and returns an object with ``adapt(agent)``,
     which is asked instead of the hook ``adapt_agent`` and returns the same: ``async def run(input, address) -> output``. It
     may raise RolloutLost, where the machine that ran the agent is gone: the run is then made again, with another address.
+    What ``adapt`` returned may have an attribute ``gate``, an asynchronous context manager: a run, and its time, then begins
+    when that lets it in, in place of the limit ``max_concurrent``.
     Where the object is an asynchronous context manager it is entered before the first run. The return value is ignored.
     """
 

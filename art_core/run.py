@@ -122,6 +122,11 @@ class Run:
         else:
             agreement.check_learner(self._learner_choice, self.config, self._loss, self._loss_name)
 
+    @property
+    def version(self) -> int:
+        """Optimizer steps behind the weights that are served."""
+        return self._counted
+
     def throughput(self) -> Throughput:
         """Return a count of what the engine computes from now on."""
         return Throughput(self.door.counters)
@@ -242,7 +247,8 @@ class Run:
         begin = functools.partial(self.rollout, split=split, sampling=sampling, step=step)
         with self._timer.timed("rollout_seconds"):
             groups = await runs.groups(
-                tasks, begin, size=group_size or self.config.group_size, gate=self._rollouts,
+                tasks, begin, size=group_size or self.config.group_size,
+                gate=getattr(runs.agent, "gate", self._rollouts),
                 kept=None if key is None else Kept(self.store, key),
             )  # fmt: skip
         if not allow_no_calls:

@@ -107,6 +107,12 @@ def test_the_core_imports_no_plugin(path):
 def test_the_edges_import_public_modules_of_the_core_only(side):
     public = {"__init__", "attribution", "types", "errors", "testing", "losses", "token_tree", "learner"}
     public |= {
+        "collecting",
+        "rewards",
+        "rollout",
+        "run",
+        "scoring",
+        "threads",
         "abilities",
         "capture",
         "config",

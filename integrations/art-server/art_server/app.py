@@ -1,0 +1,160 @@
+"""The server as an ASGI application: the routes that change a run, the workers' socket, and the door behind them.
+
+Knows nothing about command lines. Reading routes and pages are of ``reading`` and ``pages``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, FastAPI, HTTPException, Path, Query, Request, Response, WebSocket
+from starlette.websockets import WebSocketDisconnect
+
+from art_core.run import Run
+from art_core.store.values import to_json
+from art_server.executor import Workers
+from art_server.guard import Guard
+from art_server.jobs import Conflict, Jobs
+from art_server.messages import NAME, ModelState, Shutdown
+from art_server.proxy import Proxy
+from art_server.requests import JobRequest, JobState, Status, Worker
+from art_server.roster import LEASE, TrainingServer
+from art_server.wire import group_to_wire
+
+log = logging.getLogger("art_server")
+
+Key = Annotated[str, Path(pattern=NAME, description="Of the asker's own; the same request may be sent again under it.")]
+
+
+@dataclass
+class Served:
+    """What the routes work on, while the server runs."""
+
+    roster: TrainingServer
+    run: Run
+    jobs: Jobs
+    proxy: Proxy
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.run.run_dir.name
+
+
+def make_app(run_of: Any, *, token: str | None = None, lease: float = LEASE) -> FastAPI:
+    """Return the application. ``run_of(executor)`` returns the run, unopened; it is opened when the application starts.
+
+    The result has the ``Guard`` around it; ``token`` None lets this machine in alone.
+    """
+    roster = TrainingServer(lease=lease)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with run_of(Workers(roster)) as run:
+            proxy = Proxy(run.door.address)
+
+            def learnt() -> None:
+                url = f"/api/runs/{run.run_dir.name}/checkpoints" if run.step else None
+                roster.publish(ModelState(version=run.version, url=url))
+
+            jobs = Jobs(run, learnt)
+            learnt()
+            app.state.served = Served(roster, run, jobs, proxy)
+            for key in jobs.resume():
+                log.info("job %s goes on", key)
+            try:
+                yield
+            finally:
+                await jobs.close()
+                await roster.close()
+                await proxy.close()
+
+    app = FastAPI(title="art", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Guard, token=token)
+    app.include_router(router)
+    app.mount("/rollouts", _door)
+    return app
+
+
+async def _door(scope: Any, receive: Any, send: Any) -> None:
+    """A rollout's address."""
+    await scope["app"].state.served.proxy(scope, receive, send)
+
+
+router = APIRouter()
+"""The routes that need a running server."""
+_MISSING: dict[int | str, Any] = {404: {"description": "There is none of this name."}}
+_CONFLICT: dict[int | str, Any] = {409: {"description": "The key was used for another request."}}
+
+
+@router.get("/status")
+async def status(request: Request) -> Status:
+    """Say how many workers, waiting episodes and unfetched results there are."""
+    it = _served(request)
+    return Status(
+        active_clients=len(it.roster.active_clients), episodes_queued=it.roster.queued, step=it.run.step,
+        results_available=len(it.roster.results_queue) + it.jobs.unfetched, run=it.name,
+    )  # fmt: skip
+
+
+@router.get("/api/workers")
+async def workers(request: Request) -> list[Worker]:
+    """List the workers."""
+    return [Worker(**worker) for worker in _served(request).roster.workers()]
+
+
+@router.post("/api/workers/{client_id}/shutdown", status_code=202, responses=_MISSING)
+async def shutdown(request: Request, client_id: Annotated[str, Path(pattern=NAME)]) -> None:
+    """Tell a worker to end; what it runs is given to others."""
+    roster = _served(request).roster
+    if client_id not in roster.active_clients:
+        raise HTTPException(404, f"no worker {client_id} is connected")
+    await roster.send_to_client(client_id, Shutdown())
+
+
+@router.put("/api/jobs/{key}", status_code=202, responses=_CONFLICT)
+async def put_job(request: Request, key: Key, job: Annotated[JobRequest, Body()]) -> JobState:
+    """Collect, score or learn. Sent again under the same key, it says how far the job is."""
+    try:
+        return _served(request).jobs.put(key, job)
+    except Conflict as error:
+        raise HTTPException(409, str(error)) from error
+
+
+@router.get("/api/jobs/{key}", responses=_MISSING)
+async def job(request: Request, key: Key, wait: Annotated[float, Query(ge=0, le=60)] = 0) -> JobState:
+    """Say how far a job is, at its end or after ``wait`` seconds."""
+    found = await _served(request).jobs.wait(key, wait)
+    if found is None:
+        raise HTTPException(404, f"there is no job {key}")
+    return found
+
+
+@router.get("/api/jobs/{key}/groups/{place}", responses=_MISSING)
+async def group(request: Request, key: Key, place: Annotated[int, Path(ge=0, lt=2**31)]) -> dict[str, Any]:
+    """Return a collected group with the ids and logprobs of its calls; ``place`` is that of its task."""
+    found = _served(request).jobs.group(key, place)
+    if found is None:
+        raise HTTPException(404, f"job {key} has no group {place}, or has not ended")
+    return Response(to_json(group_to_wire(found)), media_type="application/json")  # type: ignore[return-value]
+
+
+@router.websocket("/ws/{client_id}")
+async def worker_socket(websocket: WebSocket, client_id: Annotated[str, Path(pattern=NAME)]) -> None:
+    roster = _served(websocket).roster
+    await websocket.accept()
+    await roster.register_client(client_id, websocket)
+    try:
+        while True:
+            await roster.handle(client_id, await websocket.receive_text())
+    except (WebSocketDisconnect, RuntimeError) as error:
+        log.debug("worker %s: %r", client_id, error)
+    finally:
+        await roster.unregister_client(client_id, websocket)
+
+
+def _served(connection: Request | WebSocket) -> Served:
+    return connection.app.state.served

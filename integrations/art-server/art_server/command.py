@@ -1,0 +1,131 @@
+"""The command lines of ``art serve`` and ``art worker``. Knows nothing about serving; what is heavy is imported when it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+SERVE = (
+    "Examples: `art serve --model tiny`; for other machines: `ART_SERVER_TOKEN=... art serve --host 0.0.0.0 --ssl-keyfile "
+    "key.pem --ssl-certfile cert.pem`"
+)
+WORKER = "Example: `art worker ws://127.0.0.1:8000 --id client_1 --agent app.py:graph`"
+Token = Annotated[
+    str | None, typer.Option(help="Shared secret; better in ART_SERVER_TOKEN or .env, where no process list shows it.")
+]
+
+
+def serve(
+    model: Annotated[str, typer.Option(help="tiny, a model folder, a Hugging Face name.")] = "tiny",
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; one that was begun goes on.")] = None,
+    host: Annotated[str | None, typer.Option(help="Default: ART_SERVER_HOST, else 127.0.0.1.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Default: ART_SERVER_PORT, else 8000; 0 takes a free one.")
+    ] = None,
+    token: Token = None,
+    engine: Annotated[str, typer.Option(help="embedded, vllm, or http://HOST:PORT/v1 of a vLLM server.")] = "embedded",
+    learner: Annotated[str, typer.Option(help="auto, torch or unsloth.")] = "auto",
+    loss: Annotated[str, typer.Option(help="grpo, dr_grpo, dapo, cispo or gspo.")] = "grpo",
+    lease: Annotated[
+        float, typer.Option(min=1, help="Seconds of silence after which a worker's runs go to others.")
+    ] = 30,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE of what docs/settings.md lists, such as group_size=4; repeatable."),
+    ] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="Of TLS, PEM.")] = None,
+    ssl_certfile: Annotated[Path | None, typer.Option(help="Of TLS, PEM.")] = None,
+) -> None:
+    """Hold a policy, its trainer and its run in one place, for agents on any machine.
+
+    Workers (`art worker`) run the agents; `art_server.connect(url)` collects, scores and learns from anywhere; the dashboard
+    is at /. Ctrl-C ends it; started again with the same --run-dir it goes on, unfinished collections included.
+    """
+    from art_core.arguments import parse_settings
+    from art_core.folder import new_run_dir
+    from art_server.serve import Plan, serve_forever
+    from art_server.settings import load_settings
+
+    env = load_settings()
+    settings = parse_settings(set_ or [], {"model", "run_dir", "engine", "learner", "loss"})
+    plan = Plan(
+        run_dir=run_dir or new_run_dir(model), host=host or env.server_host,
+        port=env.server_port if port is None else port,
+        token=token or (env.server_token.get_secret_value() if env.server_token else None),
+        settings={"model": model, "engine": engine, "learner": learner, "loss": loss, **settings}, lease=lease,
+        ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile,
+    )  # fmt: skip
+    with suppress(KeyboardInterrupt):  # said again by uvicorn when all is closed
+        asyncio.run(serve_forever(plan))
+
+
+def worker(
+    server: Annotated[str, typer.Argument(help="ws://HOST:PORT of art serve; wss:// with TLS.")],
+    id_: Annotated[str, typer.Option("--id", help="Name of this worker; every one has its own.")],
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            help="MODULE:NAME or FILE.py:NAME of the agent, or of a function without arguments that makes it."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; default: ART_CLIENT_WORKERS, else 4.")
+    ] = None,
+    pool: Annotated[str, typer.Option(help="Whose episodes it takes: collect(pool=) asks for them.")] = "default",
+    token: Token = None,
+) -> None:
+    """Run an agent for a server, as often as it asks; its model calls are answered there.
+
+    Ctrl-C once: take no more, end what runs. Twice: give back what runs, which other workers then run.
+    """
+    from art_core.arguments import load_agent
+    from art_server.client import TrainingClient
+    from art_server.messages import check_name
+    from art_server.settings import load_settings
+
+    env = load_settings()
+    check_name("--id", id_)
+    check_name("--pool", pool)
+    client = TrainingClient(
+        id_, server, agent=None if agent is None else load_agent(agent), workers=workers or env.client_workers, pool=pool,
+        token=token or (env.server_token.get_secret_value() if env.server_token else None),
+    )  # fmt: skip
+    _say_log()
+    asyncio.run(_work(client))
+
+
+async def _work(client: Any) -> None:
+    work, leaving = asyncio.create_task(client.run()), []
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if leaving or not client.connected:
+            work.cancel()
+        else:
+            leaving.append(asyncio.create_task(client.leave()))
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        await work
+    except asyncio.CancelledError:
+        raise typer.Exit(130) from None
+    finally:
+        for task in leaving:
+            task.cancel()
+
+
+def _say_log() -> None:
+    import logging
+
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+    logging.getLogger("art_server").addHandler(handler)
+    logging.getLogger("art_server").setLevel(logging.INFO)

@@ -1,0 +1,258 @@
+"""What was asked of the run, by a key of the asker's own: done once, however often it is asked, restarts or not.
+
+Knows nothing about HTTP or sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from art_core.collecting import Kept
+from art_core.errors import ArtError, ConfigError, RewardError
+from art_core.rollout import describe, task_id, task_input
+from art_core.run import Run
+from art_core.types import Group, Trajectory
+from art_server.executor import Assignment
+from art_server.requests import Collect, GivenScore, JobRequest, JobState, Learn, Score, Scores
+from art_server.wire import sampling_from_wire
+
+log = logging.getLogger("art_server")
+
+UNFINISHED = "server/unfinished"
+"""Under this name the store keeps the keys of jobs that are to be taken up again."""
+_REQUESTS: TypeAdapter[Any] = TypeAdapter(JobRequest)
+
+
+class Conflict(ArtError):
+    """The key was used for another request."""
+
+
+@dataclass
+class Job:
+    """A request and how far it is."""
+
+    request: Any
+    state: JobState
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Jobs:
+    """The jobs of one run. ``learnt`` is called after every step."""
+
+    def __init__(self, run: Run, learnt: Callable[[], None]) -> None:
+        self._run, self._learnt = run, learnt
+        self._jobs: dict[str, Job] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._learning = asyncio.Lock()
+
+    def resume(self) -> list[str]:
+        """Begin again what an ended server had not finished; return the keys."""
+        keys = self._run.store.meta(UNFINISHED, [])
+        for key in keys:
+            kept = self._run.store.meta(_name(key))
+            self._begin(key, _REQUESTS.validate_python(kept["request"]), kept)
+        return keys
+
+    def put(self, key: str, request: Any) -> JobState:
+        """Begin a job, or say how far the one with this key is. Raises Conflict where that is another."""
+        known = self._jobs.get(key) or self._stored(key)
+        if known is not None:
+            if task_id(known.request) != task_id(request.model_dump(mode="json")):
+                raise Conflict(f"the key {key!r} was used for another request; give every request a key of its own")
+            return known.state
+        kept = {"request": request.model_dump(mode="json")}
+        self._run.store.set_meta(_name(key), kept)
+        job = self._begin(key, request, kept)
+        self._note_unfinished()
+        return job.state
+
+    def get(self, key: str) -> JobState | None:
+        """Return how far a job is; None where there is none."""
+        known = self._jobs.get(key) or self._stored(key)
+        return None if known is None else known.state
+
+    async def wait(self, key: str, seconds: float) -> JobState | None:
+        """Return how far a job is when it ends, or after so long."""
+        job = self._jobs.get(key)
+        if job is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(job.ended.wait(), seconds)
+        return self.get(key)
+
+    def group(self, key: str, place: int) -> Group | None:
+        """Return a collected group; None where there is none."""
+        state = self.get(key)
+        if state is None or state.kind != "collect" or state.state != "done":
+            return None
+        if not 0 <= place < (state.result or {})["groups"]:
+            return None
+        runs = Kept(self._run.store, _name(key)).finished(place)
+        return Group(runs[0].task, tuple(runs[: state.result["group_size"]]))
+
+    @property
+    def unfetched(self) -> int:
+        """Runs that ended in collections that are still under way."""
+        return sum(job.state.finished for job in self._jobs.values() if job.state.state == "running")
+
+    async def close(self) -> None:
+        """Stop what is under way; it is taken up again when the run is opened again."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _stored(self, key: str) -> Job | None:
+        kept = self._run.store.meta(_name(key))
+        if kept is None or "state" not in kept:
+            return None
+        return Job(kept["request"], JobState.model_validate(kept["state"]))
+
+    def _begin(self, key: str, request: Any, kept: dict[str, Any]) -> Job:
+        state = JobState(key=key, kind=request.kind, state="running")
+        job = self._jobs[key] = Job(kept["request"], state)
+        task = asyncio.create_task(self._do(job, request, kept))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return job
+
+    async def _do(self, job: Job, request: Any, kept: dict[str, Any]) -> None:
+        state = job.state
+        try:
+            if isinstance(request, Collect):
+                state.result = await self._collect(state, request)
+            elif isinstance(request, Learn):
+                state.result = await self._learn(request, kept, _name(state.key))
+            else:
+                state.result = await self._score(request)
+            state.state = "done"
+        except Exception as error:
+            log.error("job %s failed", state.key, exc_info=None if isinstance(error, ArtError) else error)
+            state.state, state.error = "failed", describe(error)
+        # The state stands in the store before anybody hears of it, so that no restart does the job again.
+        self._run.store.set_meta(_name(state.key), {**kept, "state": state.model_dump(mode="json")})
+        await asyncio.to_thread(self._run.store.flush)
+        del self._jobs[state.key]
+        self._note_unfinished()
+        job.ended.set()
+
+    def _note_unfinished(self) -> None:
+        self._run.store.set_meta(UNFINISHED, list(self._jobs))
+
+    async def _collect(self, state: JobState, request: Collect) -> dict[str, Any]:
+        size = request.group_size or self._run.config.group_size
+        state.total = size * len(request.tasks)
+
+        def count() -> None:
+            state.finished += 1
+
+        await self._run.collect(
+            Assignment(request.pool, count), request.tasks, group_size=size, split=request.split,
+            sampling=sampling_from_wire(request.sampling and request.sampling.model_dump()), step=request.step,
+            to_input=_inputs(request), allow_no_calls=request.allow_no_calls, key=_name(state.key),
+        )  # fmt: skip
+        state.finished = state.total
+        return {"groups": len(request.tasks), "group_size": size}
+
+    async def _score(self, request: Score | Scores) -> dict[str, Any]:
+        if isinstance(request, Score):
+            groups, reward = [self._group(ids) for ids in request.groups], request.reward
+        else:
+            groups = [self._group([it.rollout_id for it in scores]) for scores in request.groups]
+            reward = _Given(request.by, {it.rollout_id: it for scores in request.groups for it in scores})
+        scored = await self._run.score(groups, reward)
+        return {"groups": [_scores(group) for group in scored]}
+
+    async def _learn(self, request: Learn, kept: dict[str, Any], name: str) -> dict[str, Any]:
+        begun = kept.get("step")
+        if begun is not None and self._run.step > begun:  # taken and kept, but the server ended before it said so
+            return {"step": begun + 1, "metrics": dict(self._run.history())[begun + 1]}
+        groups = []
+        for given in request.groups:
+            group = self._group([it.rollout_id for it in given.trajectories])
+            runs = tuple(_rewarded(run, it) for run, it in zip(group.trajectories, given.trajectories, strict=True))
+            groups.append(Group(group.task, runs, tuple(given.advantages), tuple(map(tuple, given.call_advantages))))
+            _check_advantages(groups[-1])
+        async with self._learning:
+            kept["step"] = self._run.step
+            self._run.store.set_meta(name, kept)
+            metrics = await self._run.learn(groups)
+            self._learnt()
+            return {"step": self._run.step, "metrics": metrics}
+
+    def _group(self, rollout_ids: list[str]) -> Group:
+        runs = [self._run.store.trajectory(rollout_id) for rollout_id in rollout_ids]
+        if not runs:
+            raise ConfigError("a group has no trajectories; give the ids of the runs of one task")
+        return Group(runs[0].task, tuple(runs))
+
+
+@dataclass
+class _Given:
+    """A reward that was found elsewhere."""
+
+    name: str
+    scores: dict[str, GivenScore]
+
+    async def score(self, group: Group) -> list[float | None]:
+        found = [self.scores[trajectory.rollout_id] for trajectory in group.trajectories]
+        for trajectory, given in zip(group.trajectories, found, strict=True):
+            if given.call_rewards and not 0 <= min(given.call_rewards) <= max(given.call_rewards) < len(
+                trajectory.calls
+            ):
+                raise RewardError(
+                    f"rollout {given.rollout_id} has {len(trajectory.calls)} calls, and rewards for {list(given.call_rewards)}"
+                )
+            trajectory.metrics.update(given.metrics)
+            trajectory.notes.update(given.notes)
+            trajectory.call_rewards.update(given.call_rewards)
+        return [given.reward for given in found]
+
+
+def _scores(group: Group) -> dict[str, Any]:
+    return {
+        "trajectories": [
+            {
+                "rollout_id": t.rollout_id, "reward": t.reward, "metrics": t.metrics, "notes": t.notes,
+                "call_rewards": {index: call.reward for index, call in enumerate(t.calls) if call.reward is not None},
+            }
+            for t in group.trajectories
+        ],
+        "advantages": group.advantages,
+        "call_advantages": group.call_advantages,
+    }  # fmt: skip
+
+
+def _rewarded(trajectory: Trajectory, given: GivenScore) -> Trajectory:
+    calls = tuple(
+        replace(call, reward=given.call_rewards.get(index, call.reward)) for index, call in enumerate(trajectory.calls)
+    )
+    return replace(trajectory, reward=given.reward, calls=calls)
+
+
+def _check_advantages(group: Group) -> None:
+    runs = group.trajectories
+    wrong = group.advantages and len(group.advantages) != len(runs)
+    by_call = [len(of_run) for of_run in group.call_advantages]
+    if wrong or (by_call and by_call != [len(run.calls) for run in runs]):
+        raise ConfigError(
+            f"a group of {len(runs)} trajectories needs as many advantages, and per trajectory one a call"
+        )
+
+
+def _inputs(request: Collect) -> Callable[[Any], Any]:
+    if request.inputs is None:
+        return task_input
+    if len(request.inputs) != len(request.tasks):
+        raise ConfigError(f"{len(request.tasks)} tasks have {len(request.inputs)} inputs; give one for each")
+    inputs = {task_id(task): given for task, given in zip(request.tasks, request.inputs, strict=True)}
+    return lambda task: inputs[task_id(task)]
+
+
+def _name(key: str) -> str:
+    return f"job/{key}"

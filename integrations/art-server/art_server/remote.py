@@ -1,0 +1,228 @@
+"""A run that another machine holds: ``collect``, ``score``, ``learn`` as ``open_run`` has them. Knows nothing about sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, replace
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from art_core import scoring
+from art_core.attribution import exempt
+from art_core.config import check_tasks
+from art_core.errors import ArtError, CaptureError, ConfigError
+from art_core.rewards import name_of
+from art_core.rollout import task_input
+from art_core.store.values import from_json, to_json
+from art_core.types import Group, GroupReward, Reward, Sampling, Trajectory
+from art_server.client import LOST, TrainingClient
+from art_server.wire import group_from_wire
+
+AT_A_TIME = 8
+"""Groups fetched."""
+WAIT = 20.0
+"""Seconds that the server holds a question back until a job has ended."""
+PATIENCE = 600.0
+"""Seconds that a server may be away, for a restart say, before a call gives up."""
+
+
+class ServerError(ArtError):
+    """The server refused a request, or a job there failed."""
+
+
+class RemoteRun:
+    """A server's run; opened and closed by ``async with``."""
+
+    def __init__(self, url: str, *, token: str | None = None, workers: int = 64, patience: float = PATIENCE) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r} is no server's address; give one such as http://127.0.0.1:8000")
+        self.url, self._token, self._workers, self._patience = url.rstrip("/"), token, workers, patience
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    async def __aenter__(self) -> RemoteRun:
+        self._http = aiohttp.ClientSession(headers=self._headers, timeout=aiohttp.ClientTimeout(total=WAIT + 60))
+        try:
+            await self._ask("GET", "/status", patience=0)
+        except BaseException:
+            await self._http.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.close()
+
+    async def status(self) -> dict[str, Any]:
+        """Return the server in numbers: ``step``, ``active_clients``, ``episodes_queued``, ``results_available``, ``run``."""
+        return await self._ask("GET", "/status")
+
+    async def collect(
+        self,
+        agent: object,
+        tasks: Sequence[Any],
+        *,
+        group_size: int | None = None,
+        split: str = "train",
+        sampling: Sampling | None = None,
+        to_input: Callable[[Any], Any] = task_input,
+        to_output: Callable[[Any], Any] | None = None,
+        step: int | None = None,
+        allow_no_calls: bool = False,
+        pool: str = "default",
+        key: str | None = None,
+        on_rollout: Callable[[int, int], None] = lambda finished, total: None,
+    ) -> list[Group]:
+        """Run an agent ``group_size`` times on every task and return a group per task, in order; see ``Run.collect``.
+
+        ``agent`` None: the workers of ``pool`` run theirs (``art worker``). Otherwise this process runs it, its model calls
+        going to the server. ``key`` names the collection: after a failure here, the same call with the same key finds what
+        was done. ``on_rollout(finished, total)`` is called as runs end. ``to_output`` is applied here, to what came back.
+        """
+        check_tasks(tasks)
+        async with AsyncExitStack() as stack:
+            if agent is not None:
+                pool = await stack.enter_async_context(self._working(agent))
+            request = {
+                "kind": "collect", "tasks": list(tasks), "group_size": group_size, "split": split, "step": step,
+                "inputs": None if to_input is task_input else [to_input(task) for task in tasks],
+                "sampling": None if sampling is None else asdict(sampling), "pool": pool, "allow_no_calls": allow_no_calls,
+            }  # fmt: skip
+            key = key or uuid.uuid4().hex
+            await self._job(key, request, on_rollout)
+        groups = await self._groups(key, len(tasks))
+        return groups if to_output is None else [_with_outputs(group, to_output) for group in groups]
+
+    async def score(self, groups: Sequence[Group], reward: str | Reward | GroupReward) -> list[Group]:
+        """Return the groups with rewards and advantages; what was scored is stored on the server.
+
+        A name is a reward of the server's; anything else is called here.
+        """
+        if isinstance(reward, str):
+            ids = [[t.rollout_id for t in group.trajectories] for group in groups]
+            request: dict[str, Any] = {"kind": "score", "groups": ids, "reward": reward}
+        else:
+            with exempt():
+                groups = list(await asyncio.gather(*(scoring.score(group, reward) for group in groups)))
+            scores = [[_score(t) for t in group.trajectories] for group in groups]
+            request = {"kind": "scores", "groups": scores, "by": name_of(reward)}
+        result = await self._job(uuid.uuid4().hex, request)
+        return [_scored(group, told) for group, told in zip(groups, result["groups"], strict=True)]
+
+    async def learn(self, groups: Sequence[Group], *, key: str | None = None) -> dict[str, float]:
+        """Take one optimizer step on the groups that have contrast, serve the new weights, and return metrics."""
+        told = [
+            {
+                "trajectories": [_score(t) for t in group.trajectories],
+                "advantages": group.advantages,
+                "call_advantages": group.call_advantages,
+            }
+            for group in groups
+        ]
+        result = await self._job(key or uuid.uuid4().hex, {"kind": "learn", "groups": told})
+        return result["metrics"]
+
+    @asynccontextmanager
+    async def _working(self, agent: object):
+        """Be a worker of a pool of one's own meanwhile; yield its name."""
+        name = f"here-{uuid.uuid4().hex[:12]}"
+        worker = TrainingClient(name, self.url, agent=agent, token=self._token, workers=self._workers, pool=name)
+        work = asyncio.create_task(worker.run())
+        try:
+            yield name
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _job(
+        self, key: str, request: dict[str, Any], on_rollout: Callable[[int, int], None] = lambda finished, total: None
+    ) -> dict[str, Any]:
+        path = f"/api/jobs/{quote(key, safe='')}"
+        state = await self._ask("PUT", path, request)
+        while state["state"] == "running":
+            state = await self._ask("GET", f"{path}?wait={WAIT if not state['total'] else 1}")
+            on_rollout(state["finished"], state["total"])
+        if state["state"] == "failed":
+            kind, _, text = state["error"].partition(": ")
+            raise (CaptureError if kind == "CaptureError" else ServerError)(f"{self.url}: {text or kind}")
+        return state["result"]
+
+    async def _groups(self, key: str, count: int) -> list[Group]:
+        gate = asyncio.Semaphore(AT_A_TIME)
+
+        async def fetch(place: int) -> Group:
+            async with gate:
+                return group_from_wire(await self._ask("GET", f"/api/jobs/{quote(key, safe='')}/groups/{place}"))
+
+        return list(await asyncio.gather(*(fetch(place) for place in range(count))))
+
+    async def _ask(self, method: str, path: str, body: Any = None, *, patience: float | None = None) -> Any:
+        """Ask, again while the server is away: every request of ours may be sent twice."""
+        retrying = AsyncRetrying(
+            wait=wait_random_exponential(multiplier=0.2, max=10), retry=retry_if_exception_type((*LOST, _Away)),
+            stop=stop_after_delay(self._patience if patience is None else patience), reraise=True,
+        )  # fmt: skip
+        try:
+            async for attempt in retrying:
+                with attempt:
+                    return await self._once(method, path, body)
+        except LOST as error:
+            raise ServerError(
+                f"{self.url} cannot be reached ({type(error).__name__}: {error}); is art serve running?"
+            ) from None  # what is below says no more
+
+    async def _once(self, method: str, path: str, body: Any) -> Any:
+        data = None if body is None else to_json(body)
+        headers = {"content-type": "application/json"}
+        async with self._http.request(method, self.url + path, data=data, headers=headers) as answer:
+            told = await answer.read()
+            if answer.status in (502, 503, 504):
+                raise _Away(f"{self.url}{path} answered {answer.status}")
+            if answer.status == 401:
+                raise ConfigError(f"{self.url} wants another token: connect(url, token=...)")
+            if answer.status >= 400:
+                raise ServerError(
+                    f"{method} {path} was refused ({answer.status}): {told[:2000].decode(errors='replace')}"
+                )
+            return from_json(told)
+
+
+class _Away(ServerError):
+    """Something before the server answered that it is not there."""
+
+
+def connect(url: str, *, token: str | None = None, workers: int = 64, patience: float = PATIENCE) -> RemoteRun:
+    """Return the run of the server at ``url``, ``http://HOST:PORT``, to open with ``async with``.
+
+    ``workers``: runs of an agent at a time that this process makes, where ``collect`` is given one. ``patience``: seconds
+    that the server may be away before a call raises ServerError.
+    """
+    return RemoteRun(url, token=token, workers=workers, patience=patience)
+
+
+def _score(trajectory: Trajectory) -> dict[str, Any]:
+    rewards = {index: call.reward for index, call in enumerate(trajectory.calls) if call.reward is not None}
+    return {
+        "rollout_id": trajectory.rollout_id, "reward": trajectory.reward, "metrics": trajectory.metrics,
+        "notes": trajectory.notes, "call_rewards": rewards,
+    }  # fmt: skip
+
+
+def _scored(group: Group, told: dict[str, Any]) -> Group:
+    runs = []
+    for trajectory, given in zip(group.trajectories, told["trajectories"], strict=True):
+        rewards = given["call_rewards"]
+        calls = tuple(replace(call, reward=rewards.get(str(index))) for index, call in enumerate(trajectory.calls))
+        kept = {name: given[name] for name in ("reward", "metrics", "notes")}
+        runs.append(replace(trajectory, calls=calls, **kept))
+    by_call = tuple(map(tuple, told["call_advantages"]))
+    return replace(group, trajectories=tuple(runs), advantages=tuple(told["advantages"]), call_advantages=by_call)
+
+
+def _with_outputs(group: Group, to_output: Callable[[Any], Any]) -> Group:
+    runs = [t if t.error else replace(t, output=to_output(t.output)) for t in group.trajectories]
+    return replace(group, trajectories=tuple(runs))

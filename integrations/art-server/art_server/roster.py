@@ -1,0 +1,313 @@
+"""Hands episodes to workers, and sees to it that each ends once, whatever becomes of the worker.
+
+Every episode that is handed over is a lease: its holder prolongs it by heartbeats, and its result is taken once. Knows
+nothing about rollouts, HTTP or models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel
+
+from art_core.errors import CaptureError, ConfigError, RolloutLost
+from art_server.clients import REPLACED, TOO_BAD, Client, Pending, Socket, closed
+from art_server.gate import Gate
+from art_server.messages import (
+    Ack,
+    BadMessage,
+    CancelEpisodes,
+    Episode,
+    EpisodeResult,
+    ErrorMessage,
+    ModelState,
+    StatusUpdate,
+    TrainEpisodes,
+    UpdateModel,
+    read,
+)
+
+log = logging.getLogger("art_server")
+
+LEASE = 30.0
+"""Seconds without a word after which a worker's episodes are given to others."""
+MOST_BAD = 20
+"""Bad messages of one connection, after which it is closed."""
+ATTEMPTS = 5
+"""Of one episode whose worker is lost each time."""
+SEED_CAPACITY = 4
+"""Episodes at a time of a worker that does not say how many it takes."""
+
+
+class TrainingServer:
+    """The workers and the episodes. All methods belong to one event loop."""
+
+    def __init__(self, *, lease: float = LEASE) -> None:
+        self.lease = lease
+        """Seconds without a word after which a worker's episodes are given to others."""
+        self.training_queue: deque[Pending] = deque()
+        """Episodes that wait for a worker."""
+        self.results_queue: list[dict[str, Any]] = []
+        """Results of ``distribute_episodes``, oldest first, each once; whoever reads them takes them out."""
+        self._model_state: ModelState | None = None
+        self._clients: dict[str, Client] = {}
+        self._gates: dict[str, Gate] = {}
+        self._assigning = False
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def active_clients(self) -> dict[str, Socket]:
+        """Connected workers, by id."""
+        return {name: it.socket for name, it in self._clients.items() if it.socket is not None}
+
+    async def register_client(self, client_id: str, websocket: Socket) -> None:
+        """Take over a connected worker's socket for sending; ``handle`` is to be given what it says."""
+        client = self._clients.setdefault(client_id, Client(client_id, capacity=SEED_CAPACITY))
+        client.disconnect(REPLACED, f"another worker has connected as {client_id}")
+        client.connect(websocket)
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep())
+        log.info("worker %s connected", client_id)
+
+    async def unregister_client(self, client_id: str, websocket: Socket) -> None:
+        """Note that the connection is gone. Leases stay until they end: the worker may come back."""
+        client = self._clients.get(client_id)
+        if client is None or client.socket not in (websocket, None):
+            return
+        client.gone()
+        log.info("worker %s disconnected, holding %d episodes", client_id, len(client.held))
+        if not client.leases:
+            self._lose(client, client.held, "disconnected")
+
+    async def distribute_episodes(self, episodes: Iterable[dict[str, Any]]) -> None:
+        """Queue episodes for the connected workers and those to come; their results come into ``results_queue``.
+
+        An episode is a dict with ``episode_id``. It is given to another worker where its own is lost. They live in this
+        process only. Raises ConfigError for one without an id, or whose id is under way.
+        """
+        episodes = list(episodes)
+        ids = [episode.get("episode_id") for episode in episodes]
+        under_way = {it.episode_id for it in (*self.training_queue, *self._held())}
+        for place, name in enumerate(ids):
+            if not isinstance(name, str) or not name or name in under_way:
+                raise ConfigError(f"episode {place} has episode_id={name!r}; give each one a text of its own")
+            under_way.add(name)
+        for episode in episodes:
+            pending = Pending(dict(episode), "default", asyncio.get_running_loop().create_future(), again=True)
+            pending.outcome.add_done_callback(self._keep_result)
+            self._queue(pending)
+
+    async def send_to_client(self, client_id: str, message: dict[str, Any] | BaseModel) -> None:
+        """Send a message; ConfigError where no such worker is connected."""
+        client = self._clients.get(client_id)
+        if client is None or client.socket is None:
+            raise ConfigError(f"no worker {client_id!r} is connected; connected are: {', '.join(self.active_clients)}")
+        client.say(message if isinstance(message, BaseModel) else _AsGiven.model_validate(message))
+
+    async def run(self, body: dict[str, Any], pool: str = "default") -> dict[str, Any]:
+        """Let a worker of ``pool`` run an episode once and return its result.
+
+        Raises RolloutLost where the worker, or its way to the server, is lost, CaptureError where it says that nothing can be
+        recorded there. Cancelling gives the episode up.
+        """
+        pending = Pending(body, pool, asyncio.get_running_loop().create_future(), again=False)
+        self._queue(pending)
+        try:
+            result = await pending.outcome
+        finally:
+            self._give_up(pending)
+        if result.get("lost"):
+            raise RolloutLost(f"worker {result['client_id']} could not reach the server: {result.get('error')}")
+        if result.get("capture_error"):
+            raise CaptureError(result.get("error") or "the worker cannot record its agent's calls")
+        return result
+
+    def gate(self, pool: str) -> Gate:
+        """Return what lets in as many as the connected workers of ``pool`` can run."""
+        if pool not in self._gates:
+            self._gates[pool] = Gate(lambda: self._capacity(pool))
+        return self._gates[pool]
+
+    def publish(self, model_state: ModelState) -> None:
+        """Tell every worker, and those to come, which weights are served."""
+        self._model_state = model_state
+        for client in self._clients.values():
+            self._tell_model(client)
+
+    @property
+    def queued(self) -> int:
+        """Episodes that wait for a worker."""
+        return len(self.training_queue) + sum(gate.waiting for gate in self._gates.values())
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return what is known of every worker, for people."""
+        return [
+            {
+                "id": it.client_id, "state": it.state if it.socket else "gone", "pool": it.pool, "capacity": it.capacity,
+                "running": len(it.held), "finished": it.finished, "lost": it.lost, "version": it.version,
+                "last_seen": it.last_seen,
+            }
+            for it in self._clients.values()
+        ]  # fmt: skip
+
+    async def handle(self, client_id: str, text: str | bytes) -> None:
+        """Take what a worker said. A bad message is answered with an error and logged; too many end the connection."""
+        client = self._clients[client_id]
+        client.last_seen = time.time()
+        try:
+            message = read(text, "worker")
+            if message.client_id not in (None, client_id):
+                raise BadMessage(f"client_id is {message.client_id!r:.80}, but this is the connection of {client_id!r}")
+        except BadMessage as error:
+            client.bad += 1
+            log.warning("worker %s said what is no message: %s", client_id, error)
+            client.say(ErrorMessage(code="bad_message", message=str(error)))
+            if client.bad >= MOST_BAD:
+                client.disconnect(TOO_BAD, f"{MOST_BAD} bad messages")
+            return
+        if isinstance(message, StatusUpdate):
+            self._take_status(client, message)
+        else:
+            self._take_results(client, message)
+        self._assign_soon()
+
+    async def close(self, reason: str = "the server ends") -> None:
+        """Tell every worker to come back later, and cancel whatever waits."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for client in self._clients.values():
+            client.disconnect(1012, reason)
+        for pending in (*self.training_queue, *self._held()):
+            pending.outcome.cancel()
+        await closed()
+
+    def _take_status(self, client: Client, status: StatusUpdate) -> None:
+        client.state, client.leases = status.status, status.v is not None
+        if client.leases:
+            client.pool, client.capacity = status.pool, status.capacity
+            if status.session != client.session:
+                self._lose(client, client.held, "started anew")
+                client.session = status.session
+            self._lose(client, client.prolong(status.running, self.lease), "gave it up")
+            if unknown := [lease for lease in status.running if lease not in client.held]:
+                client.say(CancelEpisodes(leases=unknown))
+        if status.status == "connected":
+            log.info("worker %s takes %d at a time", client.client_id, client.capacity)
+            self._tell_model(client)
+        self.gate(client.pool).admit()
+
+    def _take_results(self, client: Client, message: EpisodeResult) -> None:
+        acked, stale = [], []
+        for result in message.results:
+            lease = result.lease or client.lease_of(result.episode_id)
+            acked.append(lease)
+            pending = client.release(lease)
+            if pending is None or pending.outcome.done():
+                stale.append(lease)
+                continue
+            client.finished += 1
+            pending.outcome.set_result({**result.model_dump(exclude={"lease"}), "client_id": client.client_id})
+        if client.leases:
+            client.say(Ack(leases=acked, stale=stale))
+
+    def _lose(self, client: Client, leases: Iterable[str], why: str) -> None:
+        """Take these leases from a worker that will not end them."""
+        for lease in list(leases):
+            pending = client.release(lease)
+            if pending is None or pending.outcome.done():
+                continue
+            client.lost += 1
+            pending.attempts += 1
+            said = f"worker {client.client_id} {why}"
+            log.warning("episode %s is lost: %s", pending.episode_id, said)
+            if not pending.again:
+                pending.outcome.set_exception(RolloutLost(said))
+            elif pending.attempts >= ATTEMPTS:
+                error = f"{ATTEMPTS} workers were lost with it; the last: {said}"
+                pending.outcome.set_result({"episode_id": pending.episode_id, "error": error})
+            else:
+                self.training_queue.appendleft(pending)
+        self._assign_soon()
+
+    async def _sweep(self) -> None:
+        """Take what silent workers hold; forget those that are gone for long."""
+        while True:
+            await asyncio.sleep(self.lease / 4)
+            for client in list(self._clients.values()):
+                if client.leases:
+                    self._lose(client, client.ended(), f"was silent for {self.lease:g} seconds")
+                if client.socket is None and not client.held and client.last_seen < time.time() - 10 * self.lease:
+                    del self._clients[client.client_id]
+
+    def _give_up(self, pending: Pending) -> None:
+        """Forget an episode that nobody waits for."""
+        if pending in self.training_queue:
+            self.training_queue.remove(pending)
+        if (client := pending.holder) is not None:
+            client.release(pending.lease)
+            if client.leases:
+                client.say(CancelEpisodes(leases=[pending.lease]))
+            self._assign_soon()
+
+    def _queue(self, pending: Pending) -> None:
+        self.training_queue.append(pending)
+        self._assign_soon()
+
+    def _assign_soon(self) -> None:
+        """Hand out at the loop's next turn, so that what is queued together is sent together."""
+        if not self._assigning and self.training_queue:
+            self._assigning = True
+            asyncio.get_running_loop().call_soon(self._assign)
+
+    def _assign(self) -> None:
+        """Give waiting episodes to the workers with free places, in turns."""
+        self._assigning = False
+        ready: dict[str, deque[Client]] = defaultdict(deque)
+        for client in self._clients.values():
+            if client.free > 0:
+                ready[client.pool].append(client)
+        given: dict[Client, list[Episode]] = defaultdict(list)
+        left: deque[Pending] = deque()
+        while self.training_queue:
+            pending = self.training_queue.popleft()
+            if not ready[pending.pool]:
+                left.append(pending)
+                continue
+            client = ready[pending.pool].popleft()
+            lease = client.grant(pending, self.lease)
+            given[client].append(Episode.model_validate({**pending.body, "lease": lease}))
+            if client.free > 0:
+                ready[pending.pool].append(client)
+        self.training_queue = left
+        for client, episodes in given.items():
+            client.say(TrainEpisodes(client_id=client.client_id, episodes=episodes, lease_seconds=self.lease))
+
+    def _capacity(self, pool: str) -> int:
+        return sum(
+            it.capacity
+            for it in self._clients.values()
+            if it.pool == pool and it.socket is not None and it.state != "leaving"
+        )
+
+    def _held(self) -> list[Pending]:
+        return [pending for client in self._clients.values() for pending in client.held.values()]
+
+    def _keep_result(self, outcome: asyncio.Future[dict[str, Any]]) -> None:
+        if not outcome.cancelled():
+            result = outcome.result()
+            client_id = result.pop("client_id", None)
+            self.results_queue.append({"type": "episode_result", "results": [result], "client_id": client_id})
+
+    def _tell_model(self, client: Client) -> None:
+        if self._model_state is not None and client.socket is not None and client.leases:
+            client.version = self._model_state.version
+            client.say(UpdateModel(model_state=self._model_state))
+
+
+class _AsGiven(BaseModel, extra="allow"):
+    """A message as the caller made it."""

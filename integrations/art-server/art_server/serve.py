@@ -1,0 +1,109 @@
+"""``art serve``: opens the run, binds the address, says where everything is. Knows nothing about routes."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from rich.console import Console
+from rich.logging import RichHandler
+
+import art_core as art
+from art_core.errors import ConfigError
+from art_server.app import make_app
+from art_server.guard import is_local
+from art_server.messages import MAX_MESSAGE
+from art_server.roster import LEASE
+
+GRACE = 5
+"""Seconds that requests in flight get to end after Ctrl-C; collections go on when the server is started again."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to serve, and where."""
+
+    run_dir: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of ``open_run``."""
+    lease: float = LEASE
+    ssl_keyfile: Path | None = None
+    ssl_certfile: Path | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError for an address that would let strangers in."""
+        if self.token is None and not is_local(self.host):
+            raise ConfigError(
+                f"{self.host} can be reached from other machines, so whoever asks must know a token: set ART_SERVER_TOKEN in the "
+                "environment or .env, or serve on 127.0.0.1"
+            )
+        if self.token is not None and (len(self.token) < 16 or not self.token.isascii()):
+            raise ConfigError("the token is short enough to guess; take 16 characters or more: openssl rand -hex 32")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ConfigError("TLS needs both --ssl-keyfile and --ssl-certfile")
+
+
+async def serve_forever(plan: Plan) -> None:
+    """Serve until Ctrl-C. Raises ConfigError where the address is taken or would let strangers in."""
+    plan.check()
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    log = logging.getLogger("art_server")
+    log.addHandler(RichHandler(console=console, show_path=False, markup=False))
+    log.setLevel(logging.INFO)
+    with _bound(plan) as listener:
+        app = make_app(
+            lambda executor: art.open_run(plan.run_dir, executor=executor, **plan.settings),
+            token=plan.token,
+            lease=plan.lease,
+        )
+        config = uvicorn.Config(
+            app, log_level="warning", timeout_graceful_shutdown=GRACE, ws_max_size=MAX_MESSAGE, ws_ping_interval=10,
+            ws_ping_timeout=10, ssl_keyfile=_text(plan.ssl_keyfile), ssl_certfile=_text(plan.ssl_certfile), lifespan="on",
+        )  # fmt: skip
+        server = _Announcing(config, console, plan, listener.getsockname()[1])
+        console.print(f"starting the engine; everything is kept in {plan.run_dir}")
+        await server.serve([listener])
+
+
+class _Announcing(uvicorn.Server):
+    """Says where it serves once it does."""
+
+    def __init__(self, config: uvicorn.Config, console: Console, plan: Plan, port: int) -> None:
+        super().__init__(config)
+        self._console, self._plan, self._port = console, plan, port
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            s, host = "s" if self._plan.ssl_certfile else "", self._plan.host
+            token = " --token ..." if self._plan.token else ""
+            self._console.print(
+                f"serving at http{s}://{host}:{self._port}\n"
+                f"  workers:   art worker ws{s}://{host}:{self._port} --id client_1 --agent FILE.py:NAME{token}\n"
+                f"  training:  art_server.connect('http{s}://{host}:{self._port}')\n"
+                f"  Ctrl-C ends it; the same command with --run-dir {self._plan.run_dir} goes on"
+            )
+
+
+def _bound(plan: Plan) -> socket.socket:
+    """Return the socket, bound before the engine starts, so that a taken port is not found out after it."""
+    family = socket.AF_INET6 if ":" in plan.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((plan.host, plan.port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot serve on {plan.host}:{plan.port}: {error}; give another --port") from error
+    return listener
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
