@@ -34,11 +34,12 @@ ROWS = [
     {"engine", "learner"},
     {"builtin"},
     {"plugins"},
-    {"rollout", "display", "sft", "sentinel", "throughput", "agreement", "frozen", "rewards"},
+    {"rollout", "display", "sft", "sentinel", "throughput", "agreement", "frozen", "rewards", "local_models"},
     {"update", "engines", "lessons", "collecting"},
     {"run"},
     {"evaluation", "audit"},
     {"training"},
+    {"environment", "agent"},
     {"__init__"},
     {"summary", "chart", "doctor", "new_plugin", "testing"},
     {"__main__"},
@@ -108,6 +109,8 @@ def test_the_edges_import_public_modules_of_the_core_only(side):
     public = {"__init__", "attribution", "types", "errors", "testing", "losses", "token_tree", "learner"}
     public |= {
         "abilities",
+        "agent",
+        "environment",
         "capture",
         "config",
         "folder",
