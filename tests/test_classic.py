@@ -1,10 +1,7 @@
-"""The classic surface: environments as configs and subclasses have them, and an agent inside and outside a rollout."""
+"""The classic agent inside a rollout: its responses are recorded calls, and what they say becomes actions."""
 
 import asyncio
 import json
-import subprocess
-import sys
-import textwrap
 
 import pytest
 from http_server import serving
@@ -14,8 +11,8 @@ from starlette.routing import Route
 import art_core as art
 from art_core.agent import Agent
 from art_core.attribution import running
-from art_core.environment import Environment, register_environment
-from art_core.errors import ConfigError, ModelCallError, StoreError, UpstreamError
+from art_core.environment import Environment
+from art_core.errors import ModelCallError, UpstreamError
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.types import RolloutAddress
 
@@ -29,7 +26,7 @@ def run_of(tmp_path, **settings):
 
 
 class Search(Environment):
-    """As in the seed: keeps no state itself and takes what it needs, not a config."""
+    """As in the seed."""
 
     def __init__(self, emails=("a", "b")):
         super().__init__()
@@ -43,131 +40,6 @@ class Search(Environment):
         state["step"] += 1
         state["search_results"] += self.emails
         return state, 0.5, action["type"] == "select", {}
-
-
-class Counter(Environment):
-    """Keeps its own state, as the seed's game does."""
-
-    def __init__(self, start: int = 0):
-        super().__init__()
-        self.start = self.count = start
-
-    async def reset(self):
-        self.count = self.start
-        return await self.get_state()
-
-    async def step(self, action):
-        self.count += 1
-        return await self.get_state(), 1.0, self.count > 2, {"moved": True}
-
-    async def get_state(self):
-        return {"count": self.count}
-
-
-@pytest.fixture
-def registered():
-    register_environment("search", Search)
-    register_environment("counter", Counter)
-
-
-# environments
-
-
-async def test_a_subclass_finds_the_state_that_it_returned_and_earlier_states_stay_as_they_were():
-    environment = Search()
-    first = await environment.reset()
-    second, reward, done, _ = await environment.step({"type": "search"})
-    third, *_ = await environment.step({"type": "select"})
-    assert [state["step"] for state in (first, second, third)] == [0, 1, 2]
-    assert [len(state["search_results"]) for state in (first, second, third)] == [0, 2, 4]
-    assert (reward, done) == (0.5, False) and await environment.get_state() == third
-
-
-async def test_what_is_put_into_the_first_state_is_found_in_the_states_that_follow():
-    """The seed's evaluation gives its query that way."""
-    environment = Search()
-    state = await environment.reset()
-    state["query"] = "another"
-    state, *_ = await environment.step({"type": "search"})
-    assert state["query"] == "another"
-
-
-async def test_a_subclass_with_a_state_of_its_own_keeps_it():
-    environment = Counter(1)
-    assert await environment.get_state() == {"count": 1} == await environment.reset()
-    assert await environment.step({}) == ({"count": 2}, 1.0, False, {"moved": True})
-
-
-async def test_a_step_that_returns_something_else_is_said_to():
-    class Broken(Environment):
-        async def step(self, action):
-            return {}, 0.0
-
-    with pytest.raises(ConfigError, match=r"state, reward, done, info"):
-        await Broken().step({})
-    with pytest.raises(NotImplementedError, match="Unfinished has no step"):
-        await type("Unfinished", (Environment,), {})().step({})
-
-
-async def test_a_config_names_a_registered_environment_with_its_arguments(registered):
-    environment = Environment({"environment": "counter", "arguments": {"start": 2}})
-    assert await environment.reset() == {"count": 2} == await environment.get_state()
-    assert await environment.step({"type": "go"}) == ({"count": 3}, 1.0, True, {"moved": True})
-    assert (await Environment("search").reset())["query"] == "which?"
-
-
-async def test_any_other_config_is_the_state_of_one_action_without_a_reward():
-    config = {"prompt": "Which city?", "choices": ["a"]}
-    environment = Environment(config)
-    state = await environment.reset()
-    assert state == config
-    state["choices"].append("b")
-    assert config["choices"] == ["a"]
-    assert await environment.step({"type": "answer"}) == (config, 0.0, True, {})
-    with pytest.raises(ConfigError, match="await reset"):
-        await environment.step({"type": "answer"})
-    assert await environment.reset() == config
-    assert await Environment().reset() == {} == await Environment().get_state()
-
-
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        (["search"], "cannot be used; give"),
-        (3, "cannot be used; give"),
-        ("serch", "did you mean 'search'"),
-        ({"environment": "os:system", "arguments": {"command": "true"}}, "register_environment"),
-        ({"environment": "tests.py:Search"}, "no environment is registered here"),
-        ({"environment": ["search"]}, "no environment is registered here"),
-        ({"environment": "counter", "arguments": [1]}, "must be a dict"),
-        ({"environment": "counter", "arguments": {"begin": 1}}, "unexpected keyword argument 'begin'"),
-        ({"environment": "counter", "start": 1}, "put them into 'arguments'"),
-        ({"environment": "made"}, "made a int"),
-    ],
-)
-def test_a_config_that_cannot_be_used_says_what_to_give(registered, config, says):
-    register_environment("made", lambda: 3)
-    with pytest.raises(ConfigError, match=says):
-        Environment(config)
-
-
-def test_a_config_imports_nothing(registered, tmp_path, monkeypatch):
-    (tmp_path / "harmful.py").write_text("raise SystemExit('imported')")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("harmful:Environment", "harmful.py:Environment", "harmful", str(tmp_path / "harmful.py:Environment")):
-        with pytest.raises(ConfigError, match="no environment is registered"):
-            Environment({"environment": name})
-    assert "harmful" not in sys.modules
-
-
-@pytest.mark.parametrize("made_by", [3, int, "search.py:Search"])
-def test_only_environments_and_functions_are_registered(made_by):
-    with pytest.raises(ConfigError, match="subclass of Environment"):
-        register_environment("x", made_by)
-
-
-# an agent inside a rollout
 
 
 async def test_every_response_inside_a_rollout_is_a_recorded_call(tmp_path):
@@ -347,172 +219,3 @@ async def test_a_state_of_numpy_arrays_is_shown_as_json():
     await Agent("tiny", engine=engine).select_action(state)
     shown = engine.requests[0]["messages"][0]["content"]
     assert '{"board": [[0, 0]], "score": 3, "seen": [1], "mean": 0.5, "é": null}' in shown
-
-
-# an agent outside every rollout
-
-
-def test_art_model_replaces_the_model_that_the_code_names(monkeypatch):
-    assert Agent("some/model").model_name == "some/model"
-    monkeypatch.setenv("ART_MODEL", "tiny")
-    assert Agent("some/model").model_name == "tiny"
-
-
-def test_importing_the_classic_surface_is_light():
-    code = "import sys, art_core.agent, art_core.environment; print({'torch', 'transformers', 'aiohttp'} & set(sys.modules))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
-
-
-async def test_a_cancelled_call_is_cancelled_also_where_the_engine_answers_all_the_same():
-    class Half(FakeEngine):
-        async def chat(self, request):
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                return await super().chat(request)
-
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await Agent("tiny", engine=Half()).generate_response("hi")
-
-
-async def test_an_engine_of_ones_own_refuses_as_an_address_does_and_loads_nothing_itself(tmp_path):
-    agent = Agent("tiny", engine=FakeEngine())
-    with pytest.raises(ModelCallError) as caught:
-        await agent.generate_response([])
-    assert caught.value.status == 400
-    with pytest.raises(ConfigError, match="engine of its own"):
-        agent.load_checkpoint(tmp_path)
-
-
-def folder(tmp_path, **files):
-    path = tmp_path / "given"
-    path.mkdir()
-    for name, text in files.items():
-        (path / name.replace("_json", ".json").replace("_sqlite", ".sqlite")).write_text(text)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("files", "error", "says"),
-    [
-        ({}, ConfigError, "is no checkpoint"),
-        ({"run_sqlite": ""}, ConfigError, "no checkpoint yet"),
-        ({"learner_json": "{", "config_json": "{}"}, StoreError, "learner.json is damaged"),
-        ({"adapter_config_json": "[1]"}, StoreError, "adapter_config.json is damaged"),
-    ],
-)
-def test_a_folder_that_is_no_checkpoint_is_refused_by_name(tmp_path, files, error, says):
-    with pytest.raises(error, match=says) as caught:
-        Agent("tiny").load_checkpoint(folder(tmp_path, **files))
-    assert "given" in str(caught.value)
-
-
-def test_a_file_that_is_no_checkpoint_is_refused_and_never_unpickled(tmp_path):
-    with pytest.raises(ConfigError, match="there is no checkpoint best_checkpoint.pt"):
-        Agent("tiny").load_checkpoint("best_checkpoint.pt")
-    (tmp_path / "x.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'touch owned'\ntR.")
-    with pytest.raises(ConfigError, match="nothing is unpickled"):
-        Agent("tiny").load_checkpoint(tmp_path / "x.pt")
-
-
-async def test_a_model_that_is_not_there_is_named_at_the_first_call(tmp_path):
-    agent = Agent("./nowhere")
-    with pytest.raises(ConfigError, match="nowhere"):
-        await agent.generate_response("hi")
-
-
-SCRIPT = """
-    import asyncio, threading
-    from art_core.agent import Agent
-
-    def decoding():
-        return sum(thread.name == "art-decode" for thread in threading.enumerate())
-
-    async def main():
-        first, second = Agent("some/model"), Agent("other/model")  # ART_MODEL makes both the same
-        print(decoding())
-        answers = await asyncio.gather(*(agent.generate_response("hi", 4, 0.0) for agent in (first, second, first)))
-        print(len(set(answers)), decoding())
-        await first.aclose()
-        print(decoding(), await second.generate_response("hi", 4, 0.0) == answers[0])
-        await second.aclose()
-        print(decoding(), await first.generate_response("hi", 4, 0.0) == answers[0])
-
-    asyncio.run(main())
-    asyncio.run(main())
-"""
-
-
-def test_a_process_has_one_engine_per_model_which_starts_when_asked_ends_when_left_and_at_exit(monkeypatch):
-    monkeypatch.setenv("ART_MODEL", "tiny")
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    lines = ["1 1", "1 True", "0 True"]
-    assert done.stdout.split("\n") == ["0", *lines, "1", *lines, ""]
-
-
-async def test_a_checkpoint_answers_from_the_next_call_on(tmp_path):
-    """A whole checkpoint, the same as one file, a run folder, and the file again with other weights in it."""
-    from safetensors.torch import load_file, save_file
-
-    from art_core.config import TINY, TrainConfig
-    from art_core.learner import TorchLearner, checkpoint
-
-    run_dir = tmp_path / "run"
-    learner = TorchLearner(str(TINY), TrainConfig(lora_rank=0), None)
-    with_other = {name: tensor + 0.05 for name, tensor in load_file(TINY / "model.safetensors").items()}
-    for name, tensor in learner.model.named_parameters():
-        if name in with_other:
-            tensor.data.copy_(with_other[name])
-    learner.save(run_dir / "checkpoints" / "step-000001")
-    (run_dir / "run.sqlite").touch()
-    single = tmp_path / "best_checkpoint.pt"
-    save_file(dict(load_file(run_dir / "checkpoints" / "step-000001" / "model.safetensors")), single)
-    assert (run_dir / "checkpoints" / "step-000001" / checkpoint.MANIFEST).is_file()
-
-    agent = Agent("tiny")
-
-    async def answer():
-        return await agent.generate_response("Which city?", max_tokens=8, temperature=0.0)
-
-    try:
-        start = await answer()
-        agent.load_checkpoint(run_dir)
-        trained = await answer()
-        assert trained != start
-        agent.load_checkpoint(run_dir / "checkpoints" / "step-000001")
-        assert await answer() == trained
-        agent.load_checkpoint(single)
-        assert await answer() == trained
-        save_file(dict(load_file(TINY / "model.safetensors")), single)
-        agent.load_checkpoint(single)
-        assert await answer() == start
-    finally:
-        await agent.aclose()
-
-
-async def test_an_adapter_is_put_on_the_model_that_it_was_trained_on(tmp_path):
-    import torch
-
-    from art_core.config import TINY, TrainConfig
-    from art_core.learner import TorchLearner
-
-    learner = TorchLearner(str(TINY), TrainConfig(lora_rank=4), None)
-    torch.manual_seed(0)
-    for name, tensor in learner.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(tensor, std=0.5)
-    saved = tmp_path / "saved.pt"
-    learner.save(saved)
-    answers = []
-    # The second as if it had been trained on another machine, where the base model was somewhere else.
-    for base in (str(TINY), "/nowhere/tiny"):
-        manifest = saved / "learner.json"
-        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "base_model": base}))
-        agent = Agent("tiny")
-        plain = await agent.generate_response("Which city?", max_tokens=8, temperature=0.0)
-        agent.load_checkpoint(saved)
-        answers.append(await agent.generate_response("Which city?", max_tokens=8, temperature=0.0))
-        await agent.aclose()
-    assert answers[0] == answers[1] != plain
