@@ -31,9 +31,9 @@ CALL_SECONDS = 600.0
 """Of one model call."""
 RETRIES = 2
 """Of a call that failed in a way that passes, as OpenAI's clients have it."""
-DECODER = json.JSONDecoder()
 LONGEST_PAUSE = 8.0
 """Seconds before a retry."""
+DECODER = json.JSONDecoder()
 
 
 class Agent:
@@ -92,7 +92,8 @@ class Agent:
         return {"type": "none", "error": "the model's answer has no JSON object", "response": response}
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Answer with these weights from the next call outside a rollout on; inside one, the policy answers.
+        """Answer with these weights, in place of ``model_name``'s, from the next call outside a rollout on; inside one, the
+        policy answers.
 
         ``path`` is a run folder, whose newest checkpoint is taken, a checkpoint of it, a model folder, an adapter's, or what
         ``save_checkpoint`` wrote. Nothing is unpickled. Raises ConfigError where it is none of these, StoreError where it is
