@@ -6,6 +6,7 @@ ArtError
 |-- PluginError          a plugin failed, or two plugins disagree
 |-- CaptureError         a model call cannot be attributed or recorded
 |   `-- UpstreamError    what serves the policy refused or failed
+|-- ModelCallError       a model call of a classic agent was refused or failed
 |-- RolloutLost          the machine that ran the agent is gone
 |-- StaleWeightsError    the engine does not serve the weights that it was given
 |-- RewardError          a reward function returned something that is not a reward
@@ -57,6 +58,20 @@ class UpstreamError(CaptureError):
 
 def _rebuild_upstream_error(message: str, status: int, code: str | None, retry_after: float | None) -> UpstreamError:
     return UpstreamError(message, status=status, code=code, retry_after=retry_after)
+
+
+class ModelCallError(ArtError):
+    """A model call of ``art_core.agent.Agent`` was refused or failed.
+
+    No CaptureError: like any error of an agent it ends that agent's run, not the training.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status of the answer; None where there was none."""
+        self.code = code
+        """OpenAI's error code, such as ``TOO_LONG``."""
 
 
 class RolloutLost(ArtError):

@@ -126,6 +126,11 @@ class EmbeddedEngine:
         if self._scheduler is not None:
             await self._scheduler.stop()
 
+    def close(self) -> None:
+        """As ``stop``, where no event loop runs or can be started: at the exit of the process."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+
     def _started(self) -> Scheduler:
         if self._scheduler is None:
             raise UpstreamError("the embedded engine has not been started; await engine.start() first", status=503)

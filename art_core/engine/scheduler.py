@@ -83,8 +83,12 @@ class Scheduler:
 
     async def stop(self) -> None:
         """End the thread; generations that still run fail."""
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """End the thread and wait for it."""
         self._inbox.put(self._end)
-        await asyncio.to_thread(self._thread.join)
+        self._thread.join()
 
     def _post(self, message: Callable[[], None]) -> None:
         self._inbox.put(message)
