@@ -26,7 +26,7 @@ def run_of(tmp_path, **settings):
 
 
 class Search(Environment):
-    """As in the seed."""
+    """Searches mail."""
 
     def __init__(self, emails=("a", "b")):
         super().__init__()

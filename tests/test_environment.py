@@ -9,7 +9,7 @@ from art_core.errors import ConfigError
 
 
 class Search(Environment):
-    """As in the seed: keeps no state itself and takes what it needs, not a config."""
+    """Keeps no state itself and takes what it needs, not a config."""
 
     def __init__(self, emails=("a", "b")):
         super().__init__()
@@ -26,7 +26,7 @@ class Search(Environment):
 
 
 class Counter(Environment):
-    """Keeps its own state, as the seed's game does."""
+    """Keeps its own state."""
 
     def __init__(self, start: int = 0):
         super().__init__()
@@ -61,7 +61,7 @@ async def test_a_subclass_finds_the_state_that_it_returned_and_earlier_states_st
 
 
 async def test_what_is_put_into_the_first_state_is_found_in_the_states_that_follow():
-    """The seed's evaluation gives its query that way."""
+    """An evaluation gives its query that way."""
     environment = Search()
     state = await environment.reset()
     state["query"] = "another"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -21,7 +21,7 @@ from art_core.store.values import from_json, to_json
 from art_core.threads import widen_default_executor
 from art_server import messages
 from art_server.clients import REPLACED
-from art_server.episodes import RecordedAgent, SeedEpisodes
+from art_server.episodes import RecordedAgent, ClassicEpisodes
 from art_server.messages import MAX_MESSAGE, MOST_RESULTS, Episode, Result, read, write
 
 log = logging.getLogger("art_server.worker")
@@ -42,8 +42,9 @@ class WorkerReplaced(ArtError):
 class TrainingClient:
     """A worker named ``client_id`` of the server at ``server_url`` (``ws://HOST:PORT``, ``wss://`` with TLS).
 
-    ``agent`` is what ``train`` takes; without one it runs the seed's episodes, ``Agent`` in ``Environment``. ``await run()``
-    works until the server says shutdown; ``connect`` and ``handle_server_messages`` are one connection of it.
+    ``agent`` is what ``train`` takes; without one it runs classic episodes, ``Agent`` in ``Environment``, with one of
+    ``models``. ``await run()`` works until the server says shutdown; ``connect`` and ``handle_server_messages`` are one
+    connection of it.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class TrainingClient:
         token: str | None = None,
         workers: int = 4,
         pool: str = "default",
+        models: Collection[str] = ("tiny",),
     ) -> None:
         parts = urlsplit(server_url)
         if parts.scheme not in ("ws", "wss", "http", "https") or not parts.netloc:
@@ -65,8 +67,7 @@ class TrainingClient:
         self.server_url = f"{'wss' if secure else 'ws'}://{base}/ws/{quote(client_id, safe='')}"
         self.http_url = f"{'https' if secure else 'http'}://{base}"
         self.websocket: aiohttp.ClientWebSocketResponse | None = None
-        self.seed_episodes = SeedEpisodes()
-        """What runs episodes that name no rollout; it has ``agent`` and ``environment``."""
+        self._classic = ClassicEpisodes(models)
         self.model_state: dict[str, Any] | None = None
         """Which weights the server serves, as it last said."""
         self.status = "idle"
@@ -177,8 +178,8 @@ class TrainingClient:
                 self._running[lease] = asyncio.create_task(self._process(lease, episode))
 
     async def run_episode(self, episode_config: dict[str, Any]) -> dict[str, Any]:
-        """Run an episode of the seed's form: ``Agent(model_name)`` in ``Environment(env_config)``."""
-        return await self.seed_episodes(episode_config)
+        """Run an classic episode: ``Agent(model_name)`` in ``Environment(env_config)``."""
+        return await self._classic(episode_config)
 
     async def update_model(self, model_state: dict[str, Any]) -> None:
         """Note which weights are served: ``version``, and the ``url`` of their files. Override it to fetch them."""

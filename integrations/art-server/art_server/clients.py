@@ -63,7 +63,7 @@ class Client:
     capacity: int = 1
     pool: str = "default"
     leases: bool = False
-    """Whether it knows leases: one written by the seed's guide does not, and holds its episodes while it is connected."""
+    """Whether it knows leases: a classic client does not, and holds its episodes while it is connected."""
     state: str = "connected"
     socket: Socket | None = None
     """None while it is not connected."""

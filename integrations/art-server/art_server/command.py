@@ -77,6 +77,12 @@ def worker(
         int | None, typer.Option(min=1, help="Runs at a time; default: ART_CLIENT_WORKERS, else 4.")
     ] = None,
     pool: Annotated[str, typer.Option(help="Whose episodes it takes: collect(pool=) asks for them.")] = "default",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Without --agent: a model that episodes of an Agent in an Environment may ask for; default: tiny."
+        ),
+    ] = None,
     token: Token = None,
 ) -> None:
     """Run an agent for a server, as often as it asks; its model calls are answered there.
@@ -92,7 +98,12 @@ def worker(
     check_name("--id", id_)
     check_name("--pool", pool)
     client = TrainingClient(
-        id_, server, agent=None if agent is None else load_agent(agent), workers=workers or env.client_workers, pool=pool,
+        id_,
+        server,
+        agent=None if agent is None else load_agent(agent),
+        workers=workers or env.client_workers,
+        pool=pool,
+        models=model or ("tiny",),
         token=token or (env.server_token.get_secret_value() if env.server_token else None),
     )  # fmt: skip
     _say_log()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 from urllib.parse import quote
 
 from art_core.attribution import in_child_processes, running
-from art_core.errors import CaptureError
+from art_core.errors import CaptureError, ConfigError
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rollout import API_KEY, describe
 from art_core.store.values import from_json, to_json
@@ -59,26 +60,26 @@ class RecordedAgent:
         )
 
 
-class SeedEpisodes:
-    """Runs episodes as the seed's client does: ``Agent`` in ``Environment``, both made at the first episode."""
+class ClassicEpisodes:
+    """Runs classic episodes: ``Agent(model_name)`` in ``Environment(env_config)``, an environment for each.
 
-    def __init__(self) -> None:
-        self.agent: Any = None
-        self.environment: Any = None
+    ``models`` are the names that an episode may ask for: a message must not make this machine load whatever it names.
+    """
+
+    def __init__(self, models: Collection[str]) -> None:
+        self._models = models
+        self._agents: dict[str, Any] = {}
 
     async def __call__(self, episode: dict[str, Any]) -> dict[str, Any]:
         """Run an episode and return ``episode_id``, ``total_reward``, ``steps`` and ``data``."""
-        if self.agent is None or self.environment is None:
-            from art_core.agent import Agent
-            from art_core.environment import Environment
+        from art_core.environment import Environment
 
-            self.agent = self.agent or Agent(episode["model_name"])
-            self.environment = self.environment or Environment(episode.get("env_config"))
-        state, done = await self.environment.reset(), False
+        agent, environment = self._agent(episode.get("model_name")), Environment(episode.get("env_config"))
+        state, done = await environment.reset(), False
         data: dict[str, Any] = {"states": [], "actions": [], "rewards": [], "done": False}
         while not done and len(data["rewards"]) < episode.get("max_steps", 50):
-            action = await self.agent.select_action(state)
-            after, reward, done, _ = await self.environment.step(action)
+            action = await agent.select_action(state)
+            after, reward, done, _ = await environment.step(action)
             data["states"].append(state)
             data["actions"].append(action)
             data["rewards"].append(reward)
@@ -86,3 +87,15 @@ class SeedEpisodes:
         data["done"] = done
         total = sum(data["rewards"])
         return {"episode_id": episode["episode_id"], "total_reward": total, "steps": len(data["rewards"]), "data": data}
+
+    def _agent(self, model: Any) -> Any:
+        from art_core.agent import Agent
+
+        if model not in self._models and "ART_MODEL" not in os.environ:
+            raise ConfigError(
+                f"the episode asks for the model {model!r:.100}, and this worker loads only {', '.join(self._models)}; start it "
+                "with --model NAME, or with ART_MODEL=NAME in place of whatever is asked for"
+            )
+        if model not in self._agents:
+            self._agents[model] = Agent(model)
+        return self._agents[model]

@@ -2,7 +2,7 @@
 
 Server to worker: ``train_episodes``, ``cancel_episodes``, ``update_model``, ``ack``, ``error``, ``shutdown``. Worker to server:
 ``status_update``, ``episode_result``. Every message has ``v``, the version of this schema; a message without one is of a
-client that was written by the seed's guide and knows no leases. Fields that a reader does not know are passed over.
+classic client, which knows no leases. Fields that a reader does not know are passed over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Message(BaseModel):
 
 
 class Episode(Message):
-    """One run of the agent, as a worker is given it. Fields of a seed's episode (``model_name``, ...) go along untouched."""
+    """One run of the agent, as a worker is given it. Fields of a classic episode (``model_name``, ...) go along untouched."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -128,7 +128,7 @@ class StatusUpdate(Message):
 
 
 class Result(Message):
-    """How an episode ended. Fields of a seed's result (``total_reward``, ``steps``, ``data``) go along untouched."""
+    """How an episode ended. Fields of a classic result (``total_reward``, ``steps``, ``data``) go along untouched."""
 
     model_config = ConfigDict(extra="allow")
 

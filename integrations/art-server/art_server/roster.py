@@ -40,7 +40,7 @@ MOST_BAD = 20
 """Bad messages of one connection, after which it is closed."""
 ATTEMPTS = 5
 """Of one episode whose worker is lost each time."""
-SEED_CAPACITY = 4
+CLASSIC_CAPACITY = 4
 """Episodes at a time of a worker that does not say how many it takes."""
 
 
@@ -67,7 +67,7 @@ class TrainingServer:
 
     async def register_client(self, client_id: str, websocket: Socket) -> None:
         """Take over a connected worker's socket for sending; ``handle`` is to be given what it says."""
-        client = self._clients.setdefault(client_id, Client(client_id, capacity=SEED_CAPACITY))
+        client = self._clients.setdefault(client_id, Client(client_id, capacity=CLASSIC_CAPACITY))
         client.disconnect(REPLACED, f"another worker has connected as {client_id}")
         client.connect(websocket)
         if self._sweeper is None:
