@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Path, Query, Request, Response, WebSocket
-from starlette.websockets import WebSocketDisconnect
 
 from art_core.run import Run
 from art_core.store.values import to_json
@@ -144,16 +143,7 @@ async def group(request: Request, key: Key, place: Annotated[int, Path(ge=0, lt=
 
 @router.websocket("/ws/{client_id}")
 async def worker_socket(websocket: WebSocket, client_id: Annotated[str, Path(pattern=NAME)]) -> None:
-    roster = _served(websocket).roster
-    await websocket.accept()
-    await roster.register_client(client_id, websocket)
-    try:
-        while True:
-            await roster.handle(client_id, await websocket.receive_text())
-    except (WebSocketDisconnect, RuntimeError) as error:
-        log.debug("worker %s: %r", client_id, error)
-    finally:
-        await roster.unregister_client(client_id, websocket)
+    await _served(websocket).roster.serve_client(client_id, websocket)
 
 
 def _served(connection: Request | WebSocket) -> Served:

@@ -21,7 +21,7 @@ from art_core.store.values import from_json, to_json
 from art_core.threads import widen_default_executor
 from art_server import messages
 from art_server.clients import REPLACED
-from art_server.episodes import RecordedAgent, ClassicEpisodes
+from art_server.episodes import ClassicEpisodes, RecordedAgent
 from art_server.messages import MAX_MESSAGE, MOST_RESULTS, Episode, Result, read, write
 
 log = logging.getLogger("art_server.worker")
