@@ -9,6 +9,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -18,7 +19,6 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponen
 from art_core.errors import ArtError, ConfigError
 from art_core.rollout import describe
 from art_core.store.values import from_json, to_json
-from art_core.threads import widen_default_executor
 from art_server import messages
 from art_server.clients import REPLACED
 from art_server.episodes import ClassicEpisodes, RecordedAgent
@@ -44,7 +44,7 @@ class TrainingClient:
 
     ``agent`` is what ``train`` takes; without one it runs classic episodes, ``Agent`` in ``Environment``, with one of
     ``models``. ``await run()`` works until the server says shutdown; ``connect`` and ``handle_server_messages`` are one
-    connection of it.
+    connection of it. ``agent_loop`` is the running event loop, of another thread, in which the agent runs; None: this one's.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class TrainingClient:
         workers: int = 4,
         pool: str = "default",
         models: Collection[str] = ("tiny",),
+        agent_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         parts = urlsplit(server_url)
         if parts.scheme not in ("ws", "wss", "http", "https") or not parts.netloc:
@@ -73,7 +74,9 @@ class TrainingClient:
         self.status = "idle"
         self.finished = 0
         """Episodes that ended here."""
-        self._recorded = None if agent is None else RecordedAgent(agent, self.http_url, token)
+        self._recorded = (
+            None if agent is None else RecordedAgent(agent, self.http_url, token, loop=agent_loop, threads=2 * workers)
+        )
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session_id = uuid.uuid4().hex
         self._http: aiohttp.ClientSession | None = None
@@ -82,6 +85,8 @@ class TrainingClient:
         self._cuts = 0
         """How often a connection was lost."""
         self._heartbeat = HEARTBEAT
+        self._sooner = asyncio.Event()
+        """Set where the heartbeat is too slow for the server's lease."""
 
     @property
     def connected(self) -> bool:
@@ -92,7 +97,6 @@ class TrainingClient:
 
         Raises ConfigError where the server refuses this worker, WorkerReplaced where another has taken its name.
         """
-        widen_default_executor(2 * self.workers)
         try:
             ended = False
             while not ended:
@@ -193,7 +197,9 @@ class TrainingClient:
             log.warning("%s said what is no message: %s", self.http_url, error)
             return False
         if isinstance(message, messages.TrainEpisodes):
-            self._heartbeat = min(HEARTBEAT, (message.lease_seconds or 3 * HEARTBEAT) / 3)
+            heartbeat, self._heartbeat = self._heartbeat, min(HEARTBEAT, (message.lease_seconds or 3 * HEARTBEAT) / 3)
+            if self._heartbeat < heartbeat:
+                self._sooner.set()
             await self.process_episodes(message.episodes)
         elif isinstance(message, messages.CancelEpisodes):
             for lease in message.leases:
@@ -244,7 +250,9 @@ class TrainingClient:
 
     async def _beat(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while not socket.closed:
-            await asyncio.sleep(self._heartbeat)
+            self._sooner.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._sooner.wait(), self._heartbeat)
             await self._say_status()
 
     async def _say_status(self, status: str | None = None) -> None:

@@ -22,6 +22,7 @@ from art_core.rollout import task_input
 from art_core.store.values import from_json, to_json
 from art_core.types import Group, GroupReward, Reward, Sampling, Trajectory
 from art_server.client import LOST, TrainingClient
+from art_server.loops import loop_beside
 from art_server.wire import group_from_wire
 
 AT_A_TIME = 8
@@ -130,13 +131,17 @@ class RemoteRun:
     async def _working(self, agent: object):
         """Be a worker of a pool of one's own meanwhile; yield its name."""
         name = f"here-{uuid.uuid4().hex[:12]}"
-        worker = TrainingClient(name, self.url, agent=agent, token=self._token, workers=self._workers, pool=name)
-        work = asyncio.create_task(worker.run())
-        try:
-            yield name
-        finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+        worker = TrainingClient(
+            name, self.url, agent=agent, token=self._token, workers=self._workers, pool=name,
+            agent_loop=asyncio.get_running_loop(),
+        )  # fmt: skip
+        with loop_beside("art-worker") as loop:
+            work = asyncio.run_coroutine_threadsafe(worker.run(), loop)
+            try:
+                yield name
+            finally:
+                work.cancel()
+                await asyncio.wait([asyncio.wrap_future(asyncio.run_coroutine_threadsafe(worker.close(), loop))])
 
     async def _job(
         self, key: str, request: dict[str, Any], on_rollout: Callable[[int, int], None] = lambda finished, total: None

@@ -83,6 +83,7 @@ class _Announcing(uvicorn.Server):
         await super().startup(sockets)
         if not self.should_exit:
             s, host = "s" if self._plan.ssl_certfile else "", self._plan.host
+            host = socket.gethostname() if host in ("0.0.0.0", "::") else host
             token = " --token ..." if self._plan.token else ""
             self._console.print(
                 f"serving at http{s}://{host}:{self._port}\n"

@@ -1,6 +1,7 @@
 """The run from another machine, and workers that run its agents: collect, score and learn over real sockets."""
 
 import asyncio
+import time
 
 import httpx
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from art_core.errors import CaptureError
 from art_server import TrainingClient
 from art_server.client import WorkerReplaced
+from art_server.loops import loop_beside
 from art_server.remote import ServerError
 
 
@@ -249,3 +251,15 @@ async def test_the_second_worker_of_a_name_takes_over_and_the_first_says_why_it_
             with pytest.raises(WorkerReplaced, match="give each one an --id of its own"):
                 await asyncio.wait_for(working, 5)
             assert set(server.roster.active_clients) == {"twin"}
+
+
+async def test_an_async_agent_that_blocks_its_loop_is_not_taken_for_a_dead_worker(serving):
+    async def blocks(task, address):
+        time.sleep(1.5)  # longer than the lease
+        return await ask(address, task)
+
+    async with serving(lease=0.5) as server, server.connect() as run:
+        with loop_beside("agents") as loop:
+            async with server.worker("a", blocks, agent_loop=loop):
+                [group] = await run.collect(None, ["one"], group_size=2)
+        assert [t.error for t in group.trajectories] == [None, None] and len(server.run.store.rollouts()) == 2
