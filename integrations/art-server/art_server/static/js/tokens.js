@@ -47,8 +47,8 @@ export class TokenView {
 
   #legend() {
     const advantage = this.colour === "advantage";
-    fill(this.scale, h("span", { class: `scale ${this.colour}` }, advantage ? `−${num(this.most, 2)} made less likely` : "sure", h("i", { "aria-hidden": "true" }), advantage ? `made more likely +${num(this.most, 2)}` : `surprising (−${SURPRISING} nats or less)`),
-      h("span", { class: "small soft" }, " · dotted line: forced by a grammar, not trained"));
+    fill(this.scale, h("span", { class: `scale ${this.colour}` }, advantage ? `less likely −${num(this.most, 2)}` : "sure", h("i", { "aria-hidden": "true" }), advantage ? `+${num(this.most, 2)} more likely` : `surprising, −${SURPRISING} nats`),
+      h("span", { class: "small soft" }, "dotted line: forced by a grammar, not trained"));
   }
 
   async #more() {
