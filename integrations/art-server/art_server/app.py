@@ -6,20 +6,26 @@ Knows nothing about command lines. Reading routes and pages are of ``reading`` a
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Path, Query, Request, Response, WebSocket
+from starlette.middleware.gzip import GZipMiddleware
 
+from art_core import open_run
 from art_core.run import Run
 from art_core.store.values import to_json
 from art_server.executor import Workers
-from art_server.guard import Guard
+from art_server.folders import OneFolder
+from art_server.guard import App, Guard, Receive, Scope, Send
 from art_server.jobs import Conflict, Jobs
 from art_server.messages import NAME, ModelState, Shutdown
+from art_server.pages import pages
 from art_server.proxy import Proxy
+from art_server.read_routes import read_routes
 from art_server.requests import JobRequest, JobState, Status, Worker
 from art_server.roster import LEASE, TrainingServer
 from art_server.wire import group_to_wire
@@ -43,8 +49,10 @@ class Served:
         self.name = self.run.run_dir.name
 
 
-def make_app(run_of: Any, *, token: str | None = None, lease: float = LEASE) -> FastAPI:
-    """Return the application. ``run_of(executor)`` returns the run, unopened; it is opened when the application starts.
+def make_app(
+    run_dir: FilePath, settings: Mapping[str, Any], *, token: str | None = None, lease: float = LEASE
+) -> FastAPI:
+    """Return the application. The run in ``run_dir``, with the ``settings`` of ``open_run``, is opened when it starts.
 
     The result has the ``Guard`` around it; ``token`` None lets this machine in alone.
     """
@@ -52,7 +60,7 @@ def make_app(run_of: Any, *, token: str | None = None, lease: float = LEASE) -> 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with run_of(Workers(roster)) as run:
+        async with open_run(run_dir, executor=Workers(roster), **settings) as run:
             proxy = Proxy(run.door.address)
 
             def learnt() -> None:
@@ -72,15 +80,25 @@ def make_app(run_of: Any, *, token: str | None = None, lease: float = LEASE) -> 
                 await proxy.close()
 
     app = FastAPI(title="art", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, token=token)
+    app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
+    app.add_middleware(_Doorway)
+    app.add_middleware(Guard, token=token)  # added last, so that it is asked first
     app.include_router(router)
-    app.mount("/rollouts", _door)
+    app.include_router(read_routes(OneFolder(run_dir)))
+    app.mount("/", pages())
     return app
 
 
-async def _door(scope: Any, receive: Any, send: Any) -> None:
-    """A rollout's address."""
-    await scope["app"].state.served.proxy(scope, receive, send)
+class _Doorway:
+    """Sends rollouts' calls to the door before anything else looks at them."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/rollouts/"):
+            return await scope["app"].state.served.proxy(scope, receive, send)
+        await self._app(scope, receive, send)
 
 
 router = APIRouter()

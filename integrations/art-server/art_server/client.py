@@ -197,23 +197,26 @@ class TrainingClient:
             log.warning("%s said what is no message: %s", self.http_url, error)
             return False
         if isinstance(message, messages.TrainEpisodes):
-            heartbeat, self._heartbeat = self._heartbeat, min(HEARTBEAT, (message.lease_seconds or 3 * HEARTBEAT) / 3)
-            if self._heartbeat < heartbeat:
-                self._sooner.set()
-            await self.process_episodes(message.episodes)
-        elif isinstance(message, messages.CancelEpisodes):
-            for lease in message.leases:
-                self._unacknowledged.pop(lease, None)
-                if (task := self._running.get(lease)) is not None:
-                    task.cancel()
-        elif isinstance(message, messages.Ack):
-            for lease in message.leases:
-                self._unacknowledged.pop(lease, None)
+            await self._take(message)
+        elif isinstance(message, messages.CancelEpisodes | messages.Ack):
+            self._drop(message)
         elif isinstance(message, messages.UpdateModel):
             await self.update_model(message.model_state.model_dump())
         elif isinstance(message, messages.ErrorMessage):
             log.error("%s: %s", self.http_url, message.message)
         return isinstance(message, messages.Shutdown)
+
+    async def _take(self, message: messages.TrainEpisodes) -> None:
+        heartbeat, self._heartbeat = self._heartbeat, min(HEARTBEAT, (message.lease_seconds or 3 * HEARTBEAT) / 3)
+        if self._heartbeat < heartbeat:
+            self._sooner.set()
+        await self.process_episodes(message.episodes)
+
+    def _drop(self, message: messages.CancelEpisodes | messages.Ack) -> None:
+        for lease in message.leases:
+            self._unacknowledged.pop(lease, None)
+            if (task := self._running.get(lease)) is not None and isinstance(message, messages.CancelEpisodes):
+                task.cancel()
 
     async def _process(self, lease: str, episode: Episode) -> None:
         cuts = self._cuts

@@ -12,7 +12,6 @@ import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
 
-import art_core as art
 from art_core.errors import ConfigError
 from art_server.app import make_app
 from art_server.guard import is_local
@@ -58,11 +57,7 @@ async def serve_forever(plan: Plan) -> None:
     log.addHandler(RichHandler(console=console, show_path=False, markup=False))
     log.setLevel(logging.INFO)
     with _bound(plan) as listener:
-        app = make_app(
-            lambda executor: art.open_run(plan.run_dir, executor=executor, **plan.settings),
-            token=plan.token,
-            lease=plan.lease,
-        )
+        app = make_app(plan.run_dir, plan.settings, token=plan.token, lease=plan.lease)
         config = uvicorn.Config(
             app, log_level="warning", timeout_graceful_shutdown=GRACE, ws_max_size=MAX_MESSAGE, ws_ping_interval=10,
             ws_ping_timeout=10, ssl_keyfile=_text(plan.ssl_keyfile), ssl_certfile=_text(plan.ssl_certfile), lifespan="on",

@@ -57,11 +57,7 @@ def serving(tmp_path):
     @asynccontextmanager
     async def start(token=None, lease=5.0, port=0, **settings):
         settings = {"engine": FakeEngine(), "learner": CountingLearner(), **settings}
-
-        def run_of(executor):
-            return art.open_run(tmp_path / "run", executor=executor, **settings)
-
-        app = make_app(run_of, token=token, lease=lease)
+        app = make_app(tmp_path / "run", settings, token=token, lease=lease)
         config = uvicorn.Config(app, port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=1)
         server, listener = uvicorn.Server(config), config.bind_socket()
         serve = asyncio.create_task(server.serve([listener]))
