@@ -14,10 +14,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Path, Query, Request, Response, WebSocket
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse
 
 from art_core import open_run
 from art_core.run import Run
 from art_core.store.values import to_json
+from art_server import reading
 from art_server.executor import Workers
 from art_server.folders import OneFolder
 from art_server.guard import App, Guard, Receive, Scope, Send
@@ -157,6 +159,18 @@ async def group(request: Request, key: Key, place: Annotated[int, Path(ge=0, lt=
     if found is None:
         raise HTTPException(404, f"job {key} has no group {place}, or has not ended")
     return Response(to_json(group_to_wire(found)), media_type="application/json")  # type: ignore[return-value]
+
+
+@router.get(
+    "/api/runs/{run}/checkpoints/{checkpoint}/files/{file:path}", responses=_MISSING, response_class=FileResponse
+)
+def checkpoint_file(request: Request, run: str, checkpoint: str, file: str) -> FileResponse:
+    """Return a file of a checkpoint, by a name that the checkpoint's list has."""
+    it = _served(request)
+    found = reading.checkpoint(it.run.run_dir, checkpoint) if run == it.name else None
+    if found is None or file not in {entry.name for entry in found.files}:
+        raise HTTPException(404, "there is no such file; /api/runs/{run}/checkpoints lists what is kept")
+    return FileResponse(it.run.run_dir / "checkpoints" / checkpoint / file, media_type="application/octet-stream")
 
 
 @router.websocket("/ws/{client_id}")

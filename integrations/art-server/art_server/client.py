@@ -10,19 +10,21 @@ import logging
 import uuid
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
-from art_core.errors import ArtError, ConfigError
+from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.rollout import describe
 from art_core.store.values import from_json, to_json
 from art_server import messages
 from art_server.clients import REPLACED
 from art_server.episodes import ClassicEpisodes, RecordedAgent
 from art_server.messages import MAX_MESSAGE, MOST_RESULTS, Episode, Result, read, write
+from art_server.weights import fetch_checkpoint
 
 log = logging.getLogger("art_server.worker")
 
@@ -186,8 +188,18 @@ class TrainingClient:
         return await self._classic(episode_config)
 
     async def update_model(self, model_state: dict[str, Any]) -> None:
-        """Note which weights are served: ``version``, and the ``url`` of their files. Override it to fetch them."""
+        """Note which weights are served: ``version``, and the ``url`` of their files, which ``fetch_model`` copies."""
         self.model_state = model_state
+
+    async def fetch_model(self, folder: str | Path) -> Path:
+        """Copy the newest checkpoint into ``folder`` and return where it is; for agents that want the weights themselves.
+
+        Raises StoreError where there is none yet.
+        """
+        url = (self.model_state or {}).get("url")
+        if url is None or self._http is None:
+            raise StoreError("the server has told of no checkpoint yet; the first is written after the first step")
+        return await fetch_checkpoint(self._http, self.http_url, url, Path(folder))
 
     async def _handle(self, text: str) -> bool:
         """Do what one message says; return whether it was the last."""
