@@ -16,6 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from art_core.run import Run
 from art_core.store.values import to_json
+from art_server.bodies import StrictJson, say_refusals
 from art_server.executor import Workers
 from art_server.guard import Guard
 from art_server.jobs import Conflict, Jobs
@@ -74,6 +75,7 @@ def make_app(run_of: Any, *, token: str | None = None, lease: float = LEASE) -> 
 
     app = FastAPI(title="art", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, token=token)
+    say_refusals(app)
     app.include_router(router)
     app.mount("/rollouts", _door)
     return app
@@ -84,7 +86,7 @@ async def _door(scope: Any, receive: Any, send: Any) -> None:
     await scope["app"].state.served.proxy(scope, receive, send)
 
 
-router = APIRouter()
+router = APIRouter(route_class=StrictJson)
 """The routes that need a running server."""
 _MISSING: dict[int | str, Any] = {404: {"description": "There is none of this name."}}
 _CONFLICT: dict[int | str, Any] = {409: {"description": "The key was used for another request."}}
