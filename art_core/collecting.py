@@ -13,7 +13,7 @@ from art_core.errors import RolloutLost
 from art_core.gathering import gather_limited
 from art_core.rollout import Rollout, describe, run_once
 from art_core.store import Store
-from art_core.types import Group, RunAgent, Trajectory
+from art_core.types import Group, RolloutAddress, RunAgent, Trajectory
 
 ATTEMPTS = 5
 """Of one run whose machine is lost each time: then the agent may be what ends them, and the run has failed."""
@@ -76,14 +76,25 @@ class Runs:
 
     async def one(self, begin: Callable[[], Rollout]) -> Trajectory:
         """Run the agent once, in a new rollout for every machine that is lost."""
-        for _ in range(ATTEMPTS):
-            rollout = begin()
+        for attempt in range(1, ATTEMPTS + 1):
+            rollout, run = begin(), self.agent if attempt < ATTEMPTS else self._last
             try:
                 await run_once(
-                    rollout, self.agent, self.to_input(rollout.task), timeout=self.timeout, to_output=self.to_output
+                    rollout, run, self.to_input(rollout.task), timeout=self.timeout, to_output=self.to_output
                 )
             except RolloutLost:
                 continue  # with all that the agent had said so far: another begins anew
             break
         self.on_rollout()
         return rollout.trajectory
+
+    async def _last(self, given: Any, address: RolloutAddress) -> Any:
+        """Run the agent where there is no further attempt: a lost machine is then its failure, and data."""
+        try:
+            return await self.agent(given, address)
+        except RolloutLost as error:
+            raise MachinesLost(f"{ATTEMPTS} machines were lost with it; the last: {error}") from error
+
+
+class MachinesLost(Exception):
+    """How a run failed whose machine was lost at every attempt."""

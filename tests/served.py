@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 import aiohttp
 import uvicorn
 
-import art_core as art
 from art_core.capture import listen
 from art_core.testing import CountingLearner, FakeEngine
 from art_server.app import make_app
@@ -15,16 +14,14 @@ from art_server.serve import configured
 
 END = b"\r\n\r\n"
 """Of an answer's headers."""
-SHAKE = (
-    "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13"
-)
+SHAKE = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13"
 """What makes a request a WebSocket's handshake."""
 
 
 def application(run_dir, *, token=None, **settings):
     """Return the application; the run is in ``run_dir``."""
     parts = {"engine": FakeEngine(), "learner": CountingLearner(), **settings}
-    return make_app(lambda executor: art.open_run(run_dir, executor=executor, **parts), token=token)
+    return make_app(run_dir, parts, token=token)
 
 
 @asynccontextmanager

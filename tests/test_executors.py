@@ -59,8 +59,10 @@ async def test_a_run_whose_machine_is_lost_is_made_again_and_only_the_last_count
 async def test_a_run_that_loses_every_machine_has_failed(tmp_path):
     executor = Flaky(losses=100)
     async with run_of(tmp_path, executor=executor) as run:
-        [group] = await run.collect(None, ["a"], group_size=1)
-    assert group.trajectories[0].error == "RolloutLost: machine 5 is gone" and len(executor.runs) == 5
+        [group] = await run.collect(None, ["a"], group_size=1, key="k")
+        assert await run.collect(None, ["a"], group_size=1, key="k") == [group]
+    assert group.trajectories[0].error == "MachinesLost: 5 machines were lost with it; the last: machine 5 is gone"
+    assert len(executor.runs) == 5
 
 
 async def test_what_was_finished_under_a_key_is_not_run_again(tmp_path):

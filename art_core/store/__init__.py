@@ -21,10 +21,13 @@ from art_core.store.digest import SIZE, call_digest
 from art_core.store.rollouts import ROLLOUTS, SCORES, StoredRollout, StoredScore, rollout_of, score_of, trajectory_of
 from art_core.store.schema import connect, unreadable
 from art_core.store.values import from_json, text_to_column, to_json
+from art_core.store.view import SeenRollout, StoreView, Wanted, look
 from art_core.store.writer import Writer
 from art_core.types import Call, Trajectory
 
-__all__ = ["RecordedCall", "Store", "StoredRollout", "StoredScore", "Update"]
+__all__ = [
+    "RecordedCall", "SeenRollout", "Store", "StoreView", "StoredRollout", "StoredScore", "Update", "Wanted", "look",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

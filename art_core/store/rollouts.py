@@ -8,11 +8,15 @@ from typing import Any
 from art_core.store.values import from_json, text_from_column
 from art_core.types import Call, Trajectory
 
-ROLLOUTS = """
-SELECT rollouts.rollout_id, step, split, task_id, task, grp, finished, output, error, seconds, reward, metrics, notes, advantage
-FROM rollouts LEFT JOIN scores
+COLUMNS = """
+rollouts.rollout_id, step, split, task_id, task, grp, finished, output, error, seconds, reward, metrics, notes, advantage
+"""
+"""What ``rollout_of`` reads."""
+SCORED = """
+rollouts LEFT JOIN scores
     ON scores.seq = (SELECT max(seq) FROM scores WHERE scores.rollout_id = rollouts.rollout_id AND NOT aside)
 """
+ROLLOUTS = f"SELECT {COLUMNS} FROM {SCORED}"
 SCORES = "SELECT reward, metrics, notes, advantage, scored_by, at, aside FROM scores WHERE rollout_id = ? ORDER BY seq"
 
 
@@ -56,7 +60,7 @@ class StoredScore:
 
 
 def rollout_of(row: tuple) -> StoredRollout:
-    """Return what a row of ``ROLLOUTS`` says."""
+    """Return what a row of ``COLUMNS`` says."""
     (
         rollout_id, step, split, task_id, task, group, finished, output, error, seconds, reward, metrics, notes, advantage,
     ) = row  # fmt: skip

@@ -27,8 +27,9 @@ def __getattr__(name: str) -> Any:
 
 @hookimpl
 def register_commands(app: typer.Typer) -> None:
-    """Offer ``art serve`` and ``art worker``."""
-    from art_server import command
+    """Offer ``art serve``, ``art worker`` and ``art view``."""
+    from art_server import command, view
 
     app.command("serve", epilog=command.SERVE)(command.serve)
     app.command("worker", epilog=command.WORKER)(command.worker)
+    app.command("view", epilog=view.EXAMPLE)(view.view)

@@ -6,22 +6,29 @@ Knows nothing about command lines. Reading routes and pages are of ``reading`` a
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Path, Query, Request, Response, WebSocket
-from starlette.websockets import WebSocketDisconnect
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse
 
+from art_core import open_run
 from art_core.run import Run
 from art_core.store.values import to_json
+from art_server import reading
 from art_server.bodies import StrictJson, say_refusals
 from art_server.executor import Workers
-from art_server.guard import Guard
+from art_server.folders import OneFolder
+from art_server.guard import App, Guard, Receive, Scope, Send
 from art_server.jobs import Conflict, Jobs
 from art_server.messages import NAME, ModelState, Shutdown
+from art_server.pages import pages
 from art_server.proxy import Proxy
+from art_server.read_routes import read_routes
 from art_server.requests import JobRequest, JobState, Status, Worker
 from art_server.roster import LEASE, TrainingServer
 from art_server.wire import group_to_wire
@@ -45,8 +52,10 @@ class Served:
         self.name = self.run.run_dir.name
 
 
-def make_app(run_of: Any, *, token: str | None = None, lease: float = LEASE) -> FastAPI:
-    """Return the application. ``run_of(executor)`` returns the run, unopened; it is opened when the application starts.
+def make_app(
+    run_dir: FilePath, settings: Mapping[str, Any], *, token: str | None = None, lease: float = LEASE
+) -> FastAPI:
+    """Return the application. The run in ``run_dir``, with the ``settings`` of ``open_run``, is opened when it starts.
 
     The result has the ``Guard`` around it; ``token`` None lets this machine in alone.
     """
@@ -54,7 +63,7 @@ def make_app(run_of: Any, *, token: str | None = None, lease: float = LEASE) -> 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with run_of(Workers(roster)) as run:
+        async with open_run(run_dir, executor=Workers(roster), **settings) as run:
             proxy = Proxy(run.door.address)
 
             def learnt() -> None:
@@ -74,16 +83,26 @@ def make_app(run_of: Any, *, token: str | None = None, lease: float = LEASE) -> 
                 await proxy.close()
 
     app = FastAPI(title="art", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, token=token)
+    app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
+    app.add_middleware(_Doorway)
+    app.add_middleware(Guard, token=token)  # added last, so that it is asked first
     say_refusals(app)
     app.include_router(router)
-    app.mount("/rollouts", _door)
+    app.include_router(read_routes(OneFolder(run_dir)))
+    app.mount("/", pages())
     return app
 
 
-async def _door(scope: Any, receive: Any, send: Any) -> None:
-    """A rollout's address."""
-    await scope["app"].state.served.proxy(scope, receive, send)
+class _Doorway:
+    """Sends rollouts' calls to the door before anything else looks at them."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/rollouts/"):
+            return await scope["app"].state.served.proxy(scope, receive, send)
+        await self._app(scope, receive, send)
 
 
 router = APIRouter(route_class=StrictJson)
@@ -144,18 +163,21 @@ async def group(request: Request, key: Key, place: Annotated[int, Path(ge=0, lt=
     return Response(to_json(group_to_wire(found)), media_type="application/json")  # type: ignore[return-value]
 
 
+@router.get(
+    "/api/runs/{run}/checkpoints/{checkpoint}/files/{file:path}", responses=_MISSING, response_class=FileResponse
+)
+def checkpoint_file(request: Request, run: str, checkpoint: str, file: str) -> FileResponse:
+    """Return a file of a checkpoint, by a name that the checkpoint's list has."""
+    it = _served(request)
+    found = reading.checkpoint(it.run.run_dir, checkpoint) if run == it.name else None
+    if found is None or file not in {entry.name for entry in found.files}:
+        raise HTTPException(404, "there is no such file; /api/runs/{run}/checkpoints lists what is kept")
+    return FileResponse(it.run.run_dir / "checkpoints" / checkpoint / file, media_type="application/octet-stream")
+
+
 @router.websocket("/ws/{client_id}")
 async def worker_socket(websocket: WebSocket, client_id: Annotated[str, Path(pattern=NAME)]) -> None:
-    roster = _served(websocket).roster
-    await websocket.accept()
-    await roster.register_client(client_id, websocket)
-    try:
-        while True:
-            await roster.handle(client_id, await websocket.receive_text())
-    except (WebSocketDisconnect, RuntimeError) as error:
-        log.debug("worker %s: %r", client_id, error)
-    finally:
-        await roster.unregister_client(client_id, websocket)
+    await _served(websocket).roster.serve_client(client_id, websocket)
 
 
 def _served(connection: Request | WebSocket) -> Served:

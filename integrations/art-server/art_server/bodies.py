@@ -41,7 +41,7 @@ class _Strict(Request):
         except json.JSONDecodeError:
             raise
         except ValueError as error:  # no UTF-8, an integer of thousands of digits, one of the constants
-            raise json.JSONDecodeError(f"{error:.{MOST_LETTERS}}", "", 0) from None
+            raise json.JSONDecodeError(str(error)[:MOST_LETTERS], "", 0) from None
 
 
 def say_refusals(app: FastAPI) -> None:

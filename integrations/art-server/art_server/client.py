@@ -9,20 +9,22 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
-from art_core.errors import ArtError, ConfigError
+from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.rollout import describe
 from art_core.store.values import from_json, to_json
-from art_core.threads import widen_default_executor
 from art_server import messages
 from art_server.clients import REPLACED
-from art_server.episodes import RecordedAgent, ClassicEpisodes
+from art_server.episodes import ClassicEpisodes, RecordedAgent
 from art_server.messages import MAX_MESSAGE, MOST_RESULTS, Episode, Result, read, write
+from art_server.weights import fetch_checkpoint
 
 log = logging.getLogger("art_server.worker")
 
@@ -44,7 +46,7 @@ class TrainingClient:
 
     ``agent`` is what ``train`` takes; without one it runs classic episodes, ``Agent`` in ``Environment``, with one of
     ``models``. ``await run()`` works until the server says shutdown; ``connect`` and ``handle_server_messages`` are one
-    connection of it.
+    connection of it. ``agent_loop`` is the running event loop, of another thread, in which the agent runs; None: this one's.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class TrainingClient:
         workers: int = 4,
         pool: str = "default",
         models: Collection[str] = ("tiny",),
+        agent_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         parts = urlsplit(server_url)
         if parts.scheme not in ("ws", "wss", "http", "https") or not parts.netloc:
@@ -73,7 +76,9 @@ class TrainingClient:
         self.status = "idle"
         self.finished = 0
         """Episodes that ended here."""
-        self._recorded = None if agent is None else RecordedAgent(agent, self.http_url, token)
+        self._recorded = (
+            None if agent is None else RecordedAgent(agent, self.http_url, token, loop=agent_loop, threads=2 * workers)
+        )
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session_id = uuid.uuid4().hex
         self._http: aiohttp.ClientSession | None = None
@@ -82,6 +87,8 @@ class TrainingClient:
         self._cuts = 0
         """How often a connection was lost."""
         self._heartbeat = HEARTBEAT
+        self._sooner = asyncio.Event()
+        """Set where the heartbeat is too slow for the server's lease."""
 
     @property
     def connected(self) -> bool:
@@ -92,7 +99,6 @@ class TrainingClient:
 
         Raises ConfigError where the server refuses this worker, WorkerReplaced where another has taken its name.
         """
-        widen_default_executor(2 * self.workers)
         try:
             ended = False
             while not ended:
@@ -182,8 +188,18 @@ class TrainingClient:
         return await self._classic(episode_config)
 
     async def update_model(self, model_state: dict[str, Any]) -> None:
-        """Note which weights are served: ``version``, and the ``url`` of their files. Override it to fetch them."""
+        """Note which weights are served: ``version``, and the ``url`` of their files, which ``fetch_model`` copies."""
         self.model_state = model_state
+
+    async def fetch_model(self, folder: str | Path) -> Path:
+        """Copy the newest checkpoint into ``folder`` and return where it is; for agents that want the weights themselves.
+
+        Raises StoreError where there is none yet.
+        """
+        url = (self.model_state or {}).get("url")
+        if url is None or self._http is None:
+            raise StoreError("the server has told of no checkpoint yet; the first is written after the first step")
+        return await fetch_checkpoint(self._http, self.http_url, url, Path(folder))
 
     async def _handle(self, text: str) -> bool:
         """Do what one message says; return whether it was the last."""
@@ -193,21 +209,26 @@ class TrainingClient:
             log.warning("%s said what is no message: %s", self.http_url, error)
             return False
         if isinstance(message, messages.TrainEpisodes):
-            self._heartbeat = min(HEARTBEAT, (message.lease_seconds or 3 * HEARTBEAT) / 3)
-            await self.process_episodes(message.episodes)
-        elif isinstance(message, messages.CancelEpisodes):
-            for lease in message.leases:
-                self._unacknowledged.pop(lease, None)
-                if (task := self._running.get(lease)) is not None:
-                    task.cancel()
-        elif isinstance(message, messages.Ack):
-            for lease in message.leases:
-                self._unacknowledged.pop(lease, None)
+            await self._take(message)
+        elif isinstance(message, messages.CancelEpisodes | messages.Ack):
+            self._drop(message)
         elif isinstance(message, messages.UpdateModel):
             await self.update_model(message.model_state.model_dump())
         elif isinstance(message, messages.ErrorMessage):
             log.error("%s: %s", self.http_url, message.message)
         return isinstance(message, messages.Shutdown)
+
+    async def _take(self, message: messages.TrainEpisodes) -> None:
+        heartbeat, self._heartbeat = self._heartbeat, min(HEARTBEAT, (message.lease_seconds or 3 * HEARTBEAT) / 3)
+        if self._heartbeat < heartbeat:
+            self._sooner.set()
+        await self.process_episodes(message.episodes)
+
+    def _drop(self, message: messages.CancelEpisodes | messages.Ack) -> None:
+        for lease in message.leases:
+            self._unacknowledged.pop(lease, None)
+            if (task := self._running.get(lease)) is not None and isinstance(message, messages.CancelEpisodes):
+                task.cancel()
 
     async def _process(self, lease: str, episode: Episode) -> None:
         cuts = self._cuts
@@ -244,7 +265,9 @@ class TrainingClient:
 
     async def _beat(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while not socket.closed:
-            await asyncio.sleep(self._heartbeat)
+            self._sooner.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._sooner.wait(), self._heartbeat)
             await self._say_status()
 
     async def _say_status(self, status: str | None = None) -> None:

@@ -87,9 +87,12 @@ class Client:
     @property
     def free(self) -> int:
         """How many more episodes it takes now."""
-        if self.socket is None or self.state == "leaving":
-            return 0
-        return self.capacity - len(self.held)
+        return self.places - len(self.held)
+
+    @property
+    def places(self) -> int:
+        """How many episodes it takes at a time; 0 while it is not to be given any."""
+        return 0 if self.socket is None or self.state in ("leaving", "silent") else self.capacity
 
     def grant(self, pending: Pending, seconds: float) -> str:
         """Give it an episode for so long; return the lease."""

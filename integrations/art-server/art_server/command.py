@@ -91,23 +91,21 @@ def worker(
     """
     from art_core.arguments import load_agent
     from art_server.client import TrainingClient
+    from art_server.loops import loop_beside
     from art_server.messages import check_name
     from art_server.settings import load_settings
 
     env = load_settings()
     check_name("--id", id_)
     check_name("--pool", pool)
-    client = TrainingClient(
-        id_,
-        server,
-        agent=None if agent is None else load_agent(agent),
-        workers=workers or env.client_workers,
-        pool=pool,
-        models=model or ("tiny",),
-        token=token or (env.server_token.get_secret_value() if env.server_token else None),
-    )  # fmt: skip
     _say_log()
-    asyncio.run(_work(client))
+    with loop_beside("art-agents") as agent_loop:
+        client = TrainingClient(
+            id_, server, agent=None if agent is None else load_agent(agent), workers=workers or env.client_workers, pool=pool,
+            models=model or ("tiny",), token=token or (env.server_token.get_secret_value() if env.server_token else None),
+            agent_loop=agent_loop,
+        )  # fmt: skip
+        asyncio.run(_work(client))
 
 
 async def _work(client: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
@@ -12,7 +13,9 @@ from art_core.errors import CaptureError, ConfigError
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rollout import API_KEY, describe
 from art_core.store.values import from_json, to_json
+from art_core.threads import widen_default_executor
 from art_core.types import RolloutAddress
+from art_server.loops import in_loop
 from art_server.messages import MAX_MESSAGE, Episode, Result
 
 MOST_OUTPUT = MAX_MESSAGE // 4
@@ -22,17 +25,27 @@ RunEpisode = Callable[[Episode], Awaitable[Result]]
 
 
 class RecordedAgent:
-    """Runs an agent at rollouts' addresses under ``base_url``, ``http://HOST:PORT``."""
+    """Runs an agent at rollouts' addresses under ``base_url``, ``http://HOST:PORT``.
 
-    def __init__(self, agent: object, base_url: str, token: str | None) -> None:
+    ``loop`` is where: not that of the connection, so that an agent that blocks its loop is not taken for a dead worker.
+    ``threads`` is how many sync nodes and tools of it may run at a time.
+    """
+
+    def __init__(
+        self, agent: object, base_url: str, token: str | None, *, loop: asyncio.AbstractEventLoop | None, threads: int
+    ) -> None:
         plugins = Plugins()
         self._run = plugins.adapt(agent)
-        self._base_url, self._token = base_url, token
+        self._base_url, self._token, self._loop, self._threads = base_url, token, loop, threads
         plugins.call("redirect_clients")
         in_child_processes(redirect_clients)
 
     async def __call__(self, episode: Episode) -> Result:
         """Run the agent once. Its failure is the result's ``error``."""
+        return await in_loop(self._loop, self._once(episode))
+
+    async def _once(self, episode: Episode) -> Result:
+        widen_default_executor(self._threads)
         address = self._address(episode.rollout or {})
         result = Result(episode_id=episode.episode_id, lease=episode.lease)
         try:

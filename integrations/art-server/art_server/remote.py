@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,6 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+from rich.console import Console
+from rich.progress import Progress
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from art_core import scoring
@@ -22,6 +25,7 @@ from art_core.rollout import task_input
 from art_core.store.values import from_json, to_json
 from art_core.types import Group, GroupReward, Reward, Sampling, Trajectory
 from art_server.client import LOST, TrainingClient
+from art_server.loops import loop_beside
 from art_server.wire import group_from_wire
 
 AT_A_TIME = 8
@@ -39,10 +43,11 @@ class ServerError(ArtError):
 class RemoteRun:
     """A server's run; opened and closed by ``async with``."""
 
-    def __init__(self, url: str, *, token: str | None = None, workers: int = 64, patience: float = PATIENCE) -> None:
+    def __init__(self, url: str, *, token: str | None, workers: int, patience: float, progress: bool) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no server's address; give one such as http://127.0.0.1:8000")
         self.url, self._token, self._workers, self._patience = url.rstrip("/"), token, workers, patience
+        self._progress = progress
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     async def __aenter__(self) -> RemoteRun:
@@ -75,13 +80,12 @@ class RemoteRun:
         allow_no_calls: bool = False,
         pool: str = "default",
         key: str | None = None,
-        on_rollout: Callable[[int, int], None] = lambda finished, total: None,
     ) -> list[Group]:
         """Run an agent ``group_size`` times on every task and return a group per task, in order; see ``Run.collect``.
 
         ``agent`` None: the workers of ``pool`` run theirs (``art worker``). Otherwise this process runs it, its model calls
         going to the server. ``key`` names the collection: after a failure here, the same call with the same key finds what
-        was done. ``on_rollout(finished, total)`` is called as runs end. ``to_output`` is applied here, to what came back.
+        was done. ``to_output`` is applied here, to what came back.
         """
         check_tasks(tasks)
         async with AsyncExitStack() as stack:
@@ -93,7 +97,11 @@ class RemoteRun:
                 "sampling": None if sampling is None else asdict(sampling), "pool": pool, "allow_no_calls": allow_no_calls,
             }  # fmt: skip
             key = key or uuid.uuid4().hex
-            await self._job(key, request, on_rollout)
+            bar = stack.enter_context(
+                Progress(console=Console(stderr=True), transient=True, disable=not self._progress)
+            )
+            task = bar.add_task("rollouts on the server", total=None)
+            await self._job(key, request, lambda finished, total: bar.update(task, completed=finished, total=total))
         groups = await self._groups(key, len(tasks))
         return groups if to_output is None else [_with_outputs(group, to_output) for group in groups]
 
@@ -130,13 +138,17 @@ class RemoteRun:
     async def _working(self, agent: object):
         """Be a worker of a pool of one's own meanwhile; yield its name."""
         name = f"here-{uuid.uuid4().hex[:12]}"
-        worker = TrainingClient(name, self.url, agent=agent, token=self._token, workers=self._workers, pool=name)
-        work = asyncio.create_task(worker.run())
-        try:
-            yield name
-        finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+        worker = TrainingClient(
+            name, self.url, agent=agent, token=self._token, workers=self._workers, pool=name,
+            agent_loop=asyncio.get_running_loop(),
+        )  # fmt: skip
+        with loop_beside("art-worker") as loop:
+            work = asyncio.run_coroutine_threadsafe(worker.run(), loop)
+            try:
+                yield name
+            finally:
+                work.cancel()
+                await asyncio.wait([asyncio.wrap_future(asyncio.run_coroutine_threadsafe(worker.close(), loop))])
 
     async def _job(
         self, key: str, request: dict[str, Any], on_rollout: Callable[[int, int], None] = lambda finished, total: None
@@ -195,13 +207,16 @@ class _Away(ServerError):
     """Something before the server answered that it is not there."""
 
 
-def connect(url: str, *, token: str | None = None, workers: int = 64, patience: float = PATIENCE) -> RemoteRun:
+def connect(
+    url: str, *, token: str | None = None, workers: int = 64, patience: float = PATIENCE, progress: bool = True
+) -> RemoteRun:
     """Return the run of the server at ``url``, ``http://HOST:PORT``, to open with ``async with``.
 
     ``workers``: runs of an agent at a time that this process makes, where ``collect`` is given one. ``patience``: seconds
-    that the server may be away before a call raises ServerError.
+    that the server may be away before a call raises ServerError. ``token`` None: ``ART_SERVER_TOKEN``, where that is set.
     """
-    return RemoteRun(url, token=token, workers=workers, patience=patience)
+    token = token or os.environ.get("ART_SERVER_TOKEN") or None
+    return RemoteRun(url, token=token, workers=workers, patience=patience, progress=progress)
 
 
 def _score(trajectory: Trajectory) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Hands episodes to workers, and sees to it that each ends once, whatever becomes of the worker.
 
 Every episode that is handed over is a lease: its holder prolongs it by heartbeats, and its result is taken once. Knows
-nothing about rollouts, HTTP or models.
+nothing about rollouts, routes or models.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from art_core.errors import CaptureError, ConfigError, RolloutLost
 from art_server.clients import REPLACED, TOO_BAD, Client, Pending, Socket, closed
@@ -64,6 +65,18 @@ class TrainingServer:
     def active_clients(self) -> dict[str, Socket]:
         """Connected workers, by id."""
         return {name: it.socket for name, it in self._clients.items() if it.socket is not None}
+
+    async def serve_client(self, client_id: str, websocket: WebSocket) -> None:
+        """Accept a worker's WebSocket and hear it to its end."""
+        await websocket.accept()
+        await self.register_client(client_id, websocket)
+        try:
+            while True:
+                await self.handle(client_id, await websocket.receive_text())
+        except (WebSocketDisconnect, RuntimeError) as error:  # RuntimeError: it was closed here meanwhile
+            log.debug("worker %s: %r", client_id, error)
+        finally:
+            await self.unregister_client(client_id, websocket)
 
     async def register_client(self, client_id: str, websocket: Socket) -> None:
         """Take over a connected worker's socket for sending; ``handle`` is to be given what it says."""
@@ -239,8 +252,9 @@ class TrainingServer:
         while True:
             await asyncio.sleep(self.lease / 4)
             for client in list(self._clients.values()):
-                if client.leases:
-                    self._lose(client, client.ended(), f"was silent for {self.lease:g} seconds")
+                if client.leases and (ended := client.ended()):
+                    client.state = "silent"  # until it says something: it gets nothing more
+                    self._lose(client, ended, f"was silent for {self.lease:g} seconds")
                 if client.socket is None and not client.held and client.last_seen < time.time() - 10 * self.lease:
                     del self._clients[client.client_id]
 
@@ -288,11 +302,7 @@ class TrainingServer:
             client.say(TrainEpisodes(client_id=client.client_id, episodes=episodes, lease_seconds=self.lease))
 
     def _capacity(self, pool: str) -> int:
-        return sum(
-            it.capacity
-            for it in self._clients.values()
-            if it.pool == pool and it.socket is not None and it.state != "leaving"
-        )
+        return sum(it.places for it in self._clients.values() if it.pool == pool)
 
     def _held(self) -> list[Pending]:
         return [pending for client in self._clients.values() for pending in client.held.values()]

@@ -12,7 +12,6 @@ import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
 
-import art_core as art
 from art_core.capture import listen
 from art_core.errors import ConfigError
 from art_server.app import make_app
@@ -61,11 +60,7 @@ async def serve_forever(plan: Plan) -> None:
     log.setLevel(logging.INFO)
     # Bound before the engine starts, so that a taken port is not found out after it.
     with listen(plan.host, plan.port) as listener:
-        app = make_app(
-            lambda executor: art.open_run(plan.run_dir, executor=executor, **plan.settings),
-            token=plan.token,
-            lease=plan.lease,
-        )
+        app = make_app(plan.run_dir, plan.settings, token=plan.token, lease=plan.lease)
         tls = {"ssl_keyfile": _text(plan.ssl_keyfile), "ssl_certfile": _text(plan.ssl_certfile)}
         server = _Announcing(configured(app, **tls), console, plan, listener.getsockname()[1])
         console.print(f"starting the engine; everything is kept in {plan.run_dir}")
@@ -101,6 +96,7 @@ class _Announcing(uvicorn.Server):
         await super().startup(sockets)
         if not self.should_exit:
             s, host = "s" if self._plan.ssl_certfile else "", self._plan.host
+            host = socket.gethostname() if host in ("0.0.0.0", "::") else host
             token = " --token ..." if self._plan.token else ""
             self._console.print(
                 f"serving at http{s}://{host}:{self._port}\n"

@@ -32,6 +32,7 @@ FURTHER = (
     "/static/app.js",
     "/favicon.ico",
     "/no/such",
+    "/rollouts/a/v1/chat/completions",
 )
 
 

@@ -1,0 +1,42 @@
+"""An event loop in a thread of its own. Knows nothing about what runs there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@contextmanager
+def loop_beside(name: str) -> Iterator[asyncio.AbstractEventLoop]:
+    """Give an event loop that runs in a thread of its own; what still runs there at the end is cancelled."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        asyncio.run_coroutine_threadsafe(_cancel_others(), loop).add_done_callback(
+            lambda _: loop.call_soon_threadsafe(loop.stop)
+        )
+        thread.join(5)  # an agent that blocks its loop is left behind: the thread ends with the process
+        if not thread.is_alive():
+            loop.close()
+
+
+async def in_loop(loop: asyncio.AbstractEventLoop | None, work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work``, done in ``loop``; None: here. Cancelling cancels it there."""
+    if loop is None:
+        return await work
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.wait([asyncio.create_task(asyncio.sleep(0)), *others], timeout=2)

@@ -1,0 +1,54 @@
+"""The newest checkpoint of a server's run, copied here. Knows nothing about what is in its files."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from art_core.errors import StoreError
+
+BLOCK = 1 << 20
+
+
+async def fetch_checkpoint(http: aiohttp.ClientSession, base_url: str, url: str, folder: Path) -> Path:
+    """Copy the newest checkpoint that ``url`` lists into ``folder/NAME``, and return that; it is there as a whole or not at all.
+
+    Raises StoreError where there is none, or where a file is not what the list says.
+    """
+    async with http.get(f"{base_url}{url}?limit=1") as answer:
+        answer.raise_for_status()
+        found = (await answer.json())["items"]
+    if not found:
+        raise StoreError(f"{base_url}{url} lists no checkpoint; the first is written after the first step")
+    checkpoint = found[0]
+    name = PurePosixPath(checkpoint["name"]).name
+    whole, unfinished = folder / name, folder / f".{name}.part"
+    if whole.is_dir():
+        return whole
+    await asyncio.to_thread(shutil.rmtree, unfinished, ignore_errors=True)
+    for file in checkpoint["files"]:
+        await _fetch(http, f"{base_url}{url}/{quote(name, safe='')}/files/{quote(file['name'])}", unfinished, file)
+    unfinished.rename(whole)
+    return whole
+
+
+async def _fetch(http: aiohttp.ClientSession, url: str, folder: Path, file: dict[str, Any]) -> None:
+    path = folder / file["name"]
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise StoreError(f"{url} names a file outside its checkpoint: {file['name']!r:.100}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    async with http.get(url, timeout=aiohttp.ClientTimeout(total=None, sock_read=60)) as answer:
+        answer.raise_for_status()
+        with path.open("wb") as out:
+            async for block in answer.content.iter_chunked(BLOCK):
+                digest.update(block)
+                out.write(block)
+    if file.get("sha256") not in (None, digest.hexdigest()):
+        raise StoreError(f"{url} came with another content than its list says; fetch it again")
