@@ -20,6 +20,7 @@ from art_core import open_run
 from art_core.run import Run
 from art_core.store.values import to_json
 from art_server import reading
+from art_server.bodies import StrictJson, say_refusals
 from art_server.executor import Workers
 from art_server.folders import OneFolder
 from art_server.guard import App, Guard, Receive, Scope, Send
@@ -85,6 +86,7 @@ def make_app(
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
     app.add_middleware(_Doorway)
     app.add_middleware(Guard, token=token)  # added last, so that it is asked first
+    say_refusals(app)
     app.include_router(router)
     app.include_router(read_routes(OneFolder(run_dir)))
     app.mount("/", pages())
@@ -103,7 +105,7 @@ class _Doorway:
         await self._app(scope, receive, send)
 
 
-router = APIRouter()
+router = APIRouter(route_class=StrictJson)
 """The routes that need a running server."""
 _MISSING: dict[int | str, Any] = {404: {"description": "There is none of this name."}}
 _CONFLICT: dict[int | str, Any] = {409: {"description": "The key was used for another request."}}

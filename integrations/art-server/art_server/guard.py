@@ -5,13 +5,14 @@ Knows nothing about what the routes do. Raw ASGI, so that a body is counted as i
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import binascii
 import hmac
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 
@@ -22,6 +23,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY = 64 * 2**20
 """Bytes of one request."""
+BODY_SECONDS = 120.0
+"""From a request's headers to the end of its body."""
+_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)
 SAFE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -32,8 +36,10 @@ class Guard:
     of its own. Pages of other origins may not open the WebSocket nor send what changes anything.
     """
 
-    def __init__(self, app: App, *, token: str | None, max_body: int = MAX_BODY) -> None:
-        self._app, self._token, self._max_body = app, token, max_body
+    def __init__(
+        self, app: App, *, token: str | None, max_body: int = MAX_BODY, body_seconds: float = BODY_SECONDS
+    ) -> None:
+        self._app, self._token, self._max_body, self._body_seconds = app, token, max_body, body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -42,25 +48,26 @@ class Guard:
         refused = self._refusal(scope, headers)
         if refused is not None:
             return await _refuse(scope, send, *refused)
-        if scope["type"] == "http":
-            receive = self._counted(receive)
-        try:
-            await self._app(scope, receive, send)
-        except _TooLarge:
-            await _refuse(scope, send, 413, f"a request has at most {self._max_body} bytes here")
+        if scope["type"] == "websocket":
+            return await self._app(scope, receive, send)
+        body = _Body(receive, send, self._max_body, self._body_seconds)
+        with suppress(_BadBody):  # told below, whatever the application makes of it
+            await self._app(scope, body.receive, body.send)
+        if body.refused is not None and not body.answered:
+            await _refuse(scope, send, *body.refused)
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         if self._token is None:
-            if not is_local(urlsplit(f"//{headers.get('host', '')}").hostname):
+            if not is_local(_host(headers.get("host", ""))):
                 return 421, "this server answers to this machine's own names only; start it with a token for others"
         elif not self._knows_token(headers.get("authorization", "")):
             return 401, "a token is needed: send it as 'Authorization: Bearer TOKEN', or as the password in a browser"
         changes = scope["type"] == "websocket" or scope.get("method") not in SAFE
         origin = headers.get("origin")
-        if changes and origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        if changes and origin is not None and origin.partition("://")[2] != headers.get("host"):
             return 403, f"a page of {origin:.100} may not do this"
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._max_body:
+        if length.isdecimal() and (len(length) > 18 or int(length) > self._max_body):
             return 413, f"a request has at most {self._max_body} bytes here, this one {length:.20}"
         return None
 
@@ -68,30 +75,56 @@ class Guard:
         scheme, _, value = authorization.partition(" ")
         if scheme.lower() == "basic":
             try:
-                value = base64.b64decode(value, validate=True).decode().partition(":")[2]
-            except (binascii.Error, UnicodeDecodeError):
+                value = base64.b64decode(value.encode(), validate=True).decode().partition(":")[2]
+            except ValueError:  # neither base64 nor UTF-8 is assured
                 return False
         elif scheme.lower() != "bearer":
             return False
         assert self._token is not None
         return hmac.compare_digest(value.strip().encode(), self._token.encode())
 
-    def _counted(self, receive: Receive) -> Receive:
-        seen = 0
 
-        async def counted() -> MutableMapping[str, Any]:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._max_body:
-                raise _TooLarge
-            return message
+class _Body:
+    """A request's body on its way in: counted, and not waited for for ever."""
 
-        return counted
+    def __init__(self, receive: Receive, send: Send, most: int, seconds: float) -> None:
+        self._receive, self._send, self._most, self._seconds = receive, send, most, seconds
+        self._seen, self._ended, self._began = 0, False, asyncio.get_running_loop().time()
+        self.answered = False
+        """Whether the application has begun to answer."""
+        self.refused: tuple[int, str] | None = None
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        if self._ended:
+            return await self._receive()  # of the client going away: that may take as long as the answer
+        try:
+            async with asyncio.timeout_at(self._began + self._seconds):
+                message = await self._receive()
+        except TimeoutError:
+            return self._refuse(408, f"the body of a request has to come within {self._seconds:g} seconds")
+        self._seen += len(message.get("body", b""))
+        self._ended = not message.get("more_body", False)
+        if self._seen > self._most:
+            return self._refuse(413, f"a request has at most {self._most} bytes here")
+        return message
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if self.refused is None or self.answered:
+            self.answered = True
+            await self._send(message)
+
+    def _refuse(self, status: int, why: str) -> MutableMapping[str, Any]:
+        self.refused = status, why
+        raise _BadBody(why)
 
 
-class _TooLarge(Exception):
-    """Of a body whose length was not said."""
+class _BadBody(Exception):
+    """Ends whatever was reading it."""
+
+
+def _host(header: str) -> str | None:
+    found = _HOST.fullmatch(header)
+    return found and (found[1] or found[2])
 
 
 def is_local(host: str | None) -> bool:
@@ -109,6 +142,8 @@ async def _refuse(scope: Scope, send: Send, status: int, message: str) -> None:
     headers: Iterable[tuple[bytes, bytes]] = [(b"content-type", b"application/json")]
     if status == 401:
         headers = [*headers, (b"www-authenticate", b'Basic realm="art", charset="UTF-8"')]
+    if status == 408:
+        headers = [*headers, (b"connection", b"close")]
     body = orjson.dumps({"detail": message, "error": {"message": message, "code": status}})
     await send({"type": f"{kind}.start", "status": status, "headers": list(headers)})
     await send({"type": f"{kind}.body", "body": body})

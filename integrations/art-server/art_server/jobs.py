@@ -20,7 +20,7 @@ from art_core.rollout import describe, task_id, task_input
 from art_core.run import Run
 from art_core.types import Group, Trajectory
 from art_server.executor import Assignment
-from art_server.requests import Collect, GivenScore, JobRequest, JobState, Learn, LearnGroup, Score, Scores
+from art_server.requests import MOST_RUNS, Collect, GivenScore, JobRequest, JobState, Learn, LearnGroup, Score, Scores
 from art_server.wire import sampling_from_wire
 
 log = logging.getLogger("art_server")
@@ -147,6 +147,8 @@ class Jobs:
     async def _collect(self, state: JobState, request: Collect) -> dict[str, Any]:
         size = request.group_size or self._run.config.group_size
         state.total = size * len(request.tasks)
+        if state.total > MOST_RUNS:
+            raise ConfigError(f"{state.total} runs are more than the {MOST_RUNS} of one collection; ask for several")
 
         def count() -> None:
             state.finished += 1
@@ -205,15 +207,14 @@ class _Given:
     async def score(self, group: Group) -> list[float | None]:
         found = [self.scores[trajectory.rollout_id] for trajectory in group.trajectories]
         for trajectory, given in zip(group.trajectories, found, strict=True):
-            if given.call_rewards and not 0 <= min(given.call_rewards) <= max(given.call_rewards) < len(
-                trajectory.calls
-            ):
+            of_calls = given.of_calls()
+            if of_calls and max(of_calls) >= len(trajectory.calls):
                 raise RewardError(
-                    f"rollout {given.rollout_id} has {len(trajectory.calls)} calls, and rewards for {list(given.call_rewards)}"
+                    f"rollout {given.rollout_id} has {len(trajectory.calls)} calls, and rewards for {sorted(of_calls)}"
                 )
             trajectory.metrics.update(given.metrics)
             trajectory.notes.update(given.notes)
-            trajectory.call_rewards.update(given.call_rewards)
+            trajectory.call_rewards.update(of_calls)
         return [given.reward for given in found]
 
 
@@ -232,9 +233,8 @@ def _scores(group: Group) -> dict[str, Any]:
 
 
 def _rewarded(trajectory: Trajectory, given: GivenScore) -> Trajectory:
-    calls = tuple(
-        replace(call, reward=given.call_rewards.get(index, call.reward)) for index, call in enumerate(trajectory.calls)
-    )
+    rewards = given.of_calls()
+    calls = tuple(replace(call, reward=rewards.get(index, call.reward)) for index, call in enumerate(trajectory.calls))
     return replace(trajectory, reward=given.reward, calls=calls)
 
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from art_core.errors import ArtError, ConfigError
 
 VERSION = 1
-NAME = r"^[A-Za-z0-9._-]{1,64}$"
-"""Of workers and pools. They stand in URLs, logs and pages."""
+NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
+"""Of workers and pools. They stand in URLs, logs and pages; no "..", which URLs and folders give a meaning of its own."""
 MOST_RESULTS = 1024
 """In one message."""
 MAX_MESSAGE = 64 * 2**20
@@ -181,8 +181,10 @@ def read(text: str | bytes, sender: Literal["server", "worker"]) -> Any:
 
 def check_name(what: str, name: str) -> None:
     """Raise ConfigError for what cannot name a worker or a pool."""
-    if not re.match(NAME, name):
-        raise ConfigError(f"{what} {name!r}: give 1 to 64 letters, digits, dots, hyphens and underscores")
+    if not re.fullmatch(NAME.removesuffix("$"), name):  # $ would let a line end through
+        raise ConfigError(
+            f"{what} {name!r}: give 1 to 64 letters, digits, dots, hyphens and underscores; a dot not as the first"
+        )
 
 
 def write(message: BaseModel) -> str:

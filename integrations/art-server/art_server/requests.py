@@ -10,6 +10,10 @@ from art_server.messages import NAME
 
 MOST_TASKS = 100_000
 """Of one collection."""
+MOST_RUNS = 100_000
+"""Of the agent, in one collection."""
+CallIndex = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+"""As JSON has the keys of objects."""
 RolloutId = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -59,8 +63,11 @@ class GivenScore(Body):
     reward: FiniteFloat | None
     metrics: dict[str, FiniteFloat] = {}
     notes: dict[str, str] = {}
-    call_rewards: dict[int, FiniteFloat] = {}
-    """By the index of the call."""
+    call_rewards: Annotated[dict[CallIndex, FiniteFloat], Field(json_schema_extra={"additionalProperties": False})] = {}
+
+    def of_calls(self) -> dict[int, float]:
+        """Return ``call_rewards`` by number."""
+        return {int(index): reward for index, reward in self.call_rewards.items()}
 
 
 class Scores(Body):

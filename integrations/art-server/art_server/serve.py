@@ -12,8 +12,10 @@ import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
 
+from art_core.capture import listen
 from art_core.errors import ConfigError
 from art_server.app import make_app
+from art_server.edge import BoundedHead
 from art_server.guard import is_local
 from art_server.messages import MAX_MESSAGE
 from art_server.roster import LEASE
@@ -56,15 +58,31 @@ async def serve_forever(plan: Plan) -> None:
     log = logging.getLogger("art_server")
     log.addHandler(RichHandler(console=console, show_path=False, markup=False))
     log.setLevel(logging.INFO)
-    with _bound(plan) as listener:
+    # Bound before the engine starts, so that a taken port is not found out after it.
+    with listen(plan.host, plan.port) as listener:
         app = make_app(plan.run_dir, plan.settings, token=plan.token, lease=plan.lease)
-        config = uvicorn.Config(
-            app, log_level="warning", timeout_graceful_shutdown=GRACE, ws_max_size=MAX_MESSAGE, ws_ping_interval=10,
-            ws_ping_timeout=10, ssl_keyfile=_text(plan.ssl_keyfile), ssl_certfile=_text(plan.ssl_certfile), lifespan="on",
-        )  # fmt: skip
-        server = _Announcing(config, console, plan, listener.getsockname()[1])
+        tls = {"ssl_keyfile": _text(plan.ssl_keyfile), "ssl_certfile": _text(plan.ssl_certfile)}
+        server = _Announcing(configured(app, **tls), console, plan, listener.getsockname()[1])
         console.print(f"starting the engine; everything is kept in {plan.run_dir}")
         await server.serve([listener])
+
+
+def configured(app: Any, **settings: Any) -> uvicorn.Config:
+    """Return how ``app`` is served; ``settings`` are uvicorn's."""
+    ours = {
+        "http": BoundedHead,
+        "ws": "websockets-sansio",
+        "ws_max_size": MAX_MESSAGE,
+        "ws_ping_interval": 10,
+        "ws_ping_timeout": 10,
+        # Longer than clients keep an unused connection (httpx 5 s, aiohttp 15), so that none is closed while a request is on
+        # its way.
+        "timeout_keep_alive": 30,
+        "timeout_graceful_shutdown": GRACE,
+        "log_level": "warning",
+        "lifespan": "on",
+    }
+    return uvicorn.Config(app, **{**ours, **settings})
 
 
 class _Announcing(uvicorn.Server):
@@ -86,19 +104,6 @@ class _Announcing(uvicorn.Server):
                 f"  training:  art_server.connect('http{s}://{host}:{self._port}')\n"
                 f"  Ctrl-C ends it; the same command with --run-dir {self._plan.run_dir} goes on"
             )
-
-
-def _bound(plan: Plan) -> socket.socket:
-    """Return the socket, bound before the engine starts, so that a taken port is not found out after it."""
-    family = socket.AF_INET6 if ":" in plan.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((plan.host, plan.port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot serve on {plan.host}:{plan.port}: {error}; give another --port") from error
-    return listener
 
 
 def _text(path: Path | None) -> str | None:
