@@ -5,6 +5,7 @@ Knows nothing about what the routes do. Raw ASGI, so that a body is counted as i
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -42,12 +43,23 @@ class Guard:
         refused = self._refusal(scope, headers)
         if refused is not None:
             return await _refuse(scope, send, *refused)
-        if scope["type"] == "http":
-            receive = self._counted(receive)
+        if scope["type"] == "websocket":
+            return await self._app(scope, receive, send)
+        begun = False
+
+        async def telling(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, self._counted(receive), telling)
         except _TooLarge:
             await _refuse(scope, send, 413, f"a request has at most {self._max_body} bytes here")
+        except asyncio.CancelledError:  # by the end of the server, which is no fault of what was asked: ask again
+            if begun:
+                raise
+            await _refuse(scope, send, 503, "the server is ending")
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         if self._token is None:

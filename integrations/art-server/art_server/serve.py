@@ -87,6 +87,10 @@ class _Announcing(uvicorn.Server):
                 f"  Ctrl-C ends it; the same command with --run-dir {self._plan.run_dir} goes on"
             )
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.app.state.served.jobs.ending()
+        await super().shutdown(sockets)
+
 
 def _bound(plan: Plan) -> socket.socket:
     """Return the socket, bound before the engine starts, so that a taken port is not found out after it."""
