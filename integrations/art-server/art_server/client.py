@@ -247,8 +247,8 @@ class TrainingClient:
         cuts = self._cuts
         try:
             result = await self._result(episode)
-            if result.error and not result.capture_error and (self._cuts != cuts or not await self._reaches_server()):
-                result.lost = True
+            if result.error and not result.capture_error and not result.lost:
+                result.lost = not await self._reaches_server() or self._cuts != cuts
         finally:
             self._running.pop(lease, None)
         self.finished += 1
@@ -263,9 +263,9 @@ class TrainingClient:
             return Result(episode_id=episode.episode_id, lease=episode.lease, error=error, capture_error=True)
         try:
             told = await self.run_episode(episode.model_dump(exclude={"lease", "rollout", "input"}))
-        except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
+            return Result.model_validate({**from_json(to_json(told)), "lease": episode.lease})
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
             return Result(episode_id=episode.episode_id, lease=episode.lease, error=describe(error))
-        return Result.model_validate({**from_json(to_json(told)), "lease": episode.lease})
 
     async def _reaches_server(self) -> bool:
         """Whether the server answers: an agent that failed because it does not says nothing about itself."""

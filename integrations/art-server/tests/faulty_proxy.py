@@ -109,9 +109,7 @@ class FaultyProxy:
         """Let nothing of the next piece that contains ``text`` through and cut its connection; the event says when."""
         return self._trap(direction, text, first, lambda piece: b"")
 
-    def _trap(
-        self, direction: Direction, text: bytes, first: bytes, passes: Callable[[bytes], bytes]
-    ) -> asyncio.Event:
+    def _trap(self, direction: Direction, text: bytes, first: bytes, passes: Callable[[bytes], bytes]) -> asyncio.Event:
         trap = Trap(direction, text, first, passes)
         self._traps.append(trap)
         return trap.sprung
