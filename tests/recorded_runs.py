@@ -39,7 +39,13 @@ def record(folder, *, steps=3, tasks=2, group_size=4, calls=2, model="tiny", see
     folder.mkdir(parents=True, exist_ok=True)
     rng, prompt = random.Random(seed), encoded("You answer questions about an inbox. Find the cost.")
     with Store(folder / "run.sqlite") as store:
-        config = {"model": model, "steps": steps, "tasks_per_step": tasks, "group_size": group_size, "advantage": "mean"}
+        config = {
+            "model": model,
+            "steps": steps,
+            "tasks_per_step": tasks,
+            "group_size": group_size,
+            "advantage": "mean",
+        }
         for key, value in {"model": model, "config": config, "loss": "grpo", "reward": "right"}.items():
             store.set_meta(key, value)
         for step in range(1, steps + 1):
@@ -70,7 +76,11 @@ def _group(store, rng, step, task, size, calls, prompt):
             store.record(
                 rollout, call(shown, sampled, version=step - 1, messages=messages, answer=answer, request_id=f"q{turn}")
             )
-            messages = [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": f"go on {turn}"}]
+            messages = [
+                *messages,
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": f"go on {turn}"},
+            ]
             shown = (*shown, *sampled, *prompt[:5])
         store.finish_rollout(rollout, output=answer, seconds=1.5)
         ids.append(rollout)

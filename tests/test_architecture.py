@@ -114,6 +114,7 @@ def test_the_edges_import_public_modules_of_the_core_only(side):
         "formats",
         "pretrained",
         "plugins",
+        "scoring",
         "store",
         "arguments",
         "gathering",
