@@ -61,7 +61,7 @@ export class Chart {
     const series = [{}, { stroke: hue, width: smooth ? 1 : 2, alpha: smooth ? 0.35 : 1, points, spanGaps: true }];
     if (smooth) series.push({ stroke: hue, width: 2, points, spanGaps: true });
     return {
-      width, height: this.height, series, legend: { show: false }, padding: [8, 8, 0, 0],
+      width, height: this.height, series, legend: { show: false }, padding: [8, 16, 0, 0],
       scales: { x: { time: false, range: (chart, low, high) => this.#across(low, high) }, y: { range: (chart, low, high) => this.#range(low, high) } },
       axes: [
         { ...axis, size: 24, gap: 4, space: 50, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000], values: (chart, at) => at.map(tick) },
@@ -85,7 +85,8 @@ export class Chart {
       high = Math.max(high ?? -Infinity, mark.high ?? mark.y);
     }
     if (low === null || low === undefined || !Number.isFinite(low)) return [0, 1];
-    const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+    const flat = high - low <= Math.abs(high) * 1e-6;  // but for rounding
+    const room = (flat ? Math.abs(high) * 0.1 : (high - low) * 0.06) || 1;
     const least = this.floor !== null && low >= this.floor ? Math.max(this.floor, low - room) : low - room;
     const most = this.ceiling !== null && high <= this.ceiling ? Math.min(this.ceiling, high + room) : high + room;
     return [least, most];

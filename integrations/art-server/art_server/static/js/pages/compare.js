@@ -15,7 +15,7 @@ export async function compare(context) {
   if (!tasks.total) return { node: empty("Nothing to compare yet", "Two trajectories of one task can be compared as soon as a task was run twice.") };
   if (!asked.task_id) asked.task_id = tasks.items[0].task_id;
   const body = h("div", { class: "pair" }), said = h("p", { class: "soft" }), heading = h("h1");
-  let runs = [];
+  let runs = [], total = 0;
   const change = async (next) => {
     Object.assign(asked, next);
     context.keep(asked);
@@ -23,11 +23,12 @@ export async function compare(context) {
     await draw();
   };
   const load = async () => {
-    runs = await runsOf(context, asked.task_id);
+    ({ runs, total } = await runsOf(context, asked.task_id));
     if (!runs.some((it) => it.rollout_id === asked.a)) asked.a = best(runs, runs[0]?.step);
     if (!runs.some((it) => it.rollout_id === asked.b)) asked.b = best(runs.filter((it) => it.rollout_id !== asked.a), runs[runs.length - 1]?.step) ?? asked.a;
     fill(heading, taskText(runs[0]?.task ?? tasks.items.find((it) => it.task_id === asked.task_id)?.task));
-    fill(said, `${plural(runs.length, "run")} of this task, steps ${runs[0]?.step ?? "–"} to ${runs[runs.length - 1]?.step ?? "–"}`);
+    const some = total > 2 * MOST ? `; the first and the last ${MOST} can be chosen` : "";
+    fill(said, `${plural(total, "run")} of this task, steps ${runs[0]?.step ?? "–"} to ${runs[runs.length - 1]?.step ?? "–"}${some}`);
   };
   const draw = async () => {
     if (!runs.length) return void fill(body, empty("No run of this task", "Choose another task."));
@@ -53,7 +54,8 @@ async function runsOf(context, task_id) {
   const oldest = await ask("oldest");
   const newest = oldest.total > MOST ? await ask("newest") : { items: [] };
   const known = new Map([...oldest.items, ...newest.items.reverse()].map((it) => [it.rollout_id, it]));
-  return [...known.values()].filter((it) => it.state !== "lost" && it.state !== "running");
+  const runs = [...known.values()].filter((it) => it.state !== "lost" && it.state !== "running");
+  return { runs, total: oldest.total };
 }
 
 // Of a step, the run nearest to the middle: neither luck nor mishap.

@@ -111,7 +111,7 @@ class Overview {
     fill(this.tiles,
       tile("Steps", [num(done), planned ? h("small", {}, ` of ${planned}`) : null], under || (planned && done >= planned ? "all done" : `loss ${run.loss ?? "–"}`), planned ? done / planned : null),
       tile("Reward", num(recent), rewards.length > 4 ? `last 4 steps; first 4: ${num(first)} (${signed(recent - first)})` : "mean of the last steps"),
-      tile("Held-out success", run.after ? measured(run.after) : run.before ? measured(run.before) : "–", evaluated(run)),
+      tile(run.before?.counts_successes === false ? "Held-out reward" : "Held-out success", run.after ? measured(run.after) : run.before ? measured(run.before) : "–", evaluated(run)),
       tile("Groups with contrast", [num(last.groups_with_contrast ?? null), last.groups_sampled ? h("small", {}, ` of ${num(last.groups_sampled)}`) : null], `of the last step; ${duration(last.seconds)} a step, ${duration(spent)} in all`));
   }
 
