@@ -50,8 +50,15 @@ def client(folder, address="http://127.0.0.1:8200"):
 
 @pytest.mark.parametrize(
     ("host", "status"),
-    [("127.0.0.1:8200", 200), ("localhost:99", 200), ("[::1]:8200", 200), ("evil.example", 400), ("127.0.0.1.evil.example", 400), ("", 400)],
-)  # fmt: skip
+    [
+        ("127.0.0.1:8200", 200),
+        ("localhost:99", 200),
+        ("[::1]:8200", 200),
+        ("evil.example", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("", 400),
+    ],
+)
 async def test_only_this_machines_own_names_are_answered(recorded, host, status):
     async with client(recorded) as http:
         for path in ("/", "/api/runs", "/api/runs/run/trajectories"):
