@@ -37,10 +37,8 @@ export async function groups(context) {
   };
   const draw = (page) => {
     const flat = page.items.filter((it) => it.spread === 0).length;
-    fill(
-      said,
-      `${plural(page.total, "group")}${flat ? `; ${flat} of the ${page.items.length} shown ${flat === 1 ? "has" : "have"} equal rewards and nothing to teach` : ""}`,
-    );
+    const dull = flat ? `; ${flat} of the ${page.items.length} shown with equal rewards and nothing to teach` : "";
+    fill(said, plural(page.total, "group") + dull);
     if (!page.items.length)
       return void fill(
         list,

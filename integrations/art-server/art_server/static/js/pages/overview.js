@@ -174,9 +174,8 @@ class Overview {
     const planned = run.planned_steps,
       done = run.last_step ?? 0,
       progress = run.progress;
-    const under =
-      progress &&
-      `step ${progress.step}: ${progress.finished}${progress.expected ? ` of ${Math.max(progress.expected, progress.begun)}` : ""} runs done`;
+    const expected = progress?.expected ? ` of ${Math.max(progress.expected, progress.begun)}` : "";
+    const under = progress && `step ${progress.step}: ${progress.finished}${expected} runs done`;
     const recent = mean(rewards.slice(-4)),
       first = mean(rewards.slice(0, 4));
     const spent = this.steps.reduce((sum, it) => sum + (it.metrics.seconds ?? 0), 0);
