@@ -1,8 +1,8 @@
 """What the processes of test_learner_processes.py run: a learner that shares its work takes some steps.
 
-    learner_processes.py FOLDER RANK SIZE
+    learner_processes.py FOLDER SHARDING RANK SIZE
 
-``FOLDER/job.json`` says which; the first process writes checkpoints and ``metrics.json`` there.
+``FOLDER/jobs.json`` says which; the first process writes checkpoints and metrics there, a folder for every job.
 """
 
 import json
@@ -17,7 +17,7 @@ from tree_cases import FORKED
 
 from art_core.config import TrainConfig
 from art_core.learner import TorchLearner
-from art_core.learner.processes import Alone, processes
+from art_core.learner.processes import processes
 from art_core.losses import grpo
 from art_core.token_tree import build_tree
 
@@ -32,31 +32,31 @@ def trees_of_step(step):
 
 
 def run(folder, job, group):
+    """Take a job's steps, and write what they led to."""
+    folder = Path(folder) / job["name"]
     config = TrainConfig(**{"warmup_steps": 2, "seed": 3, "learning_rate": 1e-3, **job["settings"]})
     learner = TorchLearner(job["model"], config, grpo, group)
-    if job.get("restore"):
+    if job["restore"]:
         learner.restore(Path(job["restore"]))
     metrics = [learner.step(trees_of_step(step)) for step in job["steps"]]
-    learner.save(Path(folder) / "checkpoint")
-    learner.publish(Path(folder) / "published")
+    learner.save(folder / "checkpoint")
+    learner.publish(folder / "published")
     scores = learner.score([3, 1, 4, 1, 5])
     if not group.rank:
-        (Path(folder) / "metrics.json").write_text(json.dumps({"steps": metrics, "score": scores}))
+        (folder / "metrics.json").write_text(json.dumps({"steps": metrics, "score": scores}))
 
 
-def main(folder, rank, size):
-    job = json.loads((Path(folder) / "job.json").read_text())
+def main(folder, sharding, rank, size):
     torch.set_num_threads(1)
-    if size == 1:
-        return run(folder, job, Alone())
     store = dist.FileStore(str(Path(folder) / "meeting"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     try:
-        run(folder, job, processes(job["sharding"]))
+        for job in json.loads((Path(folder) / "jobs.json").read_text()):
+            run(folder, job, processes(sharding))
     finally:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_processes import trees_of_step
+from learner_processes import run, trees_of_step
 from safetensors.torch import load_file
 from tree_cases import make_model
 
+from art_core.learner.processes import Alone
 from art_core.packing import shares
 
 ROOT = Path(__file__).parent.parent
 STEPS = [0, 1, 2, 3, 4]
+HALF = ("all weights", "lora")
+"""What is also begun by one number of processes and ended by another."""
 SETTINGS = {
     "all weights": {"lora_rank": 0},
     "lora": {"lora_rank": 4},
@@ -24,7 +27,6 @@ SETTINGS = {
     "capped importance": {"lora_rank": 0, "importance_cap": 2.0},
     "many passes": {"lora_rank": 0, "max_tokens_per_pass": 20},
 }
-FAST = ("all weights", "kl, lora")
 
 
 @pytest.fixture(scope="module")
@@ -35,20 +37,24 @@ def model_folder(tmp_path_factory):
     return folder
 
 
-def take_steps(folder, model, settings, *, sharding="none", steps=STEPS, restore=None):
-    """Run a job in processes of its own and return its metrics."""
-    folder.mkdir()
-    job = {"model": str(model), "settings": settings, "sharding": sharding, "steps": steps, "restore": restore}
-    (folder / "job.json").write_text(json.dumps(job))
-    size = 1 if sharding == "none" else 2
+def job(model, name, steps=STEPS, restore=None):
+    settings = SETTINGS[name.partition(":")[0]]
+    return {"name": name, "model": str(model), "settings": settings, "steps": steps, "restore": restore and str(restore)}
+
+
+def take_steps(folder, sharding, jobs):
+    """Do the jobs in two processes, and return their folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    (folder / "meeting").unlink(missing_ok=True)
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     children = [
         subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "learner_processes.py"), str(folder), str(rank), str(size)],
+            [sys.executable, str(ROOT / "tests" / "learner_processes.py"), str(folder), sharding, str(rank), "2"],
             env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
             stderr=subprocess.PIPE, text=True,
         )
-        for rank in range(size)
+        for rank in range(2)
     ]  # fmt: skip
     try:
         said = [child.communicate(timeout=200)[1] for child in children]
@@ -56,8 +62,28 @@ def take_steps(folder, model, settings, *, sharding="none", steps=STEPS, restore
         for child in children:
             child.kill()
             child.wait()
-    assert [child.returncode for child in children] == [0] * size, "\n".join(it[-3000:] for it in said)
-    return json.loads((folder / "metrics.json").read_text())
+    assert [child.returncode for child in children] == [0, 0], "\n".join(it[-3000:] for it in said)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, model_folder):
+    """The steps of one process, and where each job stood after two."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in SETTINGS:
+        run(folder, job(model_folder, name), Alone())
+    for name in HALF:
+        run(folder, job(model_folder, f"{name}:half", STEPS[:2]), Alone())
+    return folder
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def together(request, tmp_path_factory, model_folder, alone):
+    """The same by two processes, and the end of what one process began."""
+    jobs = [job(model_folder, name) for name in SETTINGS]
+    jobs += [job(model_folder, f"{name}:half", STEPS[:2]) for name in HALF]
+    jobs += [job(model_folder, f"{name}:end", STEPS[2:], alone / f"{name}:half/checkpoint") for name in HALF]
+    return take_steps(tmp_path_factory.mktemp(request.param), request.param, jobs)
 
 
 def tensors(folder):
@@ -70,7 +96,7 @@ def tensors(folder):
 
 
 def check_same(one, two):
-    """The same names, and values within 1e-5; the optimizer's moments too."""
+    """The same files and names, and values within 1e-5; the optimizer's moments too."""
     mine, theirs = tensors(one / "checkpoint"), tensors(two / "checkpoint")
     assert mine.keys() == theirs.keys() and len(mine) > 10
     for name, tensor in mine.items():
@@ -78,39 +104,29 @@ def check_same(one, two):
     published = tensors(two / "published")
     assert published and all(torch.equal(theirs[name], tensor) for name, tensor in published.items())
     files = [sorted(str(it.relative_to(folder)) for it in folder.rglob("*")) for folder in (one, two)]
-    assert [it for it in files[0] if it != "meeting"] == [it for it in files[1] if it != "meeting"]
+    assert files[0] == files[1]
 
 
-def check_same_metrics(one, two):
+def metrics_of(folder):
+    return json.loads((folder / "metrics.json").read_text())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_two_processes_take_the_steps_of_one(alone, together, name):
+    check_same(alone / name, together / name)
+    one, two = metrics_of(alone / name), metrics_of(together / name)
+    assert two["score"] == pytest.approx(one["score"], abs=1e-4)
     for mine, theirs in zip(one["steps"], two["steps"], strict=True):
         assert mine.keys() == theirs.keys()
-        for name, value in mine.items():
-            if name not in ("seconds", "tokens_per_second", "passes"):
-                assert theirs[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
-    assert two["score"] == pytest.approx(one["score"], abs=1e-4)
+        for metric in mine.keys() - {"seconds", "tokens_per_second", "passes"}:
+            assert theirs[metric] == pytest.approx(mine[metric], rel=1e-3, abs=1e-5), metric
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
-@pytest.mark.parametrize(
-    "settings", [pytest.param(it, id=name, marks=() if name in FAST else pytest.mark.engines) for name, it in SETTINGS.items()]
-)  # fmt: skip
-def test_two_processes_take_the_steps_of_one(model_folder, tmp_path, settings, sharding):
-    one = take_steps(tmp_path / "one", model_folder, settings)
-    two = take_steps(tmp_path / "two", model_folder, settings, sharding=sharding)
-    check_same(tmp_path / "one", tmp_path / "two")
-    check_same_metrics(one, two)
-
-
-@pytest.mark.engines
-@pytest.mark.parametrize("rank", [0, 4])
-@pytest.mark.parametrize(("first", "then"), [("fsdp", "none"), ("none", "fsdp"), ("ddp", "fsdp"), ("fsdp", "ddp")])
-def test_a_checkpoint_goes_on_with_another_number_of_processes(model_folder, tmp_path, first, then, rank):
-    settings = {"lora_rank": rank}
-    take_steps(tmp_path / "straight", model_folder, settings)
-    take_steps(tmp_path / "first", model_folder, settings, sharding=first, steps=STEPS[:2])
-    begun = str(tmp_path / "first" / "checkpoint")
-    take_steps(tmp_path / "then", model_folder, settings, sharding=then, steps=STEPS[2:], restore=begun)
-    check_same(tmp_path / "straight", tmp_path / "then")
+@pytest.mark.parametrize("name", HALF)
+def test_a_checkpoint_goes_on_with_another_number_of_processes(alone, together, model_folder, tmp_path, name):
+    check_same(alone / name, together / f"{name}:end")
+    run(tmp_path, job(model_folder, f"{name}:end", STEPS[2:], together / f"{name}:half/checkpoint"), Alone())
+    check_same(alone / name, tmp_path / f"{name}:end")
 
 
 def test_trees_are_shared_whole_and_about_evenly():
