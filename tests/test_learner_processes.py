@@ -39,7 +39,13 @@ def model_folder(tmp_path_factory):
 
 def job(model, name, steps=STEPS, restore=None):
     settings = SETTINGS[name.partition(":")[0]]
-    return {"name": name, "model": str(model), "settings": settings, "steps": steps, "restore": restore and str(restore)}
+    return {
+        "name": name,
+        "model": str(model),
+        "settings": settings,
+        "steps": steps,
+        "restore": restore and str(restore),
+    }
 
 
 def take_steps(folder, sharding, jobs):
@@ -100,7 +106,9 @@ def check_same(one, two):
     mine, theirs = tensors(one / "checkpoint"), tensors(two / "checkpoint")
     assert mine.keys() == theirs.keys() and len(mine) > 10
     for name, tensor in mine.items():
-        torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name} {text}")
+        torch.testing.assert_close(
+            theirs[name], tensor, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name} {text}"
+        )
     published = tensors(two / "published")
     assert published and all(torch.equal(theirs[name], tensor) for name, tensor in published.items())
     files = [sorted(str(it.relative_to(folder)) for it in folder.rglob("*")) for folder in (one, two)]

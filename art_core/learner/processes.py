@@ -107,7 +107,8 @@ class Replicated(Alone):
         dist.all_gather_object(found, dict(metrics))
         names = dict.fromkeys(name for each in found for name in each)
         return {
-            name: (max if name.endswith("_max") else sum)(each[name] for each in found if name in each) for name in names
+            name: (max if name.endswith("_max") else sum)(each[name] for each in found if name in each)
+            for name in names
         }
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -208,9 +208,7 @@ class TorchLearner:
             passes,
             totals,
             loss or self.loss,
-            forward=partial(
-                self._compute, tree_outputs, self.model, weighted_only=True, max_tokens=self._pass_tokens
-            ),
+            forward=partial(self._compute, tree_outputs, self.model, weighted_only=True, max_tokens=self._pass_tokens),
             reference=reference,
             proximal=self.config.importance_cap is not None,
         )
