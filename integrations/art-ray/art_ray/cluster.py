@@ -136,13 +136,13 @@ def _initialise() -> None:
         else:
             logger.info("connected to the Ray at %s", ray.get_runtime_context().gcs_address)
             return
-    _stay_on_loopback()
+    stay_on_loopback()
     # Token authentication is switched on by ray.init itself, for whom RAY_AUTH_MODE does not say otherwise.
     ray.init(address="local", include_dashboard=False, **quiet)
     logger.info("started a local Ray at %s", ray.get_runtime_context().gcs_address)
 
 
-def _stay_on_loopback() -> None:
+def stay_on_loopback() -> None:
     """Let the Ray that is started next listen on 127.0.0.1 only."""
     from ray._private import ray_constants
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +79,7 @@ class RayExecutor:
     async def __aenter__(self) -> RayExecutor:
         self._cluster = await asyncio.to_thread(Cluster)
         try:
-            self._check_address()
+            self.check_address(self._cluster)
             await self._start()
         except BaseException:
             await self.__aexit__()
@@ -92,10 +94,10 @@ class RayExecutor:
         self._workers.clear()
         await asyncio.to_thread(self._cluster.leave)
 
-    def _check_address(self) -> None:
-        """Refuse an address of the policy that agents on other nodes cannot reach."""
-        host, here = self.config.host, self._cluster.here
-        others = sorted({node["NodeManagerAddress"] for node in self._cluster.nodes} - {here})
+    def check_address(self, cluster: Cluster) -> None:
+        """Raise ConfigError where agents on other nodes cannot reach the policy at the address that they are told."""
+        host, here = self.config.host, cluster.here
+        others = sorted({node["NodeManagerAddress"] for node in cluster.nodes} - {here})
         if others and (is_loopback(host) or host in ("0.0.0.0", "::")):
             raise ConfigError(
                 f"host={host!r} is where agents are told to reach the policy, and the Ray cluster has nodes that cannot reach "
@@ -113,6 +115,7 @@ class RayExecutor:
         self._workers = [Worker(kind.remote(self.config.max_concurrent)) for _ in range(count)]
         for worker in self._workers:
             self._watch(worker)
+        begun = time.monotonic()
         try:
             await asyncio.wait_for(self._any_ready(), self.options.start_seconds)
         except TimeoutError as error:
@@ -121,6 +124,10 @@ class RayExecutor:
                 f"for {self.options.cpus:g} CPUs of {self._cluster.total('CPU')} in the cluster, which others may hold ('ray "
                 "status' says who). Give fewer in executor_args={'workers': N, 'cpus': N}"
             ) from error
+
+        # The others get as long again, so that the first runs are spread; who comes later takes part from then on.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._all_ready(), time.monotonic() - begun + 1)
 
     def _watch(self, worker: Worker) -> None:
         """Note when the worker is there, or there again."""
@@ -150,6 +157,10 @@ class RayExecutor:
                     )
                 await self._changed.wait()
         return min(ready, key=lambda worker: worker.runs)
+
+    async def _all_ready(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: all(worker.ready or worker.lost for worker in self._workers))
 
     async def _run(self, key: str, agent: list[ray.ObjectRef], given: Any, address: RolloutAddress) -> Any:
         worker = await self._any_ready()

@@ -1,7 +1,8 @@
-"""What travels between the run and the processes that run agents: the agent there, what became of a run back. Of Ray it takes cloudpickle only.
+"""What travels between the run and the processes that run agents: the agent there, what became of a run back.
 
-An agent travels once, as cloudpickle writes it, or as the name of what makes it. An output that does not travel is what the
-store would keep of it; an exception is its type's name and its text, which is what the store keeps.
+Of Ray it takes cloudpickle only. An agent travels once, as cloudpickle writes it, or as the name of what makes it. An output
+that does not travel is what the store would keep of it; an exception is its type's name and its text, which is what the store
+keeps.
 """
 
 from __future__ import annotations
