@@ -216,9 +216,10 @@ onMissingKey(() => {
         "form",
         {
           class: "row",
-          method: "dialog",
-          onsubmit: () => {
+          onsubmit: (event) => {
+            event.preventDefault();
             asking = null;
+            ask.close();
             ask.remove();
             resolve(key.value);
           },

@@ -199,7 +199,7 @@ class Overview {
       ),
       tile(
         run.before?.counts_successes === false ? "Held-out reward" : "Held-out success",
-        run.after ? measured(run.after) : run.before ? measured(run.before) : "–",
+        measured(newest(run)),
         evaluated(run),
       ),
       tile(
@@ -304,14 +304,15 @@ class Overview {
 const point = (it) => ({ x: it.step, y: it.success, low: it.interval?.[0] ?? null, high: it.interval?.[1] ?? null });
 const mean = (values) => (values.length ? values.reduce((sum, it) => sum + it, 0) / values.length : null);
 
+// The evaluation of the newest weights; of several temperatures, the first.
+const newest = (run) =>
+  run.evaluations.filter(Boolean).reduce((best, it) => (best && best.step >= it.step ? best : it), null);
+
 function evaluated(run) {
-  if (!run.before && !run.after) return "held-out tasks: none measured";
-  const n = (run.after ?? run.before).n;
-  return run.after && run.before
-    ? `before: ${measured(run.before)}, on ${n} tasks`
-    : run.before
-      ? `before training, on ${n} tasks`
-      : `on ${n} tasks`;
+  const now = newest(run);
+  if (!now) return "held-out tasks: none measured";
+  const on = `on ${now.n} tasks, step ${now.step}`;
+  return run.before && run.before.step !== now.step ? `${on}; before: ${measured(run.before)}` : on;
 }
 
 function tile(name, value, about, share = null) {
