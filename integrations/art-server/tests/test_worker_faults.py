@@ -116,7 +116,7 @@ async def test_an_agent_that_cannot_reach_the_model_has_not_failed_though_its_wo
 
 
 async def test_a_worker_that_is_called_back_by_an_old_connection_of_its_own_goes_on(behind):
-    async with behind() as (server, proxy, worker):
+    async with behind() as (server, _, worker):
         client = await worker("w", ask)
         first = server.roster.active_clients["w"]
         async with client._http.ws_connect(client.server_url, headers={"x-art-session": client._session_id}) as late:
@@ -272,5 +272,5 @@ async def test_a_failure_of_ten_megabytes_is_told_in_part(behind):
 async def test_a_worker_without_an_agent_ends_the_collection_with_what_to_do(behind):
     async with behind() as (server, _, worker):
         await worker("w")
-        with pytest.raises(CaptureError, match="--agent FILE.py:NAME"):
+        with pytest.raises(CaptureError, match="start it with --agent"):
             await collect(server)
