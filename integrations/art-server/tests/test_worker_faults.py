@@ -3,7 +3,7 @@
 import asyncio
 import math
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import openai
 import pytest
@@ -24,23 +24,24 @@ def behind(serving):
 
     @asynccontextmanager
     async def start(**options):
-        async with serving(**{"lease": LONG, **options}) as server:
-            async with FaultyProxy(int(server.url.rpartition(":")[2])) as proxy:
-                works = []
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving(**{"lease": LONG, **options}))
+            proxy = await stack.enter_async_context(FaultyProxy(int(server.url.rpartition(":")[2])))
+            works = []
 
-                async def worker(name, agent=None, **options):
-                    client = TrainingClient(name, proxy.url, agent=agent, **options)
-                    works.append(asyncio.create_task(client.run()))
-                    await until(lambda: name in server.roster.active_clients or works[-1].done())
-                    client.work = works[-1]
-                    return client
+            async def worker(name, agent=None, **options):
+                client = TrainingClient(name, proxy.url, agent=agent, **options)
+                works.append(asyncio.create_task(client.run()))
+                await until(lambda: name in server.roster.active_clients or works[-1].done())
+                client.work = works[-1]
+                return client
 
-                try:
-                    yield server, proxy, worker
-                finally:
-                    for work in works:
-                        work.cancel()
-                    await asyncio.gather(*works, return_exceptions=True)
+            try:
+                yield server, proxy, worker
+            finally:
+                for work in works:
+                    work.cancel()
+                await asyncio.gather(*works, return_exceptions=True)
 
     return start
 
