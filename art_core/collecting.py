@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,12 +61,12 @@ class Runs:
         kept: Kept | None = None,
     ) -> list[Group]:
         """Return a group of ``size`` trajectories per task; ``begin(task, group_id=)`` makes a rollout, ``gate`` limits them."""
-        found, jobs = [], []
-        for place, task in enumerate(tasks):
-            done = kept.finished(place)[:size] if kept else []
-            group_id = kept.group_id(place) if kept else uuid.uuid4().hex
-            again = functools.partial(begin, task, group_id=group_id)
-            found.append(done)
+        found: list[list[Trajectory]] = [[] for _ in tasks]
+        if kept:
+            found = await asyncio.to_thread(lambda: [kept.finished(place)[:size] for place in range(len(tasks))])
+        jobs: list[Callable[[], Awaitable[Trajectory]]] = []
+        for place, (task, done) in enumerate(zip(tasks, found, strict=True)):
+            again = functools.partial(begin, task, group_id=kept.group_id(place) if kept else uuid.uuid4().hex)
             jobs += [functools.partial(self.one, again)] * (size - len(done))
         made = iter(await gather_limited(jobs, gate))
         return [

@@ -236,15 +236,13 @@ class Store:
         self, *, split: str | None = None, step: int | None = None, group: str | None = None
     ) -> tuple[StoredRollout, ...]:
         """Return the rollouts in the order in which they began, finished or not; None takes every split, step or group."""
+        wanted = {
+            name: value for name, value in (("split", split), ("step", step), ("grp", group)) if value is not None
+        }
+        where = " AND ".join(f"{name} = :{name}" for name in wanted) or "TRUE"
         with self._read() as db:
-            return tuple(
-                rollout_of(row)
-                for row in db.execute(
-                    f"{ROLLOUTS} WHERE (:split IS NULL OR split = :split) AND (:step IS NULL OR step = :step) "
-                    "AND (:group IS NULL OR grp = :group) ORDER BY rollouts.seq",
-                    {"split": split, "step": step, "group": group},
-                )
-            )
+            rows = db.execute(f"{ROLLOUTS} WHERE {where} ORDER BY rollouts.seq", wanted)
+            return tuple(map(rollout_of, rows))
 
     def trajectory(self, rollout_id: str) -> Trajectory:
         """Return a rollout with its calls and newest scores. Raises StoreError where it was never added."""

@@ -98,6 +98,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} was written with version {version} of the store's tables, this art_core reads versions 3 and {VERSION}; use "
             "the art_core that wrote it, or another run folder"
         )
+    # Not part of a version: a file without it is read all the same, only slower.
+    connection.execute("CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (grp)")
     # A commit is on disk when it returns; the writer gathers many calls into one.
     connection.execute("PRAGMA synchronous = FULL")
 

@@ -155,7 +155,7 @@ async def job(request: Request, key: Key, wait: Annotated[float, Query(ge=0, le=
 
 
 @router.get("/api/jobs/{key}/groups/{place}", responses=_MISSING)
-async def group(request: Request, key: Key, place: Annotated[int, Path(ge=0, lt=2**31)]) -> dict[str, Any]:
+def group(request: Request, key: Key, place: Annotated[int, Path(ge=0, lt=2**31)]) -> dict[str, Any]:
     """Return a collected group with the ids and logprobs of its calls; ``place`` is that of its task."""
     found = _served(request).jobs.group(key, place)
     if found is None:

@@ -20,7 +20,17 @@ from art_core.rollout import describe, task_id, task_input
 from art_core.run import Run
 from art_core.types import Group, Trajectory
 from art_server.executor import Assignment
-from art_server.requests import MOST_RUNS, Collect, GivenScore, JobRequest, JobState, Learn, Score, Scores
+from art_server.requests import (
+    MOST_RUNS,
+    Collect,
+    GivenScore,
+    JobRequest,
+    JobState,
+    Learn,
+    LearnGroup,
+    Score,
+    Scores,
+)
 from art_server.wire import sampling_from_wire
 
 log = logging.getLogger("art_server")
@@ -163,10 +173,11 @@ class Jobs:
 
     async def _score(self, request: Score | Scores) -> dict[str, Any]:
         if isinstance(request, Score):
-            groups, reward = [self._group(ids) for ids in request.groups], request.reward
+            ids, reward = request.groups, request.reward
         else:
-            groups = [self._group([it.rollout_id for it in scores]) for scores in request.groups]
+            ids = [[it.rollout_id for it in scores] for scores in request.groups]
             reward = _Given(request.by, {it.rollout_id: it for scores in request.groups for it in scores})
+        groups = await asyncio.to_thread(lambda: [self._group(of_group) for of_group in ids])
         scored = await self._run.score(groups, reward)
         return {"groups": [_scores(group) for group in scored]}
 
@@ -174,18 +185,20 @@ class Jobs:
         begun = kept.get("step")
         if begun is not None and self._run.step > begun:  # taken and kept, but the server ended before it said so
             return {"step": begun + 1, "metrics": dict(self._run.history())[begun + 1]}
-        groups = []
-        for given in request.groups:
-            group = self._group([it.rollout_id for it in given.trajectories])
-            runs = tuple(_rewarded(run, it) for run, it in zip(group.trajectories, given.trajectories, strict=True))
-            groups.append(Group(group.task, runs, tuple(given.advantages), tuple(map(tuple, given.call_advantages))))
-            _check_advantages(groups[-1])
+        groups = await asyncio.to_thread(lambda: [self._as_given(given) for given in request.groups])
         async with self._learning:
             kept["step"] = self._run.step
             self._run.store.set_meta(name, kept)
             metrics = await self._run.learn(groups)
             self._learnt()
             return {"step": self._run.step, "metrics": metrics}
+
+    def _as_given(self, given: LearnGroup) -> Group:
+        group = self._group([it.rollout_id for it in given.trajectories])
+        runs = tuple(_rewarded(run, it) for run, it in zip(group.trajectories, given.trajectories, strict=True))
+        group = Group(group.task, runs, tuple(given.advantages), tuple(map(tuple, given.call_advantages)))
+        _check_advantages(group)
+        return group
 
     def _group(self, rollout_ids: list[str]) -> Group:
         runs = [self._run.store.trajectory(rollout_id) for rollout_id in rollout_ids]
