@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,15 +26,10 @@ from typing import Any
 
 import aiohttp
 
-from art_core import hookimpl
 from art_core.capture import listen
 from art_core.store import Store
+from bench.server_roles import ALONE
 from bench.tables import table
-
-ANSWER = "The invoice of March was sent on the fourth and is due in thirty days. " * 3
-PROMPT = "You answer questions about a mailbox. " + "Name the message that you found it in. " * 15
-ALONE = 400
-"""Calls in turns that one agent makes while nothing else runs, for what the way through the server adds."""
 
 
 class Process:
@@ -63,95 +57,15 @@ class Process:
         return len(list((self.folder / "fd").iterdir()))
 
 
-# --- the server
-
-
-class Here:
-    """Offers the engine by a name, so that it runs where engines run: in the door's process."""
-
-    @hookimpl
-    def register_engines(self, register: Any) -> None:
-        register("bench", engine)
-
-
-def engine(folder: str, config: Any) -> Any:
-    """Return an engine that answers at once and keeps nothing."""
-    from art_core.testing import FakeEngine
-
-    made = FakeEngine(ANSWER)
-    made.requests = _Nothing()
-    return made
-
-
-class _Nothing(list):
-    def append(self, item: object) -> None:
-        pass
-
-
-async def serve(options: argparse.Namespace) -> None:
-    """Serve until interrupted, as ``art serve`` does."""
-    from art_core.plugins import Plugins
-    from art_core.testing import CountingLearner
-    from art_server.serve import Plan, serve_forever
-
-    settings = {"engine": "bench", "learner": CountingLearner(), "plugins": Plugins(Here()), "port": options.door}
-    await serve_forever(Plan(Path(options.run_dir), port=options.port, settings=settings))
-
-
-# --- the workers
-
-
-async def work(options: argparse.Namespace) -> None:
-    """Run ``--workers`` workers until they are told to end; then say how long their calls took."""
-    from art_server import TrainingClient
-
-    agent = Agent(options.calls, f"http://127.0.0.1:{options.door}")
-    url = f"ws://127.0.0.1:{options.port}"
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as agent.http:
-        clients = [
-            TrainingClient(f"{options.name}-{number}", url, agent=agent, workers=options.capacity)
-            for number in range(options.workers)
-        ]
-        await asyncio.gather(*(client.run() for client in clients))
-    told = {"finished": sum(client.finished for client in clients), "times": agent.times, "alone": agent.alone}
-    Path(options.out).write_text(json.dumps(told))
-
-
-class Agent:
-    """Asks ``calls`` times and returns the last answer."""
-
-    http: aiohttp.ClientSession
-
-    def __init__(self, calls: int, door: str) -> None:
-        self._calls, self._door, self._turn = calls, door, itertools.count()
-        self.times: dict[str, list[float]] = {"server": [], "door": []}
-        self.alone: dict[str, list[float]] = {"server": [], "door": []}
-
-    async def __call__(self, given: Any, address: Any) -> str:
-        alone = given == "alone"
-        messages = [{"role": "user", "content": f"{PROMPT} {given}"}]
-        for _ in range(2 * ALONE if alone else self._calls):
-            way = ("server", "door")[next(self._turn) % 2]
-            base_url = address.base_url if way == "server" else f"{self._door}/rollouts/{address.rollout_id}/v1"
-            begun = time.perf_counter()
-            async with self.http.post(f"{base_url}/chat/completions", json={"messages": messages}) as answer:
-                told = await answer.json()
-            (self.alone if alone else self.times)[way].append(time.perf_counter() - begun)
-            answer.raise_for_status()
-            if not alone:
-                messages = [*messages, told["choices"][0]["message"], {"role": "user", "content": "Are you sure?"}]
-        return given if alone else f"answer to {given}"
-
-
 # --- the measurement
 
 
 @contextlib.contextmanager
 def role(name: str, options: argparse.Namespace, **more: object) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process of this file in a role."""
-    given = {**vars(options), **more, "role": name}
+    given = {**vars(options), **more}
     arguments = [f"--{key.replace('_', '-')}={value}" for key, value in given.items() if value is not None]
-    process = subprocess.Popen([sys.executable, "-m", "bench.server", *arguments])
+    process = subprocess.Popen([sys.executable, "-m", "bench.server_roles", name, *arguments])
     try:
         yield process
     finally:
@@ -176,14 +90,14 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"load": os.getloadavg()[0]}
     with contextlib.ExitStack() as stack:
         server = Process(stack.enter_context(role("server", options)).pid)
-        run = await stack_connect(connect, options.port)
+        run = await reached(connect, options.port)
         async with run:
             [door] = server.children()
             found["before"] = server.memory(), door.memory()
             begun = time.perf_counter()
             outs = [folder / f"worker-{number}.json" for number in range(options.processes)]
             for number, (count, out) in enumerate(zip(share, outs, strict=True)):
-                stack.enter_context(role("worker", options, workers=count, name=f"w{number}", out=out))
+                stack.enter_context(role("worker", options, workers=count, prefix=f"w{number}", out=out))
             while (await run.status())["active_clients"] < options.workers:
                 await asyncio.sleep(0.2)
             found["connect_seconds"] = time.perf_counter() - begun
@@ -194,23 +108,20 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             tasks = [f"task {number}" for number in range(options.episodes // options.group_size)]
             cpu, begun = (server.cpu(), door.cpu()), time.perf_counter()
             collecting = run.collect(
-                None, tasks, group_size=options.group_size, key="load", allow_no_calls=True, step=1,
-                on_rollout=lambda *_: None,
-            )  # fmt: skip
+                None, tasks, group_size=options.group_size, key="load", allow_no_calls=True, step=1
+            )
             groups = await collecting
             found["seconds"] = time.perf_counter() - begun
             found["cpu"] = server.cpu() - cpu[0], door.cpu() - cpu[1]
             found["after"] = server.memory(), door.memory()
             found["groups"] = len(groups), sum(len(group.trajectories) for group in groups)
-            for worker in await run.workers() if hasattr(run, "workers") else []:
-                pass
             await shut_down(options.port)
             await wait_for(outs)
     found["workers"] = [json.loads(out.read_text()) for out in outs]
     return found
 
 
-async def stack_connect(connect: Any, port: int) -> Any:
+async def reached(connect: Any, port: int) -> Any:
     """Return the run once the server is there."""
     end = time.monotonic() + 120
     while True:
@@ -251,8 +162,14 @@ def check(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         calls = Counter(len(store.calls(it.rollout_id)) for it in done[:: max(1, len(done) // 500)])
         outputs = Counter(str(it.output) for it in done)
     files = sum(path.stat().st_size for path in (folder / "run").glob("run.sqlite*"))
-    assert len(done) == options.episodes and set(sizes.values()) == {options.group_size}, (len(done), Counter(sizes.values()))
-    assert set(outputs.values()) == {options.group_size} and set(calls) == {options.calls}, (outputs.most_common(3), calls)
+    assert len(done) == options.episodes and set(sizes.values()) == {options.group_size}, (
+        len(done),
+        Counter(sizes.values()),
+    )
+    assert set(outputs.values()) == {options.group_size} and set(calls) == {options.calls}, (
+        outputs.most_common(3),
+        calls,
+    )
     return {
         "made_again": len(rollouts) - len(done),
         "bytes": files / options.episodes,
@@ -299,7 +216,7 @@ def report(options: argparse.Namespace, found: dict[str, Any], stored: dict[str,
         if not all(ways.values()):
             continue
         rows = [[way, 1000 * at(t, 0.5), 1000 * at(t, 0.99), len(t)] for way, t in ways.items()]
-        ratio = [statistics.median(ways["server"]) / statistics.median(ways["door"]), at(ways["server"], 0.99) / at(ways["door"], 0.99)]
+        ratio = [rows[0][place] / rows[1][place] for place in (1, 2)]
         print(f"\na model call, {title}")
         print(table(["through", "p50 ms", "p99 ms", "calls"], [*rows, ["ratio", *ratio, None]]))
 
@@ -314,17 +231,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--group-size", type=int, default=10)
     parser.add_argument("--processes", type=int, default=4, help="that the workers live in")
     parser.add_argument("--keep", help="folder for the run, which is removed otherwise")
-    for name in ("role", "port", "door", "run-dir", "name", "out"):
+    for name in ("port", "door", "run-dir", "prefix", "out"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS, type=int if name in ("port", "door") else str)
     return parser.parse_args(arguments)
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure, or be one of the processes that are measured."""
-    if options.role == "server":
-        return asyncio.run(serve(options))
-    if options.role == "worker":
-        return asyncio.run(work(options))
+    """Measure and print."""
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-server-")))
         found = asyncio.run(measure(options, folder))
