@@ -16,7 +16,7 @@ MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/p
 SEED ?= 0
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test test-engines test-long lint tiny
+.PHONY: setup demo test test-engines test-long browser lint tiny
 
 setup: $(VENV)/.ready
 
@@ -50,7 +50,11 @@ $(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt
 	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" $(BIN)/art doctor --install vllm
 	touch $@
 
-test-engines: setup $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready
+# The dashboard is tested in a real one.
+browser: setup
+	$(BIN)/python integrations/art-server/tests/browser.py --install
+
+test-engines: setup $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready browser
 	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines
 
 test-long: setup

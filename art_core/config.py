@@ -93,6 +93,10 @@ class TrainConfig:
     ``none``: it stays in the content; None: what suits the model."""
     engine_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Command-line options for an engine with a server of its own, such as ``{"gpu-memory-utilization": 0.5}``."""
+    learner_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options for a learner of a plugin, such as ``{"processes": 8, "sharding": "fsdp"}`` with ``learner="ray"``."""
+    executor_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options for an executor of a plugin, such as ``{"workers": 16}`` with ``executor="ray"``."""
     passthrough: tuple[str, ...] = ()
     """Model names that the policy does not answer."""
     train_nodes: tuple[str, ...] = ()
@@ -120,6 +124,12 @@ CHOICES = {
     "other_nodes": ("frozen", "policy", "passthrough"),
 }
 """The values of every setting that is a name."""
+EXAMPLES = {
+    "engine_args": '{"gpu-memory-utilization": 0.5, "enforce-eager": true}',
+    "learner_args": '{"processes": 8, "sharding": "fsdp"}',
+    "executor_args": '{"workers": 16}',
+}
+"""Every setting that is a dict of options, as it is written on the command line."""
 
 
 def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
@@ -154,11 +164,12 @@ def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
             f"frozen_model={config.frozen_model!r} answers the nodes that train_nodes= leaves out, with other_nodes='frozen'; "
             "give train_nodes=, or leave it out"
         )
-    if not isinstance(config.engine_args, Mapping):
-        raise ConfigError(
-            f"engine_args={config.engine_args!r} cannot be used; give a dict of options, on the command line as JSON: "
-            """--set 'engine_args={"gpu-memory-utilization": 0.5, "enforce-eager": true}'"""
-        )
+    for name, example in EXAMPLES.items():
+        if not isinstance(getattr(config, name), Mapping):
+            raise ConfigError(
+                f"{name}={getattr(config, name)!r} cannot be used; give a dict of options, on the command line as JSON: "
+                f"--set '{name}={example}'"
+            )
     if not isinstance(config.dynamic_sampling, bool):
         raise ConfigError(f"dynamic_sampling={config.dynamic_sampling!r} cannot be used; give True or False")
     if config.group_size == 1 and "group_size" in values:

@@ -70,8 +70,9 @@ def register_learners(register: Register) -> None:
     """Offer learners by name: ``register("mine", factory)``, for ``train(learner="mine")``.
 
     Called once, when a run starts. The factory is called as ``factory(model_folder, config, loss)`` with the start weights'
-    folder, the run's ``TrainConfig`` and the loss function, and returns a ``Learner``. Its attribute ``check``, where it has one,
-    is called first of all and raises ConfigError where it cannot work here. The return value is ignored.
+    folder, the run's ``TrainConfig`` and the loss function, and returns a ``Learner``; where that has ``close()``, it is called
+    when the run ends. The factory's attribute ``check``, where it has one, is called first of all and raises ConfigError where
+    it cannot work here. The return value is ignored.
     """
 
 

@@ -107,8 +107,12 @@ class Run:
     async def __aexit__(self, *_: object) -> None:
         async with self._stack, self._learning:
             whole = self._learner is not None and self._learner.version == self._counted
-            if whole and self._checkpointed != self.step:
-                await self._checkpoint()
+            try:
+                if whole and self._checkpointed != self.step:
+                    await self._checkpoint()
+            finally:
+                if isinstance(self._learner_choice, str):  # an object is whose it was before
+                    await in_thread(getattr(self._learner, "close", lambda: None))
 
     def _resolve_names(self) -> None:
         """Look up what was given by name and check what was not, so that a mistake is refused before anything runs."""

@@ -10,26 +10,6 @@ from art_core import Call
 from art_core.config import TINY
 from art_core.store import Store
 
-WORDS = [
-    "find",
-    "the",
-    "cost",
-    "of",
-    "harbor",
-    "inspection",
-    "in",
-    "my",
-    "inbox",
-    "please",
-    "and",
-    "tell",
-    "me",
-    "who",
-    "wrote",
-    "about",
-    "it",
-]
-
 
 def encoded(text):
     from tokenizers import Tokenizer
@@ -82,7 +62,7 @@ def record(folder, *, steps=3, tasks=2, group_size=4, calls=2, model="tiny", see
 
 
 def _group(store, rng, step, task, size, calls, prompt):
-    given = {"input": f"Question {task}: {' '.join(rng.sample(WORDS, 4))}?" if task < 0 else f"Question {task}?"}
+    given = {"input": f"Question {task}?"}
     ids, rewards = [], []
     for number in range(size):
         rollout = f"s{step}-t{task}-{number}"

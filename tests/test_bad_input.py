@@ -48,9 +48,10 @@ def test_a_setting_that_does_not_exist_names_the_nearest(tmp_path):
 
 
 @pytest.mark.parametrize("given", ['{"enforce-eager": True}', None, ["enforce-eager"]])
-def test_engine_args_that_are_no_dict(tmp_path, given):
-    with pytest.raises(ConfigError, match=r"engine_args=.* give a dict of options, on the command line as JSON"):
-        run_of(tmp_path, engine_args=given)
+@pytest.mark.parametrize("name", ["engine_args", "learner_args", "executor_args"])
+def test_options_that_are_no_dict(tmp_path, name, given):
+    with pytest.raises(ConfigError, match=rf"{name}=.* give a dict of options, on the command line as JSON"):
+        run_of(tmp_path, **{name: given})
 
 
 @pytest.mark.parametrize(

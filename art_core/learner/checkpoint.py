@@ -15,13 +15,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -34,6 +34,8 @@ MANIFEST = "learner.json"
 OPTIMIZER = "optimizer.safetensors"
 ADAPTER = "adapter"
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+LaidOut = Callable[[Tensor, Tensor], Tensor]
+"""(a whole tensor, the one that it is for) -> what of it goes there."""
 
 
 @contextmanager
@@ -101,10 +103,10 @@ def load_model(source: str | Path) -> PreTrainedModel:
     return load_causal_lm(source, torch.float32)
 
 
-def write_model(folder: Path, model: PreTrainedModel, source: str) -> None:
-    """Write a model folder with the tokenizer of ``source``, a folder or a hub name."""
+def write_model(folder: Path, model: PreTrainedModel, state: Mapping[str, Tensor], source: str) -> None:
+    """Write a model folder with the weights ``state`` and the tokenizer of ``source``, a folder or a hub name."""
     with no_progress_bars():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=dict(state))
     _share(folder, like=folder / "config.json")
     if not Path(source).is_dir():
         load_tokenizer(source).save_pretrained(folder)
@@ -115,19 +117,19 @@ def write_model(folder: Path, model: PreTrainedModel, source: str) -> None:
             shutil.copyfile(file, folder / file.name)
 
 
-def read_model(folder: Path, model: PreTrainedModel) -> None:
-    """Copy the weights in ``folder`` into ``model``'s own memory."""
+def read_model(folder: Path, model: PreTrainedModel, laid_out: LaidOut) -> None:
+    """Copy the weights in ``folder``, as ``laid_out`` gives them, into ``model``'s own memory."""
     if not (folder / "config.json").is_file():
         raise StoreError(
             f"{folder} holds an adapter, not a whole model; continue with the lora_rank that it was made with"
         )
     saved = load_model(folder)
-    _copy(dict(saved.named_parameters()), dict(model.named_parameters()), folder)
+    _copy(dict(saved.named_parameters()), dict(model.named_parameters()), folder, laid_out)
 
 
-def write_adapter(folder: Path, model: PeftModel) -> None:
+def write_adapter(folder: Path, model: PeftModel, state: Mapping[str, Tensor]) -> None:
     # Embeddings are never trained, and the automatic check would ask the hub for the base model's config.
-    model.save_pretrained(folder / ADAPTER, save_embedding_layers=False)
+    model.save_pretrained(folder / ADAPTER, save_embedding_layers=False, state_dict=dict(state))
     _share(folder / ADAPTER, like=folder / ADAPTER / "adapter_config.json")
 
 
@@ -137,31 +139,37 @@ def _share(folder: Path, *, like: Path) -> None:
         file.chmod(like.stat().st_mode)
 
 
-def read_adapter(folder: Path, model: PeftModel) -> None:
-    """Copy the adapter in ``folder`` into ``model``'s own."""
+def read_adapter(folder: Path, model: PeftModel, laid_out: LaidOut) -> None:
+    """Copy the adapter in ``folder``, as ``laid_out`` gives it, into ``model``'s own."""
     file = folder / ADAPTER / "adapter_model.safetensors"
     if not file.is_file():
         raise StoreError(f"{folder} holds a whole model, not an adapter; continue with lora_rank=0")
-    saved = load_file(file)
-    _check_same_shapes(saved, get_peft_model_state_dict(model, save_embedding_layers=False), folder)
-    set_peft_model_state_dict(model, saved)
+    # These are the adapter's own tensors, under the names that the file has.
+    _copy(load_file(file), get_peft_model_state_dict(model, save_embedding_layers=False), folder, laid_out)
 
 
-def write_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
-    """Write the state that ``optimizer`` keeps for each of ``parameters``, and torch's random state."""
-    tensors = {
-        f"{key}/{name}": value.contiguous()
+def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what ``optimizer`` keeps for each of ``parameters``."""
+    return {
+        f"{key}/{name}": value
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
+
+
+def write_optimizer(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """Write the ``optimizer_state``, and torch's random state."""
+    tensors = {name: value.contiguous() for name, value in state.items()}
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
     save_file(tensors, folder / OPTIMIZER)
 
 
-def read_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
-    """Put back what ``write_optimizer`` wrote."""
+def read_optimizer(
+    folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], laid_out: LaidOut
+) -> None:
+    """Put back what ``write_optimizer`` wrote, the moments as ``laid_out`` gives them."""
     tensors = load_file(folder / OPTIMIZER)
     torch.set_rng_state(tensors.pop("random/cpu"))
     cuda = tensors.pop("random/cuda", None)
@@ -170,15 +178,15 @@ def read_optimizer(folder: Path, optimizer: torch.optim.Optimizer, parameters: M
     optimizer.state.clear()
     for label, value in tensors.items():
         key, _, name = label.partition("/")
-        device = "cpu" if key == "step" else parameters[name].device
-        optimizer.state[parameters[name]][key] = value.to(device)
+        mine = parameters[name]
+        optimizer.state[mine][key] = value if key == "step" else laid_out(value, mine.detach())
 
 
 @torch.no_grad()
-def _copy(saved: Mapping[str, Tensor], into: Mapping[str, Tensor], folder: Path) -> None:
+def _copy(saved: Mapping[str, Tensor], into: Mapping[str, Tensor], folder: Path, laid_out: LaidOut) -> None:
     _check_same_shapes(saved, into, folder)
     for name, tensor in into.items():
-        tensor.copy_(saved[name])
+        tensor.copy_(laid_out(saved[name], tensor))
 
 
 def _check_same_shapes(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path) -> None:

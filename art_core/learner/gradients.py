@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,43 +21,67 @@ MOST_TOKENS = 65536
 """Of a pass, where memory would hold more: longer passes are not faster."""
 
 
+@dataclass(frozen=True)
+class Totals:
+    """Of a step's trees, whoever computes them."""
+
+    trajectories: int
+    """With trained targets."""
+    targets: int
+    """Trained ones."""
+    weight: float
+    """The sum of the targets' weights."""
+    tokens: int
+
+    @classmethod
+    def of(cls, trees: Sequence[TokenTree]) -> Totals:
+        return cls(
+            trajectories=sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in trees),
+            targets=sum(int(np.count_nonzero(tree.weights)) for tree in trees),
+            weight=float(sum(tree.weights.sum(dtype=np.float64) for tree in trees)),
+            tokens=sum(tree.num_tokens for tree in trees),
+        )
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {name: float(getattr(self, name)) for name in ("tokens", "targets", "trajectories")}
+
+
 def accumulate(
     passes: Sequence[TokenTree],
+    totals: Totals,
     loss: Loss,
     *,
     forward: Callable[[TokenTree], TreeOutputs],
     reference: Callable[[TokenTree], Tensor | None],
     proximal: bool,
 ) -> dict[str, float]:
-    """Add the gradients of the passes' parts of the loss to those of the parameters; return the metrics of the whole.
+    """Add the gradients of the passes' parts of the loss to those of the parameters; return the passes' parts of the metrics.
 
+    The parts add up to the metrics of the step that ``totals`` are of, but for those whose name ends with ``_max``.
     ``forward`` gives the trained targets of a pass, ``reference`` their logprobs under the reference weights or None;
     ``proximal`` hands the loss the logprobs of before the update.
     """
-    trajectories = sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in passes)
-    targets = sum(int(np.count_nonzero(tree.weights)) for tree in passes)
-    weight = float(sum(tree.weights.sum(dtype=np.float64) for tree in passes))
     metrics: dict[str, float] = {}
     for tree in passes:
         known = reference(tree)  # first: switching adapters off and on would break a graph in use
         outputs = forward(tree)
-        inputs = _loss_inputs(tree, outputs.logprobs, known, trajectories, weight, proximal)
+        inputs = _loss_inputs(tree, outputs.logprobs, known, totals, proximal)
         result = loss(inputs)
         result.loss.backward()
         measured = result.metrics | _measured(inputs, outputs)
-        share = len(inputs.weights) / targets
+        share = len(inputs.weights) / totals.targets
         for name, value in measured.items():
             if name.endswith("_max"):
                 metrics[name] = max(metrics.get(name, value), value)
             else:
                 metrics[name] = metrics.get(name, 0.0) + value * share
         metrics["loss"] = metrics.get("loss", 0.0) + result.loss.item()
-    tokens = sum(tree.num_tokens for tree in passes)
-    return metrics | {"tokens": float(tokens), "targets": float(targets), "trajectories": float(trajectories)}
+    return metrics
 
 
 def _loss_inputs(
-    tree: TokenTree, logprobs: Tensor, reference: Tensor | None, trajectories: int, weight: float, proximal: bool
+    tree: TokenTree, logprobs: Tensor, reference: Tensor | None, totals: Totals, proximal: bool
 ) -> LossInputs:
     rows = np.flatnonzero(tree.weights)
 
@@ -71,8 +96,8 @@ def _loss_inputs(
         weights=on_device(tree.weights),
         trajectory=on_device(tree.trajectory),
         call=on_device(tree.call),
-        step_trajectories=trajectories,
-        step_weight=weight,
+        step_trajectories=totals.trajectories,
+        step_weight=totals.weight,
         proximal_logprobs=logprobs.detach() if proximal else None,
     )
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +25,12 @@ from transformers import PreTrainedModel
 from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
 from art_core.errors import ArtError, ConfigError
 from art_core.learner import checkpoint
-from art_core.learner.gradients import accumulate, tokens_that_fit
+from art_core.learner.gradients import Totals, accumulate, tokens_that_fit
+from art_core.learner.processes import Alone, empty_pass, full_tensor
 from art_core.learner.shared_memory import move, shared_tensors
 from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
+from art_core.learner.tree_support import Support
 from art_core.packing import pack
 from art_core.pretrained import quiet_adapters
 from art_core.token_tree import build_tree
@@ -41,14 +44,16 @@ class TorchLearner:
     """Trains the causal LM in ``model_folder`` (a folder or a hub name) on token trees. Weights are float32.
 
     Dropout is off, so that a target's new logprob is its old one before the first step. Raises ConfigError where
-    ``config.kl`` or ``config.importance_cap`` is set and ``loss`` takes no such keyword.
+    ``config.kl`` or ``config.importance_cap`` is set and ``loss`` takes no such keyword. In a ``group`` of processes each
+    has such a learner, and all call the same methods with the same arguments; the first one writes.
     """
 
     choice = ""
     """Why ``learner="auto"`` took this learner, for people; empty where it has nothing to say."""
 
-    def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss) -> None:
+    def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss, group: Alone | None = None) -> None:
         torch.manual_seed(config.seed)
+        self.group = group or Alone()
         self.version = 0
         self.config = config
         self.model_folder = str(model_folder)
@@ -62,19 +67,21 @@ class TorchLearner:
         self.model: PreTrainedModel | PeftModel = model
         if rank:
             self.model = self._add_adapter(model, rank).eval()
+        self._compute = self.group.place(self.model)
+        self._compute_reference = self._compute if self._reference is None else self.group.place(self._reference)
+        self._pass_tokens = self.group.least(config.max_tokens_per_pass or tokens_that_fit(model))
         self._adapted = dict(_adapted(model))
         self._live: dict[str, Tensor] | None = None
         self._asked = False
         """Whether ``weights`` was called: what they need of shared memory is not taken for an engine that loads files."""
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(self._trained.values(), betas=(0.9, 0.95), weight_decay=0.0)
-        self._pass_tokens = config.max_tokens_per_pass or tokens_that_fit(model)
 
     def _load(self) -> PreTrainedModel:
         if self.config.load_in_4bit:
             raise ConfigError("load_in_4bit=True needs learner='unsloth'; leave it out for the torch learner")
         model = checkpoint.load_model(self.model_folder)
-        return model.to("cuda" if torch.cuda.is_available() else "cpu")
+        return model.to(self.group.device)
 
     def _rank(self, size: int) -> int:
         """Return the rank of the adapter for a model of ``size`` parameters, 0 where all weights are trained."""
@@ -141,15 +148,15 @@ class TorchLearner:
         """Write ``folder``, replacing it as a whole: a Hugging Face model folder with its tokenizer, or with LoRA the adapter
         in ``folder/adapter``. Raises StoreError where it cannot be written."""
         folder = Path(folder)
-        with checkpoint.writing(folder, {"version": self.version, "base_model": self.model_folder}) as unfinished:
-            self._write_weights(unfinished)
+        self._write(folder, {"version": self.version, "base_model": self.model_folder})
         return Weights(self.version, folder / checkpoint.ADAPTER if isinstance(self.model, PeftModel) else folder)
 
     def score(self, ids: Sequence[int]) -> list[float]:
         """Return the logprob of every token of ``ids`` but the first, at temperature 1, in nats."""
         call = Call(prompt_ids=tuple(ids[:1]), sampled_ids=tuple(ids[1:]), logprobs=(0.0,) * (len(ids) - 1))
         with torch.no_grad(), torch_threads(self._threads):
-            return tree_logprobs(self.model, build_tree([Trajectory(task=None, calls=(call,))])).tolist()
+            tree = build_tree([Trajectory(task=None, calls=(call,))])
+            return self._compute(tree_logprobs, self.model, tree).tolist()
 
     def save(self, folder: Path) -> None:
         """Write ``folder``, replacing it as a whole: weights, optimizer, random state; float32, nothing pickled.
@@ -157,18 +164,25 @@ class TorchLearner:
         Where all weights are trained it is a Hugging Face model folder with its tokenizer; with LoRA the adapter is in
         ``folder/adapter``. Raises StoreError where it cannot be written.
         """
-        folder = Path(folder)
         in_4bit = bool(getattr(self.model, "is_loaded_in_4bit", False))
         state = {"version": self.version, "base_model": self.model_folder, "in_4bit": in_4bit}
-        with checkpoint.writing(folder, state) as unfinished:
-            self._write_weights(unfinished)
-            checkpoint.write_optimizer(unfinished, self._optimizer, self._trained)
+        self._write(Path(folder), state, checkpoint.optimizer_state(self._optimizer, self._trained))
 
-    def _write_weights(self, folder: Path) -> None:
-        if isinstance(self.model, PeftModel):
-            checkpoint.write_adapter(folder, self.model)
-        else:
-            checkpoint.write_model(folder, self.model, self.model_folder)
+    def _write(self, folder: Path, state: Mapping[str, Any], moments: Mapping[str, Tensor] | None = None) -> None:
+        """Write the weights and, where it is given, the optimizer's state, by the first process."""
+        adapter = isinstance(self.model, PeftModel)
+        mine = self._trained if adapter else _state(self.model)
+        weights = self.group.whole(mine)
+        moments = None if moments is None else self.group.whole(moments)
+        if not self.group.rank:
+            with checkpoint.writing(folder, state) as unfinished:
+                if adapter:
+                    checkpoint.write_adapter(unfinished, self.model, weights)
+                else:
+                    checkpoint.write_model(unfinished, self.model, weights, self.model_folder)
+                if moments is not None:
+                    checkpoint.write_optimizer(unfinished, moments)
+        self.group.wait()
 
     def restore(self, folder: Path) -> None:
         """Continue where ``save(folder)`` was: the steps that follow are the same to the bit.
@@ -178,35 +192,57 @@ class TorchLearner:
         folder = Path(folder)
         state = checkpoint.read_state(folder)
         if isinstance(self.model, PeftModel):
-            checkpoint.read_adapter(folder, self.model)
+            checkpoint.read_adapter(folder, self.model, self.group.laid_out)
         else:
-            checkpoint.read_model(folder, self.model)
-        checkpoint.read_optimizer(folder, self._optimizer, self._trained)
+            checkpoint.read_model(folder, self.model, self.group.laid_out)
+        checkpoint.read_optimizer(folder, self._optimizer, self._trained, self.group.laid_out)
         self.version = state["version"]
 
     def _accumulate(self, trees: Sequence[TokenTree], loss: Loss | None = None) -> dict[str, float]:
         """Add up the gradients of the trees' parts of the loss; return the metrics of the whole."""
         self._optimizer.zero_grad()  # of a step that an exception ended
-        passes = pack(trees, self._pass_tokens) if way_of(self.model).packs else trees
+        self._check_depths(trees)
+        totals, passes = Totals.of(trees), self._passes(self.group.share(trees))
+        reference = self._reference_logprobs if self.config.kl and not loss else lambda _: None
         metrics = accumulate(
             passes,
+            totals,
             loss or self.loss,
-            forward=partial(tree_outputs, self.model, weighted_only=True, max_tokens=self._pass_tokens),
-            reference=self._reference_logprobs if self.config.kl and not loss else lambda _: None,
+            forward=partial(self._compute, tree_outputs, self.model, weighted_only=True, max_tokens=self._pass_tokens),
+            reference=reference,
             proximal=self.config.importance_cap is not None,
         )
-        return metrics | {"passes": float(len(passes))}
+        for _ in range(self.group.idle(lambda share: len(self._passes(share)), trees)):
+            empty_pass(self.model, self._compute, reference)
+        self.group.add_up(list(self._trained.values()))
+        return self.group.joined(metrics | {"passes": float(len(passes))}) | totals.metrics
+
+    def _passes(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
+        return pack(trees, self._pass_tokens) if self._way.packs else list(trees)
+
+    @cached_property
+    def _way(self) -> Support:
+        return self._compute(way_of, self.model)
+
+    def _check_depths(self, trees: Sequence[TokenTree]) -> None:
+        """Refuse on all processes what some of them would compute path by path, while the others wait at a layer."""
+        limit, depth = self._way.positions, max(int(tree.depths.max(initial=0)) for tree in trees)
+        if self.group.shards and limit and depth >= limit:
+            raise ConfigError(
+                f"a call of {depth + 1} tokens is computed path by path with this model (from {limit} on its rotary embedding "
+                "depends on a row's length), and sharding='fsdp' cannot do that; give max_context, or sharding='ddp'"
+            )
 
     @torch.no_grad()
     def _reference_logprobs(self, tree: TokenTree) -> Tensor:
         if self._reference is not None:
-            return tree_logprobs(self._reference, tree, weighted_only=True)
+            return self._compute_reference(tree_logprobs, self._reference, tree, weighted_only=True)
         with self.model.disable_adapter():
-            return tree_logprobs(self.model, tree, weighted_only=True)
+            return self._compute(tree_logprobs, self.model, tree, weighted_only=True)
 
     def _update(self) -> dict[str, float]:
         rate = self.learning_rate * min(1.0, (self.version + 1) / max(1, self.config.warmup_steps))
-        norm = torch.nn.utils.clip_grad_norm_(self._trained.values(), self.config.max_grad_norm).item()
+        norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._trained.values(), self.config.max_grad_norm)).item()
         if not np.isfinite(norm):
             self._optimizer.zero_grad()
             raise ArtError(
@@ -221,7 +257,12 @@ class TorchLearner:
         return {"grad_norm": norm, "learning_rate": rate}
 
     def _share(self) -> dict[str, Tensor] | None:
-        """Return shared memory for the plain model's parameters that training changes; on the CPU move them there."""
+        """Return shared memory for the plain model's parameters that training changes; on the CPU move them there.
+
+        None where no process has them whole.
+        """
+        if self.group.shards:
+            return None
         if self._adapted:
             return shared_tensors({name: _plain_shape(module) for name, module in self._adapted.items()})
         parameters = dict(self.model.named_parameters())
@@ -241,6 +282,12 @@ class TorchLearner:
                 yield name, _plain_weight(module) + module.get_delta_weight("default")
         elif not self._serves_in_place():
             yield from self.model.named_parameters()
+
+
+def _state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return what a model folder holds: parameters, tied ones under each name, and what else is saved with them."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return {name: parameters.get(name, value) for name, value in model.state_dict().items()}
 
 
 def _adapted(model: PreTrainedModel) -> Iterator[tuple[str, LoraLayer]]:

@@ -8,9 +8,10 @@ from typing import Any
 from art_core.store.values import from_json, text_from_column
 from art_core.types import Call, Trajectory
 
-COLUMNS = """
-rollouts.rollout_id, step, split, task_id, task, grp, finished, output, error, seconds, reward, metrics, notes, advantage
-"""
+COLUMNS = (
+    "rollouts.rollout_id, step, split, task_id, task, grp, finished, output, error, seconds, "
+    "reward, metrics, notes, advantage"
+)
 """What ``rollout_of`` reads."""
 SCORED = """
 rollouts LEFT JOIN scores

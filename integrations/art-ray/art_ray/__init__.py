@@ -1,1 +1,47 @@
-"""Rollouts and learning on a Ray cluster. Knows nothing about capture or losses."""
+"""Rollouts and learning on a Ray cluster: ``train(executor="ray", learner="ray")``. Imports Ray only when a run asks for it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from art_core.hookspecs import Register, hookimpl
+
+if TYPE_CHECKING:
+    from art_core.config import TrainConfig
+    from art_core.types import Loss
+    from art_ray.executor import RayExecutor
+    from art_ray.learner import RayLearner
+
+__all__ = ["RayExecutor", "RayLearner", "register_executors", "register_learners"]
+WHERE = {"RayExecutor": "art_ray.executor", "RayLearner": "art_ray.learner"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in WHERE:
+        raise AttributeError(f"module 'art_ray' has no attribute {name!r}")
+    return getattr(importlib.import_module(WHERE[name]), name)
+
+
+@hookimpl
+def register_executors(register: Register) -> None:
+    register("ray", ray_executor)
+
+
+@hookimpl
+def register_learners(register: Register) -> None:
+    register("ray", ray_learner)
+
+
+def ray_executor(config: TrainConfig) -> RayExecutor:
+    """Run agents on a Ray cluster; ``config.executor_args`` are its options."""
+    from art_ray.executor import RayExecutor
+
+    return RayExecutor(config)
+
+
+def ray_learner(model_folder: str, config: TrainConfig, loss: Loss) -> RayLearner:
+    """Learn in processes on a Ray cluster; ``config.learner_args`` are its options."""
+    from art_ray.learner import RayLearner
+
+    return RayLearner(model_folder, config, loss)

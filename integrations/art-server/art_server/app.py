@@ -140,7 +140,7 @@ async def shutdown(request: Request, client_id: Annotated[str, Path(pattern=NAME
 async def put_job(request: Request, key: Key, job: Annotated[JobRequest, Body()]) -> JobState:
     """Collect, score or learn. Sent again under the same key, it says how far the job is."""
     try:
-        return _served(request).jobs.put(key, job)
+        return await _served(request).jobs.put(key, job)
     except Conflict as error:
         raise HTTPException(409, str(error)) from error
 

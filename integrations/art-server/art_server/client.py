@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import time
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from art_core.store.values import from_json, to_json
 from art_server import messages
 from art_server.clients import REPLACED
 from art_server.episodes import ClassicEpisodes, RecordedAgent
-from art_server.messages import MAX_MESSAGE, MOST_RESULTS, Episode, Result, read, write
+from art_server.messages import MAX_MESSAGE, MOST_RESULTS, SESSION, Episode, Result, read, write
 from art_server.weights import fetch_checkpoint
 
 log = logging.getLogger("art_server.worker")
@@ -34,6 +36,10 @@ PING = 10.0
 """Seconds between two pings of the connection; one that is not answered in half of it is lost."""
 PAUSE = 15.0
 """Seconds, the longest between two attempts to connect."""
+HANDSHAKE = 15.0
+"""Seconds that connecting may take."""
+BRIEF = 5.0
+"""Seconds; after a connection that was lost sooner a worker pauses, so that it does not knock without end."""
 LOST = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -109,7 +115,10 @@ class TrainingClient:
                 ):
                     with attempt:
                         await self.connect()
+                begun = time.monotonic()
                 ended = await self.handle_server_messages()
+                if not ended and time.monotonic() - begun < BRIEF:
+                    await asyncio.sleep(random.uniform(0, 1))
         finally:
             await self.close()
 
@@ -118,9 +127,11 @@ class TrainingClient:
         if self._http is None:
             self._http = aiohttp.ClientSession(headers=self._headers)
         try:
-            self.websocket = await self._http.ws_connect(
-                self.server_url, heartbeat=PING, max_msg_size=MAX_MESSAGE, timeout=aiohttp.ClientWSTimeout(ws_close=5)
-            )
+            async with asyncio.timeout(HANDSHAKE):
+                self.websocket = await self._http.ws_connect(
+                    self.server_url, heartbeat=PING, max_msg_size=MAX_MESSAGE, headers={SESSION: self._session_id},
+                    timeout=aiohttp.ClientWSTimeout(ws_close=5),
+                )  # fmt: skip
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403, 404):
                 token = "it wants another token: --token, or ART_SERVER_TOKEN"
@@ -161,11 +172,13 @@ class TrainingClient:
             await self.websocket.close()
 
     async def close(self) -> None:
-        """Give up what runs and close the connection."""
+        """Give up what runs, say so, and close the connection."""
         for task in self._running.values():
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
         if self.websocket is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._say_status("left"), 2)
             await self.websocket.close()
         if self._http is not None:
             await self._http.close()
@@ -234,8 +247,8 @@ class TrainingClient:
         cuts = self._cuts
         try:
             result = await self._result(episode)
-            if result.error and not result.capture_error and (self._cuts != cuts or not await self._reaches_server()):
-                result.lost = True
+            if result.error and not result.capture_error and not result.lost:
+                result.lost = not await self._reaches_server() or self._cuts != cuts
         finally:
             self._running.pop(lease, None)
         self.finished += 1
@@ -250,9 +263,9 @@ class TrainingClient:
             return Result(episode_id=episode.episode_id, lease=episode.lease, error=error, capture_error=True)
         try:
             told = await self.run_episode(episode.model_dump(exclude={"lease", "rollout", "input"}))
-        except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
+            return Result.model_validate({**from_json(to_json(told)), "lease": episode.lease})
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
             return Result(episode_id=episode.episode_id, lease=episode.lease, error=describe(error))
-        return Result.model_validate({**from_json(to_json(told)), "lease": episode.lease})
 
     async def _reaches_server(self) -> bool:
         """Whether the server answers: an agent that failed because it does not says nothing about itself."""
@@ -282,8 +295,7 @@ class TrainingClient:
 
     async def _send_results(self, leases: list[str]) -> None:
         results = [self._unacknowledged[lease] for lease in leases if lease in self._unacknowledged]
-        for first in range(0, len(results), MOST_RESULTS):
-            part = results[first : first + MOST_RESULTS]
+        for part in _parts(results):
             await self._send(write(messages.EpisodeResult(v=messages.VERSION, client_id=self.client_id, results=part)))
 
     async def _send(self, text: str) -> None:
@@ -294,6 +306,21 @@ class TrainingClient:
             await self.websocket.send_str(text)
         except LOST as error:
             log.info("not sent: %s", describe(error))
+
+
+def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
+    """Yield the results in parts that fit into a message each."""
+    part: list[Result] = []
+    room = MAX_MESSAGE // 2
+    for result in results:
+        size = len(write(result)) if len(results) > 1 else 0
+        if part and (size > room or len(part) == MOST_RESULTS):
+            yield part
+            part, room = [], MAX_MESSAGE // 2
+        part.append(result)
+        room -= size
+    if part:
+        yield part
 
 
 def _say_why(state: Any) -> None:

@@ -24,8 +24,11 @@ SEND_TIMEOUT = 20.0
 """Seconds that a message to a worker may take; one that reads so slowly is cut off."""
 MOST_WAITING = 1000
 """Messages that wait to be sent to one worker, after which it is cut off."""
-REPLACED, TOO_SLOW, TOO_BAD = 4000, 4001, 4002
+REPLACED, TOO_SLOW, TOO_BAD, CAME_BACK = 4000, 4001, 4002, 4003
 """Why we close a worker's socket: WebSocket codes of our own."""
+
+NOT_READY = ("connecting", "silent", "leaving", "left")
+"""States of a worker that is given no episodes."""
 
 
 class Socket(Protocol):
@@ -92,7 +95,7 @@ class Client:
     @property
     def places(self) -> int:
         """How many episodes it takes at a time; 0 while it is not to be given any."""
-        return 0 if self.socket is None or self.state in ("leaving", "silent") else self.capacity
+        return 0 if self.socket is None or self.state in NOT_READY else self.capacity
 
     def grant(self, pending: Pending, seconds: float) -> str:
         """Give it an episode for so long; return the lease."""
@@ -117,22 +120,28 @@ class Client:
     def prolong(self, running: Iterable[str], seconds: float) -> list[str]:
         """Prolong the leases that a heartbeat named; return those that it had named before and does no more.
 
-        One that was granted a moment ago may cross the heartbeat on its way, so that it is not missing yet.
+        One that was granted a moment ago may cross the heartbeat on its way, so that it is not missing yet; not so where the
+        connection is new: nothing is granted before its first heartbeat.
         """
         running = set(running)
-        gone = [lease for lease in self._named if lease not in running]
+        gone = [lease for lease in (self.held if self.state == "connecting" else self._named) if lease not in running]
         self._named = running & set(self.held)
         self._ends.update(dict.fromkeys(self._named, time.monotonic() + seconds))
         return gone
+
+    def forgive(self, seconds: float) -> None:
+        """Prolong all its leases."""
+        self._ends = {lease: end + seconds for lease, end in self._ends.items()}
 
     def ended(self) -> list[str]:
         """Return the leases that were not prolonged in time."""
         now = time.monotonic()
         return [lease for lease, end in self._ends.items() if end < now]
 
-    def connect(self, socket: Socket) -> None:
-        """Send through ``socket`` from now on."""
-        self.socket, self.state, self.bad, self.last_seen = socket, "connected", 0, time.time()
+    def connect(self, socket: Socket, *, ready: bool) -> None:
+        """Send through ``socket`` from now on; episodes, where it is not ``ready``, after its first heartbeat."""
+        self.socket, self.bad, self.last_seen = socket, 0, time.time()
+        self.state = "connected" if ready else "connecting"
         self._outbox = asyncio.Queue(MOST_WAITING)
         self._sender = asyncio.create_task(self._send(socket, self._outbox))
 

@@ -19,7 +19,7 @@ from art_core.store import SeenRollout, StoreView, Wanted, look
 from art_server import answers
 from art_server.plain import numbers, plain, readable
 from art_server.reading import STORE, number, state_of, trajectory_fields
-from art_server.token_texts import TokenTexts, tokenizer_file
+from art_server.token_texts import LONGEST, TokenTexts, tokenizer_file
 
 MOST_CALLS = 500
 """Of one run of the agent that are shown."""
@@ -90,8 +90,8 @@ def tokens(
     file = tokenizer_file(folder, model if isinstance(model, str) else None)
     shown = call.prompt_ids[len(call.prompt_ids) - prompt :] if prompt < len(call.prompt_ids) else call.prompt_ids
     part, forced = slice(offset, offset + limit), set(call.forced)
-    # From the beginning, so that a character which the page cuts in two is not lost.
-    said = texts.texts(file, call.sampled_ids[: offset + limit])[part]
+    # From the beginning and a little further, so that a character which the page cuts in two is not lost.
+    said = texts.texts(file, call.sampled_ids[: offset + limit + LONGEST])[part]
     return answers.Tokens(
         index=index,
         policy_version=call.policy_version,

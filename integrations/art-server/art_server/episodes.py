@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,8 @@ from art_server.messages import MAX_MESSAGE, Episode, Result
 
 MOST_OUTPUT = MAX_MESSAGE // 4
 """Bytes of what an agent may return, as JSON: several go into one message."""
+MOST_ERROR = 2**16
+"""Characters of what is said about an agent's failure."""
 
 RunEpisode = Callable[[Episode], Awaitable[Result]]
 
@@ -53,8 +56,9 @@ class RecordedAgent:
                 output = await self._run(episode.input, address)
         except CaptureError as error:
             return result.model_copy(update={"error": describe(error), "capture_error": True})
-        except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
-            return result.model_copy(update={"error": describe(error)})
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
+            lost = unanswered(error, address.base_url)
+            return result.model_copy(update={"error": describe(error)[:MOST_ERROR], "lost": lost})
         told = to_json(output)
         if len(told) > MOST_OUTPUT:
             error = f"ValueError: the agent returned {len(told)} bytes of JSON; give back less than {MOST_OUTPUT}"
@@ -71,6 +75,26 @@ class RecordedAgent:
             frozenset(rollout.get("passthrough", ())),
             tuple(rollout.get("nodes", ())),
         )
+
+
+def unanswered(error: BaseException, base_url: str) -> bool:
+    """Whether it comes of a request to ``base_url`` that broke off, or that something on the way answered: no fault of the agent.
+
+    Known of errors that name their request, as those of httpx, requests and the clients built on them. Not of a request that
+    took too long: that may be the agent's impatience.
+    """
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    if any(isinstance(it, TimeoutError) or "Timeout" in type(it).__name__ for it in chain):
+        return False
+    for it in chain:
+        with suppress(RuntimeError):  # httpx's, where it knows no request
+            if str(getattr(getattr(it, "request", None), "url", "")).startswith(base_url):
+                answer = getattr(it, "response", None)
+                return answer is None or answer.status_code in (502, 503, 504)
+    return False
 
 
 class ClassicEpisodes:

@@ -51,8 +51,13 @@ class Guard:
         if scope["type"] == "websocket":
             return await self._app(scope, receive, send)
         body = _Body(receive, send, self._max_body, self._body_seconds)
-        with suppress(_BadBody):  # told below, whatever the application makes of it
-            await self._app(scope, body.receive, body.send)
+        try:
+            with suppress(_BadBody):  # told below, whatever the application makes of it
+                await self._app(scope, body.receive, body.send)
+        except asyncio.CancelledError:  # by the end of the server, which is no fault of what was asked: ask again
+            if body.answered:
+                raise
+            return await _refuse(scope, send, 503, "the server is ending")
         if body.refused is not None and not body.answered:
             await _refuse(scope, send, *body.refused)
 

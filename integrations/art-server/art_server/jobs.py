@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,17 +19,7 @@ from art_core.rollout import describe, task_id, task_input
 from art_core.run import Run
 from art_core.types import Group, Trajectory
 from art_server.executor import Assignment
-from art_server.requests import (
-    MOST_RUNS,
-    Collect,
-    GivenScore,
-    JobRequest,
-    JobState,
-    Learn,
-    LearnGroup,
-    Score,
-    Scores,
-)
+from art_server.requests import MOST_RUNS, Collect, GivenScore, JobRequest, JobState, Learn, LearnGroup, Score, Scores
 from art_server.wire import sampling_from_wire
 
 log = logging.getLogger("art_server")
@@ -61,17 +50,26 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._learning = asyncio.Lock()
+        self._ending = asyncio.Event()
 
     def resume(self) -> list[str]:
         """Begin again what an ended server had not finished; return the keys."""
-        keys = self._run.store.meta(UNFINISHED, [])
-        for key in keys:
-            kept = self._run.store.meta(_name(key))
-            self._begin(key, _REQUESTS.validate_python(kept["request"]), kept)
-        return keys
+        kept = {key: self._run.store.meta(_name(key)) for key in self._run.store.meta(UNFINISHED, [])}
+        unfinished = {key: it for key, it in kept.items() if "state" not in it}
+        for key, it in unfinished.items():
+            self._begin(key, _REQUESTS.validate_python(it["request"]), it)
+        return list(unfinished)
 
-    def put(self, key: str, request: Any) -> JobState:
-        """Begin a job, or say how far the one with this key is. Raises Conflict where that is another."""
+    async def put(self, key: str, request: Any) -> JobState:
+        """Begin a job, or say how far the one with this key is; on disk when it returns, so that no restart forgets it.
+
+        Raises Conflict where the key is of another request.
+        """
+        state = self._put(key, request)
+        await asyncio.to_thread(self._run.store.flush)
+        return state
+
+    def _put(self, key: str, request: Any) -> JobState:
         known = self._jobs.get(key) or self._stored(key)
         if known is not None:
             if task_id(known.request) != task_id(request.model_dump(mode="json")):
@@ -89,12 +87,18 @@ class Jobs:
         return None if known is None else known.state
 
     async def wait(self, key: str, seconds: float) -> JobState | None:
-        """Return how far a job is when it ends, or after so long."""
+        """Return how far a job is when it ends, or after so long, or when the server is about to end."""
         job = self._jobs.get(key)
         if job is not None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(job.ended.wait(), seconds)
+            waiting = [asyncio.create_task(it.wait()) for it in (job.ended, self._ending)]
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            for task in waiting:
+                task.cancel()
         return self.get(key)
+
+    def ending(self) -> None:
+        """Let nobody wait any longer: the server is about to end."""
+        self._ending.set()
 
     def group(self, key: str, place: int) -> Group | None:
         """Return a collected group; None where there is none."""
@@ -135,17 +139,17 @@ class Jobs:
         state = job.state
         try:
             if isinstance(request, Collect):
-                state.result = await self._collect(state, request)
+                result = await self._collect(state, request)
             elif isinstance(request, Learn):
-                state.result = await self._learn(request, kept, _name(state.key))
+                result = await self._learn(request, kept, _name(state.key))
             else:
-                state.result = await self._score(request)
-            state.state = "done"
+                result = await self._score(request)
+            ended = state.model_copy(update={"state": "done", "result": result})
         except Exception as error:
             log.error("job %s failed", state.key, exc_info=None if isinstance(error, ArtError) else error)
-            state.state, state.error = "failed", describe(error)
+            ended = state.model_copy(update={"state": "failed", "error": describe(error)})
         # The state stands in the store before anybody hears of it, so that no restart does the job again.
-        self._run.store.set_meta(_name(state.key), {**kept, "state": state.model_dump(mode="json")})
+        self._run.store.set_meta(_name(state.key), {**kept, "state": ended.model_dump(mode="json")})
         await asyncio.to_thread(self._run.store.flush)
         del self._jobs[state.key]
         self._note_unfinished()

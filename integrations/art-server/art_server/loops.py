@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+log = logging.getLogger("art_server")
 
 
 @contextmanager
 def loop_beside(name: str) -> Iterator[asyncio.AbstractEventLoop]:
     """Give an event loop that runs in a thread of its own; what still runs there at the end is cancelled."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
+    thread = threading.Thread(target=_run, args=(loop,), name=name, daemon=True)
     thread.start()
     try:
         yield loop
@@ -33,6 +35,16 @@ async def in_loop(loop: asyncio.AbstractEventLoop | None, work: Coroutine[Any, A
     if loop is None:
         return await work
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            return loop.run_forever()
+        except SystemExit as error:  # of a task that nobody awaits; the others' work goes on
+            log.warning(
+                "a task in %s called exit(%s); only that task ends", threading.current_thread().name, error.code
+            )
 
 
 async def _cancel_others() -> None:

@@ -7,15 +7,17 @@ classic client, which knows no leases. Fields that a reader does not know are pa
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from art_core.errors import ArtError, ConfigError
 
 VERSION = 1
+SESSION = "x-art-session"
+"""Header of the handshake: the session that a status update will name, so that a worker is not taken for another by its name."""
 NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
 """Of workers and pools. They stand in URLs, logs and pages; no "..", which URLs and folders give a meaning of its own."""
 MOST_RESULTS = 1024
@@ -116,7 +118,8 @@ class StatusUpdate(Message):
     v: int | None = None
     client_id: str | None = None
     status: str = Field(max_length=1000)
-    """``connected``, ``running``, ``idle``, ``leaving``; others are shown as they are."""
+    """``connected``, ``running``, ``idle``, ``leaving``, and ``left``, with which it gives back all that it holds; others are
+    shown as they are."""
     session: str | None = Field(None, max_length=64)
     """Of this process: a worker that comes back with the same one has kept its leases."""
     capacity: int = Field(1, ge=0, le=10_000)
@@ -163,8 +166,8 @@ _READERS = {
 def read(text: str | bytes, sender: Literal["server", "worker"]) -> Any:
     """Return the message; BadMessage where it is none, or of a version that is not spoken here."""
     try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        found = json.loads(text)  # which knows numbers of any size, and text that UTF-8 cannot say
+    except (ValueError, RecursionError) as error:
         raise BadMessage(f"not JSON: {error}") from error
     version = found.get("v") if isinstance(found, dict) else None
     if version is not None and version != VERSION:
@@ -189,4 +192,4 @@ def check_name(what: str, name: str) -> None:
 
 def write(message: BaseModel) -> str:
     """Return the message as text; what was not set in an optional field is left out."""
-    return message.model_dump_json(exclude_none=True)
+    return json.dumps(message.model_dump(exclude_none=True), separators=(",", ":"), default=repr)

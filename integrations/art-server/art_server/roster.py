@@ -14,12 +14,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from art_core.errors import CaptureError, ConfigError, RolloutLost
-from art_server.clients import REPLACED, TOO_BAD, Client, Pending, Socket, closed
+from art_server.clients import CAME_BACK, REPLACED, TOO_BAD, Client, Pending, Socket, closed
 from art_server.gate import Gate
 from art_server.messages import (
+    SESSION,
     Ack,
     BadMessage,
     CancelEpisodes,
@@ -69,23 +70,34 @@ class TrainingServer:
     async def serve_client(self, client_id: str, websocket: WebSocket) -> None:
         """Accept a worker's WebSocket and hear it to its end."""
         await websocket.accept()
-        await self.register_client(client_id, websocket)
+        await self.register_client(client_id, websocket, websocket.headers.get(SESSION))
         try:
             while True:
-                await self.handle(client_id, await websocket.receive_text())
-        except (WebSocketDisconnect, RuntimeError) as error:  # RuntimeError: it was closed here meanwhile
+                said = await websocket.receive()
+                if said["type"] == "websocket.disconnect" or self.active_clients.get(client_id) is not websocket:
+                    return
+                await self.handle(client_id, said.get("text") or said.get("bytes") or "")
+        except RuntimeError as error:  # it was closed here meanwhile
             log.debug("worker %s: %r", client_id, error)
         finally:
             await self.unregister_client(client_id, websocket)
 
-    async def register_client(self, client_id: str, websocket: Socket) -> None:
-        """Take over a connected worker's socket for sending; ``handle`` is to be given what it says."""
+    async def register_client(self, client_id: str, websocket: Socket, session: str | None = None) -> None:
+        """Take over a connected worker's socket for sending; ``handle`` is to be given what it says.
+
+        ``session`` is what its status updates will name; a classic client has none, and is given episodes at once.
+        """
         client = self._clients.setdefault(client_id, Client(client_id, capacity=CLASSIC_CAPACITY))
-        client.disconnect(REPLACED, f"another worker has connected as {client_id}")
-        client.connect(websocket)
+        if session is not None and session == client.session:
+            client.disconnect(CAME_BACK, "you have connected again")
+        else:
+            client.disconnect(REPLACED, f"another worker has connected as {client_id}")
+        client.connect(websocket, ready=session is None)
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
         log.info("worker %s connected", client_id)
+        self.gate(client.pool).admit()
+        self._assign_soon()
 
     async def unregister_client(self, client_id: str, websocket: Socket) -> None:
         """Note that the connection is gone. Leases stay until they end: the worker may come back."""
@@ -200,15 +212,18 @@ class TrainingServer:
         await closed()
 
     def _take_status(self, client: Client, status: StatusUpdate) -> None:
-        client.state, client.leases = status.status, status.v is not None
+        client.leases = status.v is not None
         if client.leases:
             client.pool, client.capacity = status.pool, status.capacity
             if status.session != client.session:
                 self._lose(client, client.held, "started anew")
                 client.session = status.session
-            self._lose(client, client.prolong(status.running, self.lease), "gave it up")
+            self._lose(client, client.prolong(status.running, self.lease), "does not have it")
             if unknown := [lease for lease in status.running if lease not in client.held]:
                 client.say(CancelEpisodes(leases=unknown))
+        client.state = status.status
+        if status.status == "left":
+            self._lose(client, client.held, "has left")
         if status.status == "connected":
             log.info("worker %s takes %d at a time", client.client_id, client.capacity)
             self._tell_model(client)
@@ -230,14 +245,14 @@ class TrainingServer:
 
     def _lose(self, client: Client, leases: Iterable[str], why: str) -> None:
         """Take these leases from a worker that will not end them."""
-        for lease in list(leases):
-            pending = client.release(lease)
-            if pending is None or pending.outcome.done():
-                continue
+        taken = [client.release(lease) for lease in list(leases)]
+        lost = [pending for pending in taken if pending is not None and not pending.outcome.done()]
+        said = f"worker {client.client_id} {why}"
+        if lost:
+            log.warning("%s: %d episodes go to others", said, len(lost))
+        for pending in lost:
             client.lost += 1
             pending.attempts += 1
-            said = f"worker {client.client_id} {why}"
-            log.warning("episode %s is lost: %s", pending.episode_id, said)
             if not pending.again:
                 pending.outcome.set_exception(RolloutLost(said))
             elif pending.attempts >= ATTEMPTS:
@@ -249,9 +264,13 @@ class TrainingServer:
 
     async def _sweep(self) -> None:
         """Take what silent workers hold; forget those that are gone for long."""
+        pause = self.lease / 8
         while True:
-            await asyncio.sleep(self.lease / 4)
+            began = time.monotonic()
+            await asyncio.sleep(pause)
+            late = time.monotonic() - began - pause
             for client in list(self._clients.values()):
+                client.forgive(late)  # while this loop was held up, nobody could be heard
                 if client.leases and (ended := client.ended()):
                     client.state = "silent"  # until it says something: it gets nothing more
                     self._lose(client, ended, f"was silent for {self.lease:g} seconds")

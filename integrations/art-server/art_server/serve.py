@@ -105,6 +105,10 @@ class _Announcing(uvicorn.Server):
                 f"  Ctrl-C ends it; the same command with --run-dir {self._plan.run_dir} goes on"
             )
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.app.state.served.jobs.ending()
+        await super().shutdown(sockets)
+
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)

@@ -90,6 +90,7 @@ def _listen(host: str, port: int):
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen()  # whoever reads the address may ask at once
     except OSError as error:
         listening.close()
         raise typer.BadParameter(f"cannot listen on {host}:{port}: {error}; --port 0 takes a free one") from error

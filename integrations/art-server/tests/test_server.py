@@ -202,7 +202,7 @@ async def test_a_worker_that_goes_silent_loses_its_runs_to_another(serving):
         stuck.set()
         await asyncio.sleep(60)
 
-    async with serving(lease=0.4) as server, server.connect() as run:
+    async with serving(lease=1.0) as server, server.connect() as run:
         silent = TrainingClient("silent", server.url, agent=hangs)
         await silent.connect()
         reading = asyncio.create_task(silent.handle_server_messages())

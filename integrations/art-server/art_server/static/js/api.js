@@ -9,7 +9,9 @@ export class Problem extends Error {
 
 const KEY = "art-key";
 let askForKey = null;
-export const onMissingKey = (ask) => { askForKey = ask; };
+export const onMissingKey = (ask) => {
+  askForKey = ask;
+};
 
 export async function get(path, parameters = {}, signal = undefined) {
   const query = new URLSearchParams();
@@ -43,7 +45,8 @@ async function said(response) {
 }
 
 export const runPath = (run, rest = "") => `api/runs/${encodeURIComponent(run)}${rest}`;
-export const rolloutPath = (run, rollout, rest = "") => runPath(run, `/trajectories/${encodeURIComponent(rollout)}${rest}`);
+export const rolloutPath = (run, rollout, rest = "") =>
+  runPath(run, `/trajectories/${encodeURIComponent(rollout)}${rest}`);
 
 // All steps after one, however many.
 export async function stepsAfter(run, after, signal) {

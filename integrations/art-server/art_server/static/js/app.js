@@ -14,14 +14,28 @@ import { runs } from "./pages/runs.js";
 import { settings } from "./pages/settings.js";
 import { trajectory } from "./pages/trajectory.js";
 
-const TABS = [["", "Overview"], ["groups", "Groups"], ["rollouts", "Trajectories"], ["compare", "Compare"], ["checkpoints", "Checkpoints"], ["settings", "Settings"]];
+const TABS = [
+  ["", "Overview"],
+  ["groups", "Groups"],
+  ["rollouts", "Trajectories"],
+  ["compare", "Compare"],
+  ["checkpoints", "Checkpoints"],
+  ["settings", "Settings"],
+];
 const PAGES = { "": overview, groups, rollouts, rollout: trajectory, compare, checkpoints, settings };
-const SOON = 2000, LATER = 10000, FRESH = 120;
+const SOON = 2000,
+  LATER = 10000,
+  FRESH = 120;
 let shown = { stop: () => {} };
 
 export const link = (run, page = "", argument = "", parameters = {}) => {
-  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== ""));
-  const path = ["run", run, page, argument].filter((it) => it !== "").map(encodeURIComponent).join("/");
+  const query = new URLSearchParams(
+    Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== ""),
+  );
+  const path = ["run", run, page, argument]
+    .filter((it) => it !== "")
+    .map(encodeURIComponent)
+    .join("/");
   return `#/${path}${query.size ? `?${query}` : ""}`;
 };
 
@@ -47,7 +61,9 @@ export function keep(run, page, argument, parameters) {
 async function show() {
   shown.stop();
   forgetPageKeys();
-  const at = place(), stopping = new AbortController(), main = byId("main");
+  const at = place(),
+    stopping = new AbortController(),
+    main = byId("main");
   const page = { stop: () => stopping.abort(), update: null };
   shown = page;
   const ended = () => stopping.signal.aborted;
@@ -58,7 +74,16 @@ async function show() {
     header(known.items, at);
     if (!make) throw Object.assign(new Error("There is no such page."), { status: 404 });
     const run = at.run === null ? null : await get(runPath(at.run), {}, stopping.signal);
-    const context = { ...at, known: known.items, info: run, signal: stopping.signal, link, onKey, onStop: (stop) => stopping.signal.addEventListener("abort", stop), keep: (parameters) => keep(at.run, at.page, at.argument, parameters) };
+    const context = {
+      ...at,
+      known: known.items,
+      info: run,
+      signal: stopping.signal,
+      link,
+      onKey,
+      onStop: (stop) => stopping.signal.addEventListener("abort", stop),
+      keep: (parameters) => keep(at.run, at.page, at.argument, parameters),
+    };
     state(run);
     const made = await make(context);
     if (ended()) return;
@@ -102,39 +127,77 @@ function state(run) {
   if (!run) return void fill(live);
   const fresh = run.open && Date.now() / 1000 - run.written < FRESH;
   const next = fresh ? "live" : "still";
-  const text = fresh ? ["live"] : [h("span", { class: "long" }, run.open ? "open, " : "not running, "), `last written ${ago(run.written)}`];
+  const text = fresh
+    ? ["live"]
+    : [h("span", { class: "long" }, run.open ? "open, " : "not running, "), `last written ${ago(run.written)}`];
   live.dataset.state = next;
   const words = text.map((it) => it.textContent ?? it).join("");
   if (live.textContent !== words) fill(live, text);
 }
 
 function header(known, { run, page }) {
-  const where = byId("where"), tabs = byId("tabs");
+  const where = byId("where"),
+    tabs = byId("tabs");
   document.title = run ? `${run} · art` : "art";
   const names = known.map((it) => it.name);
-  const chosen = names.length > 1
-    ? select(names.map((it) => [it, it]), run, (name) => { location.hash = link(name); }, { "aria-label": "Run" })
-    : h("span", { class: "name" }, run ?? "");
+  const chosen =
+    names.length > 1
+      ? select(
+          names.map((it) => [it, it]),
+          run,
+          (name) => {
+            location.hash = link(name);
+          },
+          { "aria-label": "Run" },
+        )
+      : h("span", { class: "name" }, run ?? "");
   fill(where, run ? [h("span", { class: "slash", "aria-hidden": "true" }, "/"), chosen] : null);
   tabs.hidden = !run;
   const current = page === "rollout" ? "rollouts" : page;
-  fill(tabs, run ? TABS.map(([key, name], index) => h("a", { href: link(run, key), "aria-current": key === current ? "page" : null, "aria-keyshortcuts": index + 1 }, name)) : null);
-  TABS.forEach(([key], index) => onKey(String(index + 1), () => { if (run) location.hash = link(run, key); }));
+  fill(
+    tabs,
+    run
+      ? TABS.map(([key, name], index) =>
+          h(
+            "a",
+            { href: link(run, key), "aria-current": key === current ? "page" : null, "aria-keyshortcuts": index + 1 },
+            name,
+          ),
+        )
+      : null,
+  );
+  TABS.forEach(([key], index) =>
+    onKey(String(index + 1), () => {
+      if (run) location.hash = link(run, key);
+    }),
+  );
 }
 
 function themeSwitch() {
-  const button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)"), root = document.documentElement;
+  const button = byId("theme"),
+    dark = matchMedia("(prefers-color-scheme: dark)"),
+    root = document.documentElement;
   const isDark = () => (root.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
-  const say = () => { fill(button, isDark() ? "☾" : "☀"); button.setAttribute("aria-label", `${isDark() ? "Dark" : "Light"} theme; change it`); };
+  const say = () => {
+    fill(button, isDark() ? "☾" : "☀");
+    button.setAttribute("aria-label", `${isDark() ? "Dark" : "Light"} theme; change it`);
+  };
   const change = () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    try { localStorage.setItem("art-theme", root.dataset.theme); } catch { /* then it lasts for this page */ }
+    try {
+      localStorage.setItem("art-theme", root.dataset.theme);
+    } catch {
+      /* then it lasts for this page */
+    }
     say();
     dispatchEvent(new Event("art-theme"));
   };
   button.addEventListener("click", change);
   onKey("d", change);
-  dark.addEventListener("change", () => { say(); dispatchEvent(new Event("art-theme")); });
+  dark.addEventListener("change", () => {
+    say();
+    dispatchEvent(new Event("art-theme"));
+  });
   say();
 }
 
@@ -142,15 +205,35 @@ let asking = null;
 onMissingKey(() => {
   asking ??= new Promise((resolve) => {
     const key = h("input", { type: "password", autocomplete: "off", "aria-label": "Key" });
-    const ask = h("dialog", { "aria-label": "Key of the server" }, h("h2", {}, "This server asks for a key"),
-      h("form", { class: "row", method: "dialog", onsubmit: () => { asking = null; ask.remove(); resolve(key.value); } }, key, h("button", {}, "Use it")));
+    const ask = h(
+      "dialog",
+      { "aria-label": "Key of the server" },
+      h("h2", {}, "This server asks for a key"),
+      h(
+        "form",
+        {
+          class: "row",
+          method: "dialog",
+          onsubmit: () => {
+            asking = null;
+            ask.remove();
+            resolve(key.value);
+          },
+        },
+        key,
+        h("button", {}, "Use it"),
+      ),
+    );
     document.body.append(ask);
     ask.showModal();
   });
   return asking;
 });
 
-byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
+byId("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("main").focus();
+});
 addEventListener("hashchange", show);
 listen();
 themeSwitch();

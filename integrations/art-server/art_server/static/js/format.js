@@ -4,14 +4,22 @@ export function num(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size < 1e-3 || size >= 1e6) return value.toExponential(Math.max(0, digits - 2)).replace("e-", "e−").replace("e+", "e").replace("-", "−");
+  if (size < 1e-3 || size >= 1e6)
+    return value
+      .toExponential(Math.max(0, digits - 2))
+      .replace("e-", "e−")
+      .replace("e+", "e")
+      .replace("-", "−");
   if (Number.isInteger(value)) return value.toLocaleString("en").replace("-", "−");
   const places = Math.max(0, Math.min(digits, digits - 1 - Math.floor(Math.log10(size))));
   return value.toFixed(places).replace("-", "−");
 }
 
 // Of an axis: no more places than it takes.
-export const tick = (value) => (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6) ? num(value) : String(+value.toPrecision(4)).replace("-", "−"));
+export const tick = (value) =>
+  value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)
+    ? num(value)
+    : String(+value.toPrecision(4)).replace("-", "−");
 export const signed = (value, digits = 3) => (value > 0 ? "+" : "") + num(value, digits);
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
 export const percentTick = (value) => `${tick(100 * value)} %`;
@@ -59,11 +67,15 @@ export function taskText(task) {
 export function contentText(content) {
   if (content === null || content === undefined) return "";
   if (typeof content === "string") return content;
-  if (Array.isArray(content)) return content.map((part) => (part && typeof part.text === "string" ? part.text : json(part))).join("\n");
+  if (Array.isArray(content))
+    return content.map((part) => (part && typeof part.text === "string" ? part.text : json(part))).join("\n");
   return json(content);
 }
 
 // [text, kind of chip] of how a run of the agent ended.
 export const STATES = {
-  finished: ["finished", ""], failed: ["failed", "bad"], running: ["running", "accent"], lost: ["lost, made again", ""],
+  finished: ["finished", ""],
+  failed: ["failed", "bad"],
+  running: ["running", "accent"],
+  lost: ["lost, made again", ""],
 };

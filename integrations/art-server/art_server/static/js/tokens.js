@@ -4,8 +4,11 @@ import { get, rolloutPath } from "./api.js";
 import { fill, h, toggle } from "./dom.js";
 import { num, plural, signed } from "./format.js";
 
-const AT_FIRST = 12, CONTEXT = 24, STEPS = 5, CHOICE = "art-token-colour";
-const SURPRISING = 3;  // nats, at which the scale ends: a token of probability 5 %
+const AT_FIRST = 12,
+  CONTEXT = 24,
+  STEPS = 5,
+  CHOICE = "art-token-colour";
+const SURPRISING = 3; // nats, at which the scale ends: a token of probability 5 %
 
 export class TokenView {
   constructor(run, trajectory, signal) {
@@ -13,7 +16,11 @@ export class TokenView {
     this.colour = localStorage.getItem(CHOICE) ?? "advantage";
     this.blocks = h("div", { class: "blocks" });
     this.scale = h("div");
-    this.readout = h("div", { class: "readout", role: "status", "aria-live": "polite" }, "Point at a token, or focus one and use ← →.");
+    this.readout = h(
+      "div",
+      { class: "readout", role: "status", "aria-live": "polite" },
+      "Point at a token, or focus one and use ← →.",
+    );
     this.switch = h("div");
     this.node = h("div", {}, h("div", { class: "head" }, this.switch, this.scale), this.blocks, this.readout);
     this.loaded = [];
@@ -22,7 +29,8 @@ export class TokenView {
   }
 
   async open(first = 0) {
-    if (!this.trajectory.call_list.length) return void fill(this.blocks, h("p", { class: "soft" }, "No model call was recorded in this run."));
+    if (!this.trajectory.call_list.length)
+      return void fill(this.blocks, h("p", { class: "soft" }, "No model call was recorded in this run."));
     this.waiting = this.trajectory.call_list.slice(first);
     fill(this.blocks);
     await this.#more();
@@ -41,14 +49,34 @@ export class TokenView {
   }
 
   #show() {
-    fill(this.switch, toggle("Colour tokens by", [["advantage", "Advantage", "What training does with the token"], ["logprob", "Logprob", "How sure the policy was"]], this.colour, (it) => this.#choose(it)));
+    fill(
+      this.switch,
+      toggle(
+        "Colour tokens by",
+        [
+          ["advantage", "Advantage", "What training does with the token"],
+          ["logprob", "Logprob", "How sure the policy was"],
+        ],
+        this.colour,
+        (it) => this.#choose(it),
+      ),
+    );
     this.#legend();
   }
 
   #legend() {
     const advantage = this.colour === "advantage";
-    fill(this.scale, h("span", { class: `scale ${this.colour}` }, advantage ? `less likely −${num(this.most, 2)}` : "sure", h("i", { "aria-hidden": "true" }), advantage ? `+${num(this.most, 2)} more likely` : `surprising, −${SURPRISING} nats`),
-      h("span", { class: "small soft" }, "dotted line: forced by a grammar, not trained"));
+    fill(
+      this.scale,
+      h(
+        "span",
+        { class: `scale ${this.colour}` },
+        advantage ? `less likely −${num(this.most, 2)}` : "sure",
+        h("i", { "aria-hidden": "true" }),
+        advantage ? `+${num(this.most, 2)} more likely` : `surprising, −${SURPRISING} nats`,
+      ),
+      h("span", { class: "small soft" }, "dotted line: forced by a grammar, not trained"),
+    );
   }
 
   async #more() {
@@ -56,25 +84,60 @@ export class TokenView {
     const blocks = await Promise.all(next.map((call) => this.#block(call)));
     this.blocks.querySelector(".more")?.remove();
     this.blocks.append(...blocks);
-    if (this.waiting.length) this.blocks.append(h("button", { type: "button", class: "more", onclick: () => this.#more() }, `Show ${plural(this.waiting.length, "more call")}`));
+    if (this.waiting.length)
+      this.blocks.append(
+        h(
+          "button",
+          { type: "button", class: "more", onclick: () => this.#more() },
+          `Show ${plural(this.waiting.length, "more call")}`,
+        ),
+      );
   }
 
   async #block(call) {
-    const found = await get(rolloutPath(this.run, this.trajectory.rollout_id, `/calls/${call.index}/tokens`), { prompt: CONTEXT }, this.signal);
+    const found = await get(
+      rolloutPath(this.run, this.trajectory.rollout_id, `/calls/${call.index}/tokens`),
+      { prompt: CONTEXT },
+      this.signal,
+    );
     const text = h("div", { class: "tokens", "data-list": true });
-    if (found.prompt_total > found.prompt.length) text.append(h("span", { class: "shown" }, `… ${num(found.prompt_total - found.prompt.length)} tokens before `));
+    if (found.prompt_total > found.prompt.length)
+      text.append(h("span", { class: "shown" }, `… ${num(found.prompt_total - found.prompt.length)} tokens before `));
     for (const token of found.prompt) text.append(h("span", { class: "shown" }, shownText(token)));
     found.sampled.forEach((token, place) => text.append(this.#token(token, place, found.advantage, call)));
-    if (found.total > found.sampled.length) text.append(h("span", { class: "shown" }, ` … ${num(found.total - found.sampled.length)} more`));
+    if (found.total > found.sampled.length)
+      text.append(h("span", { class: "shown" }, ` … ${num(found.total - found.sampled.length)} more`));
     text.addEventListener("keydown", (event) => walk(event, text));
-    return h("section", { class: "call-block", "aria-label": `call ${call.index}` },
-      h("div", { class: "row small soft" }, h("b", {}, `Call ${call.index}`), call.agent && h("span", { class: "mono" }, call.agent), h("span", {}, plural(found.total, "token")), found.advantage !== null && h("span", {}, `advantage ${signed(found.advantage)}`),
-        h("span", {}, `weights of version ${found.policy_version}`), !found.tokenizer && found.total > 0 && h("span", { class: "chip bad" }, "no tokenizer found: ids")), text);
+    return h(
+      "section",
+      { class: "call-block", "aria-label": `call ${call.index}` },
+      h(
+        "div",
+        { class: "row small soft" },
+        h("b", {}, `Call ${call.index}`),
+        call.agent && h("span", { class: "mono" }, call.agent),
+        h("span", {}, plural(found.total, "token")),
+        found.advantage !== null && h("span", {}, `advantage ${signed(found.advantage)}`),
+        h("span", {}, `weights of version ${found.policy_version}`),
+        !found.tokenizer && found.total > 0 && h("span", { class: "chip bad" }, "no tokenizer found: ids"),
+      ),
+      text,
+    );
   }
 
   #token(token, place, advantage, call) {
     const told = () => this.#tell(token, advantage, call, place);
-    const span = h("span", { class: this.#classes(token, advantage), tabindex: place ? -1 : 0, onfocus: told, onpointerenter: told, "data-token": true }, shownText(token));
+    const span = h(
+      "span",
+      {
+        class: this.#classes(token, advantage),
+        tabindex: place ? -1 : 0,
+        onfocus: told,
+        onpointerenter: told,
+        "data-token": true,
+      },
+      shownText(token),
+    );
     this.loaded.push({ span, token, advantage });
     return span;
   }
@@ -82,14 +145,23 @@ export class TokenView {
   #classes(token, advantage) {
     const marks = [token.text === "" ? "blank" : "", token.forced ? "forced" : ""];
     if (this.colour === "logprob") marks.push(level("s", token.logprob === null ? 0 : -token.logprob / SURPRISING));
-    else if (advantage !== null && !token.forced) marks.push(level(advantage < 0 ? "n" : "p", Math.abs(advantage) / this.most));
+    else if (advantage !== null && !token.forced)
+      marks.push(level(advantage < 0 ? "n" : "p", Math.abs(advantage) / this.most));
     return marks.filter(Boolean).join(" ");
   }
 
   #tell(token, advantage, call, place) {
     const known = token.logprob !== null;
-    fill(this.readout, h("b", {}, token.text === null ? `#${token.id}` : JSON.stringify(token.text)), h("span", {}, `id ${token.id}`), h("span", {}, `call ${call.index}, place ${place}`),
-      h("span", {}, `logprob ${num(token.logprob)}`), known && h("span", {}, `probability ${(100 * Math.exp(token.logprob)).toFixed(1)} %`), h("span", {}, advantage === null ? "no advantage" : `advantage ${signed(advantage)}`), token.forced && h("span", {}, "forced, not trained"));
+    fill(
+      this.readout,
+      h("b", {}, token.text === null ? `#${token.id}` : JSON.stringify(token.text)),
+      h("span", {}, `id ${token.id}`),
+      h("span", {}, `call ${call.index}, place ${place}`),
+      h("span", {}, `logprob ${num(token.logprob)}`),
+      known && h("span", {}, `probability ${(100 * Math.exp(token.logprob)).toFixed(1)} %`),
+      h("span", {}, advantage === null ? "no advantage" : `advantage ${signed(advantage)}`),
+      token.forced && h("span", {}, "forced, not trained"),
+    );
   }
 }
 
@@ -98,13 +170,15 @@ const level = (kind, share) => {
   return step > 0 && Number.isFinite(step) ? `${kind}${step}` : "";
 };
 
-const shownText = (token) => (token.text === null ? ` ${token.id}` : token.text === "" ? "·" : token.text.replace(/\n/g, "↵\n"));
+const shownText = (token) =>
+  token.text === null ? ` ${token.id}` : token.text === "" ? "·" : token.text.replace(/\n/g, "↵\n");
 
 function walk(event, text) {
   const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   const from = event.target.closest("[data-token]");
   if (!by || !from) return;
-  const all = [...text.querySelectorAll("[data-token]")], next = all[all.indexOf(from) + by];
+  const all = [...text.querySelectorAll("[data-token]")],
+    next = all[all.indexOf(from) + by];
   if (!next) return;
   event.preventDefault();
   from.tabIndex = -1;

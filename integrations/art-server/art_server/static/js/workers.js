@@ -34,16 +34,55 @@ function show(status, workers) {
   byId("result-count").textContent = status.results_available ?? 0;
   const clients = byId("clients");
   if (!workers.length) {
-    fill(clients, h("p", { class: "soft small" }, "No worker yet. On any machine: ", h("code", {}, "art worker ws://HOST:PORT --id client_1 --agent app.py:agent")));
+    fill(
+      clients,
+      h(
+        "p",
+        { class: "soft small" },
+        "No worker yet. On any machine: ",
+        h("code", {}, "art worker ws://HOST:PORT --id client_1 --agent app.py:agent"),
+      ),
+    );
     return;
   }
-  fill(clients, h("div", { class: "scroll" }, h("table", { class: "stack" },
-    h("thead", {}, h("tr", {}, h("th", {}, "Worker"), h("th", {}, "State"), ["Running", "Finished", "Lost", "Weights", "Last seen"].map((it) => h("th", { class: "num" }, it)))),
-    add(h("tbody"), workers.map(row)))));
+  fill(
+    clients,
+    h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        { class: "stack" },
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            h("th", {}, "Worker"),
+            h("th", {}, "State"),
+            ["Running", "Finished", "Lost", "Weights", "Last seen"].map((it) => h("th", { class: "num" }, it)),
+          ),
+        ),
+        add(h("tbody"), workers.map(row)),
+      ),
+    ),
+  );
 }
 
-const row = (it) => h("tr", {}, h("td", { class: "mono wide" }, it.id), h("td", {}, h("span", { class: `chip ${/lost|gone|dead/.test(it.state) ? "bad" : ""}` }, it.state)),
-  [["Running", it.running], ["Finished", it.finished], ["Lost", it.lost], ["Weights", it.version ?? "–"], ["Seen", seen(it.last_seen)]]
-    .map(([name, value]) => h("td", { class: "num", "data-name": name }, value)));
+const row = (it) =>
+  h(
+    "tr",
+    {},
+    h("td", { class: "mono wide" }, it.id),
+    h("td", {}, h("span", { class: `chip ${/lost|gone|dead/.test(it.state) ? "bad" : ""}` }, it.state)),
+    [
+      ["Running", it.running],
+      ["Finished", it.finished],
+      ["Lost", it.lost],
+      ["Weights", it.version ?? "–"],
+      ["Seen", seen(it.last_seen)],
+    ].map(([name, value]) => h("td", { class: "num", "data-name": name }, value)),
+  );
 
-const seen = (at) => (typeof at === "number" ? ago(at) : at ?? "–");
+const seen = (at) => (typeof at === "number" ? ago(at) : (at ?? "–"));

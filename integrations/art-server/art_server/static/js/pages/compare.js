@@ -10,12 +10,26 @@ import { reasons } from "./trajectory.js";
 const MOST = 200;
 
 export async function compare(context) {
-  const asked = { task_id: context.parameters.get("task_id") ?? "", a: context.parameters.get("a") ?? "", b: context.parameters.get("b") ?? "", view: context.parameters.get("view") ?? "messages" };
+  const asked = {
+    task_id: context.parameters.get("task_id") ?? "",
+    a: context.parameters.get("a") ?? "",
+    b: context.parameters.get("b") ?? "",
+    view: context.parameters.get("view") ?? "messages",
+  };
   const tasks = await get(runPath(context.run, "/tasks"), { limit: 200 }, context.signal);
-  if (!tasks.total) return { node: empty("Nothing to compare yet", "Two trajectories of one task can be compared as soon as a task was run twice.") };
+  if (!tasks.total)
+    return {
+      node: empty(
+        "Nothing to compare yet",
+        "Two trajectories of one task can be compared as soon as a task was run twice.",
+      ),
+    };
   if (!asked.task_id) asked.task_id = tasks.items[0].task_id;
-  const body = h("div", { class: "pair" }), said = h("p", { class: "soft" }), heading = h("h1");
-  let runs = [];
+  const body = h("div", { class: "pair" }),
+    said = h("p", { class: "soft" }),
+    heading = h("h1");
+  let runs = [],
+    total = 0;
   const change = async (next) => {
     Object.assign(asked, next);
     context.keep(asked);
@@ -23,28 +37,68 @@ export async function compare(context) {
     await draw();
   };
   const load = async () => {
-    runs = await runsOf(context, asked.task_id);
+    ({ runs, total } = await runsOf(context, asked.task_id));
     if (!runs.some((it) => it.rollout_id === asked.a)) asked.a = best(runs, runs[0]?.step);
-    if (!runs.some((it) => it.rollout_id === asked.b)) asked.b = best(runs.filter((it) => it.rollout_id !== asked.a), runs[runs.length - 1]?.step) ?? asked.a;
+    if (!runs.some((it) => it.rollout_id === asked.b))
+      asked.b =
+        best(
+          runs.filter((it) => it.rollout_id !== asked.a),
+          runs[runs.length - 1]?.step,
+        ) ?? asked.a;
     fill(heading, taskText(runs[0]?.task ?? tasks.items.find((it) => it.task_id === asked.task_id)?.task));
-    fill(said, `${plural(runs.length, "run")} of this task, steps ${runs[0]?.step ?? "–"} to ${runs[runs.length - 1]?.step ?? "–"}`);
+    const some = total > 2 * MOST ? `; the first and the last ${MOST} can be chosen` : "";
+    fill(
+      said,
+      `${plural(total, "run")} of this task, steps ${runs[0]?.step ?? "–"} to ${runs[runs.length - 1]?.step ?? "–"}${some}`,
+    );
   };
   const draw = async () => {
     if (!runs.length) return void fill(body, empty("No run of this task", "Choose another task."));
-    const pair = await Promise.all([asked.a, asked.b].map((id) => get(rolloutPath(context.run, id), {}, context.signal)));
+    const pair = await Promise.all(
+      [asked.a, asked.b].map((id) => get(rolloutPath(context.run, id), {}, context.signal)),
+    );
     const shared = common(...pair.map(messagesOf));
-    fill(body, pair.map((it, index) => side(context, it, index ? "b" : "a", runs, shared, asked, change)));
+    fill(
+      body,
+      pair.map((it, index) => side(context, it, index ? "b" : "a", runs, shared, asked, change)),
+    );
   };
-  const known = tasks.items.some((it) => it.task_id === asked.task_id) ? tasks.items : [...tasks.items, { task_id: asked.task_id, task: `task ${asked.task_id}`, rollouts: 0 }];
+  const known = tasks.items.some((it) => it.task_id === asked.task_id)
+    ? tasks.items
+    : [...tasks.items, { task_id: asked.task_id, task: `task ${asked.task_id}`, rollouts: 0 }];
   const options = known.map((it) => [it.task_id, `${short(taskText(it.task), 70)} (${it.rollouts || "?"}×)`]);
   await load();
   await draw();
   const chooser = select(options, asked.task_id, (task_id) => change({ task_id, a: "", b: "" }));
   const first = () => change({ a: best(runs, runs[0].step), b: best(runs, runs[runs.length - 1].step) });
-  const extremes = () => { const scored = runs.filter((it) => it.reward !== null).sort((x, y) => x.reward - y.reward); if (scored.length > 1) change({ a: scored[0].rollout_id, b: scored[scored.length - 1].rollout_id }); };
-  return { node: h("section", {}, h("div", { class: "head" }, h("div", {}, heading, said)),
-    h("div", { class: "row" }, field("Task", chooser), h("button", { type: "button", onclick: first }, "First step and last"), h("button", { type: "button", onclick: extremes }, "Worst and best"),
-      toggle("View", [["messages", "Conversation"], ["tokens", "Tokens"]], asked.view, (view) => change({ view }))), body) };
+  const extremes = () => {
+    const scored = runs.filter((it) => it.reward !== null).sort((x, y) => x.reward - y.reward);
+    if (scored.length > 1) change({ a: scored[0].rollout_id, b: scored[scored.length - 1].rollout_id });
+  };
+  return {
+    node: h(
+      "section",
+      {},
+      h("div", { class: "head" }, h("div", {}, heading, said)),
+      h(
+        "div",
+        { class: "row" },
+        field("Task", chooser),
+        h("button", { type: "button", onclick: first }, "First step and last"),
+        h("button", { type: "button", onclick: extremes }, "Worst and best"),
+        toggle(
+          "View",
+          [
+            ["messages", "Conversation"],
+            ["tokens", "Tokens"],
+          ],
+          asked.view,
+          (view) => change({ view }),
+        ),
+      ),
+      body,
+    ),
+  };
 }
 
 // The oldest and the newest, where there are more than can be listed.
@@ -53,12 +107,15 @@ async function runsOf(context, task_id) {
   const oldest = await ask("oldest");
   const newest = oldest.total > MOST ? await ask("newest") : { items: [] };
   const known = new Map([...oldest.items, ...newest.items.reverse()].map((it) => [it.rollout_id, it]));
-  return [...known.values()].filter((it) => it.state !== "lost" && it.state !== "running");
+  const runs = [...known.values()].filter((it) => it.state !== "lost" && it.state !== "running");
+  return { runs, total: oldest.total };
 }
 
 // Of a step, the run nearest to the middle: neither luck nor mishap.
 function best(runs, step) {
-  const there = runs.filter((it) => it.step === step).sort((x, y) => (x.reward ?? -Infinity) - (y.reward ?? -Infinity));
+  const there = runs
+    .filter((it) => it.step === step)
+    .sort((x, y) => (x.reward ?? -Infinity) - (y.reward ?? -Infinity));
   return there[Math.floor((there.length - 1) / 2)]?.rollout_id ?? runs[0]?.rollout_id;
 }
 
@@ -74,13 +131,35 @@ function common(one, other) {
 }
 
 function side(context, it, name, runs, shared, asked, change) {
-  const options = runs.map((run) => [run.rollout_id, `step ${run.step ?? "–"} · ${run.split ?? ""} · reward ${num(run.reward)}${run.state === "failed" ? " · failed" : ""}`]);
+  const options = runs.map((run) => [
+    run.rollout_id,
+    `step ${run.step ?? "–"} · ${run.split ?? ""} · reward ${num(run.reward)}${run.state === "failed" ? " · failed" : ""}`,
+  ]);
   const [state, kind] = STATES[it.state];
-  const messages = messagesOf(it), calls = new Map(it.call_list.map((call) => [it.messages[call.answer], call]));
+  const messages = messagesOf(it),
+    calls = new Map(it.call_list.map((call) => [it.messages[call.answer], call]));
   const view = asked.view === "tokens" ? new TokenView(context.run, it, context.signal) : null;
   view?.open();
-  return h("section", { class: "side-by-side", "aria-label": name === "a" ? "First trajectory" : "Second trajectory" },
-    h("div", { class: "side-head" }, select(options, it.rollout_id, (id) => change({ [name]: id }), { "aria-label": name === "a" ? "First trajectory" : "Second trajectory" }),
-      h("div", { class: "row small soft" }, h("b", {}, `reward ${num(it.reward)}`), h("span", {}, `advantage ${it.advantage === null ? "–" : signed(it.advantage)}`), h("span", { class: `chip ${kind}` }, state), h("span", {}, plural(it.calls, "call")), h("a", { href: context.link(context.run, "rollout", it.rollout_id) }, "open"))),
-    view ? view.node : conversation(messages, { calls, same: shared }), reasons(it));
+  return h(
+    "section",
+    { class: "side-by-side", "aria-label": name === "a" ? "First trajectory" : "Second trajectory" },
+    h(
+      "div",
+      { class: "side-head" },
+      select(options, it.rollout_id, (id) => change({ [name]: id }), {
+        "aria-label": name === "a" ? "First trajectory" : "Second trajectory",
+      }),
+      h(
+        "div",
+        { class: "row small soft" },
+        h("b", {}, `reward ${num(it.reward)}`),
+        h("span", {}, `advantage ${it.advantage === null ? "–" : signed(it.advantage)}`),
+        h("span", { class: `chip ${kind}` }, state),
+        h("span", {}, plural(it.calls, "call")),
+        h("a", { href: context.link(context.run, "rollout", it.rollout_id) }, "open"),
+      ),
+    ),
+    view ? view.node : conversation(messages, { calls, same: shared }),
+    reasons(it),
+  );
 }

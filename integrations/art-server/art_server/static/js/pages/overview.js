@@ -8,20 +8,60 @@ import { measured } from "./runs.js";
 
 const LARGE = {
   reward: { title: "Reward", about: "Mean over a step's trajectories", hue: "--blue", height: 210 },
-  success: { title: "Success", about: "Share of a step's trajectories; dots: held-out tasks", hue: "--green", height: 210, format: percent, ticks: percentTick, floor: 0, ceiling: 1 },
+  success: {
+    title: "Success",
+    about: "Share of a step's trajectories; dots: held-out tasks",
+    hue: "--green",
+    height: 210,
+    format: percent,
+    ticks: percentTick,
+    floor: 0,
+    ceiling: 1,
+  },
 };
 const KNOWN = {
-  loss: "What the optimizer minimised", kl: "From the start weights", kl_ref: "From the start weights",
-  kl_old: "From the weights that sampled", entropy: "How undecided the policy is, in nats",
-  mismatch: "Engine and learner, on a fixed text", logprob_gap: "Engine and learner, on trained tokens",
-  clip_fraction: "Share of tokens at the clip", ratio: "New probability by old", grad_norm: "Before clipping", learning_rate: "AdamW's",
-  groups_with_contrast: "Groups that teach something", staleness: "Optimizer steps behind, mean", seconds: "Of the whole step",
-  sampled_tokens: "Tokens that the policy wrote", calls: "Model calls of a step", failed: "Trajectories that ended in an error",
-  tokens_per_second: "Of the learner", cache_hit_rate: "Prompt tokens computed before", untrained: "Share of the tokens left out",
+  loss: "What the optimizer minimised",
+  kl: "From the start weights",
+  kl_ref: "From the start weights",
+  kl_old: "From the weights that sampled",
+  entropy: "How undecided the policy is, in nats",
+  mismatch: "Engine and learner, on a fixed text",
+  logprob_gap: "Engine and learner, on trained tokens",
+  clip_fraction: "Share of tokens at the clip",
+  ratio: "New probability by old",
+  grad_norm: "Before clipping",
+  learning_rate: "AdamW's",
+  groups_with_contrast: "Groups that teach something",
+  staleness: "Optimizer steps behind, mean",
+  seconds: "Of the whole step",
+  sampled_tokens: "Tokens that the policy wrote",
+  calls: "Model calls of a step",
+  failed: "Trajectories that ended in an error",
+  tokens_per_second: "Of the learner",
+  cache_hit_rate: "Prompt tokens computed before",
+  untrained: "Share of the tokens left out",
 };
-const USUAL = ["loss", "kl", "kl_ref", "kl_old", "entropy", "mismatch", "logprob_gap", "grad_norm", "groups_with_contrast", "seconds"];
-const SMOOTHINGS = [["0", "off"], ["5", "5 steps"], ["20", "20 steps"], ["50", "50 steps"]];
-const CHOICE = "art-metrics", SMOOTHING = "art-smoothing", ROWS = 200;
+const USUAL = [
+  "loss",
+  "kl",
+  "kl_ref",
+  "kl_old",
+  "entropy",
+  "mismatch",
+  "logprob_gap",
+  "grad_norm",
+  "groups_with_contrast",
+  "seconds",
+];
+const SMOOTHINGS = [
+  ["0", "off"],
+  ["5", "5 steps"],
+  ["20", "20 steps"],
+  ["50", "50 steps"],
+];
+const CHOICE = "art-metrics",
+  SMOOTHING = "art-smoothing",
+  ROWS = 200;
 
 class Overview {
   constructor(context, steps) {
@@ -35,22 +75,42 @@ class Overview {
     this.list = h("div", { class: "checks" });
     this.table = h("div", { class: "metrics-table" });
     this.nothing = h("div");
-    const smoothing = select(SMOOTHINGS, localStorage.getItem(SMOOTHING) ?? "auto", (value) => { localStorage.setItem(SMOOTHING, value); this.draw(); });
+    const smoothing = select(SMOOTHINGS, localStorage.getItem(SMOOTHING) ?? "auto", (value) => {
+      localStorage.setItem(SMOOTHING, value);
+      this.draw();
+    });
     smoothing.prepend(h("option", { value: "auto", selected: !localStorage.getItem(SMOOTHING) }, "auto"));
-    this.tableBox = h("details", { class: "card", ontoggle: () => this.drawTable() }, h("summary", {}, "The numbers as a table"), this.table);
-    this.node = h("section", { class: "overview" }, h("div", { class: "head" }, h("h1", {}, context.run), field("Smoothing", smoothing)),
-      this.tiles, this.nothing, this.large, this.small,
-      h("details", { class: "card" }, h("summary", {}, "Choose metrics"), this.list), this.tableBox);
+    this.tableBox = h(
+      "details",
+      { class: "card", ontoggle: () => this.drawTable() },
+      h("summary", {}, "The numbers as a table"),
+      this.table,
+    );
+    this.node = h(
+      "section",
+      { class: "overview" },
+      h("div", { class: "head" }, h("h1", {}, context.run), field("Smoothing", smoothing)),
+      this.tiles,
+      this.nothing,
+      this.large,
+      this.small,
+      h("details", { class: "card" }, h("summary", {}, "Choose metrics"), this.list),
+      this.tableBox,
+    );
     const redraw = () => this.charts.forEach((it) => it.draw());
     addEventListener("art-theme", redraw);
-    context.onStop(() => { removeEventListener("art-theme", redraw); this.charts.forEach((it) => it.destroy()); });
+    context.onStop(() => {
+      removeEventListener("art-theme", redraw);
+      this.charts.forEach((it) => it.destroy());
+    });
   }
 
   async update(run) {
     this.context.info = run;
     const last = this.steps.length ? this.steps[this.steps.length - 1].step : -1;
-    if (run.last_step !== null && run.last_step < last) this.steps = [];  // gone on from an earlier checkpoint
-    const fresh = run.last_step === last ? [] : await stepsAfter(run.name, this.steps.length ? last : -1, this.context.signal);
+    if (run.last_step !== null && run.last_step < last) this.steps = []; // gone on from an earlier checkpoint
+    const fresh =
+      run.last_step === last ? [] : await stepsAfter(run.name, this.steps.length ? last : -1, this.context.signal);
     this.steps.push(...fresh);
     if (fresh.length || run.evaluations.length !== this.evaluated) this.draw();
     else this.drawTiles();
@@ -73,13 +133,17 @@ class Overview {
   }
 
   draw() {
-    const names = this.names(), across = this.steps.map((it) => it.step);
+    const names = this.names(),
+      across = this.steps.map((it) => it.step);
     this.evaluated = this.context.info.evaluations.length;
     this.drawTiles();
     fill(this.nothing, this.steps.length ? null : this.waiting());
     const shown = this.chosen ?? new Set(USUAL);
     const marks = this.context.info.evaluations.filter((it) => it && typeof it.success === "number");
-    const wanted = [...Object.keys(LARGE).filter((it) => names.includes(it) || (it === "success" && marks.length)), ...order(names).filter((it) => shown.has(it) && !(it in LARGE))];
+    const wanted = [
+      ...Object.keys(LARGE).filter((it) => names.includes(it) || (it === "success" && marks.length)),
+      ...order(names).filter((it) => shown.has(it) && !(it in LARGE)),
+    ];
     for (const [name, chart] of this.charts) {
       if (!wanted.includes(name)) {
         chart.destroy();
@@ -97,33 +161,89 @@ class Overview {
       const counts = name === "success" && marks.every((it) => it.counts_successes);
       chart.set(across, this.values(name), this.smooth(), counts ? marks.map(point) : []);
     }
-    this.drawChoice(names.filter((it) => !(it in LARGE)), shown);
+    this.drawChoice(
+      names.filter((it) => !(it in LARGE)),
+      shown,
+    );
     this.drawTable();
   }
 
   drawTiles() {
-    const run = this.context.info, rewards = this.values("reward").filter((it) => it !== null);
-    const planned = run.planned_steps, done = run.last_step ?? 0, progress = run.progress;
-    const under = progress && `step ${progress.step}: ${progress.finished}${progress.expected ? ` of ${Math.max(progress.expected, progress.begun)}` : ""} runs done`;
-    const recent = mean(rewards.slice(-4)), first = mean(rewards.slice(0, 4));
+    const run = this.context.info,
+      rewards = this.values("reward").filter((it) => it !== null);
+    const planned = run.planned_steps,
+      done = run.last_step ?? 0,
+      progress = run.progress;
+    const expected = progress?.expected ? ` of ${Math.max(progress.expected, progress.begun)}` : "";
+    const under = progress && `step ${progress.step}: ${progress.finished}${expected} runs done`;
+    const recent = mean(rewards.slice(-4)),
+      first = mean(rewards.slice(0, 4));
     const spent = this.steps.reduce((sum, it) => sum + (it.metrics.seconds ?? 0), 0);
     const last = this.steps.length ? this.steps[this.steps.length - 1].metrics : {};
-    fill(this.tiles,
-      tile("Steps", [num(done), planned ? h("small", {}, ` of ${planned}`) : null], under || (planned && done >= planned ? "all done" : `loss ${run.loss ?? "–"}`), planned ? done / planned : null),
-      tile("Reward", num(recent), rewards.length > 4 ? `last 4 steps; first 4: ${num(first)} (${signed(recent - first)})` : "mean of the last steps"),
-      tile("Held-out success", run.after ? measured(run.after) : run.before ? measured(run.before) : "–", evaluated(run)),
-      tile("Groups with contrast", [num(last.groups_with_contrast ?? null), last.groups_sampled ? h("small", {}, ` of ${num(last.groups_sampled)}`) : null], `of the last step; ${duration(last.seconds)} a step, ${duration(spent)} in all`));
+    fill(
+      this.tiles,
+      tile(
+        "Steps",
+        [num(done), planned ? h("small", {}, ` of ${planned}`) : null],
+        under || (planned && done >= planned ? "all done" : `loss ${run.loss ?? "–"}`),
+        planned ? done / planned : null,
+      ),
+      tile(
+        "Reward",
+        num(recent),
+        rewards.length > 4
+          ? `last 4 steps; first 4: ${num(first)} (${signed(recent - first)})`
+          : "mean of the last steps",
+      ),
+      tile(
+        run.before?.counts_successes === false ? "Held-out reward" : "Held-out success",
+        run.after ? measured(run.after) : run.before ? measured(run.before) : "–",
+        evaluated(run),
+      ),
+      tile(
+        "Groups with contrast",
+        [
+          num(last.groups_with_contrast ?? null),
+          last.groups_sampled ? h("small", {}, ` of ${num(last.groups_sampled)}`) : null,
+        ],
+        `of the last step; ${duration(last.seconds)} a step, ${duration(spent)} in all`,
+      ),
+    );
   }
 
   waiting() {
     const run = this.context.info;
-    if (run.progress || run.splits.length) return empty("No step yet", "Trajectories are being made; the curves begin with the first optimizer step.", h("a", { href: this.context.link(run.name, "rollouts") }, "See the trajectories"));
-    return empty("Nothing in this run yet", "As soon as the agent is run, its trajectories are here, and a point on every curve for each optimizer step.");
+    if (run.progress || run.splits.length)
+      return empty(
+        "No step yet",
+        "Trajectories are being made; the curves begin with the first optimizer step.",
+        h("a", { href: this.context.link(run.name, "rollouts") }, "See the trajectories"),
+      );
+    return empty(
+      "Nothing in this run yet",
+      "As soon as the agent is run, its trajectories are here, and a point on every curve for each optimizer step.",
+    );
   }
 
   drawChoice(names, shown) {
     if (this.list.contains(document.activeElement)) return;
-    fill(this.list, names.length ? names.map((name) => h("label", {}, h("input", { type: "checkbox", checked: shown.has(name), onchange: (event) => this.choose(name, event.target.checked) }), name)) : h("p", { class: "soft" }, "Metrics come with the first step."));
+    fill(
+      this.list,
+      names.length
+        ? names.map((name) =>
+            h(
+              "label",
+              {},
+              h("input", {
+                type: "checkbox",
+                checked: shown.has(name),
+                onchange: (event) => this.choose(name, event.target.checked),
+              }),
+              name,
+            ),
+          )
+        : h("p", { class: "soft" }, "Metrics come with the first step."),
+    );
   }
 
   choose(name, on) {
@@ -135,10 +255,45 @@ class Overview {
 
   drawTable() {
     if (!this.tableBox.open) return;
-    const names = [...this.charts.keys()], rows = this.steps.slice(-ROWS).reverse();
-    fill(this.table, this.steps.length > ROWS ? h("p", { class: "soft small" }, `The last ${ROWS} steps; all are at `, h("a", { href: `api/runs/${encodeURIComponent(this.context.run)}/metrics` }, "api/…/metrics")) : null,
-      h("table", {}, h("thead", {}, h("tr", {}, h("th", { class: "num", scope: "col" }, "step"), names.map((it) => h("th", { class: "num", scope: "col" }, it)))),
-        h("tbody", {}, rows.map((row) => h("tr", {}, h("th", { class: "num", scope: "row" }, row.step), names.map((name) => h("td", { class: "num" }, num(row.metrics[name] ?? null))))))));
+    const names = [...this.charts.keys()],
+      rows = this.steps.slice(-ROWS).reverse();
+    fill(
+      this.table,
+      this.steps.length > ROWS
+        ? h(
+            "p",
+            { class: "soft small" },
+            `The last ${ROWS} steps; all are at `,
+            h("a", { href: `api/runs/${encodeURIComponent(this.context.run)}/metrics` }, "api/…/metrics"),
+          )
+        : null,
+      h(
+        "table",
+        {},
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            h("th", { class: "num", scope: "col" }, "step"),
+            names.map((it) => h("th", { class: "num", scope: "col" }, it)),
+          ),
+        ),
+        h(
+          "tbody",
+          {},
+          rows.map((row) =>
+            h(
+              "tr",
+              {},
+              h("th", { class: "num", scope: "row" }, row.step),
+              names.map((name) => h("td", { class: "num" }, num(row.metrics[name] ?? null))),
+            ),
+          ),
+        ),
+      ),
+    );
   }
 }
 
@@ -148,7 +303,11 @@ const mean = (values) => (values.length ? values.reduce((sum, it) => sum + it, 0
 function evaluated(run) {
   if (!run.before && !run.after) return "no held-out tasks were given";
   const n = (run.after ?? run.before).n;
-  return run.after && run.before ? `before: ${measured(run.before)}, on ${n} tasks` : run.before ? `before training, on ${n} tasks` : `on ${n} tasks`;
+  return run.after && run.before
+    ? `before: ${measured(run.before)}, on ${n} tasks`
+    : run.before
+      ? `before training, on ${n} tasks`
+      : `on ${n} tasks`;
 }
 
 function tile(name, value, about, share = null) {

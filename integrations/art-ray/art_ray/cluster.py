@@ -1,0 +1,155 @@
+"""The connection of this process to Ray: one that is there, or a local Ray that nobody else can reach.
+
+Knows nothing about what runs there. A Ray that the user has initialised is used and never shut down.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import sys
+import threading
+from typing import Any
+
+from art_core.errors import ConfigError
+
+logger = logging.getLogger("art_ray")
+
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Where this is "0", Ray takes 127.0.0.1 for this machine's address, also on Linux, and listens there only. Else even a local
+Ray listens at every address of the machine."""
+
+
+class Cluster:
+    """A holder's place at the connection; the connection ends with its last holder."""
+
+    def __init__(self) -> None:
+        _connection.hold()
+        self._held = True
+
+    def leave(self) -> None:
+        if self._held:
+            self._held = False
+            _connection.release()
+
+    @property
+    def nodes(self) -> list[dict[str, Any]]:
+        """Those that are alive, as Ray describes them."""
+        import ray
+
+        return [node for node in ray.nodes() if node["Alive"]]
+
+    def total(self, resource: str) -> int:
+        """Return how many ``"CPU"`` or ``"GPU"`` the nodes have."""
+        return int(sum(node["Resources"].get(resource, 0) for node in self.nodes))
+
+    @property
+    def here(self) -> str:
+        """The address of this machine's node."""
+        import ray
+
+        return ray.util.get_node_ip_address()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` means another machine on every machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Connection:
+    """Counted, because executor and learner may each be there without the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._keeper: _Keeper | None = None
+        """None where the user's own code initialised Ray."""
+
+    def hold(self) -> None:
+        import ray
+
+        with self._lock:
+            if not self._holders and not ray.is_initialized():
+                self._keeper = _Keeper()
+                self._keeper.begin()
+            self._holders += 1
+
+    def release(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if not self._holders and self._keeper is not None:
+                self._keeper.end()
+                self._keeper = None
+
+
+class _Keeper(threading.Thread):
+    """Initialises Ray and stays until it is shut down: a local Ray's processes end with the thread that started them."""
+
+    def __init__(self) -> None:
+        super().__init__(name="art-ray", daemon=True)
+        self._begun, self._ended = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+
+    def begin(self) -> None:
+        self.start()
+        self._begun.wait()
+        if self._error is not None:
+            raise ConfigError(
+                f"Ray could not be reached or started: {type(self._error).__name__}: {self._error}; look at RAY_ADDRESS (unset: "
+                "a cluster on this machine, else a local Ray) and, where the cluster has token authentication, RAY_AUTH_TOKEN"
+            ) from self._error
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        import ray
+
+        try:
+            _initialise()
+        except Exception as error:  # noqa: BLE001 - carried to the thread that waits
+            self._error = error
+            return
+        finally:
+            self._begun.set()
+        self._ended.wait()
+        ray.shutdown()
+
+
+def _initialise() -> None:
+    """Connect to ``RAY_ADDRESS``, else to a Ray that was started on this machine, else start one."""
+    import ray
+
+    quiet = {"logging_level": logging.ERROR}  # it would say that it has set no signal handler outside the main thread
+    address = os.environ.get("RAY_ADDRESS")
+    if address != "local":
+        try:
+            ray.init(address=address or "auto", **quiet)
+        except ConnectionError:
+            if address:
+                raise
+        else:
+            logger.info("connected to the Ray at %s", ray.get_runtime_context().gcs_address)
+            return
+    stay_on_loopback()
+    # Token authentication is switched on by ray.init itself, for whom RAY_AUTH_MODE does not say otherwise.
+    ray.init(address="local", include_dashboard=False, **quiet)
+    logger.info("started a local Ray at %s", ray.get_runtime_context().gcs_address)
+
+
+def stay_on_loopback() -> None:
+    """Let the Ray that is started next listen on 127.0.0.1 only."""
+    from ray._private import ray_constants
+
+    if sys.platform == "linux":
+        # Read from the environment when ray is imported, which it is by now.
+        os.environ[LOOPBACK] = "0"
+        ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+_connection = _Connection()

@@ -1,0 +1,352 @@
+"""The dashboard in a real browser: a real run of the tiny model, hostile answers, and a server's workers."""
+
+import re
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from recorded_runs import call, record
+
+from art_core.store import Store
+from art_server.folders import RunFolders
+from art_server.pages import pages
+from art_server.read_routes import read_routes
+from art_server.view import view_app
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
+
+OPTIONS = [
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+TRAINS = """
+import sys
+import art_core as art
+from art_core.testing import ScriptedAgent
+
+def reward(trajectory):
+    text = trajectory.output or ""
+    trajectory.metrics["success"] = float(len(set(text)) > 12)
+    trajectory.notes["ruler"] = f"{len(set(text))} different letters"
+    return float(len(set(text)))
+
+if __name__ == "__main__":
+    agent = ScriptedAgent(turns=2, max_tokens=24)
+    tasks = ["Which city is the offsite in?", "Who wrote about the invoice?"]
+    art.train_sync(agent, tasks, model="tiny", reward=reward, steps=int(sys.argv[2]), tasks_per_step=2, group_size=4,
+                   eval_tasks=tasks, run_dir=sys.argv[1], progress=False)
+"""
+
+
+def train(folder, steps):
+    script = folder.parent / "trains.py"
+    script.write_text(TRAINS)
+    subprocess.run([sys.executable, str(script), str(folder), str(steps)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("runs") / "tiny-run", 3)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    found = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("browser.py"))], capture_output=True, text=True, check=False
+    )
+    assert not found.returncode, found.stderr
+    with sync_playwright() as playwright:
+        # The sandbox asks for rights that containers lack; the pages are our own.
+        started = playwright.chromium.launch(
+            executable_path=found.stdout.strip(), args=[*OPTIONS, "--no-sandbox"], headless=True
+        )
+        yield started
+        started.close()
+
+
+class Desk:
+    """Serves dashboards and opens them; ``wrong`` is what any page complained about."""
+
+    def __init__(self, browser):
+        self.browser = browser
+        self.wrong, self.contexts, self.servers = [], [], ExitStack()
+
+    def view(self, folder):
+        return self.serve(view_app(RunFolders(folder)))
+
+    def serve(self, app):
+        return self.servers.enter_context(served(app))
+
+    def open(self, address, **settings):
+        context = self.browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **settings})
+        self.contexts.append(context)
+        context.set_default_timeout(20_000)
+        page = context.new_page()
+        page.on("console", lambda it: self.wrong.append(it.text) if it.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        own = address.partition("#")[0]
+        page.on("request", lambda it: None if it.url.startswith(own) else self.wrong.append(f"asked {it.url}"))
+        page.goto(address)
+        return page
+
+
+@pytest.fixture
+def desk(browser):
+    desk = Desk(browser)
+    yield desk
+    for context in desk.contexts:  # before the servers end, so that no page asks one that is gone
+        context.close()
+    desk.servers.close()
+    assert desk.wrong == []
+
+
+@contextmanager
+def served(app):
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    listening = server.config.bind_socket()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+def no_wider_than_the_screen(page):
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), page.url
+
+
+def test_the_curve_of_a_run_moves_while_it_trains(trained, desk):
+    address = desk.view(trained)
+    page = desk.open(address)
+    page.wait_for_selector(".chart .u-wrap canvas")
+    assert "#/run/tiny-run" in page.url
+    titles = page.locator(".chart .title").all_inner_texts()
+    assert titles[:2] == ["Reward", "Success"]
+    assert {"loss", "kl_old", "entropy", "mismatch"} <= set(titles)
+    steps = page.locator(".tile").first
+    assert "3 of 3" in steps.inner_text()
+    page.get_by_text("The numbers as a table").click()
+    rows = page.locator(".metrics-table tbody tr")
+    assert rows.count() == 3
+    drawn = page.locator("canvas").first.evaluate("it => it.toDataURL()")
+    train(trained, 5)
+    page.wait_for_function("() => document.querySelectorAll('.metrics-table tbody tr').length === 5")
+    assert page.locator("canvas").first.evaluate("it => it.toDataURL()") != drawn
+    assert "not running" in page.locator("#live").inner_text() or "live" in page.locator("#live").inner_text()
+    assert page.locator("#workers").is_hidden()
+
+
+def test_a_trajectory_is_opened_by_keyboard_and_its_tokens_are_coloured(trained, desk):
+    address = desk.view(trained)
+    page = desk.open(f"{address}#/run/tiny-run/rollouts?split=train")
+    page.wait_for_selector("tbody [data-item]")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert page.evaluate("[...document.querySelectorAll('[data-item]')].indexOf(document.activeElement)") == 1
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".trajectory .message.assistant")
+    assert page.locator(".message").count() == 4 and "different letters" in page.locator(".note").first.inner_text()
+    assert page.locator("[role=treeitem][data-call]").count() == 2
+    page.keyboard.press("v")
+    page.wait_for_selector("[data-token]")
+    assert "view=tokens" in page.url
+    page.keyboard.press("c")
+    page.wait_for_selector("[data-token][class*=s]")
+    page.locator("[data-token]").first.focus()
+    page.keyboard.press("ArrowRight")
+    said = page.locator(".readout").inner_text()
+    assert "place 1" in said and re.search(r"logprob −?\d", said) and "advantage" in said
+    before = page.url
+    page.keyboard.press("]" if page.get_by_label("The run after in its group").count() else "[")
+    page.wait_for_url(lambda url: url != before)
+
+
+def test_colours_follow_the_advantage_and_the_logprob(tmp_path, desk):
+    with Store(tmp_path / "run.sqlite") as store:
+        store.set_meta("model", "tiny")
+        for name in ("good", "bad"):
+            store.add_rollout(name, task="t", step=1, split="train", group="g", task_id="t")
+            store.record(name, call((1, 2), tuple(range(300, 340)), forced=(0,)))
+            store.finish_rollout(name, output="x")
+        store.add_scores(["good", "bad"], [1.0, 0.0], advantages=[0.5, -0.5])
+    address = desk.view(tmp_path)
+    for name, kind in (("good", "p5"), ("bad", "n5")):
+        page = desk.open(f"{address}#/run/{tmp_path.name}/rollout/{name}?view=tokens")
+        page.wait_for_selector("[data-token]")
+        classes = [it.get_attribute("class") for it in page.locator("[data-token]").all()]
+        assert classes == ["forced", *[kind] * 39]
+        page.get_by_role("button", name="Logprob").click()
+        classes = [it.get_attribute("class") for it in page.locator("[data-token]").all()]
+        assert classes[1] == "s1" and classes[29] == "s5" and classes[30] == ""
+
+
+def test_two_trajectories_of_one_task_stand_side_by_side(trained, desk):
+    address = desk.view(trained)
+    page = desk.open(f"{address}#/run/tiny-run/compare")
+    page.wait_for_selector(".side-by-side .message")
+    first, second = page.locator(".side-head select").all()
+    assert first.locator("option:checked").inner_text().startswith("step 0")
+    assert not second.locator("option:checked").inner_text().startswith("step 0")
+    assert page.get_by_text("differs from here on").count() == 2
+    before = page.url
+    page.get_by_role("button", name="Worst and best").click()
+    page.wait_for_url(lambda url: url != before)
+    page.get_by_role("button", name="Tokens").click()
+    page.wait_for_function("() => document.querySelectorAll('.side-by-side [data-token]').length > 2")
+    again = desk.open(page.url)  # what is chosen is in the address
+    again.wait_for_selector(".side-by-side [data-token]")
+    assert [it.input_value() for it in again.locator(".side-head select").all()] == [
+        it.input_value() for it in page.locator(".side-head select").all()
+    ]
+
+
+def test_light_and_dark_follow_the_system_and_the_switch(trained, desk):
+    def ground(page):
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    address = desk.view(trained)
+    light, dark = desk.open(address, color_scheme="light"), desk.open(address, color_scheme="dark")
+    light.wait_for_selector(".chart")
+    dark.wait_for_selector(".chart")
+    of_light, of_dark = ground(light), ground(dark)
+    assert of_light != of_dark
+    light.keyboard.press("d")
+    assert ground(light) == of_dark
+    light.reload()
+    light.wait_for_selector(".chart")
+    assert ground(light) == of_dark
+    light.locator("#theme").click()
+    assert ground(light) == of_light
+
+
+def test_every_page_fits_a_phone_and_says_what_it_is(trained, desk):
+    address = desk.view(trained)
+    page = desk.open(address, viewport={"width": 390, "height": 844}, has_touch=True)
+    page.wait_for_selector(".chart .u-wrap")
+    no_wider_than_the_screen(page)
+    for number, heading in enumerate(["tiny-run", "Groups", "Trajectories", None, "Checkpoints", "Settings"], start=1):
+        page.keyboard.press(str(number))
+        if heading:
+            page.get_by_role("heading", name=heading, exact=True, level=1).wait_for()
+        else:
+            page.wait_for_selector(".side-by-side .message")
+        no_wider_than_the_screen(page)
+        assert page.locator("[aria-current=page]").count() == 1
+    page.keyboard.press("3")
+    page.locator("tbody [data-item]").first.click()
+    page.wait_for_selector(".message")
+    no_wider_than_the_screen(page)
+
+
+def test_help_opens_with_a_question_mark_and_the_focus_can_be_seen(trained, desk):
+    address = desk.view(trained)
+    page = desk.open(f"{address}#/run/tiny-run/groups")
+    page.wait_for_selector(".strip a")
+    page.keyboard.press("?")
+    assert page.get_by_role("dialog").is_visible()
+    page.keyboard.press("Escape")
+    assert page.get_by_role("dialog").count() == 0
+    seen = set()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        outline = page.evaluate("(it => [getComputedStyle(it).outlineStyle, it.tagName])(document.activeElement)")
+        assert outline[0] != "none", outline
+        seen.add(outline[1])
+    assert {"A", "BUTTON", "SELECT", "INPUT"} <= seen
+
+
+HOSTILE = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
+
+
+def test_what_an_agent_says_is_shown_as_text_and_nothing_of_it_runs(tmp_path, desk):
+    with Store(tmp_path / "run.sqlite") as store:
+        store.add_rollout("r", task={"input": HOSTILE}, step=1, split="train", group=HOSTILE, task_id="t")
+        messages = [
+            {"role": "user", "content": HOSTILE},
+            {"role": HOSTILE, "content": [{"type": "text", "text": HOSTILE}]},
+        ]
+        store.record("r", call((1,), (2,), agent=HOSTILE, messages=messages, answer=HOSTILE))
+        store.finish_rollout("r", output=HOSTILE, error=HOSTILE)
+        store.add_scores(["r"], [1.0], metrics=[{HOSTILE: 1.0}], notes=[{HOSTILE: HOSTILE}], by=HOSTILE)
+        store.add_step(1, {HOSTILE: 1.0, "reward": 1.0})
+        store.set_meta("config", {HOSTILE: HOSTILE})
+    address = desk.view(tmp_path)
+    for at in (
+        "",
+        "/groups",
+        "/rollouts",
+        "/rollout/r",
+        "/rollout/r?view=tokens",
+        "/rollout/r?view=request",
+        "/compare",
+        "/settings",
+    ):
+        page = desk.open(f"{address}#/run/{tmp_path.name}{at}")
+        page.wait_for_selector("h1")
+        assert page.title() == f"{tmp_path.name} · art"
+        assert page.locator("main img, main script").count() == 0
+    page = desk.open(f"{address}#/run/{tmp_path.name}/rollout/r")
+    page.wait_for_selector(".message")
+    assert HOSTILE in page.locator(".message.user").inner_text()
+
+
+def test_empty_and_broken_runs_say_what_to_do(tmp_path, desk):
+    with Store(tmp_path / "fresh" / "run.sqlite"):
+        pass
+    record(tmp_path / "whole", steps=1)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.sqlite").write_text("no database" * 100)
+    address = desk.view(tmp_path)
+    page = desk.open(address)
+    page.wait_for_selector("tbody tr")
+    assert "damaged" in page.locator("tbody").inner_text()
+    for at, said in (
+        ("fresh", "Nothing in this run yet"),
+        ("fresh/groups", "No group here"),
+        ("fresh/rollouts", "No trajectory here"),
+        ("fresh/compare", "Nothing to compare yet"),
+        ("fresh/checkpoints", "No checkpoint yet"),
+    ):
+        page.goto(f"{address}#/run/{at}")
+        page.get_by_text(said).wait_for()
+
+
+def test_workers_and_queues_of_a_server_are_shown_and_refreshed(tmp_path, desk):
+    app, status = FastAPI(), {"active_clients": 1, "episodes_queued": 12, "results_available": 3}
+    worker = {
+        "id": "client_1",
+        "state": "busy",
+        "running": 4,
+        "finished": 9,
+        "lost": 0,
+        "version": 2,
+        "last_seen": None,
+    }
+    app.include_router(read_routes(RunFolders(record(tmp_path / "run", steps=1))))
+    app.get("/status")(lambda: status)
+    app.get("/api/workers")(lambda: [worker] * status["active_clients"])
+    app.mount("/", pages())
+    address = desk.serve(app)
+    page = desk.open(address)
+    page.wait_for_selector("#workers:not([hidden])")
+    assert page.locator("#client-count").inner_text() == "1"
+    assert page.locator("#episode-count").inner_text() == "12"
+    assert "client_1" in page.locator("#clients").inner_text()
+    status.update(active_clients=0, episodes_queued=0)
+    page.wait_for_function("() => document.getElementById('client-count').textContent === '0'")
+    assert "art worker" in page.locator("#clients").inner_text()
+    no_wider_than_the_screen(page)
