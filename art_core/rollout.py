@@ -19,6 +19,7 @@ from art_core.attribution import running
 from art_core.capture import Door
 from art_core.errors import CaptureError, ConfigError, RolloutLost
 from art_core.store import Store
+from art_core.threads import in_thread
 from art_core.types import Group, RolloutAddress, RunAgent, Sampling, Trajectory
 
 API_KEY = "art-rollout"
@@ -104,9 +105,11 @@ class Rollout:
         await self.door.close(self.rollout_id)
         seconds = self.seconds
         self.store.finish_rollout(self.rollout_id, output=self.output, error=self.error, seconds=seconds)
+        # In a thread: reading waits for the disk, and rollouts that end together share one commit.
+        calls = await in_thread(self.store.calls, self.rollout_id)
         self._trajectory = Trajectory(
             task=self.task,
-            calls=self.store.calls(self.rollout_id),
+            calls=calls,
             output=self.output,
             error=self.error,
             rollout_id=self.rollout_id,

@@ -37,6 +37,8 @@ class Writer:
         self._changed = threading.Condition()
         self._waiting: list[Write] = []
         self._writing = 0
+        self._taken = self._ended = 0
+        """Writes that were ever put, and those of them that are on disk or left out."""
         self._flushes = 0
         """Callers that wait for the disk; they end the gathering."""
         self._error: StoreError | None = None
@@ -51,6 +53,7 @@ class Writer:
             if self._closing:
                 raise StoreError(f"{self._path} was closed; open the store again to write")
             self._waiting.append(write)
+            self._taken += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="art-store", daemon=True)
                 self._thread.start()
@@ -68,14 +71,15 @@ class Writer:
         return self._error is not None or bool(self._left_out)
 
     def flush(self) -> None:
-        """Return when everything taken is on disk; an earlier failure is tried again. Raises StoreError if it stays, and once
-        for writes that were left out."""
+        """Return when everything that was put before is on disk; an earlier failure is tried again. Raises StoreError if it
+        stays, and once for writes that were left out."""
         with self._changed:
+            wanted = self._taken
             self._error = None
             self._flushes += 1
             self._changed.notify_all()
             try:
-                self._changed.wait_for(lambda: self._error is not None or not (self._waiting or self._writing))
+                self._changed.wait_for(lambda: self._error is not None or self._ended >= wanted)
             finally:
                 self._flushes -= 1
             if self._error is not None:
@@ -111,8 +115,10 @@ class Writer:
                     connection.close()
                     connection = None
             with self._changed:
+                self._ended += self._writing
                 self._writing = 0
                 if error is not None:
+                    self._ended -= len(writes)
                     self._waiting[:0] = writes
                 self._error = error
                 self._changed.notify_all()

@@ -1,0 +1,248 @@
+"""What ``art serve`` takes: many connected workers, many episodes through one ``collect``, each result in the store once.
+
+    python -m bench.server [--workers 500] [--episodes 5000] [--calls 2] [--serve-options ...]
+
+The server holds its run as always, with the door in a process of its own; the engine there answers at once, so that what is
+measured is the way. Workers are real ``TrainingClient``s with a socket each, many in one process. An agent sends half of its
+calls to the server, as agents do, and half straight to the door behind it, in turns. Linux only: CPU and memory are from /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from art_core.capture import listen
+from art_core.store import Store
+from bench.server_roles import ALONE
+from bench.tables import table
+
+
+class Process:
+    """What the system says of a process."""
+
+    def __init__(self, pid: int) -> None:
+        self.folder = Path(f"/proc/{pid}")
+
+    def children(self) -> list[Process]:
+        """Return those that it started."""
+        return [Process(int(pid)) for it in self.folder.glob("task/*/children") for pid in it.read_text().split()]
+
+    def cpu(self) -> float:
+        """Return the seconds that it has used."""
+        fields = (self.folder / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> float:
+        """Return the MiB that are its own."""
+        text = (self.folder / "smaps_rollup").read_text()
+        return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private")) / 1024
+
+    def sockets(self) -> int:
+        """Return how many files it has open."""
+        return len(list((self.folder / "fd").iterdir()))
+
+
+# --- the measurement
+
+
+@contextlib.contextmanager
+def role(name: str, options: argparse.Namespace, **more: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process of this file in a role."""
+    given = {**vars(options), **more}
+    arguments = [f"--{key.replace('_', '-')}={value}" for key, value in given.items() if value is not None]
+    process = subprocess.Popen([sys.executable, "-m", "bench.server_roles", name, *arguments])
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free now."""
+    with contextlib.ExitStack() as stack:
+        return [stack.enter_context(listen("127.0.0.1", 0)).getsockname()[1] for _ in range(count)]
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Start everything, collect, and return what was seen."""
+    from art_server import connect
+
+    options.port, options.door = free_ports(2)
+    options.run_dir = str(folder / "run")
+    share = [options.workers // options.processes] * options.processes
+    share[0] += options.workers - sum(share)
+    found: dict[str, Any] = {"load": os.getloadavg()[0]}
+    with contextlib.ExitStack() as stack:
+        server = Process(stack.enter_context(role("server", options)).pid)
+        run = await reached(connect, options.port)
+        async with run:
+            [door] = server.children()
+            found["before"] = server.memory(), door.memory()
+            begun = time.perf_counter()
+            outs = [folder / f"worker-{number}.json" for number in range(options.processes)]
+            for number, (count, out) in enumerate(zip(share, outs, strict=True)):
+                stack.enter_context(role("worker", options, workers=count, prefix=f"w{number}", out=out))
+            while (await run.status())["active_clients"] < options.workers:
+                await asyncio.sleep(0.2)
+            found["connect_seconds"] = time.perf_counter() - begun
+            found["connected"] = server.memory(), door.memory()
+            found["files"] = server.sockets(), door.sockets()
+            if options.calls:
+                await run.collect(None, ["alone"], group_size=1, key="alone")
+            tasks = [f"task {number}" for number in range(options.episodes // options.group_size)]
+            cpu, begun = (server.cpu(), door.cpu()), time.perf_counter()
+            collecting = run.collect(
+                None, tasks, group_size=options.group_size, key="load", allow_no_calls=True, step=1
+            )
+            groups = await collecting
+            found["seconds"] = time.perf_counter() - begun
+            found["cpu"] = server.cpu() - cpu[0], door.cpu() - cpu[1]
+            found["after"] = server.memory(), door.memory()
+            found["groups"] = len(groups), sum(len(group.trajectories) for group in groups)
+            await shut_down(options.port)
+            await wait_for(outs)
+    found["workers"] = [json.loads(out.read_text()) for out in outs]
+    return found
+
+
+async def reached(connect: Any, port: int) -> Any:
+    """Return the run once the server is there."""
+    end = time.monotonic() + 120
+    while True:
+        try:
+            async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/status"):
+                return connect(f"http://127.0.0.1:{port}")
+        except aiohttp.ClientError:
+            if time.monotonic() > end:
+                raise
+            await asyncio.sleep(0.2)
+
+
+async def shut_down(port: int) -> None:
+    """Tell every worker to end."""
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+        async with http.get("/api/workers") as answer:
+            names = [worker["id"] for worker in await answer.json()]
+        for name in names:
+            async with http.post(f"/api/workers/{name}/shutdown"):
+                pass
+
+
+async def wait_for(outs: Sequence[Path]) -> None:
+    """Return when the workers have written what they saw."""
+    end = time.monotonic() + 60
+    while not all(out.exists() and out.read_bytes().endswith(b"}") for out in outs):
+        if time.monotonic() > end:
+            raise SystemExit("the workers did not end")
+        await asyncio.sleep(0.1)
+
+
+def check(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Look every result up in the store: each once."""
+    with Store(folder / "run" / "run.sqlite") as store:
+        rollouts = [it for it in store.rollouts() if it.group != "job/alone/0"]
+        done = [it for it in rollouts if it.finished and not it.error]
+        sizes = Counter(it.group for it in done)
+        calls = Counter(len(store.calls(it.rollout_id)) for it in done[:: max(1, len(done) // 500)])
+        outputs = Counter(str(it.output) for it in done)
+    files = sum(path.stat().st_size for path in (folder / "run").glob("run.sqlite*"))
+    assert len(done) == options.episodes and set(sizes.values()) == {options.group_size}, (
+        len(done),
+        Counter(sizes.values()),
+    )
+    assert set(outputs.values()) == {options.group_size} and set(calls) == {options.calls}, (
+        outputs.most_common(3),
+        calls,
+    )
+    return {
+        "made_again": len(rollouts) - len(done),
+        "bytes": files / options.episodes,
+        "seconds": sorted(it.seconds for it in done),
+    }
+
+
+def at(values: Sequence[float], share: float) -> float:
+    """Return a percentile of sorted values."""
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def report(options: argparse.Namespace, found: dict[str, Any], stored: dict[str, Any]) -> None:
+    """Print the tables."""
+    seconds, cpu = found["seconds"], found["cpu"]
+    rows: list[list[object]] = [
+        ["workers, with a socket each", options.workers],
+        ["episodes, each stored once", options.episodes],
+        ["made again", stored["made_again"]],
+        ["model calls an episode", options.calls],
+        ["seconds until all are connected", found["connect_seconds"]],
+        ["seconds of the collection", seconds],
+        ["episodes/s", options.episodes / seconds],
+        ["episode from hand-out to result, p50 ms", 1000 * at(stored["seconds"], 0.5)],
+        ["... p99 ms", 1000 * at(stored["seconds"], 0.99)],
+        ["server: CPU ms/episode", 1000 * cpu[0] / options.episodes],
+        ["door: CPU ms/episode", 1000 * cpu[1] / options.episodes],
+        ["server: share of one core", cpu[0] / seconds],
+        ["server: MiB started", found["before"][0]],
+        ["server: MiB with all connected", found["connected"][0]],
+        ["server: KiB/worker", 1024 * (found["connected"][0] - found["before"][0]) / options.workers],
+        ["server: MiB after", found["after"][0]],
+        ["door: MiB before and after", f"{found['before'][1]:.0f}, {found['after'][1]:.0f}"],
+        ["open files, server and door", f"{found['files'][0]}, {found['files'][1]}"],
+        ["store: bytes/episode", stored["bytes"]],
+        ["load of the machine before", found["load"]],
+    ]
+    print(table(["what", "measured"], rows))
+    for name, title in (("alone", f"one agent alone, {ALONE} calls each way in turns"), ("times", "under the load")):
+        ways = {
+            way: sorted(itertools.chain(*(worker[name][way] for worker in found["workers"])))
+            for way in ("server", "door")
+        }
+        if not all(ways.values()):
+            continue
+        rows = [[way, 1000 * at(t, 0.5), 1000 * at(t, 0.99), len(t)] for way, t in ways.items()]
+        ratio = [rows[0][place] / rows[1][place] for place in (1, 2)]
+        print(f"\na model call, {title}")
+        print(table(["through", "p50 ms", "p99 ms", "calls"], [*rows, ["ratio", *ratio, None]]))
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=500)
+    parser.add_argument("--episodes", type=int, default=5000)
+    parser.add_argument("--calls", type=int, default=2, help="of the model, an episode; 0: none")
+    parser.add_argument("--capacity", type=int, default=1, help="episodes at a time of a worker")
+    parser.add_argument("--group-size", type=int, default=10)
+    parser.add_argument("--processes", type=int, default=4, help="that the workers live in")
+    parser.add_argument("--keep", help="folder for the run, which is removed otherwise")
+    for name in ("port", "door", "run-dir", "prefix", "out"):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS, type=int if name in ("port", "door") else str)
+    return parser.parse_args(arguments)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure and print."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-server-")))
+        found = asyncio.run(measure(options, folder))
+        report(options, found, check(folder, options))
+
+
+if __name__ == "__main__":
+    main(parse())
