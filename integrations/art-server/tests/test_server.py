@@ -1,6 +1,7 @@
 """The run from another machine, and workers that run its agents: collect, score and learn over real sockets."""
 
 import asyncio
+import gc
 import time
 
 import httpx
@@ -302,3 +303,33 @@ async def test_a_collection_with_an_agent_of_this_process_does_not_outlive_its_w
             await http.post(f"{server.url}/api/workers/{name}/shutdown")
         with pytest.raises(ServerError, match="told the worker in this process to end"):
             await asyncio.wait_for(collecting, 10)
+
+
+async def test_a_worker_that_is_away_for_a_moment_keeps_no_place_of_another(serving):
+    async def waits(task, address):
+        await asyncio.Event().wait()
+
+    async with serving(lease=20) as server, server.connect() as run:
+        away = TrainingClient("away", server.url, agent=waits)
+        await away.connect()
+        reading = asyncio.create_task(away.handle_server_messages())
+        collecting = asyncio.ensure_future(run.collect(None, ["one"], group_size=12))
+        while server.roster.workers()[0]["running"] < 4:
+            await asyncio.sleep(0.01)
+        async with server.worker("there", agent) as there:
+            await away.websocket.close()
+            await reading
+            async with asyncio.timeout(10):
+                while there.finished < 8:
+                    await asyncio.sleep(0.01)
+        collecting.cancel()
+        await asyncio.wait([collecting])
+        await away.close()
+
+
+async def test_what_lets_the_runs_of_a_pool_in_ends_with_them(serving):
+    async with serving() as server, server.connect() as run:
+        for _ in range(3):
+            await run.collect(agent, ["one"], group_size=1)
+        gc.collect()
+        assert len(server.roster._gates) == 1, "that of the last collection, whose agent the run remembers"
