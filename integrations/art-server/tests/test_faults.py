@@ -111,7 +111,17 @@ async def test_with_the_real_engine_what_was_trained_is_what_was_sampled(tmp_pat
         server_restarted(signal.SIGKILL), worker_stopped("w6", 16), server_restarted(signal.SIGTERM),
     ]  # fmt: skip
     async with Setting(tmp_path, lease=10) as setting:
-        serve = ["-m", "art_core", "serve", "--run-dir", str(setting.run_dir), "--port", str(setting.port), "--lease", "10"]
+        serve = [
+            "-m",
+            "art_core",
+            "serve",
+            "--run-dir",
+            str(setting.run_dir),
+            "--port",
+            str(setting.port),
+            "--lease",
+            "10",
+        ]
         faults[4], faults[6] = (server_restarted(it, *serve) for it in (signal.SIGKILL, signal.SIGTERM))
         await begun(setting, 8, *serve)
         check(setting, tasks, await endure(setting, tasks, faults))
