@@ -1,4 +1,4 @@
-"""A rollout's calls on their way to the door, over real sockets: what is passed on, and what an agent is told when there is no door."""
+"""A rollout's calls on their way to the door, over real sockets: what is passed on, and what is said where that breaks."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ async def door(answer):
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    proxy = Proxy("http://127.0.0.1:%d" % server.sockets[0].getsockname()[1])
+    proxy = Proxy(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     async with server, serving(proxy, lifespan="off") as host, aiohttp.ClientSession(f"http://{host}") as http:
         yield http, heads
     await proxy.close()
@@ -44,9 +44,9 @@ async def test_an_answer_that_breaks_off_is_not_a_whole_one():
 async def test_what_is_passed_on_is_what_was_asked_and_nothing_more():
     ok = b"HTTP/1.1 307 Elsewhere\r\nLocation: /there\r\nX-A: 1\r\nX-A: 2\r\nContent-Length: 0\r\n\r\n"
     asked = {"skip_auto_headers": ("Accept", "Accept-Encoding", "User-Agent"), "headers": {"Authorization": "Bearer t"}}
-    async with door(ok) as (http, heads):
-        async with http.get("/rollouts/a%2Fb/v1/models?x=%20", allow_redirects=False, **asked) as answer:
-            assert answer.status == 307 and answer.headers.getall("x-a") == ["1", "2"]
+    path = "/rollouts/a%2Fb/v1/models?x=%20"
+    async with door(ok) as (http, heads), http.get(path, allow_redirects=False, **asked) as answer:
+        assert answer.status == 307 and answer.headers.getall("x-a") == ["1", "2"]
     [head] = heads
     first, *rest = head.decode().lower().split("\r\n")
     assert first == "get /rollouts/a%2fb/v1/models?x=%20 http/1.1"
