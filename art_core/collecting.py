@@ -6,19 +6,21 @@ import asyncio
 import functools
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from art_core.errors import RolloutLost
+from art_core.errors import CaptureError, RolloutLost, UpstreamError
 from art_core.gathering import gather_limited
-from art_core.rollout import Rollout, describe, run_once
+from art_core.rollout import Rollout, run_once
 from art_core.store import Store
 from art_core.types import Group, RolloutAddress, RunAgent, Trajectory
 
 ATTEMPTS = 5
 """Of one run whose machine is lost each time: then the agent may be what ends them, and the run has failed."""
-UNFINISHED = describe(RolloutLost()), describe(asyncio.CancelledError())
-"""How errors begin in the store that are none of the agent's: its machine was lost, or we were stopped."""
+UNFINISHED = tuple(it.__name__ for it in (RolloutLost, asyncio.CancelledError, CaptureError, UpstreamError))
+"""How errors begin in the store that are none of the agent's: its machine was lost, we were stopped, or it could not be
+recorded."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Runs:
         begin: Callable[..., Rollout],
         *,
         size: int,
-        gate: asyncio.Semaphore,
+        gate: AbstractAsyncContextManager[Any],
         kept: Kept | None = None,
     ) -> list[Group]:
         """Return a group of ``size`` trajectories per task; ``begin(task, group_id=)`` makes a rollout, ``gate`` limits them."""
@@ -67,23 +69,24 @@ class Runs:
         jobs: list[Callable[[], Awaitable[Trajectory]]] = []
         for place, (task, done) in enumerate(zip(tasks, found, strict=True)):
             again = functools.partial(begin, task, group_id=kept.group_id(place) if kept else uuid.uuid4().hex)
-            jobs += [functools.partial(self.one, again)] * (size - len(done))
-        made = iter(await gather_limited(jobs, gate))
+            jobs += [functools.partial(self.one, again, gate)] * (size - len(done))
+        made = iter(await gather_limited(jobs))
         return [
             Group(task, (*done, *(next(made) for _ in range(size - len(done)))))
             for task, done in zip(tasks, found, strict=True)
         ]
 
-    async def one(self, begin: Callable[[], Rollout]) -> Trajectory:
-        """Run the agent once, in a new rollout for every machine that is lost."""
+    async def one(self, begin: Callable[[], Rollout], gate: AbstractAsyncContextManager[Any]) -> Trajectory:
+        """Run the agent once, in a new rollout for every machine that is lost; each waits for a place of its own."""
         for attempt in range(1, ATTEMPTS + 1):
-            rollout, run = begin(), self.agent if attempt < ATTEMPTS else self._last
-            try:
-                await run_once(
-                    rollout, run, self.to_input(rollout.task), timeout=self.timeout, to_output=self.to_output
-                )
-            except RolloutLost:
-                continue  # with all that the agent had said so far: another begins anew
+            run = self.agent if attempt < ATTEMPTS else self._last
+            async with gate:  # left with the lost machine: the time until there is another is not the agent's
+                rollout = begin()
+                given = self.to_input(rollout.task)
+                try:
+                    await run_once(rollout, run, given, timeout=self.timeout, to_output=self.to_output)
+                except RolloutLost:
+                    continue  # with all that the agent had said so far: another begins anew
             break
         self.on_rollout()
         return rollout.trajectory

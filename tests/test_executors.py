@@ -3,9 +3,10 @@
 import asyncio
 
 import httpx
+import pytest
 
 import art_core as art
-from art_core.errors import RolloutLost
+from art_core.errors import CaptureError, RolloutLost
 from art_core.testing import CountingLearner, FakeEngine
 
 
@@ -92,3 +93,43 @@ async def test_what_was_finished_under_a_key_is_not_run_again(tmp_path):
     assert [len(group.trajectories) for group in groups] == [4, 4] and len(asked) == 8
     assert before < {t.rollout_id for group in groups for t in group.trajectories}
     assert [[t.output for t in g.trajectories] for g in groups] == [[t.output for t in g.trajectories] for g in again]
+
+
+async def test_what_could_not_be_recorded_under_a_key_is_run_again_once_it_can_be(tmp_path):
+    async def elsewhere(given, address):
+        raise CaptureError("the client library is not known")
+
+    async def agent(given, address):
+        return await ask(address)
+
+    async with run_of(tmp_path) as run:
+        with pytest.raises(CaptureError, match="is not known"):
+            await run.collect(elsewhere, ["a"], group_size=2, key="k")
+        [group] = await run.collect(agent, ["a"], group_size=2, key="k")
+    assert [(t.error, len(t.calls)) for t in group.trajectories] == [(None, 1)] * 2
+
+
+async def test_a_lost_machine_gives_its_place_back_and_the_next_attempt_waits_for_one(tmp_path):
+    gate, order = asyncio.Semaphore(1), []
+
+    class Full:
+        def adapt(self, agent):
+            async def run(given, address):
+                order.append("run")
+                await ask(address)
+                if len(order) == 1:
+                    waiting.append(asyncio.create_task(another()))
+                    await asyncio.sleep(0)
+                    raise RolloutLost("gone")
+
+            run.gate = gate
+            return run
+
+    async def another():
+        async with gate:
+            order.append("another")
+
+    waiting = []
+    async with run_of(tmp_path, executor=Full()) as run:
+        await run.collect(None, ["a"], group_size=1)
+    assert order == ["run", "another", "run"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,7 +21,7 @@ from art_core.attribution import exempt
 from art_core.config import check_tasks
 from art_core.errors import ArtError, CaptureError, ConfigError
 from art_core.rewards import name_of
-from art_core.rollout import task_input
+from art_core.rollout import task_id, task_input
 from art_core.store.values import from_json, to_json
 from art_core.types import Group, GroupReward, Reward, Sampling, Trajectory
 from art_server.client import LOST, TrainingClient
@@ -88,20 +88,23 @@ class RemoteRun:
         was done. ``to_output`` is applied here, to what came back.
         """
         check_tasks(tasks)
+        key, here = key or uuid.uuid4().hex, None
         async with AsyncExitStack() as stack:
             if agent is not None:
-                pool = await stack.enter_async_context(self._working(agent))
+                # By the key, so that the same call from a script that was started again asks for the same.
+                pool = f"here-{task_id(key)}"
+                here = await stack.enter_async_context(self._working(agent, pool))
             request = {
                 "kind": "collect", "tasks": list(tasks), "group_size": group_size, "split": split, "step": step,
                 "inputs": None if to_input is task_input else [to_input(task) for task in tasks],
                 "sampling": None if sampling is None else asdict(sampling), "pool": pool, "allow_no_calls": allow_no_calls,
             }  # fmt: skip
-            key = key or uuid.uuid4().hex
             bar = stack.enter_context(
                 Progress(console=Console(stderr=True), transient=True, disable=not self._progress)
             )
             task = bar.add_task("rollouts on the server", total=None)
-            await self._job(key, request, lambda finished, total: bar.update(task, completed=finished, total=total))
+            job = self._job(key, request, lambda finished, total: bar.update(task, completed=finished, total=total))
+            await (job if here is None else self._while_working(here, job))
         groups = await self._groups(key, len(tasks))
         return groups if to_output is None else [_with_outputs(group, to_output) for group in groups]
 
@@ -135,20 +138,32 @@ class RemoteRun:
         return result["metrics"]
 
     @asynccontextmanager
-    async def _working(self, agent: object):
-        """Be a worker of a pool of one's own meanwhile; yield its name."""
-        name = f"here-{uuid.uuid4().hex[:12]}"
+    async def _working(self, agent: object, pool: str):
+        """Be a worker of a pool of one's own meanwhile; yield the work."""
         worker = TrainingClient(
-            name, self.url, agent=agent, token=self._token, workers=self._workers, pool=name,
+            f"here-{uuid.uuid4().hex[:12]}", self.url, agent=agent, token=self._token, workers=self._workers, pool=pool,
             agent_loop=asyncio.get_running_loop(),
         )  # fmt: skip
         with loop_beside("art-worker") as loop:
-            work = asyncio.run_coroutine_threadsafe(worker.run(), loop)
+            work = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(worker.run(), loop))
             try:
-                yield name
+                yield work
             finally:
                 work.cancel()
                 await asyncio.wait([asyncio.wrap_future(asyncio.run_coroutine_threadsafe(worker.close(), loop))])
+
+    async def _while_working(self, work: asyncio.Future[None], job: Coroutine[Any, Any, Any]) -> None:
+        """Await ``job``, which needs the worker here; raise why that ended, where it does not last as long."""
+        doing = asyncio.create_task(job)
+        try:
+            await asyncio.wait([doing, work], return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                work.result()
+                raise ServerError(f"{self.url} told the worker in this process to end, and nobody else runs this agent")
+            doing.result()
+        finally:
+            doing.cancel()
+            await asyncio.wait([doing])
 
     async def _job(
         self, key: str, request: dict[str, Any], on_rollout: Callable[[int, int], None] = lambda finished, total: None

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
 from starlette.websockets import WebSocket
@@ -58,7 +59,7 @@ class TrainingServer:
         """Results of ``distribute_episodes``, oldest first, each once; whoever reads them takes them out."""
         self._model_state: ModelState | None = None
         self._clients: dict[str, Client] = {}
-        self._gates: dict[str, Gate] = {}
+        self._gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()  # as long as somebody runs episodes there
         self._assigning = False
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -154,9 +155,10 @@ class TrainingServer:
 
     def gate(self, pool: str) -> Gate:
         """Return what lets in as many as the connected workers of ``pool`` can run."""
-        if pool not in self._gates:
-            self._gates[pool] = Gate(lambda: self._capacity(pool))
-        return self._gates[pool]
+        gate = self._gates.get(pool)
+        if gate is None:
+            gate = self._gates[pool] = Gate(lambda: self._capacity(pool))
+        return gate
 
     def publish(self, model_state: ModelState) -> None:
         """Tell every worker, and those to come, which weights are served."""
@@ -167,7 +169,7 @@ class TrainingServer:
     @property
     def queued(self) -> int:
         """Episodes that wait for a worker."""
-        return len(self.training_queue) + sum(gate.waiting for gate in self._gates.values())
+        return len(self.training_queue) + sum(gate.waiting for gate in list(self._gates.values()))
 
     def workers(self) -> list[dict[str, Any]]:
         """Return what is known of every worker, for people."""
@@ -321,7 +323,8 @@ class TrainingServer:
             client.say(TrainEpisodes(client_id=client.client_id, episodes=episodes, lease_seconds=self.lease))
 
     def _capacity(self, pool: str) -> int:
-        return sum(it.places for it in self._clients.values() if it.pool == pool)
+        # What a worker holds counts though it is away or leaves: whoever runs that has a place already, and takes nobody else's.
+        return sum(max(it.places, len(it.held)) for it in self._clients.values() if it.pool == pool)
 
     def _held(self) -> list[Pending]:
         return [pending for client in self._clients.values() for pending in client.held.values()]

@@ -80,6 +80,6 @@ HALVES = {
     "half of what a worker says": half_a_piece("to server", b"", WS),
     "half of a model call": half_a_piece("to server", b"", CALL),
     "half of a model's answer": half_a_piece("to client", b"", CALL),
-    "half of what a driver asks": half_a_piece("to server", b"", b"GET /api/jobs"),
-    "half of what a driver is told": half_a_piece("to client", b"", b"GET /api/jobs"),
+    "half of what a driver asks": half_a_piece("to server", b"GET /api/jobs", b""),
+    "half of what a driver is told": half_a_piece("to client", b'"kind":"collect"', b""),
 }

@@ -78,7 +78,7 @@ class FaultyProxy:
 
     async def accept(self) -> None:
         """Take connections, again where none were taken."""
-        self._server = await asyncio.start_server(self._passed, "127.0.0.1", self.port, backlog=256)
+        self._server = await asyncio.start_server(self._begin, "127.0.0.1", self.port, backlog=256)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
@@ -114,10 +114,12 @@ class FaultyProxy:
         self._traps.append(trap)
         return trap.sprung
 
-    async def _passed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._passed(reader, writer))
         self._passing.add(task)
         task.add_done_callback(self._passing.discard)
+
+    async def _passed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._open.wait()
             back, forth = await asyncio.open_connection("127.0.0.1", self.target)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, HTTPException, Request
 from recorded_runs import call, record
 
 from art_core.store import Store
@@ -350,3 +350,38 @@ def test_workers_and_queues_of_a_server_are_shown_and_refreshed(tmp_path, desk):
     page.wait_for_function("() => document.getElementById('client-count').textContent === '0'")
     assert "art worker" in page.locator("#clients").inner_text()
     no_wider_than_the_screen(page)
+
+
+def test_a_server_that_asks_for_a_key_is_given_it_once(tmp_path, desk):
+    app, folders = FastAPI(), RunFolders(record(tmp_path / "run", steps=1))
+
+    def checked(request: Request):
+        if request.headers.get("authorization") != "Bearer right":
+            raise HTTPException(401, "give the key")
+
+    app.include_router(read_routes(folders), dependencies=[Depends(checked)])
+    app.mount("/", pages())
+    page = desk.open(desk.serve(app))
+    for key in ("wrong", "right"):
+        page.get_by_label("Key", exact=True).fill(key)
+        page.keyboard.press("Enter")
+    page.wait_for_selector(".tile")
+    page.reload()
+    page.wait_for_selector(".tile")
+    refused = "Failed to load resource: the server responded with a status of 401 (Unauthorized)"
+    desk.wrong = [it for it in desk.wrong if it != refused]  # what the browser itself says of every 401
+
+
+def test_a_trajectory_grows_while_it_is_looked_at(tmp_path, desk):
+    with Store(tmp_path / "run.sqlite") as store:
+        store.add_rollout("r", task="t", step=1, split="train", group="g")
+        store.record("r", call((1,), (2,), answer="first words"))
+        store.flush()
+        page = desk.open(f"{desk.view(tmp_path)}#/run/{tmp_path.name}/rollout/r")
+        page.get_by_text("first words").wait_for()
+        store.record("r", call((1, 2, 3), (4,), answer="second words", request_id="q"))
+        store.finish_rollout("r", output="done")
+        page.get_by_text("second words").wait_for()
+        page.locator("[role=treeitem][data-call='0']").click()
+        page.get_by_text("first words").wait_for()
+        assert "call=0" in page.url

@@ -1,6 +1,7 @@
 """The run from another machine, and workers that run its agents: collect, score and learn over real sockets."""
 
 import asyncio
+import gc
 import time
 
 import httpx
@@ -279,3 +280,56 @@ async def test_a_worker_fetches_the_weights_that_it_is_told_of(serving, tmp_path
         kept = server.run.run_dir / "checkpoints" / "step-000001"
         files = [path.relative_to(kept) for path in kept.rglob("*") if path.is_file()]
         assert files and all((copied / name).read_bytes() == (kept / name).read_bytes() for name in files)
+
+
+async def test_an_agent_of_this_process_is_collected_under_a_key_once_however_often_it_is_asked(serving):
+    async with serving() as server, server.connect() as run:
+        first = await run.collect(agent, ["one"], group_size=2, key="mine")
+    async with serving() as server, server.connect() as run:
+        assert first == await run.collect(agent, ["one"], group_size=2, key="mine")
+        assert len(server.run.store.rollouts()) == 2
+
+
+async def test_a_collection_with_an_agent_of_this_process_does_not_outlive_its_worker(serving):
+    async def waits(task, address):
+        await asyncio.Event().wait()
+
+    async with serving() as server, server.connect() as run:
+        collecting = asyncio.ensure_future(run.collect(waits, ["one"], group_size=1))
+        while not server.roster.active_clients:
+            await asyncio.sleep(0.01)
+        [name] = server.roster.active_clients
+        async with httpx.AsyncClient(trust_env=False) as http:
+            await http.post(f"{server.url}/api/workers/{name}/shutdown")
+        with pytest.raises(ServerError, match="told the worker in this process to end"):
+            await asyncio.wait_for(collecting, 10)
+
+
+async def test_a_worker_that_is_away_for_a_moment_keeps_no_place_of_another(serving):
+    async def waits(task, address):
+        await asyncio.Event().wait()
+
+    async with serving(lease=20) as server, server.connect() as run:
+        away = TrainingClient("away", server.url, agent=waits)
+        await away.connect()
+        reading = asyncio.create_task(away.handle_server_messages())
+        collecting = asyncio.ensure_future(run.collect(None, ["one"], group_size=12))
+        while server.roster.workers()[0]["running"] < 4:
+            await asyncio.sleep(0.01)
+        async with server.worker("there", agent) as there:
+            await away.websocket.close()
+            await reading
+            async with asyncio.timeout(10):
+                while there.finished < 8:
+                    await asyncio.sleep(0.01)
+        collecting.cancel()
+        await asyncio.wait([collecting])
+        await away.close()
+
+
+async def test_what_lets_the_runs_of_a_pool_in_ends_with_them(serving):
+    async with serving() as server, server.connect() as run:
+        for _ in range(3):
+            await run.collect(agent, ["one"], group_size=1)
+        gc.collect()
+        assert len(server.roster._gates) == 1, "that of the last collection, whose agent the run remembers"

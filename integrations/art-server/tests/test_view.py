@@ -11,12 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 import typer
+from fastapi import FastAPI
 from recorded_runs import record
 from typer.testing import CliRunner
 
 import art_server
 from art_server.folders import RunFolders
 from art_server.pages import STATIC
+from art_server.read_routes import read_routes
 from art_server.view import view_app
 
 CODE = "import typer; from art_server.view import view; typer.run(view)"
@@ -153,3 +155,25 @@ def app_with_view():
 
     art_server.register_commands(app)
     return app
+
+
+def test_whatever_is_asked_nothing_breaks(recorded):
+    """What the schema allows, and what it does not, made up by schemathesis."""
+    import schemathesis
+    from hypothesis import HealthCheck, Phase, given, settings
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import response_schema_conformance
+
+    app = FastAPI()
+    app.include_router(read_routes(RunFolders(recorded)))
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+    for operation in schema.get_all_operations():
+
+        @given(case=operation.ok().as_strategy())
+        @settings(max_examples=25, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+        def ask(case):
+            if "run" in case.path_parameters and len(case.path_parameters["run"]) % 2:
+                case.path_parameters["run"] = "run"
+            case.call_and_validate(checks=[not_a_server_error, response_schema_conformance])
+
+        ask()

@@ -60,6 +60,7 @@ export function keep(run, page, argument, parameters) {
 
 async function show() {
   shown.stop();
+  byId("notice").hidden = true;
   forgetPageKeys();
   const at = place(),
     stopping = new AbortController(),
@@ -81,6 +82,7 @@ async function show() {
       signal: stopping.signal,
       link,
       onKey,
+      again: show,
       onStop: (stop) => stopping.signal.addEventListener("abort", stop),
       keep: (parameters) => keep(at.run, at.page, at.argument, parameters),
     };
@@ -166,6 +168,7 @@ function header(known, { run, page }) {
         )
       : null,
   );
+  tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   TABS.forEach(([key], index) =>
     onKey(String(index + 1), () => {
       if (run) location.hash = link(run, key);
@@ -213,9 +216,10 @@ onMissingKey(() => {
         "form",
         {
           class: "row",
-          method: "dialog",
-          onsubmit: () => {
+          onsubmit: (event) => {
+            event.preventDefault();
             asking = null;
+            ask.close();
             ask.remove();
             resolve(key.value);
           },
@@ -233,6 +237,20 @@ onMissingKey(() => {
 byId("skip").addEventListener("click", (event) => {
   event.preventDefault();
   byId("main").focus();
+});
+// What fails in answer to a click or a key is said at the foot of the page; what a page gave up when it was left is not.
+addEventListener("unhandledrejection", (event) => {
+  const error = event.reason;
+  if (error?.name !== "AbortError" && !(error?.status >= 0)) return;
+  event.preventDefault();
+  if (error.name === "AbortError") return;
+  const notice = byId("notice");
+  fill(
+    notice,
+    h("span", {}, error.message),
+    h("button", { type: "button", onclick: () => (notice.hidden = true) }, "Close"),
+  );
+  notice.hidden = false;
 });
 addEventListener("hashchange", show);
 listen();

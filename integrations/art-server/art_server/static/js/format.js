@@ -79,3 +79,9 @@ export const STATES = {
   running: ["running", "accent"],
   lost: ["lost, made again", ""],
 };
+
+// [value, name] of the splits that can be chosen: the usual ones are there before a rollout of theirs is.
+export function splitsOf(run) {
+  const names = new Set(["train", "eval", ...run.splits.map((it) => it.split).filter(Boolean)]);
+  return [["", "all"], ...[...names].map((it) => [it, it])];
+}

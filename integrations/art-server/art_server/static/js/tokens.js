@@ -29,9 +29,11 @@ export class TokenView {
   }
 
   async open(first = 0) {
-    if (!this.trajectory.call_list.length)
+    const calls = this.trajectory.call_list;
+    if (!calls.length)
       return void fill(this.blocks, h("p", { class: "soft" }, "No model call was recorded in this run."));
-    this.waiting = this.trajectory.call_list.slice(first);
+    this.waiting = calls.filter((it) => it.index >= first);
+    this.loaded = [];
     fill(this.blocks);
     await this.#more();
   }
@@ -80,18 +82,14 @@ export class TokenView {
   }
 
   async #more() {
-    const next = this.waiting.splice(0, AT_FIRST);
-    const blocks = await Promise.all(next.map((call) => this.#block(call)));
+    const { waiting } = this;
+    const blocks = await Promise.all(waiting.splice(0, AT_FIRST).map((call) => this.#block(call)));
+    if (waiting !== this.waiting) return; // another call was chosen meanwhile
     this.blocks.querySelector(".more")?.remove();
     this.blocks.append(...blocks);
-    if (this.waiting.length)
-      this.blocks.append(
-        h(
-          "button",
-          { type: "button", class: "more", onclick: () => this.#more() },
-          `Show ${plural(this.waiting.length, "more call")}`,
-        ),
-      );
+    if (!waiting.length) return;
+    const text = `Show ${plural(waiting.length, "more call")}`;
+    this.blocks.append(h("button", { type: "button", class: "more", onclick: () => this.#more() }, text));
   }
 
   async #block(call) {

@@ -2,7 +2,7 @@
 
 import { get, runPath } from "../api.js";
 import { empty, field, fill, h, pager, select } from "../dom.js";
-import { num, plural, short, taskText } from "../format.js";
+import { num, plural, short, splitsOf, taskText } from "../format.js";
 import { extent, strip, stripLegend } from "../strip.js";
 
 const LIMIT = 30;
@@ -15,7 +15,7 @@ export async function groups(context) {
   };
   const list = h("div", { class: "card groups", "data-list": true }),
     said = h("p", { class: "soft" });
-  const splits = [["", "all"], ...context.info.splits.filter((it) => it.split).map((it) => [it.split, it.split])];
+  const splits = splitsOf(context.info);
   if (!splits.some(([value]) => value === asked.split)) asked.split = "";
   const step = h("input", {
     type: "number",

@@ -86,6 +86,7 @@ class Overview {
       h("summary", {}, "The numbers as a table"),
       this.table,
     );
+    this.choiceBox = h("details", { class: "card" }, h("summary", {}, "Choose metrics"), this.list);
     this.node = h(
       "section",
       { class: "overview" },
@@ -94,7 +95,7 @@ class Overview {
       this.nothing,
       this.large,
       this.small,
-      h("details", { class: "card" }, h("summary", {}, "Choose metrics"), this.list),
+      this.choiceBox,
       this.tableBox,
     );
     const redraw = () => this.charts.forEach((it) => it.draw());
@@ -138,6 +139,7 @@ class Overview {
     this.evaluated = this.context.info.evaluations.length;
     this.drawTiles();
     fill(this.nothing, this.steps.length ? null : this.waiting());
+    this.choiceBox.hidden = this.tableBox.hidden = !this.steps.length;
     const shown = this.chosen ?? new Set(USUAL);
     const marks = this.context.info.evaluations.filter((it) => it && typeof it.success === "number");
     const wanted = [
@@ -197,7 +199,7 @@ class Overview {
       ),
       tile(
         run.before?.counts_successes === false ? "Held-out reward" : "Held-out success",
-        run.after ? measured(run.after) : run.before ? measured(run.before) : "–",
+        measured(newest(run)),
         evaluated(run),
       ),
       tile(
@@ -206,7 +208,9 @@ class Overview {
           num(last.groups_with_contrast ?? null),
           last.groups_sampled ? h("small", {}, ` of ${num(last.groups_sampled)}`) : null,
         ],
-        `of the last step; ${duration(last.seconds)} a step, ${duration(spent)} in all`,
+        this.steps.length
+          ? `of the last step; ${duration(last.seconds)} a step, ${duration(spent)} in all`
+          : "what there is to learn from",
       ),
     );
   }
@@ -300,14 +304,15 @@ class Overview {
 const point = (it) => ({ x: it.step, y: it.success, low: it.interval?.[0] ?? null, high: it.interval?.[1] ?? null });
 const mean = (values) => (values.length ? values.reduce((sum, it) => sum + it, 0) / values.length : null);
 
+// The evaluation of the newest weights; of several temperatures, the first.
+const newest = (run) =>
+  run.evaluations.filter(Boolean).reduce((best, it) => (best && best.step >= it.step ? best : it), null);
+
 function evaluated(run) {
-  if (!run.before && !run.after) return "no held-out tasks were given";
-  const n = (run.after ?? run.before).n;
-  return run.after && run.before
-    ? `before: ${measured(run.before)}, on ${n} tasks`
-    : run.before
-      ? `before training, on ${n} tasks`
-      : `on ${n} tasks`;
+  const now = newest(run);
+  if (!now) return "held-out tasks: none measured";
+  const on = `on ${now.n} tasks, step ${now.step}`;
+  return run.before && run.before.step !== now.step ? `${on}; before: ${measured(run.before)}` : on;
 }
 
 function tile(name, value, about, share = null) {

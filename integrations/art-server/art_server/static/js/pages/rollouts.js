@@ -2,7 +2,7 @@
 
 import { get, runPath } from "../api.js";
 import { empty, field, fill, h, pager, select } from "../dom.js";
-import { duration, num, plural, short, signed, STATES, taskText } from "../format.js";
+import { duration, num, plural, short, signed, splitsOf, STATES, taskText } from "../format.js";
 
 const LIMIT = 50;
 
@@ -20,7 +20,7 @@ export async function rollouts(context) {
     said = h("p", { class: "soft" }),
     foot = h("div"),
     chips = h("div", { class: "row" });
-  const splits = [["", "all"], ...context.info.splits.filter((it) => it.split).map((it) => [it.split, it.split])];
+  const splits = splitsOf(context.info);
   const change = async (next) => {
     Object.assign(asked, next);
     context.keep({ ...asked, offset: asked.offset || null, order: asked.order === "newest" ? null : asked.order });

@@ -66,7 +66,12 @@ export async function trajectory(context) {
     context.onKey(key, () => {
       if (other) location.hash = context.link(context.run, "rollout", other, { view: asked.view });
     });
+  const grown = async () => {
+    const now = await get(rolloutPath(context.run, it.rollout_id), {}, context.signal);
+    if (now.calls !== it.calls || now.state !== it.state) context.again();
+  };
   return {
+    update: it.state === "running" ? grown : null,
     node: h(
       "section",
       { class: "trajectory" },
