@@ -11,6 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +20,13 @@ from art_core.attribution import running
 from art_core.capture import Door
 from art_core.errors import CaptureError, ConfigError, RolloutLost
 from art_core.store import Store
-from art_core.threads import in_thread
+from art_core.threads import finished
 from art_core.types import Group, RolloutAddress, RunAgent, Sampling, Trajectory
 
 API_KEY = "art-rollout"
 """Sent by clients that insist on a key; the address itself is what names the rollout."""
+_READERS = ThreadPoolExecutor(8, thread_name_prefix="art-rollout")
+"""Not the loop's own threads, which agents' tools may fill."""
 
 
 @dataclass
@@ -106,7 +109,8 @@ class Rollout:
         seconds = self.seconds
         self.store.finish_rollout(self.rollout_id, output=self.output, error=self.error, seconds=seconds)
         # In a thread: reading waits for the disk, and rollouts that end together share one commit.
-        calls = await in_thread(self.store.calls, self.rollout_id)
+        reading = asyncio.get_running_loop().run_in_executor(_READERS, self.store.calls, self.rollout_id)
+        calls = await finished(reading)
         self._trajectory = Trajectory(
             task=self.task,
             calls=calls,

@@ -22,7 +22,10 @@ class Gate:
 
     def admit(self) -> None:
         """Let in whoever has a place now. To be called whenever the capacity has grown."""
-        while self._waiting and self._taken < self._capacity():
+        if not self._waiting:
+            return
+        capacity = self._capacity()  # once: with a thousand workers it is a sum of a thousand
+        while self._waiting and self._taken < capacity:
             place = self._waiting.popleft()
             if not place.done():
                 self._taken += 1
@@ -31,7 +34,8 @@ class Gate:
     async def __aenter__(self) -> None:
         place = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
-        self.admit()
+        if len(self._waiting) == 1:  # else there was no place for those before
+            self.admit()
         try:
             await place
         except asyncio.CancelledError:

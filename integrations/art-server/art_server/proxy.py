@@ -45,14 +45,14 @@ class Proxy:
             more = message.get("more_body", False)
         passing = asyncio.create_task(self._pass_on(scope, b"".join(body), send))
         leaving = asyncio.create_task(_left(receive))
+        leaving.add_done_callback(lambda _: passing.cancel())
         try:
-            await asyncio.wait([passing, leaving], return_when=asyncio.FIRST_COMPLETED)
+            await passing
+        except asyncio.CancelledError:
+            if not leaving.done():
+                raise  # it is this request that is cancelled
         finally:
-            for task in (passing, leaving):
-                task.cancel()
-            await asyncio.gather(passing, leaving, return_exceptions=True)
-        if not passing.cancelled():
-            passing.result()
+            leaving.cancel()
 
     async def _pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         query = scope["query_string"].decode("latin-1")

@@ -75,7 +75,8 @@ class TrainingServer:
         try:
             while True:
                 said = await websocket.receive()
-                if said["type"] == "websocket.disconnect" or self.active_clients.get(client_id) is not websocket:
+                client = self._clients.get(client_id)
+                if said["type"] == "websocket.disconnect" or client is None or client.socket is not websocket:
                     return
                 await self.handle(client_id, said.get("text") or said.get("bytes") or "")
         except RuntimeError as error:  # it was closed here meanwhile
