@@ -11,10 +11,13 @@ from learner_processes import trees_of_step
 from safetensors.torch import load_file
 from tree_cases import make_model
 
+import art_core as art
 from art_core.config import TrainConfig
 from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner import TorchLearner
 from art_core.losses import dapo, grpo
+from art_core.testing import FakeEngine
+from art_core.types import Call
 from art_ray import RayLearner
 
 pytestmark = pytest.mark.timeout(200)
@@ -116,6 +119,29 @@ def test_the_death_of_a_process_is_told_at_the_next_step(learner):
     with pytest.raises(ArtError, match=r"learner on Ray is gone: process 1 of 2 failed \(step\)"):
         learner.step(trees_of_step(1))
     assert learner.version not in (1, 2)
+
+
+def group():
+    calls = [Call(prompt_ids=(1, 2, 3), sampled_ids=(4 + it, 5), logprobs=(-1.0, -1.0)) for it in range(2)]
+    runs = [art.Trajectory(task="t", calls=(call,), reward=float(it)) for it, call in enumerate(calls)]
+    return art.Group("t", tuple(runs))
+
+
+@pytest.mark.engines
+async def test_after_the_death_of_a_process_the_run_goes_on_from_its_checkpoint(local_ray, tmp_path):
+    settings = {"model": "tiny", "learner": "ray", "learner_args": {"processes": 2}}
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), **settings) as run:
+        await run.learn([group()])
+        os.kill((await run.learner()).process_ids()[0], signal.SIGKILL)
+        with pytest.raises(ArtError, match=r"process 0 of 2 failed \(step\).*train again with the same run_dir"):
+            await run.learn([group()])
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), **settings) as run:
+        assert (run.step, (await run.learner()).version) == (1, 1)
+        await run.learn([group()])
+        learner = await run.learner()
+        assert (run.step, learner.version) == (2, 2)
+    with pytest.raises(ArtError, match="this learner is closed"):
+        learner.score([1, 2])
 
 
 @pytest.mark.engines
