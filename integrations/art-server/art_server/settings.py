@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dotenv import load_dotenv
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from art_core.errors import ConfigError
+
+SECRETS = Path("/run/secrets")
 
 
 class Settings(BaseSettings):
@@ -23,13 +27,15 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """Return the settings; variables of ``.env`` in the working folder count where the environment has none.
+    """Return the settings; variables of ``.env`` in the working folder count where the environment has none, and files of
+    ``/run/secrets`` where neither has any.
 
     They are put into the environment, for the libraries that read their keys there. Raises ConfigError for what cannot be used.
     """
     load_dotenv(".env")
     try:
-        found = Settings()
+        # Where containers are given what no process list or image should show: one file a setting, art_server_token say.
+        found = Settings(_secrets_dir=SECRETS if SECRETS.is_dir() else None)  # type: ignore[call-arg]
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         name = f"ART_{first['loc'][0]}".upper()
