@@ -96,6 +96,13 @@ class Client:
         return self.places - len(self.held)
 
     @property
+    def shown(self) -> str:
+        """Its state for people: what it said last is older than what it was given."""
+        if self.socket is None:
+            return "gone"
+        return ("running" if self.held else "idle") if self.state in ("connected", "running", "idle") else self.state
+
+    @property
     def places(self) -> int:
         """How many episodes it takes at a time; 0 while it is not to be given any."""
         return 0 if self.socket is None or self.state in NOT_READY else self.capacity
@@ -141,10 +148,10 @@ class Client:
         now = time.monotonic()
         return [lease for lease, end in self._ends.items() if end < now]
 
-    def connect(self, socket: Socket, *, ready: bool) -> None:
-        """Send through ``socket`` from now on; episodes, where it is not ``ready``, after its first heartbeat."""
+    def connect(self, socket: Socket) -> None:
+        """Send through ``socket`` from now on; episodes after its first status update, which says how many and whose."""
         self.socket, self.bad, self.last_seen = socket, 0, time.time()
-        self.state = "connected" if ready else "connecting"
+        self.state = "connecting"
         self._outbox = asyncio.Queue(MOST_WAITING)
         self._sender = asyncio.create_task(self._send(socket, self._outbox))
 

@@ -26,6 +26,7 @@ log = logging.getLogger("art_server")
 
 UNFINISHED = "server/unfinished"
 """Under this name the store keeps the keys of jobs that are to be taken up again."""
+GIVEN_UP = "CancelledError: whoever asked for it has given it up"
 _REQUESTS: TypeAdapter[Any] = TypeAdapter(JobRequest)
 
 
@@ -40,6 +41,9 @@ class Job:
     request: Any
     state: JobState
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    """While it is done here."""
+    given_up: bool = False
 
 
 class Jobs:
@@ -106,6 +110,16 @@ class Jobs:
                 task.cancel()
         return self.get(key)
 
+    async def give_up(self, key: str) -> JobState | None:
+        """End a collection that is under way, for nobody will fetch it; return how far it came. None where there is none."""
+        job = self._jobs.get(key)
+        if job is None or job.state.kind != "collect" or job.task is None:
+            return None
+        job.given_up = True
+        job.task.cancel()
+        await job.ended.wait()
+        return self.get(key)
+
     def ending(self) -> None:
         """Let nobody wait any longer: the server is about to end."""
         self._ending.set()
@@ -140,13 +154,14 @@ class Jobs:
     def _begin(self, key: str, request: Any, kept: dict[str, Any]) -> Job:
         state = JobState(key=key, kind=request.kind, state="running")
         job = self._jobs[key] = Job(kept["request"], state)
-        task = asyncio.create_task(self._do(job, request, kept))
+        task = job.task = asyncio.create_task(self._do(job, request, kept))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return job
 
     async def _do(self, job: Job, request: Any, kept: dict[str, Any]) -> None:
         state = job.state
+        log.info("%s %s: begun", state.kind, state.key)
         try:
             if isinstance(request, Collect):
                 result = await self._collect(state, request)
@@ -155,9 +170,15 @@ class Jobs:
             else:
                 result = await self._score(request)
             ended = state.model_copy(update={"state": "done", "result": result})
-        except Exception as error:
-            log.error("job %s failed", state.key, exc_info=None if isinstance(error, ArtError) else error)
+        except asyncio.CancelledError:
+            if not job.given_up:
+                raise  # the server ends; the job goes on with the next
+            ended = state.model_copy(update={"state": "failed", "error": GIVEN_UP})
+        except Exception as error:  # the boundary between one request and the serving of all others
+            unknown = None if isinstance(error, ArtError) else error
+            log.error("%s %s: failed, %s", state.kind, state.key, describe(error), exc_info=unknown)
             ended = state.model_copy(update={"state": "failed", "error": describe(error)})
+        log.info("%s %s: %s%s", state.kind, state.key, ended.state, _summary(ended))
         # The state stands in the store before anybody hears of it, so that no restart does the job again.
         self._run.store.set_meta(_name(state.key), {**kept, "state": ended.model_dump(mode="json")})
         await asyncio.to_thread(self._run.store.flush)
@@ -279,6 +300,17 @@ def _inputs(request: Collect) -> Callable[[Any], Any]:
         raise ConfigError(f"{len(request.tasks)} tasks have {len(request.inputs)} inputs; give one for each")
     inputs = {task_id(task): given for task, given in zip(request.tasks, request.inputs, strict=True)}
     return lambda task: inputs[task_id(task)]
+
+
+def _summary(state: JobState) -> str:
+    """Return what came of a job, for the log."""
+    if state.state != "done" or state.result is None:
+        return ""
+    if state.kind == "collect":
+        return f", {state.total} runs"
+    if state.kind == "learn":
+        return f", step {state.result['step']}, mean reward {state.result['metrics'].get('reward', float('nan')):.3g}"
+    return f", {len(state.result['groups'])} groups"
 
 
 def _name(key: str) -> str:
