@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -146,7 +147,7 @@ class Jobs:
         return job
 
     async def _do(self, job: Job, request: Any, kept: dict[str, Any]) -> None:
-        state = job.state
+        state, begun = job.state, time.monotonic()
         try:
             if isinstance(request, Collect):
                 result = await self._collect(state, request)
@@ -156,7 +157,8 @@ class Jobs:
                 result = await self._score(request)
             ended = state.model_copy(update={"state": "done", "result": result})
         except Exception as error:
-            log.error("job %s failed", state.key, exc_info=None if isinstance(error, ArtError) else error)
+            told = None if isinstance(error, ArtError) else error
+            log.error("%s %s failed: %s", state.kind, state.key, describe(error), exc_info=told)
             ended = state.model_copy(update={"state": "failed", "error": describe(error)})
         # The state stands in the store before anybody hears of it, so that no restart does the job again.
         self._run.store.set_meta(_name(state.key), {**kept, "state": ended.model_dump(mode="json")})
@@ -164,6 +166,7 @@ class Jobs:
         del self._jobs[state.key]
         self._note_unfinished()
         job.ended.set()
+        log.info("%s %s is %s after %.1f s", state.kind, state.key, ended.state, time.monotonic() - begun)
 
     def _note_unfinished(self) -> None:
         self._run.store.set_meta(UNFINISHED, list(self._jobs))
@@ -171,6 +174,7 @@ class Jobs:
     async def _collect(self, state: JobState, request: Collect) -> dict[str, Any]:
         size = request.group_size or self._run.config.group_size
         state.total = size * len(request.tasks)
+        log.info("%s %s: %d tasks, %d runs of each", state.kind, state.key, len(request.tasks), size)
         if state.total > MOST_RUNS:
             raise ConfigError(f"{state.total} runs are more than the {MOST_RUNS} of one collection; ask for several")
 
