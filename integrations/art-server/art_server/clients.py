@@ -52,6 +52,7 @@ class Pending:
     again: bool
     """Whether another worker may be given the same, when its worker is lost; otherwise ``outcome`` fails with RolloutLost."""
     attempts: int = 0
+    queued: float = field(default_factory=time.monotonic)
     holder: Client | None = None
     lease: str = ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -160,8 +161,7 @@ class Jobs:
         return job
 
     async def _do(self, job: Job, request: Any, kept: dict[str, Any]) -> None:
-        state = job.state
-        log.info("%s %s: begun", state.kind, state.key)
+        state, begun = job.state, time.monotonic()
         try:
             if isinstance(request, Collect):
                 result = await self._collect(state, request)
@@ -176,15 +176,17 @@ class Jobs:
             ended = state.model_copy(update={"state": "failed", "error": GIVEN_UP})
         except Exception as error:  # the boundary between one request and the serving of all others
             unknown = None if isinstance(error, ArtError) else error
-            log.error("%s %s: failed, %s", state.kind, state.key, describe(error), exc_info=unknown)
+            log.error("%s %s failed: %s", state.kind, state.key, describe(error), exc_info=unknown)
             ended = state.model_copy(update={"state": "failed", "error": describe(error)})
-        log.info("%s %s: %s%s", state.kind, state.key, ended.state, _summary(ended))
         # The state stands in the store before anybody hears of it, so that no restart does the job again.
         self._run.store.set_meta(_name(state.key), {**kept, "state": ended.model_dump(mode="json")})
         await asyncio.to_thread(self._run.store.flush)
         del self._jobs[state.key]
         self._note_unfinished()
         job.ended.set()
+        log.info(
+            "%s %s is %s after %.1f s%s", state.kind, state.key, ended.state, time.monotonic() - begun, _summary(ended)
+        )
 
     def _note_unfinished(self) -> None:
         self._run.store.set_meta(UNFINISHED, list(self._jobs))
@@ -192,6 +194,7 @@ class Jobs:
     async def _collect(self, state: JobState, request: Collect) -> dict[str, Any]:
         size = request.group_size or self._run.config.group_size
         state.total = size * len(request.tasks)
+        log.info("%s %s: %d tasks, %d runs of each", state.kind, state.key, len(request.tasks), size)
         if state.total > MOST_RUNS:
             raise ConfigError(f"{state.total} runs are more than the {MOST_RUNS} of one collection; ask for several")
 

@@ -283,6 +283,15 @@ class TrainingServer:
                     self._lose(client, ended, f"was silent for {self.lease:g} seconds")
                 if client.socket is None and not client.held and client.last_seen < time.time() - 10 * self.lease:
                     del self._clients[client.client_id]
+            self._lose_hopeless()
+
+    def _lose_hopeless(self) -> None:
+        """Take runs out of the queue that no worker is there for: their time is counted, and it is not the agent's."""
+        late = time.monotonic() - self.lease
+        for pending in [it for it in self.training_queue if not it.again and it.queued < late]:
+            if not self._capacity(pending.pool):
+                self.training_queue.remove(pending)
+                pending.outcome.set_exception(RolloutLost(f"no worker of pool {pending.pool} was there to take it"))
 
     def _give_up(self, pending: Pending) -> None:
         """Forget an episode that nobody waits for."""
