@@ -17,6 +17,7 @@ from art_core.packing import shares
 
 ROOT = Path(__file__).parent.parent
 STEPS = [0, 1, 2, 3, 4]
+FAMILIES = ("gemma2 with a cap", "gpt-oss with experts", "deepseek-v3 with experts", "mistral with a window")
 HALF = ("all weights", "lora")
 """What is also begun by one number of processes and ended by another."""
 SETTINGS = {
@@ -38,7 +39,7 @@ def model_folder(tmp_path_factory):
 
 
 def job(model, name, steps=STEPS, restore=None):
-    settings = SETTINGS[name.partition(":")[0]]
+    settings = SETTINGS.get(name.partition(":")[0], {"lora_rank": 0, "kl": 0.1})
     return {
         "name": name,
         "model": str(model),
@@ -135,6 +136,18 @@ def test_a_checkpoint_goes_on_with_another_number_of_processes(alone, together, 
     check_same(alone / name, together / f"{name}:end")
     run(tmp_path, job(model_folder, f"{name}:end", STEPS[2:], together / f"{name}:half/checkpoint"), Alone())
     check_same(alone / name, tmp_path / f"{name}:end")
+
+
+@pytest.mark.engines
+def test_families_are_sharded_as_they_are_computed(tmp_path):
+    jobs = []
+    for name in FAMILIES:
+        make_model(name).save_pretrained(tmp_path / f"model {name}")
+        jobs.append(job(tmp_path / f"model {name}", name, STEPS[:3]))
+        run(tmp_path / "alone", jobs[-1], Alone())
+    take_steps(tmp_path / "fsdp", "fsdp", jobs)
+    for name in FAMILIES:
+        check_same(tmp_path / "alone" / name, tmp_path / "fsdp" / name)
 
 
 def test_trees_are_shared_whole_and_about_evenly():

@@ -103,10 +103,11 @@ def load_model(source: str | Path) -> PreTrainedModel:
     return load_causal_lm(source, torch.float32)
 
 
-def write_model(folder: Path, model: PreTrainedModel, state: Mapping[str, Tensor], source: str) -> None:
-    """Write a model folder with the weights ``state`` and the tokenizer of ``source``, a folder or a hub name."""
+def write_model(folder: Path, model: PreTrainedModel, source: str, state: dict[str, Tensor] | None = None) -> None:
+    """Write a model folder with the tokenizer of ``source``, a folder or a hub name; ``state`` counts instead of the weights
+    that ``model`` holds."""
     with no_progress_bars():
-        model.save_pretrained(folder, state_dict=dict(state))
+        model.save_pretrained(folder, state_dict=state)
     _share(folder, like=folder / "config.json")
     if not Path(source).is_dir():
         load_tokenizer(source).save_pretrained(folder)
@@ -127,9 +128,10 @@ def read_model(folder: Path, model: PreTrainedModel, laid_out: LaidOut) -> None:
     _copy(dict(saved.named_parameters()), dict(model.named_parameters()), folder, laid_out)
 
 
-def write_adapter(folder: Path, model: PeftModel, state: Mapping[str, Tensor]) -> None:
+def write_adapter(folder: Path, model: PeftModel, state: dict[str, Tensor] | None = None) -> None:
+    """Write the adapter; ``state`` counts instead of the weights that ``model`` holds."""
     # Embeddings are never trained, and the automatic check would ask the hub for the base model's config.
-    model.save_pretrained(folder / ADAPTER, save_embedding_layers=False, state_dict=dict(state))
+    model.save_pretrained(folder / ADAPTER, save_embedding_layers=False, state_dict=state)
     _share(folder / ADAPTER, like=folder / ADAPTER / "adapter_config.json")
 
 

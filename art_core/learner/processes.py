@@ -142,7 +142,7 @@ class Sharded(Replicated):
 
         Layers recompute their activations in the backward pass, so a tree is never cut into pieces.
         """
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import FSDPModule, fully_shard
 
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         base.gradient_checkpointing_enable({"use_reentrant": False})
@@ -153,8 +153,10 @@ class Sharded(Replicated):
 
         def compute(function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
             found = root(function, *arguments, **keywords)
-            if function is way_of or not torch.is_grad_enabled():
-                root.reshard()  # else a backward pass does
+            # Else a backward pass does. A layer that failed in one way of computing a tree has kept its weights whole.
+            for module in root.modules() if function is way_of or not torch.is_grad_enabled() else ():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
             return found
 
         if compute(way_of, model).backend == "paths":

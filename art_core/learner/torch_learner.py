@@ -179,7 +179,7 @@ class TorchLearner:
                 if adapter:
                     checkpoint.write_adapter(unfinished, self.model, weights)
                 else:
-                    checkpoint.write_model(unfinished, self.model, weights, self.model_folder)
+                    checkpoint.write_model(unfinished, self.model, self.model_folder, weights)
                 if moments is not None:
                     checkpoint.write_optimizer(unfinished, moments)
         self.group.wait()

@@ -8,17 +8,15 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
-import sys
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from art_core.errors import ConfigError
 
 logger = logging.getLogger("art_ray")
-
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Where this is "0", Ray takes 127.0.0.1 for this machine's address, also on Linux, and listens there only. Else even a local
-Ray listens at every address of the machine."""
 
 
 class Cluster:
@@ -126,30 +124,48 @@ def _initialise() -> None:
     import ray
 
     quiet = {"logging_level": logging.ERROR}  # it would say that it has set no signal handler outside the main thread
-    address = os.environ.get("RAY_ADDRESS")
-    if address != "local":
-        try:
-            ray.init(address=address or "auto", **quiet)
-        except ConnectionError:
-            if address:
-                raise
-        else:
-            logger.info("connected to the Ray at %s", ray.get_runtime_context().gcs_address)
-            return
-    stay_on_loopback()
+    address = os.environ.get("RAY_ADDRESS") or _started_here()
+    if address not in (None, "local"):
+        ray.init(address=address, **quiet)
+        logger.info("connected to the Ray at %s", ray.get_runtime_context().gcs_address)
+        return
     # Token authentication is switched on by ray.init itself, for whom RAY_AUTH_MODE does not say otherwise.
-    ray.init(address="local", include_dashboard=False, **quiet)
+    with on_loopback():
+        ray.init(address="local", include_dashboard=False, **quiet)
     logger.info("started a local Ray at %s", ray.get_runtime_context().gcs_address)
 
 
-def stay_on_loopback() -> None:
-    """Let the Ray that is started next listen on 127.0.0.1 only."""
+def _started_here() -> str | None:
+    """Return the address of the cluster that ``ray start`` has left running on this machine.
+
+    Not by address="auto", which also takes the local Ray of somebody else's script; and what Ray notes outlives the cluster.
+    """
+    from ray._private.utils import read_ray_address
+
+    address = read_ray_address(None)
+    host, _, port = (address or "").rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+            return address
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Let a Ray that is started in this block listen on 127.0.0.1 only.
+
+    Else even a local one listens at every address of the machine. Ray does it by itself on macOS, and on Linux where the variable
+    RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER is 0 when ray is imported, which it is by now.
+    """
     from ray._private import ray_constants
 
-    if sys.platform == "linux":
-        # Read from the environment when ray is imported, which it is by now.
-        os.environ[LOOPBACK] = "0"
-        ray_constants.ENABLE_RAY_CLUSTER = False
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 _connection = _Connection()

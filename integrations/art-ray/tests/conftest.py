@@ -13,10 +13,9 @@ def local_ray():
     """A Ray that a user's own code has initialised."""
     import ray
 
-    from art_ray.cluster import stay_on_loopback
+    from art_ray.cluster import on_loopback
 
-    stay_on_loopback()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, on_loopback():
         # The workers' too: they import the tests' agents.
         patch.setenv(
             "PYTHONPATH",

@@ -11,10 +11,13 @@ from learner_processes import trees_of_step
 from safetensors.torch import load_file
 from tree_cases import make_model
 
+import art_core as art
 from art_core.config import TrainConfig
 from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner import TorchLearner
 from art_core.losses import dapo, grpo
+from art_core.testing import FakeEngine
+from art_core.types import Call
 from art_ray import RayLearner
 
 pytestmark = pytest.mark.timeout(200)
@@ -31,6 +34,14 @@ def model_folder(tmp_path_factory):
 def config_of(model_folder, **settings):
     common = {"model": str(model_folder), "warmup_steps": 0, "seed": 3, "learning_rate": 1e-3, "lora_rank": 4}
     return TrainConfig(**{**common, "learner_args": {"processes": 2}, **settings})
+
+
+@pytest.fixture(scope="module")
+def shared(local_ray, model_folder):
+    """For tests after which it is as good as before; its processes take seconds to start."""
+    made = RayLearner(model_folder, config_of(model_folder), grpo)
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -50,7 +61,8 @@ def check_same(one, two):
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5)
 
 
-def test_it_takes_the_steps_of_one_process_and_its_checkpoints_are_the_same(learner, model_folder, tmp_path):
+def test_it_takes_the_steps_of_one_process_and_its_checkpoints_are_the_same(shared, model_folder, tmp_path):
+    learner = shared
     alone = TorchLearner(model_folder, config_of(model_folder), grpo)
     assert learner.choice == "learner='ray': 2 CPU processes (ddp)"
     for step in range(4):
@@ -71,13 +83,14 @@ def test_it_takes_the_steps_of_one_process_and_its_checkpoints_are_the_same(lear
     assert check[1] == pytest.approx(check[0], rel=1e-3)
 
 
-def test_where_all_processes_fail_alike_the_learner_goes_on(learner, tmp_path):
+def test_where_all_processes_fail_alike_the_learner_goes_on(shared, tmp_path):
+    learner, before = shared, shared.version
     with pytest.raises(ValueError, match="no token trees"):
         learner.step([])
     with pytest.raises(StoreError, match=r"no learner\.json"):
         learner.restore(tmp_path)
     learner.step(trees_of_step(0))
-    assert learner.version == 1
+    assert learner.version == before + 1
 
 
 def failing_on_one(inputs, folder):
@@ -89,6 +102,7 @@ def failing_on_one(inputs, folder):
     raise RuntimeError("out of memory")
 
 
+@pytest.mark.engines
 def test_where_one_process_fails_alone_nothing_is_half_stepped(learner, tmp_path):
     with pytest.raises(ArtError, match=r"learner on Ray is gone.*RuntimeError: out of memory.*same run_dir"):
         learner.step(trees_of_step(0), loss=partial(failing_on_one, folder=str(tmp_path)))
@@ -98,12 +112,36 @@ def test_where_one_process_fails_alone_nothing_is_half_stepped(learner, tmp_path
     assert not (tmp_path / "checkpoint").exists()
 
 
+@pytest.mark.engines
 def test_the_death_of_a_process_is_told_at_the_next_step(learner):
     learner.step(trees_of_step(0))
     os.kill(learner.process_ids()[1], signal.SIGKILL)
     with pytest.raises(ArtError, match=r"learner on Ray is gone: process 1 of 2 failed \(step\)"):
         learner.step(trees_of_step(1))
     assert learner.version not in (1, 2)
+
+
+def group():
+    calls = [Call(prompt_ids=(1, 2, 3), sampled_ids=(4 + it, 5), logprobs=(-1.0, -1.0)) for it in range(2)]
+    runs = [art.Trajectory(task="t", calls=(call,), reward=float(it)) for it, call in enumerate(calls)]
+    return art.Group("t", tuple(runs))
+
+
+@pytest.mark.engines
+async def test_after_the_death_of_a_process_the_run_goes_on_from_its_checkpoint(local_ray, tmp_path):
+    settings = {"model": "tiny", "learner": "ray", "learner_args": {"processes": 2}}
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), **settings) as run:
+        await run.learn([group()])
+        os.kill((await run.learner()).process_ids()[0], signal.SIGKILL)
+        with pytest.raises(ArtError, match=r"process 0 of 2 failed \(step\).*train again with the same run_dir"):
+            await run.learn([group()])
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), **settings) as run:
+        assert (run.step, (await run.learner()).version) == (1, 1)
+        await run.learn([group()])
+        learner = await run.learner()
+        assert (run.step, learner.version) == (2, 2)
+    with pytest.raises(ArtError, match="this learner is closed"):
+        learner.score([1, 2])
 
 
 @pytest.mark.engines
@@ -134,6 +172,7 @@ def test_a_cluster_without_room_says_who_asks_for_what(local_ray, model_folder):
         RayLearner(model_folder, config_of(model_folder, learner_args=args), grpo)
 
 
+@pytest.mark.engines
 def test_a_model_that_another_machine_lacks_is_named(local_ray, tmp_path):
     with pytest.raises(ConfigError, match=r"has no folder .*nowhere: put the model there"):
         RayLearner(tmp_path / "nowhere", config_of(tmp_path / "nowhere"), grpo)

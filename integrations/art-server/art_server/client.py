@@ -160,7 +160,7 @@ class TrainingClient:
                 f"another worker has connected to {self.http_url} as {self.client_id!r}; give each one an --id of its own"
             )
         log.info("disconnected (%s); %d episodes go on", socket.close_code, len(self._running))
-        return self.status == "leaving" and not self._running
+        return self.status == "leaving" and not (self._running or self._unacknowledged)
 
     async def leave(self) -> None:
         """Take no more episodes; return when those that run have ended and are acknowledged."""

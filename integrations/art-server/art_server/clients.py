@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pydantic import BaseModel
+from starlette.websockets import WebSocketDisconnect
 
 from art_server.messages import write
 
@@ -27,6 +28,8 @@ MOST_WAITING = 1000
 REPLACED, TOO_SLOW, TOO_BAD, CAME_BACK = 4000, 4001, 4002, 4003
 """Why we close a worker's socket: WebSocket codes of our own."""
 
+GONE = (WebSocketDisconnect, RuntimeError, OSError)
+"""What a socket raises whose connection is gone."""
 NOT_READY = ("connecting", "silent", "leaving", "left")
 """States of a worker that is given no episodes."""
 
@@ -181,7 +184,7 @@ class Client:
                 await asyncio.wait_for(socket.send_text(text), SEND_TIMEOUT)
             except TimeoutError:
                 return self._too_slow()
-            except (RuntimeError, OSError):
+            except GONE:
                 return  # the connection is gone; whoever reads from it says so
 
 
@@ -191,7 +194,7 @@ async def closed() -> None:
 
 
 async def _close(socket: Socket, code: int, reason: str) -> None:
-    with suppress(TimeoutError, RuntimeError, OSError):  # it is gone already
+    with suppress(TimeoutError, *GONE):
         await asyncio.wait_for(socket.close(code, reason), 5)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -105,10 +107,15 @@ def worker(
             models=model or ("tiny",), token=token or (env.server_token.get_secret_value() if env.server_token else None),
             agent_loop=agent_loop,
         )  # fmt: skip
-        asyncio.run(_work(client))
+        stopped = asyncio.run(_work(client))
+    if stopped:
+        # A sync agent's thread cannot be stopped, and would keep the process for as long as it likes.
+        sys.stderr.flush()
+        os._exit(130)
 
 
-async def _work(client: Any) -> None:
+async def _work(client: Any) -> bool:
+    """Work until there is no more to do; return whether it was stopped before."""
     work, leaving = asyncio.create_task(client.run()), []
     loop = asyncio.get_running_loop()
 
@@ -122,8 +129,9 @@ async def _work(client: Any) -> None:
         loop.add_signal_handler(number, stop)
     try:
         await work
+        return False
     except asyncio.CancelledError:
-        raise typer.Exit(130) from None
+        return True
     finally:
         for task in leaving:
             task.cancel()

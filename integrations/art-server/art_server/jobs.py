@@ -74,12 +74,22 @@ class Jobs:
         if known is not None:
             if task_id(known.request) != task_id(request.model_dump(mode="json")):
                 raise Conflict(f"the key {key!r} was used for another request; give every request a key of its own")
-            return known.state
+            if not self._is_to_be_done_again(known.state):
+                return known.state
         kept = {"request": request.model_dump(mode="json")}
         self._run.store.set_meta(_name(key), kept)
         job = self._begin(key, request, kept)
         self._note_unfinished()
         return job.state
+
+    def _is_to_be_done_again(self, state: JobState) -> bool:
+        """Whether nothing came of it: it failed, or the weights of its step were lost with a server that had not saved them.
+
+        Not so a step that failed: it may have been taken.
+        """
+        if state.kind == "learn":
+            return state.state == "done" and state.result["step"] > self._run.step
+        return state.state == "failed"
 
     def get(self, key: str) -> JobState | None:
         """Return how far a job is; None where there is none."""
@@ -186,11 +196,11 @@ class Jobs:
         return {"groups": [_scores(group) for group in scored]}
 
     async def _learn(self, request: Learn, kept: dict[str, Any], name: str) -> dict[str, Any]:
-        begun = kept.get("step")
-        if begun is not None and self._run.step > begun:  # taken and kept, but the server ended before it said so
-            return {"step": begun + 1, "metrics": dict(self._run.history())[begun + 1]}
-        groups = await asyncio.to_thread(lambda: [self._as_given(given) for given in request.groups])
-        async with self._learning:
+        async with self._learning:  # before all else: steps are taken in the order in which they were asked for
+            begun = kept.get("step")
+            if begun is not None and self._run.step > begun:  # taken and kept, but the server ended before it said so
+                return {"step": begun + 1, "metrics": dict(self._run.history())[begun + 1]}
+            groups = await asyncio.to_thread(lambda: [self._as_given(given) for given in request.groups])
             kept["step"] = self._run.step
             self._run.store.set_meta(name, kept)
             metrics = await self._run.learn(groups)
@@ -249,7 +259,7 @@ def _scores(group: Group) -> dict[str, Any]:
 def _rewarded(trajectory: Trajectory, given: GivenScore) -> Trajectory:
     rewards = given.of_calls()
     calls = tuple(replace(call, reward=rewards.get(index, call.reward)) for index, call in enumerate(trajectory.calls))
-    return replace(trajectory, reward=given.reward, calls=calls)
+    return replace(trajectory, reward=given.reward, calls=calls, metrics=given.metrics, notes=given.notes)
 
 
 def _check_advantages(group: Group) -> None:

@@ -58,18 +58,20 @@ class Proxy:
         query = scope["query_string"].decode("latin-1")
         path = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
         asking = self._session.request(
-            scope["method"], URL(self._address + path, encoded=True), headers=_kept(scope["headers"]), data=body or None
-        )
+            scope["method"], URL(self._address + path, encoded=True), headers=_kept(scope["headers"]), data=body or None,
+            allow_redirects=False, skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
+        )  # fmt: skip
         try:
-            async with asking as answer:
-                headers = [(name.lower(), value) for name, value in answer.raw_headers]
-                kept = [pair for pair in headers if pair[0] not in OF_ONE_CONNECTION]
-                await send({"type": "http.response.start", "status": answer.status, "headers": kept})
-                async for chunk in answer.content.iter_any():
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
-        except aiohttp.ClientConnectorError as error:
-            await _unreachable(error, send)
+            answer = await asking
+        except (aiohttp.ClientError, OSError) as error:
+            return await _unreachable(error, send)
+        async with answer:
+            headers = [(name.lower(), value) for name, value in answer.raw_headers]
+            kept = [pair for pair in headers if pair[0] not in OF_ONE_CONNECTION]
+            await send({"type": "http.response.start", "status": answer.status, "headers": kept})
+            async for chunk in answer.content.iter_any():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
 
 
 def _kept(headers: Any) -> list[tuple[str, str]]:

@@ -32,6 +32,8 @@ AT_A_TIME = 8
 """Groups fetched."""
 WAIT = 20.0
 """Seconds that the server holds a question back until a job has ended."""
+TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=WAIT + 60)
+"""Not of a whole answer: a group with its tokens may be large, and the way slow."""
 PATIENCE = 600.0
 """Seconds that a server may be away, for a restart say, before a call gives up."""
 
@@ -51,7 +53,7 @@ class RemoteRun:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     async def __aenter__(self) -> RemoteRun:
-        self._http = aiohttp.ClientSession(headers=self._headers, timeout=aiohttp.ClientTimeout(total=WAIT + 60))
+        self._http = aiohttp.ClientSession(headers=self._headers, timeout=TIMEOUT)
         try:
             await self._ask("GET", "/status", patience=0)
         except BaseException:

@@ -45,11 +45,11 @@ def view(
         import webbrowser
 
         webbrowser.open(address)
-    server = uvicorn.Server(uvicorn.Config(view_app(folders), log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(view_app(folders, host), log_level="warning", lifespan="off"))
     server.run(sockets=[listening])
 
 
-def view_app(folders: Mapping[str, Path]) -> FastAPI:
+def view_app(folders: Mapping[str, Path], host: str = "127.0.0.1") -> FastAPI:
     """Return the application behind ``art view``: it answers this machine's own names only, so that no web page elsewhere can
     have its own name point here and read along."""
     from fastapi import FastAPI
@@ -62,7 +62,7 @@ def view_app(folders: Mapping[str, Path]) -> FastAPI:
     # FastAPI's own pages of documentation load scripts from elsewhere; the schema itself is at /openapi.json.
     app = FastAPI(title="art view", summary="Runs of art, read only.", docs_url=None, redoc_url=None)
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]", "::1"])
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[host, "127.0.0.1", "localhost", "[::1]", "::1"])
     app.include_router(read_routes(folders))
     app.mount("/", pages())
     return app

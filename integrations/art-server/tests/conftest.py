@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import uvicorn
+from desk import browser, desk  # noqa: F401 - fixtures
 from fastapi import FastAPI
 
 import art_core as art

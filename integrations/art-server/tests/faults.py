@@ -14,7 +14,9 @@ WS, CALL = b"GET /ws/", b"POST /rollouts/"
 
 def worker_killed(name: str) -> Fault:
     async def fault(setting: Setting) -> None:
-        setting.workers.pop(name).kill()
+        process = setting.workers.pop(name)
+        process.kill()
+        await asyncio.to_thread(process.wait)
 
     return fault
 

@@ -17,8 +17,9 @@ async def ask(text):
 
 
 @asynccontextmanager
-async def socket(server, name, **options):
-    async with connect_websocket(f"ws{server.url[4:]}/ws/{name}", max_size=None, **options) as it:
+async def socket(server, name, session=None):
+    headers = {"x-art-session": session} if session else {}
+    async with connect_websocket(f"ws{server.url[4:]}/ws/{name}", max_size=None, additional_headers=headers) as it:
         yield it
 
 
@@ -65,7 +66,7 @@ BAD = [
 
 @pytest.mark.parametrize(("said", "told"), BAD)
 async def test_what_is_no_message_is_answered_and_logged_and_hurts_nobody(serving, caplog, said, told):
-    async with serving() as server, server.worker("good", ask), socket(server, "bad") as bad:
+    async with serving() as server, server.worker("good", ask), socket(server, "bad", "s") as bad:
         await bad.send(said)
         answer = await heard(bad, "error")
         assert answer["code"] == "bad_message"
@@ -80,8 +81,8 @@ async def test_what_is_no_message_is_answered_and_logged_and_hurts_nobody(servin
 
 
 async def test_twenty_bad_messages_end_their_connection_and_no_other(serving):
-    async with serving() as server, server.worker("good", ask), socket(server, "bad") as bad:
-        for _ in range(25):
+    async with serving() as server, server.worker("good", ask), socket(server, "bad", "s") as bad:
+        for _ in range(20):
             await bad.send("nonsense")
         with pytest.raises(websockets.ConnectionClosed) as closed:
             while True:
@@ -91,7 +92,7 @@ async def test_twenty_bad_messages_end_their_connection_and_no_other(serving):
 
 
 async def test_a_message_of_70_megabytes_ends_its_connection_and_no_other(serving):
-    async with serving() as server, server.worker("good", ask), socket(server, "bad") as bad:
+    async with serving() as server, server.worker("good", ask), socket(server, "bad", "s") as bad:
         with pytest.raises(websockets.ConnectionClosed) as closed:
             await bad.send("x" * 70 * 2**20)
             await asyncio.wait_for(bad.recv(), 30)
@@ -102,7 +103,7 @@ async def test_a_message_of_70_megabytes_ends_its_connection_and_no_other(servin
 
 
 async def test_leases_and_results_that_were_made_up_change_nothing(serving):
-    async with serving() as server, server.worker("good", ask), socket(server, "bad") as bad:
+    async with serving() as server, server.worker("good", ask), socket(server, "bad", "s") as bad:
         status = {"type": "status_update", "status": "connected", "v": 1, "session": "s", "capacity": 0}
         await bad.send(json.dumps({**status, "running": ["made up"]}))
         assert (await heard(bad, "cancel_episodes"))["leases"] == ["made up"]

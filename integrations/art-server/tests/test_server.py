@@ -6,12 +6,14 @@ import time
 
 import httpx
 import pytest
+from starlette.websockets import WebSocketDisconnect
 
 from art_core.errors import CaptureError, StoreError
 from art_core.testing import FakeEngine
-from art_server import TrainingClient
+from art_server import TrainingClient, TrainingServer
 from art_server.client import WorkerReplaced
 from art_server.loops import loop_beside
+from art_server.messages import ModelState
 from art_server.remote import ServerError
 
 
@@ -333,3 +335,52 @@ async def test_what_lets_the_runs_of_a_pool_in_ends_with_them(serving):
             await run.collect(agent, ["one"], group_size=1)
         gc.collect()
         assert len(server.roster._gates) == 1, "that of the last collection, whose agent the run remembers"
+
+
+async def test_a_worker_that_leaves_goes_when_its_last_result_has_arrived_and_not_before(serving, monkeypatch):
+    begun, allowed, cuts = asyncio.Event(), asyncio.Event(), []
+
+    async def waits(task, address):
+        begun.set()
+        await allowed.wait()
+        return await ask(address, task)
+
+    async with serving(lease=30) as server, server.connect() as run:
+        handle = server.roster.handle
+
+        async def cut_once(client_id, text):
+            if "episode_result" in text and not cuts:
+                cuts.append(text)
+                await server.roster.active_clients[client_id].close(1012)
+            else:
+                await handle(client_id, text)
+
+        monkeypatch.setattr(server.roster, "handle", cut_once)
+        leaver = TrainingClient("leaver", server.url, agent=waits)
+        work = asyncio.create_task(leaver.run())
+        collecting = asyncio.ensure_future(run.collect(None, ["one"], group_size=1))
+        await begun.wait()
+        leaving = asyncio.create_task(leaver.leave())
+        allowed.set()
+        await asyncio.wait_for(asyncio.gather(leaving, work), 15)
+        [group] = await asyncio.wait_for(collecting, 10)
+    assert cuts and group.trajectories[0].error is None
+
+
+class Broken:
+    """A socket whose connection is gone, as Starlette says it."""
+
+    async def send_text(self, data):
+        raise WebSocketDisconnect(1006)
+
+    async def close(self, code=1000, reason=None):
+        raise WebSocketDisconnect(1006)
+
+
+async def test_a_server_ends_though_a_worker_was_gone_and_nobody_knew():
+    roster = TrainingServer()
+    await roster.register_client("a", Broken())
+    roster.publish(ModelState(version=1))
+    await roster.handle("a", "no message")
+    await roster.close()
+    gc.collect()  # a task that failed unheard would be told of now

@@ -32,6 +32,9 @@ export function fill(element, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
+// Whether somebody is in it, with the keyboard or with a click that has begun: then it is not drawn anew.
+export const inUse = (element) => element.contains(document.activeElement) || element.matches(":active");
+
 // A row of buttons of which one is on.
 export function toggle(label, options, chosen, choose) {
   const buttons = options.map(([value, text, about]) =>

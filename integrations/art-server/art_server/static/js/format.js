@@ -80,6 +80,9 @@ export const STATES = {
   lost: ["lost, made again", ""],
 };
 
+// As STATES; nobody runs what has not ended in a run that no process has open.
+export const stateOf = (state, run) => (state === "running" && !run.open ? ["not finished", ""] : STATES[state]);
+
 // [value, name] of the splits that can be chosen: the usual ones are there before a rollout of theirs is.
 export function splitsOf(run) {
   const names = new Set(["train", "eval", ...run.splits.map((it) => it.split).filter(Boolean)]);

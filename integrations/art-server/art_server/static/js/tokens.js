@@ -15,7 +15,7 @@ export class TokenView {
     Object.assign(this, { run, trajectory, signal });
     this.colour = localStorage.getItem(CHOICE) ?? "advantage";
     this.blocks = h("div", { class: "blocks" });
-    this.scale = h("div");
+    this.scale = h("div", { class: "legend" });
     this.readout = h(
       "div",
       { class: "readout", role: "status", "aria-live": "polite" },

@@ -1,8 +1,8 @@
 // Groups with their spread: what there is to learn from.
 
 import { get, runPath } from "../api.js";
-import { empty, field, fill, h, pager, select } from "../dom.js";
-import { num, plural, short, splitsOf, taskText } from "../format.js";
+import { empty, field, fill, h, inUse, pager, select } from "../dom.js";
+import { num, plural, short, splitsOf, stateOf, taskText } from "../format.js";
 import { extent, strip, stripLegend } from "../strip.js";
 
 const LIMIT = 30;
@@ -32,7 +32,7 @@ export async function groups(context) {
   };
   const load = async (quietly = false) => {
     const page = await get(runPath(context.run, "/groups"), { ...asked, limit: LIMIT }, context.signal);
-    if (quietly && list.contains(document.activeElement)) return;
+    if (quietly && inUse(list)) return;
     draw(page);
   };
   const draw = (page) => {
@@ -103,7 +103,7 @@ const heads = () =>
 function row(group, range, context) {
   const text = taskText(group.task);
   const gone = [
-    group.running && `${group.running} running`,
+    group.running && `${group.running} ${stateOf("running", context.info)[0]}`,
     group.failed && `${group.failed} failed`,
     group.lost && `${group.lost} lost`,
   ]

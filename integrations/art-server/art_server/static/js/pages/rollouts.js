@@ -1,8 +1,8 @@
 // A table of runs of the agent, by step, split, group or task.
 
 import { get, runPath } from "../api.js";
-import { empty, field, fill, h, pager, select } from "../dom.js";
-import { duration, num, plural, short, signed, splitsOf, STATES, taskText } from "../format.js";
+import { empty, field, fill, h, inUse, pager, select } from "../dom.js";
+import { duration, num, plural, short, signed, splitsOf, stateOf, taskText } from "../format.js";
 
 const LIMIT = 50;
 
@@ -28,7 +28,7 @@ export async function rollouts(context) {
   };
   const load = async (quietly = false) => {
     const page = await get(runPath(context.run, "/trajectories"), { ...asked, limit: LIMIT }, context.signal);
-    if (quietly && rows.contains(document.activeElement)) return;
+    if (quietly && inUse(rows)) return;
     fill(said, plural(page.total, "trajectory", "trajectories"));
     fill(
       rows,
@@ -118,7 +118,8 @@ export async function rollouts(context) {
         foot,
       ),
     ),
-    update: () => {
+    update: (run) => {
+      context.info = run;
       if (!asked.offset && asked.order === "newest") return load(true);
     },
   };
@@ -127,7 +128,7 @@ export async function rollouts(context) {
 function row(it, context) {
   const text = taskText(it.task),
     address = context.link(context.run, "rollout", it.rollout_id);
-  const [name, kind] = STATES[it.state];
+  const [name, kind] = stateOf(it.state, context.info);
   return h(
     "tr",
     {

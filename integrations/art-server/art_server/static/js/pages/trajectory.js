@@ -4,7 +4,7 @@ import { get, rolloutPath, runPath } from "../api.js";
 import { CallTree } from "../calltree.js";
 import { conversation } from "../conversation.js";
 import { fill, h, toggle } from "../dom.js";
-import { ago, duration, json, num, plural, signed, STATES, taskText } from "../format.js";
+import { ago, duration, json, num, plural, signed, stateOf, taskText } from "../format.js";
 import { TokenView } from "../tokens.js";
 
 export async function trajectory(context) {
@@ -112,7 +112,7 @@ const compareLink = (context, it) =>
   context.link(context.run, "compare", "", { task_id: it.task_id, a: it.rollout_id });
 
 function head(context, it, { before, after, at, of }) {
-  const [name, kind] = STATES[it.state];
+  const [name, kind] = stateOf(it.state, context.info);
   const go = (id, text, about) =>
     id
       ? h(

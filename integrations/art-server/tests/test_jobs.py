@@ -1,0 +1,69 @@
+"""What was asked under a key: done once, in the order in which it was asked, and again where nothing came of it."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from art_core.errors import CaptureError
+
+
+async def agent(task, address):
+    async with httpx.AsyncClient(trust_env=False) as client:
+        body = {"messages": [{"role": "user", "content": task}]}
+        answer = await client.post(f"{address.base_url}/chat/completions", json=body)
+        return answer.raise_for_status().json()["choices"][0]["message"]["content"]
+
+
+def length(trajectory):
+    return float(len(trajectory.rollout_id.replace("0", "")))
+
+
+async def test_a_collection_that_failed_is_made_when_it_is_asked_for_again(serving):
+    async with serving() as server, server.connect() as run:
+        async with server.worker("without"):
+            with pytest.raises(CaptureError, match="was given none"):
+                await run.collect(None, ["one"], group_size=2, key="first")
+        async with server.worker("a", agent):
+            [group] = await run.collect(None, ["one"], group_size=2, key="first")
+        assert [t.error for t in group.trajectories] == [None, None]
+
+
+async def test_steps_are_taken_in_the_order_in_which_they_are_asked_for(serving, monkeypatch):
+    async with serving() as server, server.worker("a", agent), server.connect() as run:
+        slow, quick = await run.score(await run.collect(None, ["slow", "quick"], group_size=4), length)
+        stored, ids = server.run.store.trajectory, {t.rollout_id for t in slow.trajectories}
+
+        def read(rollout_id):
+            time.sleep(0.1 if rollout_id in ids else 0)
+            return stored(rollout_id)
+
+        monkeypatch.setattr(server.run.store, "trajectory", read)
+        first = asyncio.ensure_future(run.learn([slow], key="first"))
+        while server.app.state.served.jobs.get("first") is None:
+            await asyncio.sleep(0.01)
+        await asyncio.gather(first, run.learn([quick], key="second"))
+        jobs = server.app.state.served.jobs
+        assert [jobs.get(key).result["step"] for key in ("first", "second")] == [1, 2]
+
+
+async def test_a_step_whose_weights_a_killed_server_took_along_is_taken_again(serving):
+    async with serving() as server, server.worker("a", agent), server.connect() as run:
+        groups = await run.score(await run.collect(None, ["one"], group_size=4), length)
+        await run.learn(groups, key="first")
+        assert server.run.step == 1
+        server.run.step = 0  # as after a kill, where no checkpoint had been written
+        await run.learn(groups, key="first")
+        assert server.run.step == 1
+
+
+async def test_a_step_counts_the_metrics_that_its_groups_have(serving):
+    async with serving() as server, server.worker("a", agent), server.connect() as run:
+        [group] = await run.collect(None, ["one"], group_size=3)
+        by_hand = tuple(
+            replace(t, reward=float(n), metrics={"success": float(n == 0)}) for n, t in enumerate(group.trajectories)
+        )
+        metrics = await run.learn([replace(group, trajectories=by_hand)])
+        assert metrics["success"] == pytest.approx(1 / 3)
