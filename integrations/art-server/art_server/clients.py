@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 from starlette.websockets import WebSocketDisconnect
+from starlette.websockets import WebSocketDisconnect
 
 from art_server.messages import write
 
@@ -32,6 +33,8 @@ GONE = (WebSocketDisconnect, RuntimeError, OSError)
 """What a socket raises whose connection is gone."""
 NOT_READY = ("connecting", "silent", "leaving", "left")
 """States of a worker that is given no episodes."""
+GONE = (RuntimeError, OSError, WebSocketDisconnect)
+"""What sending and closing raise where the other side has gone."""
 
 
 class Socket(Protocol):

@@ -122,7 +122,8 @@ async def test_the_first_of_two_workers_of_a_name_ends_with_the_reason(setting):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("agent", "said"), [("bad.py:broken", "no such model"), ("agents.py:nobody", "nobody"), ("none.py:agent", "none.py")]
+    ("agent", "said"),
+    [("bad.py:broken", "no such model"), ("agents.py:nobody", "nobody"), ("none.py:agent", "none.py")],
 )
 async def test_an_agent_that_cannot_be_loaded_ends_the_worker_before_it_connects(setting, agent, said):
     worker = setting.start_worker("w", str(setting.folder / agent))
