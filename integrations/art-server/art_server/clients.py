@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 from starlette.websockets import WebSocketDisconnect
-from starlette.websockets import WebSocketDisconnect
 
 from art_server.messages import write
 
