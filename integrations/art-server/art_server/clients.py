@@ -32,8 +32,6 @@ GONE = (WebSocketDisconnect, RuntimeError, OSError)
 """What a socket raises whose connection is gone."""
 NOT_READY = ("connecting", "silent", "leaving", "left")
 """States of a worker that is given no episodes."""
-GONE = (RuntimeError, OSError, WebSocketDisconnect)
-"""What sending and closing raise where the other side has gone."""
 
 
 class Socket(Protocol):
