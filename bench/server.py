@@ -104,7 +104,9 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             found["connected"] = server.memory(), door.memory()
             found["files"] = server.sockets(), door.sockets()
             if options.calls:
+                cpu = server.cpu(), door.cpu()
                 await run.collect(None, ["alone"], group_size=1, key="alone")
+                found["call"] = (server.cpu() - cpu[0]) / ALONE, (door.cpu() - cpu[1]) / (2 * ALONE)
             tasks = [f"task {number}" for number in range(options.episodes // options.group_size)]
             cpu, begun = (server.cpu(), door.cpu()), time.perf_counter()
             collecting = run.collect(
@@ -198,6 +200,11 @@ def report(options: argparse.Namespace, found: dict[str, Any], stored: dict[str,
         ["server: CPU ms/episode", 1000 * cpu[0] / options.episodes],
         ["door: CPU ms/episode", 1000 * cpu[1] / options.episodes],
         ["server: share of one core", cpu[0] / seconds],
+        *(
+            [["CPU ms/call, server and door", f"{1000 * found['call'][0]:.2f}, {1000 * found['call'][1]:.2f}"]]
+            if "call" in found
+            else []
+        ),
         ["server: MiB started", found["before"][0]],
         ["server: MiB with all connected", found["connected"][0]],
         ["server: KiB/worker", 1024 * (found["connected"][0] - found["before"][0]) / options.workers],

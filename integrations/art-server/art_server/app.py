@@ -90,7 +90,7 @@ def make_app(
                 await roster.close()
                 await proxy.close()
 
-    app = FastAPI(title="art", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = _documented(title="art", lifespan=lifespan)
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
     app.add_middleware(_Doorway)
     app.add_middleware(Guard, token=token)  # added last, so that it is asked first
@@ -99,6 +99,18 @@ def make_app(
     app.include_router(read_routes(OneFolder(run_dir)))
     app.mount("/", pages())
     return app
+
+
+def _documented(**settings: Any) -> FastAPI:
+    """Return an application whose schema is at /openapi.json, and at /docs as pages where fastapi-offline is installed.
+
+    FastAPI's own pages load their scripts from elsewhere.
+    """
+    try:
+        from fastapi_offline import FastAPIOffline
+    except ImportError:
+        return FastAPI(docs_url=None, redoc_url=None, **settings)
+    return FastAPIOffline(redoc_url=None, **settings)
 
 
 class _Doorway:

@@ -37,7 +37,9 @@ PING = 10.0
 PAUSE = 15.0
 """Seconds, the longest between two attempts to connect."""
 HANDSHAKE = 15.0
-"""Seconds that connecting may take."""
+"""Seconds that connecting may take at first, and twice as long at every further attempt, up to ``LONGEST``: where a busy server
+takes longer for a thousand at once, it would otherwise be asked by all of them again and again, and answer nobody in time."""
+LONGEST = 120.0
 BRIEF = 5.0
 """Seconds; after a connection that was lost sooner a worker pauses, so that it does not knock without end."""
 LOST = (aiohttp.ClientError, OSError, TimeoutError)
@@ -114,7 +116,7 @@ class TrainingClient:
                     wait=pause, retry=retry_if_exception_type(LOST), before_sleep=_say_why
                 ):
                     with attempt:
-                        await self.connect()
+                        await self.connect(HANDSHAKE * 2 ** (attempt.retry_state.attempt_number - 1))
                 begun = time.monotonic()
                 ended = await self.handle_server_messages()
                 if not ended and time.monotonic() - begun < BRIEF:
@@ -122,12 +124,12 @@ class TrainingClient:
         finally:
             await self.close()
 
-    async def connect(self) -> None:
-        """Connect, say who this is, and send again what was not acknowledged."""
+    async def connect(self, seconds: float = HANDSHAKE) -> None:
+        """Connect within ``seconds``, say who this is, and send again what was not acknowledged."""
         if self._http is None:
             self._http = aiohttp.ClientSession(headers=self._headers)
         try:
-            async with asyncio.timeout(HANDSHAKE):
+            async with asyncio.timeout(min(seconds, LONGEST)):
                 self.websocket = await self._http.ws_connect(
                     self.server_url, heartbeat=PING, max_msg_size=MAX_MESSAGE, headers={SESSION: self._session_id},
                     timeout=aiohttp.ClientWSTimeout(ws_close=5),

@@ -4,6 +4,7 @@ import contextlib
 import re
 
 import aiohttp
+import pytest
 from fastapi.routing import APIRoute
 from served import END, SHAKE, raw, served
 from starlette.routing import Mount
@@ -207,3 +208,19 @@ async def test_a_message_that_is_none_is_told_so(tmp_path):
 async def test_more_tasks_than_a_collection_may_have_are_refused_in_short(tmp_path):
     async with served(tmp_path) as (_, _, http), http.put("/api/jobs/a", json=job([0] * (MOST_TASKS + 1))) as answer:
         assert answer.status == 422 and len(await answer.read()) < 20_000
+
+
+# --- the pages of documentation
+
+
+async def test_the_pages_of_documentation_load_nothing_from_elsewhere(tmp_path):
+    pytest.importorskip("fastapi_offline")
+    async with served(tmp_path) as (_, _, http):
+        async with http.get("/docs") as answer:
+            page = await answer.text()
+        loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+        assert answer.status == 200 and len(loaded) >= 2
+        for address in loaded:
+            assert address.startswith("/")
+            async with http.get(address) as answer:
+                assert answer.status == 200, address
