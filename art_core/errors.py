@@ -5,6 +5,7 @@ ArtError
 |-- AgentError           nobody can adapt this agent
 |-- PluginError          a plugin failed, or two plugins disagree
 |-- CaptureError         a model call cannot be attributed or recorded
+|   |-- ServingDied      the process that serves the policy has died
 |   `-- UpstreamError    what serves the policy refused or failed
 |-- ModelCallError       a model call of a classic agent was refused or failed
 |-- RolloutLost          the machine that ran the agent is gone
@@ -32,6 +33,10 @@ class PluginError(ArtError):
 
 class CaptureError(ArtError):
     """A model call cannot be attributed or recorded."""
+
+
+class ServingDied(CaptureError):
+    """The process that serves the policy has died; started again with the same run folder, a run goes on."""
 
 
 TOO_LONG = "context_length_exceeded"

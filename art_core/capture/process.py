@@ -21,7 +21,7 @@ from multiprocessing import current_process
 
 from art_core.capture.child import COMMAND, Pipe, pickled
 from art_core.capture.serving import ServingPlan
-from art_core.errors import CaptureError, ConfigError
+from art_core.errors import CaptureError, ConfigError, ServingDied
 
 STOP_SECONDS = 30.0
 """How long the serving process may take to stop before it is killed."""
@@ -177,14 +177,14 @@ def _not_started(error: OSError) -> CaptureError:
     return CaptureError(f"the serving process cannot be started: {error}{hint}")
 
 
-def _died(code: int) -> CaptureError:
+def _died(code: int) -> ServingDied:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended"
     hint = (
         "; running out of memory is the usual cause: serve a smaller model or run fewer rollouts at a time"
         if code == -signal.SIGKILL
         else ""
     )
-    return CaptureError(
+    return ServingDied(
         f"the serving process died: it {how} (exit code {code}){hint}. What it wrote last is on stderr; the calls that it "
         "recorded are in the store, so start again with the same run folder to go on"
     )

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from art_core.collecting import Kept
-from art_core.errors import ArtError, ConfigError, RewardError
+from art_core.errors import ArtError, ConfigError, RewardError, ServingDied
 from art_core.rollout import describe, task_id, task_input
 from art_core.run import Run
 from art_core.types import Group, Trajectory
@@ -56,6 +56,8 @@ class Jobs:
         self._tasks: set[asyncio.Task[None]] = set()
         self._learning = asyncio.Lock()
         self._ending = asyncio.Event()
+        self.died: ServingDied | None = None
+        """Why no job can go on here."""
 
     def resume(self) -> list[str]:
         """Begin again what an ended server had not finished; return the keys."""
@@ -174,6 +176,9 @@ class Jobs:
             if not job.given_up:
                 raise  # the server ends; the job goes on with the next
             ended = state.model_copy(update={"state": "failed", "error": GIVEN_UP})
+        except ServingDied as error:  # the job is not done, and goes on when a server has been started again
+            self.died = error
+            return
         except Exception as error:  # the boundary between one request and the serving of all others
             unknown = None if isinstance(error, ArtError) else error
             log.error("%s %s failed: %s", state.kind, state.key, describe(error), exc_info=unknown)

@@ -12,7 +12,7 @@ import uvicorn
 from rich.console import Console
 
 from art_core.capture import listen
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, ServingDied
 from art_server.app import make_app
 from art_server.edge import BoundedHead
 from art_server.guard import is_local
@@ -54,7 +54,8 @@ class Plan:
 
 
 async def serve_forever(plan: Plan) -> None:
-    """Serve until Ctrl-C. Raises ConfigError where the address is taken or would let strangers in."""
+    """Serve until Ctrl-C. Raises ConfigError where the address is taken or would let strangers in, ServingDied where the engine's
+    process has died; started again, what was asked goes on."""
     plan.check()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     log = logging.getLogger("art_server")
@@ -70,8 +71,8 @@ async def serve_forever(plan: Plan) -> None:
         server = _Announcing(configured(app, **tls), console, plan, listener.getsockname()[1])
         console.print(f"starting the engine; everything is kept in {plan.run_dir}")
         await server.serve([listener])
-        if app.state.failed is not None:
-            raise app.state.failed
+        if (failed := app.state.failed or server.died) is not None:
+            raise failed
 
 
 def configured(app: Any, **settings: Any) -> uvicorn.Config:
@@ -114,6 +115,15 @@ class _Announcing(uvicorn.Server):
                 f"  training:  art_server.connect('http{s}://{host}:{self._port}')\n"
                 f"  Ctrl-C ends it; the same command with --run-dir {self._plan.run_dir} goes on"
             )
+
+    @property
+    def died(self) -> ServingDied | None:
+        """Why nothing can be served any more; then whoever keeps this process running is to start another."""
+        served = getattr(self.config.app.state, "served", None)
+        return None if served is None else served.jobs.died
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self.died is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.config.app.state.served.jobs.ending()

@@ -5,10 +5,12 @@ the run's file.
 """
 
 import asyncio
+import os
 import random
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fault_setting import Setting, check_file, check_runs
@@ -130,6 +132,39 @@ async def test_with_the_real_engine_what_was_trained_is_what_was_sampled(tmp_pat
     audit = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert not marked(f"FAULTS={tmp_path}")
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("told", [False, True])
+async def test_a_server_whose_engine_was_killed_ends_and_started_again_goes_on(tmp_path, monkeypatch, told):
+    monkeypatch.setenv("FAULT_PAUSE", "2")
+    async with Setting(tmp_path, lease=10) as setting:
+        serve = [
+            "-m",
+            "art_core",
+            "serve",
+            "--run-dir",
+            str(setting.run_dir),
+            "--port",
+            str(setting.port),
+            "--lease",
+            "10",
+        ]
+        await begun(setting, 1, *serve)
+        async with art_server.connect(setting.proxy.url) as run:
+            collecting = asyncio.create_task(run.collect(None, ["a"], group_size=SIZE + 4, key="round-0"))
+            while not (await setting.status())["results_available"]:
+                await asyncio.sleep(0.05)
+            server = setting.server.pid
+            [engine] = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+            os.kill(int(engine), signal.SIGTERM)  # as a supervisor does that ends all processes of a service
+            if told:
+                setting.server.terminate()
+            assert (await asyncio.to_thread(setting.server.wait, 60) == 1) is not told
+            setting.start_server(*serve)
+            await asyncio.wait_for(collecting, 120)
+        check_runs(setting.run_dir, "round-0", ["a"], SIZE + 4)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
