@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse
 
 from art_core import open_run
+from art_core.errors import ArtError
 from art_core.run import Run
 from art_core.store.values import to_json
 from art_server import reading
@@ -63,7 +64,14 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_run(run_dir, executor=Workers(roster), **settings) as run:
+        app.state.failed = None
+        async with AsyncExitStack() as stack:
+            try:
+                run = await stack.enter_async_context(open_run(run_dir, executor=Workers(roster), **settings))
+            except ArtError as error:
+                app.state.failed = error  # for whoever serves it to say
+                raise
+            run.store.set_meta("served", True)
             proxy = Proxy(run.door.address)
 
             def learnt() -> None:
@@ -163,6 +171,15 @@ async def job(request: Request, key: Key, wait: Annotated[float, Query(ge=0, le=
     found = await _served(request).jobs.wait(key, wait)
     if found is None:
         raise HTTPException(404, f"there is no job {key}")
+    return found
+
+
+@router.delete("/api/jobs/{key}", responses=_MISSING)
+async def give_up_job(request: Request, key: Key) -> JobState:
+    """End a collection that is under way; its runs so far stay, and the same key goes on with them."""
+    found = await _served(request).jobs.give_up(key)
+    if found is None:
+        raise HTTPException(404, f"no collection {key} is under way")
     return found
 
 

@@ -135,7 +135,7 @@ class TrainingClient:
                     timeout=aiohttp.ClientWSTimeout(ws_close=5),
                 )  # fmt: skip
         except aiohttp.WSServerHandshakeError as error:
-            if error.status in (401, 403, 404):
+            if error.status in (401, 403, 404, 421):
                 token = "it wants another token: --token, or ART_SERVER_TOKEN"
                 why = token if error.status == 401 else "is it the address of art serve?"
                 raise ConfigError(f"{self.server_url} refused this worker (HTTP {error.status}): {why}") from error
@@ -170,7 +170,9 @@ class TrainingClient:
         await self._say_status()
         while self._running or self._unacknowledged:
             await asyncio.sleep(0.05)
+        log.info("every run has ended and arrived, %d in all", self.finished)
         if self.websocket is not None:
+            await self._say_status("left")
             await self.websocket.close()
 
     async def close(self) -> None:

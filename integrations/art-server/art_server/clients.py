@@ -52,6 +52,7 @@ class Pending:
     again: bool
     """Whether another worker may be given the same, when its worker is lost; otherwise ``outcome`` fails with RolloutLost."""
     attempts: int = 0
+    queued: float = field(default_factory=time.monotonic)
     holder: Client | None = None
     lease: str = ""
 
@@ -94,6 +95,13 @@ class Client:
     def free(self) -> int:
         """How many more episodes it takes now."""
         return self.places - len(self.held)
+
+    @property
+    def shown(self) -> str:
+        """Its state for people: what it said last is older than what it was given."""
+        if self.socket is None:
+            return "gone"
+        return ("running" if self.held else "idle") if self.state in ("connected", "running", "idle") else self.state
 
     @property
     def places(self) -> int:
@@ -141,10 +149,10 @@ class Client:
         now = time.monotonic()
         return [lease for lease, end in self._ends.items() if end < now]
 
-    def connect(self, socket: Socket, *, ready: bool) -> None:
-        """Send through ``socket`` from now on; episodes, where it is not ``ready``, after its first heartbeat."""
+    def connect(self, socket: Socket) -> None:
+        """Send through ``socket`` from now on; episodes after its first status update, which says how many and whose."""
         self.socket, self.bad, self.last_seen = socket, 0, time.time()
-        self.state = "connected" if ready else "connecting"
+        self.state = "connecting"
         self._outbox = asyncio.Queue(MOST_WAITING)
         self._sender = asyncio.create_task(self._send(socket, self._outbox))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +27,7 @@ log = logging.getLogger("art_server")
 
 UNFINISHED = "server/unfinished"
 """Under this name the store keeps the keys of jobs that are to be taken up again."""
+GIVEN_UP = "CancelledError: whoever asked for it has given it up"
 _REQUESTS: TypeAdapter[Any] = TypeAdapter(JobRequest)
 
 
@@ -40,6 +42,9 @@ class Job:
     request: Any
     state: JobState
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    """While it is done here."""
+    given_up: bool = False
 
 
 class Jobs:
@@ -106,6 +111,16 @@ class Jobs:
                 task.cancel()
         return self.get(key)
 
+    async def give_up(self, key: str) -> JobState | None:
+        """End a collection that is under way, for nobody will fetch it; return how far it came. None where there is none."""
+        job = self._jobs.get(key)
+        if job is None or job.state.kind != "collect" or job.task is None:
+            return None
+        job.given_up = True
+        job.task.cancel()
+        await job.ended.wait()
+        return self.get(key)
+
     def ending(self) -> None:
         """Let nobody wait any longer: the server is about to end."""
         self._ending.set()
@@ -140,13 +155,13 @@ class Jobs:
     def _begin(self, key: str, request: Any, kept: dict[str, Any]) -> Job:
         state = JobState(key=key, kind=request.kind, state="running")
         job = self._jobs[key] = Job(kept["request"], state)
-        task = asyncio.create_task(self._do(job, request, kept))
+        task = job.task = asyncio.create_task(self._do(job, request, kept))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return job
 
     async def _do(self, job: Job, request: Any, kept: dict[str, Any]) -> None:
-        state = job.state
+        state, begun = job.state, time.monotonic()
         try:
             if isinstance(request, Collect):
                 result = await self._collect(state, request)
@@ -155,8 +170,13 @@ class Jobs:
             else:
                 result = await self._score(request)
             ended = state.model_copy(update={"state": "done", "result": result})
-        except Exception as error:
-            log.error("job %s failed", state.key, exc_info=None if isinstance(error, ArtError) else error)
+        except asyncio.CancelledError:
+            if not job.given_up:
+                raise  # the server ends; the job goes on with the next
+            ended = state.model_copy(update={"state": "failed", "error": GIVEN_UP})
+        except Exception as error:  # the boundary between one request and the serving of all others
+            unknown = None if isinstance(error, ArtError) else error
+            log.error("%s %s failed: %s", state.kind, state.key, describe(error), exc_info=unknown)
             ended = state.model_copy(update={"state": "failed", "error": describe(error)})
         # The state stands in the store before anybody hears of it, so that no restart does the job again.
         self._run.store.set_meta(_name(state.key), {**kept, "state": ended.model_dump(mode="json")})
@@ -164,6 +184,9 @@ class Jobs:
         del self._jobs[state.key]
         self._note_unfinished()
         job.ended.set()
+        log.info(
+            "%s %s is %s after %.1f s%s", state.kind, state.key, ended.state, time.monotonic() - begun, _summary(ended)
+        )
 
     def _note_unfinished(self) -> None:
         self._run.store.set_meta(UNFINISHED, list(self._jobs))
@@ -171,6 +194,7 @@ class Jobs:
     async def _collect(self, state: JobState, request: Collect) -> dict[str, Any]:
         size = request.group_size or self._run.config.group_size
         state.total = size * len(request.tasks)
+        log.info("%s %s: %d tasks, %d runs of each", state.kind, state.key, len(request.tasks), size)
         if state.total > MOST_RUNS:
             raise ConfigError(f"{state.total} runs are more than the {MOST_RUNS} of one collection; ask for several")
 
@@ -279,6 +303,17 @@ def _inputs(request: Collect) -> Callable[[Any], Any]:
         raise ConfigError(f"{len(request.tasks)} tasks have {len(request.inputs)} inputs; give one for each")
     inputs = {task_id(task): given for task, given in zip(request.tasks, request.inputs, strict=True)}
     return lambda task: inputs[task_id(task)]
+
+
+def _summary(state: JobState) -> str:
+    """Return what came of a job, for the log."""
+    if state.state != "done" or state.result is None:
+        return ""
+    if state.kind == "collect":
+        return f", {state.total} runs"
+    if state.kind == "learn":
+        return f", step {state.result['step']}, mean reward {state.result['metrics'].get('reward', float('nan')):.3g}"
+    return f", {len(state.result['groups'])} groups"
 
 
 def _name(key: str) -> str:

@@ -163,7 +163,7 @@ def _summary(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
     counted, last = view.step_counts()
     config = _mapping(view.meta("config"))
     ends = {it.get("name"): _without_ids(it) for it in _list(view.meta("evaluations")) if isinstance(it, dict)}
-    planned = config.get("steps")
+    planned = None if view.meta("served") else config.get("steps")  # whoever drives a server's run knows how many come
     return {
         "name": name,
         "model": _text(view.meta("model")),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +25,7 @@ from art_core.store.values import from_json, to_json
 from art_core.types import Group, GroupReward, Reward, Sampling, Trajectory
 from art_server.client import LOST, TrainingClient
 from art_server.loops import loop_beside
+from art_server.settings import load_settings
 from art_server.wire import group_from_wire
 
 AT_A_TIME = 8
@@ -34,6 +34,8 @@ WAIT = 20.0
 """Seconds that the server holds a question back until a job has ended."""
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=WAIT + 60)
 """Not of a whole answer: a group with its tokens may be large, and the way slow."""
+STARTING = 60.0
+"""Seconds that a server may take to start, where it is asked for the first time."""
 PATIENCE = 600.0
 """Seconds that a server may be away, for a restart say, before a call gives up."""
 
@@ -55,7 +57,7 @@ class RemoteRun:
     async def __aenter__(self) -> RemoteRun:
         self._http = aiohttp.ClientSession(headers=self._headers, timeout=TIMEOUT)
         try:
-            await self._ask("GET", "/status", patience=0)
+            await self._ask("GET", "/status", patience=min(self._patience, STARTING))
         except BaseException:
             await self._http.close()
             raise
@@ -87,10 +89,13 @@ class RemoteRun:
 
         ``agent`` None: the workers of ``pool`` run theirs (``art worker``). Otherwise this process runs it, its model calls
         going to the server. ``key`` names the collection: after a failure here, the same call with the same key finds what
-        was done. ``to_output`` is applied here, to what came back.
+        was done; without one, the server gives up a collection that is cancelled here. ``to_output`` is applied here, to
+        what came back.
         """
         check_tasks(tasks)
-        key, here = key or uuid.uuid4().hex, None
+        for task in tasks:
+            task_id(task)  # raises for what JSON cannot say
+        nameless, key, here = key is None, key or uuid.uuid4().hex, None
         async with AsyncExitStack() as stack:
             if agent is not None:
                 # By the key, so that the same call from a script that was started again asks for the same.
@@ -106,7 +111,13 @@ class RemoteRun:
             )
             task = bar.add_task("rollouts on the server", total=None)
             job = self._job(key, request, lambda finished, total: bar.update(task, completed=finished, total=total))
-            await (job if here is None else self._while_working(here, job))
+            try:
+                await (job if here is None else self._while_working(here, job))
+            except asyncio.CancelledError:
+                if nameless:
+                    with suppress(ServerError):  # it is away, or has ended it: nobody can say it better
+                        await asyncio.shield(self._ask("DELETE", f"/api/jobs/{key}", patience=0))
+                raise
         groups = await self._groups(key, len(tasks))
         return groups if to_output is None else [_with_outputs(group, to_output) for group in groups]
 
@@ -171,9 +182,10 @@ class RemoteRun:
         self, key: str, request: dict[str, Any], on_rollout: Callable[[int, int], None] = lambda finished, total: None
     ) -> dict[str, Any]:
         path = f"/api/jobs/{quote(key, safe='')}"
+        wait = 1 if request["kind"] == "collect" else WAIT  # a collection tells how far it is
         state = await self._ask("PUT", path, request)
         while state["state"] == "running":
-            state = await self._ask("GET", f"{path}?wait={WAIT if not state['total'] else 1}")
+            state = await self._ask("GET", f"{path}?wait={wait}")
             on_rollout(state["finished"], state["total"])
         if state["state"] == "failed":
             kind, _, text = state["error"].partition(": ")
@@ -213,6 +225,8 @@ class RemoteRun:
                 raise _Away(f"{self.url}{path} answered {answer.status}")
             if answer.status == 401:
                 raise ConfigError(f"{self.url} wants another token: connect(url, token=...)")
+            if answer.status == 404 and path == "/status":
+                raise ConfigError(f"{self.url} answers, but is not the address of art serve")
             if answer.status >= 400:
                 raise ServerError(
                     f"{method} {path} was refused ({answer.status}): {told[:2000].decode(errors='replace')}"
@@ -230,9 +244,11 @@ def connect(
     """Return the run of the server at ``url``, ``http://HOST:PORT``, to open with ``async with``.
 
     ``workers``: runs of an agent at a time that this process makes, where ``collect`` is given one. ``patience``: seconds
-    that the server may be away before a call raises ServerError. ``token`` None: ``ART_SERVER_TOKEN``, where that is set.
+    that the server may be away before a call raises ServerError. ``token`` None: ``ART_SERVER_TOKEN`` of the environment or
+    ``.env``, where that is set.
     """
-    token = token or os.environ.get("ART_SERVER_TOKEN") or None
+    known = load_settings().server_token
+    token = token or (known.get_secret_value() if known else None)
     return RemoteRun(url, token=token, workers=workers, patience=patience, progress=progress)
 
 

@@ -87,14 +87,14 @@ class TrainingServer:
     async def register_client(self, client_id: str, websocket: Socket, session: str | None = None) -> None:
         """Take over a connected worker's socket for sending; ``handle`` is to be given what it says.
 
-        ``session`` is what its status updates will name; a classic client has none, and is given episodes at once.
+        ``session`` is what its status updates will name; a classic client has none.
         """
         client = self._clients.setdefault(client_id, Client(client_id, capacity=CLASSIC_CAPACITY))
         if session is not None and session == client.session:
             client.disconnect(CAME_BACK, "you have connected again")
         else:
             client.disconnect(REPLACED, f"another worker has connected as {client_id}")
-        client.connect(websocket, ready=session is None)
+        client.connect(websocket)
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
         log.info("worker %s connected", client_id)
@@ -110,6 +110,8 @@ class TrainingServer:
         log.info("worker %s disconnected, holding %d episodes", client_id, len(client.held))
         if not client.leases:
             self._lose(client, client.held, "disconnected")
+        if client.state == "left":
+            del self._clients[client_id]
 
     async def distribute_episodes(self, episodes: Iterable[dict[str, Any]]) -> None:
         """Queue episodes for the connected workers and those to come; their results come into ``results_queue``.
@@ -117,12 +119,14 @@ class TrainingServer:
         An episode is a dict with ``episode_id``. It is given to another worker where its own is lost. They live in this
         process only. Raises ConfigError for one without an id, or whose id is under way.
         """
-        episodes = list(episodes)
+        episodes = [dict(episode) for episode in episodes]
         ids = [episode.get("episode_id") for episode in episodes]
         under_way = {it.episode_id for it in (*self.training_queue, *self._held())}
         for place, name in enumerate(ids):
             if not isinstance(name, str) or not name or name in under_way:
                 raise ConfigError(f"episode {place} has episode_id={name!r}; give each one a text of its own")
+            if episodes[place].get("rollout") is not None:
+                raise ConfigError(f"episode {name!r} names a rollout, which only a run opens; leave the key out")
             under_way.add(name)
         for episode in episodes:
             pending = Pending(dict(episode), "default", asyncio.get_running_loop().create_future(), again=True)
@@ -176,7 +180,7 @@ class TrainingServer:
         """Return what is known of every worker, for people."""
         return [
             {
-                "id": it.client_id, "state": it.state if it.socket else "gone", "pool": it.pool, "capacity": it.capacity,
+                "id": it.client_id, "state": it.shown, "pool": it.pool, "capacity": it.capacity,
                 "running": len(it.held), "finished": it.finished, "lost": it.lost, "version": it.version,
                 "last_seen": it.last_seen,
             }
@@ -279,6 +283,15 @@ class TrainingServer:
                     self._lose(client, ended, f"was silent for {self.lease:g} seconds")
                 if client.socket is None and not client.held and client.last_seen < time.time() - 10 * self.lease:
                     del self._clients[client.client_id]
+            self._lose_hopeless()
+
+    def _lose_hopeless(self) -> None:
+        """Take runs out of the queue that no worker is there for: their time is counted, and it is not the agent's."""
+        late = time.monotonic() - self.lease
+        for pending in [it for it in self.training_queue if not it.again and it.queued < late]:
+            if not self._capacity(pending.pool):
+                self.training_queue.remove(pending)
+                pending.outcome.set_exception(RolloutLost(f"no worker of pool {pending.pool} was there to take it"))
 
     def _give_up(self, pending: Pending) -> None:
         """Forget an episode that nobody waits for."""

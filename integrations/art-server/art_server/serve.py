@@ -48,6 +48,9 @@ class Plan:
             raise ConfigError("the token is short enough to guess; take 16 characters or more: openssl rand -hex 32")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("TLS needs both --ssl-keyfile and --ssl-certfile")
+        for path in filter(None, (self.ssl_keyfile, self.ssl_certfile)):
+            if not path.is_file():
+                raise ConfigError(f"there is no file {path}; TLS needs a key and a certificate in PEM")
 
 
 async def serve_forever(plan: Plan) -> None:
@@ -67,6 +70,8 @@ async def serve_forever(plan: Plan) -> None:
         server = _Announcing(configured(app, **tls), console, plan, listener.getsockname()[1])
         console.print(f"starting the engine; everything is kept in {plan.run_dir}")
         await server.serve([listener])
+        if app.state.failed is not None:
+            raise app.state.failed
 
 
 def configured(app: Any, **settings: Any) -> uvicorn.Config:
@@ -95,10 +100,13 @@ class _Announcing(uvicorn.Server):
         self._console, self._plan, self._port = console, plan, port
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        told = logging.getLogger("uvicorn.error")
+        told.setLevel(logging.CRITICAL)  # why the run cannot be opened is raised after it, as one message
         await super().startup(sockets)
+        told.setLevel(logging.WARNING)
         if not self.should_exit:
             s, host = "s" if self._plan.ssl_certfile else "", self._plan.host
-            host = socket.gethostname() if host in ("0.0.0.0", "::") else host
+            host = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
             token = " --token ..." if self._plan.token else ""
             self._console.print(
                 f"serving at http{s}://{host}:{self._port}\n"

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from art_core.types import Trajectory
 HERE = Path(__file__).parent
 CALLS = 3
 """Of every run of the agents in ``fault_agents.py``."""
+NOT_NEEDED = {it.name for it in entry_points(group="art")} - {"openai", "server"}
+"""Plugins whose frameworks would take seconds to load in every process."""
 
 
 class Setting:
@@ -105,7 +108,10 @@ class Setting:
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder,
-                env={**os.environ, "FAULTS": str(self.folder), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
+                env={
+                    **os.environ, "FAULTS": str(self.folder), "PYTHONUNBUFFERED": "1", "COLUMNS": "200",
+                    "ART_DISABLE_PLUGINS": ",".join(NOT_NEEDED),
+                },
             )  # fmt: skip
 
 

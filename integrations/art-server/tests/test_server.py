@@ -384,3 +384,18 @@ async def test_a_server_ends_though_a_worker_was_gone_and_nobody_knew():
     await roster.handle("a", "no message")
     await roster.close()
     gc.collect()  # a task that failed unheard would be told of now
+
+
+async def test_a_collection_that_is_cancelled_here_ends_on_the_server_unless_it_has_a_key(serving):
+    async def never(task, address):
+        await asyncio.sleep(60)
+
+    async with serving() as server, server.connect() as run:
+        for key in (None, "kept"):
+            collecting = asyncio.ensure_future(run.collect(never, ["one"], group_size=2, key=key))
+            while not any(it["running"] for it in server.roster.workers()):
+                await asyncio.sleep(0.01)
+            collecting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await collecting
+        assert server.run.store.meta("server/unfinished") == ["kept"]

@@ -4,7 +4,9 @@ import asyncio
 import math
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 
+import httpx
 import openai
 import pytest
 from faulty_proxy import FaultyProxy
@@ -12,6 +14,7 @@ from faulty_proxy import FaultyProxy
 from art_core.errors import CaptureError
 from art_server import TrainingClient
 from art_server.client import WorkerReplaced
+from art_server.episodes import unanswered
 
 WS, CALL = b"GET /ws/", b"POST /rollouts/"
 LONG = 60.0
@@ -114,6 +117,60 @@ async def test_an_agent_that_cannot_reach_the_model_has_not_failed_though_its_wo
         assert [t.error for t in group.trajectories] == [None, None]
         assert client.connected
         assert any("could not reach the server" in str(error) for error in stored(server))
+
+
+async def test_runs_that_no_worker_is_there_for_have_not_used_their_time(behind):
+    asked = asyncio.Event()
+
+    async def slow(task):
+        asked.set()
+        await asyncio.sleep(3600)
+
+    async with behind(lease=1, rollout_timeout=4) as (server, _, worker):
+        first = await worker("first", slow)
+        collecting = asyncio.create_task(collect(server, tasks=["a"]))
+        await asked.wait()
+        first.work.cancel()
+        await until(lambda: not server.roster.active_clients)
+        await asyncio.sleep(6)
+        await worker("second", ask)
+        [group] = await collecting
+        assert [t.error for t in group.trajectories] == [None, None]
+
+
+def broke_off(url, *, cause=None, status=None):
+    request = SimpleNamespace(url=url)
+    error = type("BrokeOff", (Exception,), {})("x")
+    error.request, error.__cause__ = request, cause
+    if status is not None:
+        error.response = SimpleNamespace(status_code=status)
+    return error
+
+
+BASE = "http://h/rollouts/r/v1"
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (broke_off(f"{BASE}/chat/completions"), True),
+        (broke_off(f"{BASE}/chat/completions", status=503), True),
+        (broke_off(f"{BASE}/chat/completions", status=400), False),
+        (broke_off(f"{BASE}/chat/completions", status=500), False),
+        (broke_off(f"{BASE}/chat/completions", cause=TimeoutError()), False),
+        (broke_off("http://elsewhere/v1/chat/completions"), False),
+        (broke_off("http://h/rollouts/other/v1/chat/completions"), False),
+        (ConnectionRefusedError(), False),
+        (httpx.ConnectError("no request"), False),
+        (httpx.ConnectError("x", request=httpx.Request("POST", f"{BASE}/chat/completions")), True),
+        (httpx.ReadTimeout("x", request=httpx.Request("POST", f"{BASE}/chat/completions")), False),
+    ],
+)
+def test_only_a_call_to_the_rollout_that_got_no_answer_is_no_fault_of_the_agent(error, lost):
+    assert unanswered(error, BASE) is lost
+    wrapped = RuntimeError("the framework's own")
+    wrapped.__cause__ = error
+    assert unanswered(wrapped, BASE) is lost
 
 
 async def test_a_worker_that_is_called_back_by_an_old_connection_of_its_own_goes_on(behind):
