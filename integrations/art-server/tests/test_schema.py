@@ -90,7 +90,7 @@ def check(api, examples):
 
 
 def test_every_route_answers_as_its_schema_says(api):
-    check(api, 8)
+    check(api, 5)
 
 
 @pytest.mark.engines
