@@ -213,7 +213,8 @@ class ScriptedAgent:
 
         messages: list[JsonDict] = [{"role": "user", "content": str(task_input)}]
         answer = ""
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        headers = {"Authorization": f"Bearer {address.api_key}"}
+        async with httpx.AsyncClient(timeout=60, trust_env=False, headers=headers) as client:
             for turn in range(self.turns):
                 response = await client.post(
                     f"{address.base_url}/chat/completions",

@@ -26,11 +26,16 @@ MAX_BODY = 64 * 2**20
 BODY_SECONDS = 120.0
 """From a request's headers to the end of its body."""
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)
+NEEDED = (
+    "a token is needed: send it as 'Authorization: Bearer TOKEN', or as the password in a browser; an agent's client is given "
+    "address.api_key"
+)
 SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 class Guard:
-    """Lets through whoever knows ``token``, as ``Authorization: Bearer``, or as Basic's password for browsers.
+    """Lets through whoever knows ``token``, as ``Authorization: Bearer``, as ``X-Api-Key`` (Anthropic's clients), or as
+    Basic's password for browsers.
 
     Without a token: requests by this machine's own names only, because a page of another site can reach 127.0.0.1 by a name
     of its own. Pages of other origins may not open the WebSocket nor send what changes anything.
@@ -65,8 +70,10 @@ class Guard:
         if self._token is None:
             if not is_local(_host(headers.get("host", ""))):
                 return 421, "this server answers to this machine's own names only; start it with a token for others"
-        elif not self._knows_token(headers.get("authorization", "")):
-            return 401, "a token is needed: send it as 'Authorization: Bearer TOKEN', or as the password in a browser"
+        elif not self._knows_token(headers.get("authorization", "")) and not self._is_token(
+            headers.get("x-api-key", "")
+        ):
+            return 401, NEEDED
         changes = scope["type"] == "websocket" or scope.get("method") not in SAFE
         origin = headers.get("origin")
         if changes and origin is not None and origin.partition("://")[2] != headers.get("host"):
@@ -85,8 +92,11 @@ class Guard:
                 return False
         elif scheme.lower() != "bearer":
             return False
+        return self._is_token(value.strip())
+
+    def _is_token(self, value: str) -> bool:
         assert self._token is not None
-        return hmac.compare_digest(value.strip().encode(), self._token.encode())
+        return hmac.compare_digest(value.encode(), self._token.encode())
 
 
 class _Body:

@@ -17,6 +17,7 @@ from art_server.guard import Receive, Scope, Send
 OF_ONE_CONNECTION = {
     b"authorization", b"connection", b"content-length", b"host", b"keep-alive", b"proxy-authenticate",
     b"proxy-authorization", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+    b"x-api-key",
 }  # fmt: skip
 """Headers that are not passed on; the token is among them, which is for this server alone."""
 

@@ -37,9 +37,9 @@ async def main():
 
 asyncio.run(main())
 """
-ENV = {name: value for name, value in os.environ.items() if not name.startswith("ART_")} | {
-    "OMP_WAIT_POLICY": "PASSIVE"
-}
+TOKEN = "0123456789abcdef0123456789abcdef"
+ENV = {name: value for name, value in os.environ.items() if not name.startswith("ART_")}
+ENV |= {"OMP_WAIT_POLICY": "PASSIVE", "ART_SERVER_TOKEN": TOKEN}
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def test_a_run_on_a_server_is_seen_to_learn_and_its_runs_are_opened_and_compared
         process(tmp_path, "-m", "art_core", "worker", f"ws://{url}", "--id", "client_1", "--agent", "app.py:agent"),
     ):
         reached(url)
-        page = desk.open(f"http://{url}/")
+        page = desk.open(f"http://{url}/", http_credentials={"username": "anyone", "password": TOKEN})
         page.wait_for_function("() => document.getElementById('client-count').textContent === '1'", timeout=60_000)
         assert "client_1" in page.locator("#clients").inner_text()
         with process(tmp_path, "drive.py", f"http://{url}") as driver:
@@ -106,7 +106,8 @@ def reached(url):
     """Return when the server answers: its address is taken early, and answered once the engine is there."""
     while True:
         try:
-            with urllib.request.urlopen(f"http://{url}/status", timeout=120) as answer:
+            request = urllib.request.Request(f"http://{url}/status", headers={"Authorization": f"Bearer {TOKEN}"})
+            with urllib.request.urlopen(request, timeout=120) as answer:
                 return answer.read()
         except urllib.error.URLError:  # not even that yet
             time.sleep(0.2)
