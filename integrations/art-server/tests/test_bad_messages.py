@@ -112,6 +112,10 @@ async def test_leases_and_results_that_were_made_up_change_nothing(serving):
         assert server.roster.results_queue == []
 
 
+HELLO = json.dumps({"type": "status_update", "status": "connected"})
+"""What a classic client says first."""
+
+
 def result(episode):
     return {"episode_id": episode["episode_id"], "total_reward": 1.0, "steps": 3, "data": {"done": True}}
 
@@ -131,22 +135,27 @@ async def test_a_classic_client_answers_all_its_episodes_in_one_message(serving)
         assert {(it["total_reward"], it["steps"]) for it in told} == {(1.0, 3)}
 
 
-async def test_a_classic_client_that_says_nothing_at_all_is_given_what_was_waiting(serving):
+async def test_a_classic_client_is_given_what_was_waiting_when_it_has_said_that_it_is_there(serving):
     async with serving() as server:
         await server.roster.distribute_episodes([{"episode_id": "e"}])
-        async with socket(server, "mute") as mute:
-            assert (await heard(mute, "train_episodes"))["episodes"][0]["episode_id"] == "e"
+        async with socket(server, "late") as late:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(late.recv(), 0.3)
+            await late.send(HELLO)
+            assert (await heard(late, "train_episodes"))["episodes"][0]["episode_id"] == "e"
 
 
 async def test_the_episodes_of_a_classic_client_that_is_lost_go_to_another_and_end_once(serving):
     async with serving() as server:
         await server.roster.distribute_episodes({"episode_id": f"e{n}"} for n in range(6))
         first = await connect_websocket(f"ws{server.url[4:]}/ws/first")
+        await first.send(HELLO)
         batch = (await heard(first, "train_episodes"))["episodes"]
         await first.send(json.dumps({"type": "episode_result", "results": [result(batch[0])]}))
         await until(lambda: server.roster.results_queue)
         first.transport.abort()
         async with socket(server, "second") as second:
+            await second.send(HELLO)
             ended = set()
             while len(ended) < 5:
                 batch = (await heard(second, "train_episodes"))["episodes"]
