@@ -8,8 +8,7 @@ import httpx
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
-from art_core.errors import CaptureError, StoreError
-from art_core.testing import FakeEngine
+from art_core.errors import CaptureError
 from art_server import TrainingClient, TrainingServer
 from art_server.client import WorkerReplaced
 from art_server.loops import loop_beside
@@ -267,21 +266,6 @@ async def test_an_async_agent_that_blocks_its_loop_is_not_taken_for_a_dead_worke
             async with server.worker("a", blocks, agent_loop=loop):
                 [group] = await run.collect(None, ["one"], group_size=2)
         assert [t.error for t in group.trajectories] == [None, None] and len(server.run.store.rollouts()) == 2
-
-
-async def test_a_worker_fetches_the_weights_that_it_is_told_of(serving, tmp_path):
-    settings = {"engine": FakeEngine(), "learner": "torch", "group_size": 4}
-    async with serving(**settings) as server, server.worker("a", agent) as worker, server.connect() as run:
-        with pytest.raises(StoreError, match="no checkpoint yet"):
-            await worker.fetch_model(tmp_path / "copy")
-        await run.learn(await run.score(await run.collect(None, ["one"]), length))
-        while not worker.model_state or worker.model_state["version"] != 1:
-            await asyncio.sleep(0.01)
-        copied = await worker.fetch_model(tmp_path / "copy")
-        assert copied == tmp_path / "copy" / "step-000001" == await worker.fetch_model(tmp_path / "copy")
-        kept = server.run.run_dir / "checkpoints" / "step-000001"
-        files = [path.relative_to(kept) for path in kept.rglob("*") if path.is_file()]
-        assert files and all((copied / name).read_bytes() == (kept / name).read_bytes() for name in files)
 
 
 async def test_an_agent_of_this_process_is_collected_under_a_key_once_however_often_it_is_asked(serving):
