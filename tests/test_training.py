@@ -7,7 +7,9 @@ import threading
 import pytest
 
 import art_core as art
+from art_core import hookimpl
 from art_core.errors import CaptureError, ConfigError
+from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 
@@ -263,14 +265,27 @@ async def test_a_group_reward_and_its_unscored_runs(tmp_path):
     assert groups[0].advantages[0] == 0 and metrics["unscored"] == 1 and metrics["reward"] == 0.5
 
 
-async def test_an_executor_can_be_given(tmp_path):
-    class Backwards:
-        async def run(self, jobs):
-            return [await job() for job in reversed(jobs)][::-1]
+async def test_an_executor_is_found_by_its_name_and_adapts_the_agent(tmp_path):
+    class Elsewhere:
+        def __init__(self, config):
+            self.size = config.group_size
 
-    async with art.open_run(tmp_path / "run", engine=FakeEngine(), executor=Backwards()) as run:
-        groups = await run.collect(ScriptedAgent(), ["a", "b"], group_size=2)
+        def adapt(self, agent):
+            async def run(given, address):
+                return f"{await agent(given, address)} {self.size}"
+
+            return run
+
+    class Plugin:
+        @hookimpl
+        def register_executors(self, register):
+            register("elsewhere", Elsewhere)
+
+    parts = {"engine": FakeEngine(), "executor": "elsewhere", "plugins": Plugins(Plugin(), installed=False)}
+    async with art.open_run(tmp_path / "run", group_size=2, **parts) as run:
+        groups = await run.collect(ScriptedAgent(), ["a", "b"])
     assert [g.task for g in groups] == ["a", "b"] and all(t.task == g.task for g in groups for t in g.trajectories)
+    assert {t.output for g in groups for t in g.trajectories} == {"ok 2"}
 
 
 async def test_unattributed_set_up_faults_are_raised_and_not_kept_as_data(tmp_path):

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from art_core.testing import CountingLearner, FakeEngine
@@ -30,7 +31,8 @@ def main() -> None:
         Path(run_dir), port=int(port), lease=float(lease),
         settings={"model": "tiny", "engine": FakeEngine(reply), "learner": CountingLearner(), **given},
     )  # fmt: skip
-    asyncio.run(serve_forever(plan))
+    with suppress(KeyboardInterrupt):  # as the command does
+        asyncio.run(serve_forever(plan))
 
 
 if __name__ == "__main__":

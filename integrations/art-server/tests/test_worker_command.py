@@ -143,5 +143,5 @@ async def test_the_server_ends_by_ctrl_c_while_a_collection_runs_and_goes_on_wit
     [group] = await asyncio.wait_for(collect, 60)
     assert [t.error for t in group.trajectories] == [None, None]
     assert "job c goes on" in setting.log("server")
-    assert len(setting.log("server").splitlines()) < 40
+    assert len(setting.log("server").splitlines()) < 40, setting.log("server")
     await run.__aexit__()
