@@ -5,13 +5,13 @@ import json
 
 import pytest
 from http_server import serving
+from search_environment import Search
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import art_core as art
 from art_core.agent import Agent
 from art_core.attribution import running
-from art_core.environment import Environment
 from art_core.errors import ModelCallError, UpstreamError
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.types import RolloutAddress
@@ -23,23 +23,6 @@ def said(text, **message):
 
 def run_of(tmp_path, **settings):
     return art.open_run(tmp_path / "run", **{"engine": FakeEngine(), "learner": CountingLearner(), **settings})
-
-
-class Search(Environment):
-    """Searches mail."""
-
-    def __init__(self, emails=("a", "b")):
-        super().__init__()
-        self.emails = list(emails)
-
-    async def reset(self):
-        return {"query": "which?", "search_results": [], "step": 0}
-
-    async def step(self, action):
-        state = await self.get_state()
-        state["step"] += 1
-        state["search_results"] += self.emails
-        return state, 0.5, action["type"] == "select", {}
 
 
 async def test_every_response_inside_a_rollout_is_a_recorded_call(tmp_path):

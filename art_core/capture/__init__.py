@@ -4,7 +4,7 @@ from art_core.capture.door import Door
 from art_core.capture.gate import Gate
 from art_core.capture.http import Exchange, Refused
 from art_core.capture.server import CHAT, MODELS, CaptureApp, Dialect, stopping
-from art_core.capture.serving import address_of, http_server, listen
+from art_core.capture.serving import address_of, http_server, is_loopback, listen
 from art_core.capture.stamped import Stamped
 from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, HttpUpstream
 
@@ -23,6 +23,7 @@ __all__ = [
     "Stamped",
     "address_of",
     "http_server",
+    "is_loopback",
     "listen",
     "stopping",
 ]

@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import errno
+import ipaddress
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -255,6 +256,14 @@ def address_of(host: str, port: int) -> str:
     """Return how to reach a listener from this machine; others need ``host`` to be an address that they can reach."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether ``host`` is a name of this machine that no other can reach."""
+    try:
+        return host == "localhost" or (host is not None and ipaddress.ip_address(host).is_loopback)
+    except ValueError:
+        return False
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
 
 from art_core.attribution import in_child_processes, running
 from art_core.plugins import Plugins, redirect_clients
+from art_core.threads import widen_default_executor
 from art_core.types import RolloutAddress, RunAgent
 from art_ray.travel import Agent, Outcome
 
@@ -27,8 +27,7 @@ class AgentWorker:
 
     async def ready(self) -> str:
         """Return the address of this node; asked again after every restart."""
-        executor = ThreadPoolExecutor(self._threads, thread_name_prefix="asyncio")
-        asyncio.get_running_loop().set_default_executor(executor)
+        widen_default_executor(self._threads)
         return ray.util.get_node_ip_address()
 
     async def run(self, key: str, agent: list[ray.ObjectRef], given: Any, address: RolloutAddress) -> Outcome:

@@ -5,7 +5,6 @@ Knows nothing about what runs there. A Ray that the user has initialised is used
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import socket
@@ -48,14 +47,6 @@ class Cluster:
         import ray
 
         return ray.util.get_node_ip_address()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` means another machine on every machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class _Connection:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from process_marks import marked
 
-from art_ray.cluster import is_loopback
+from art_core.capture import is_loopback
 
 ROOT = Path(__file__).parents[3]
 ON_ITS_OWN = """

@@ -201,7 +201,7 @@ class TrainingClient:
                 self._running[lease] = asyncio.create_task(self._process(lease, episode))
 
     async def run_episode(self, episode_config: dict[str, Any]) -> dict[str, Any]:
-        """Run an classic episode: ``Agent(model_name)`` in ``Environment(env_config)``."""
+        """Run a classic episode: ``Agent(model_name)`` in ``Environment(env_config)``."""
         return await self._classic(episode_config)
 
     async def update_model(self, model_state: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -23,8 +23,6 @@ MOST_OUTPUT = MAX_MESSAGE // 4
 """Bytes of what an agent may return, as JSON: several go into one message."""
 MOST_ERROR = 2**16
 """Characters of what is said about an agent's failure."""
-
-RunEpisode = Callable[[Episode], Awaitable[Result]]
 
 
 class RecordedAgent:

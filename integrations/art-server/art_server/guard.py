@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
-import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
 import orjson
+
+from art_core.capture import is_loopback
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -68,7 +69,7 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         if self._token is None:
-            if not is_local(_host(headers.get("host", ""))):
+            if not is_loopback(_host(headers.get("host", ""))):
                 return 421, "this server answers to this machine's own names only; start it with a token for others"
         elif not self._knows_token(headers.get("authorization", "")) and not self._is_token(
             headers.get("x-api-key", "")
@@ -140,16 +141,6 @@ class _BadBody(Exception):
 def _host(header: str) -> str | None:
     found = _HOST.fullmatch(header)
     return found and (found[1] or found[2])
-
-
-def is_local(host: str | None) -> bool:
-    """Whether ``host`` is a name of this machine that no other can reach."""
-    if host is None:
-        return False
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def _refuse(scope: Scope, send: Send, status: int, message: str) -> None:

@@ -21,7 +21,7 @@ from art_core.run import Run
 from art_core.types import Group, Trajectory
 from art_server.executor import Assignment
 from art_server.requests import MOST_RUNS, Collect, GivenScore, JobRequest, JobState, Learn, LearnGroup, Score, Scores
-from art_server.wire import sampling_from_wire
+from art_server.wire import sampling_from_wire, scores_to_wire
 
 log = logging.getLogger("art_server")
 
@@ -53,7 +53,6 @@ class Jobs:
     def __init__(self, run: Run, learnt: Callable[[], None]) -> None:
         self._run, self._learnt = run, learnt
         self._jobs: dict[str, Job] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._learning = asyncio.Lock()
         self._ending = asyncio.Event()
         self.died: ServingDied | None = None
@@ -144,9 +143,10 @@ class Jobs:
 
     async def close(self) -> None:
         """Stop what is under way; it is taken up again when the run is opened again."""
-        for task in self._tasks:
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _stored(self, key: str) -> Job | None:
         kept = self._run.store.meta(_name(key))
@@ -157,9 +157,7 @@ class Jobs:
     def _begin(self, key: str, request: Any, kept: dict[str, Any]) -> Job:
         state = JobState(key=key, kind=request.kind, state="running")
         job = self._jobs[key] = Job(kept["request"], state)
-        task = job.task = asyncio.create_task(self._do(job, request, kept))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        job.task = asyncio.create_task(self._do(job, request, kept))
         return job
 
     async def _do(self, job: Job, request: Any, kept: dict[str, Any]) -> None:
@@ -222,7 +220,7 @@ class Jobs:
             reward = _Given(request.by, {it.rollout_id: it for scores in request.groups for it in scores})
         groups = await asyncio.to_thread(lambda: [self._group(of_group) for of_group in ids])
         scored = await self._run.score(groups, reward)
-        return {"groups": [_scores(group) for group in scored]}
+        return {"groups": [scores_to_wire(group) for group in scored]}
 
     async def _learn(self, request: Learn, kept: dict[str, Any], name: str) -> dict[str, Any]:
         async with self._learning:  # before all else: steps are taken in the order in which they were asked for
@@ -269,20 +267,6 @@ class _Given:
             trajectory.notes.update(given.notes)
             trajectory.call_rewards.update(of_calls)
         return [given.reward for given in found]
-
-
-def _scores(group: Group) -> dict[str, Any]:
-    return {
-        "trajectories": [
-            {
-                "rollout_id": t.rollout_id, "reward": t.reward, "metrics": t.metrics, "notes": t.notes,
-                "call_rewards": {index: call.reward for index, call in enumerate(t.calls) if call.reward is not None},
-            }
-            for t in group.trajectories
-        ],
-        "advantages": group.advantages,
-        "call_advantages": group.call_advantages,
-    }  # fmt: skip
 
 
 def _rewarded(trajectory: Trajectory, given: GivenScore) -> Trajectory:

@@ -22,11 +22,11 @@ from art_core.errors import ArtError, CaptureError, ConfigError
 from art_core.rewards import name_of
 from art_core.rollout import task_id, task_input
 from art_core.store.values import from_json, to_json
-from art_core.types import Group, GroupReward, Reward, Sampling, Trajectory
+from art_core.types import Group, GroupReward, Reward, Sampling
 from art_server.client import LOST, TrainingClient
 from art_server.loops import loop_beside
 from art_server.settings import load_settings
-from art_server.wire import group_from_wire
+from art_server.wire import group_from_wire, scores_to_wire
 
 AT_A_TIME = 8
 """Groups fetched."""
@@ -132,21 +132,14 @@ class RemoteRun:
         else:
             with exempt():
                 groups = list(await asyncio.gather(*(scoring.score(group, reward) for group in groups)))
-            scores = [[_score(t) for t in group.trajectories] for group in groups]
+            scores = [scores_to_wire(group)["trajectories"] for group in groups]
             request = {"kind": "scores", "groups": scores, "by": name_of(reward)}
         result = await self._job(uuid.uuid4().hex, request)
         return [_scored(group, told) for group, told in zip(groups, result["groups"], strict=True)]
 
     async def learn(self, groups: Sequence[Group], *, key: str | None = None) -> dict[str, float]:
         """Take one optimizer step on the groups that have contrast, serve the new weights, and return metrics."""
-        told = [
-            {
-                "trajectories": [_score(t) for t in group.trajectories],
-                "advantages": group.advantages,
-                "call_advantages": group.call_advantages,
-            }
-            for group in groups
-        ]
+        told = [scores_to_wire(group) for group in groups]
         result = await self._job(key or uuid.uuid4().hex, {"kind": "learn", "groups": told})
         return result["metrics"]
 
@@ -250,14 +243,6 @@ def connect(
     known = load_settings().server_token
     token = token or (known.get_secret_value() if known else None)
     return RemoteRun(url, token=token, workers=workers, patience=patience, progress=progress)
-
-
-def _score(trajectory: Trajectory) -> dict[str, Any]:
-    rewards = {index: call.reward for index, call in enumerate(trajectory.calls) if call.reward is not None}
-    return {
-        "rollout_id": trajectory.rollout_id, "reward": trajectory.reward, "metrics": trajectory.metrics,
-        "notes": trajectory.notes, "call_rewards": rewards,
-    }  # fmt: skip
 
 
 def _scored(group: Group, told: dict[str, Any]) -> Group:

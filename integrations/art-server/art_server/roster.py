@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from pydantic import BaseModel
 from starlette.websockets import WebSocket
 
+from art_core.collecting import ATTEMPTS
 from art_core.errors import CaptureError, ConfigError, RolloutLost
 from art_server.clients import CAME_BACK, REPLACED, TOO_BAD, Client, Pending, Socket, closed
 from art_server.gate import Gate
@@ -41,8 +42,6 @@ LEASE = 30.0
 """Seconds without a word after which a worker's episodes are given to others."""
 MOST_BAD = 20
 """Bad messages of one connection, after which it is closed."""
-ATTEMPTS = 5
-"""Of one episode whose worker is lost each time."""
 CLASSIC_CAPACITY = 4
 """Episodes at a time of a worker that does not say how many it takes."""
 

@@ -11,11 +11,10 @@ from typing import Any
 import uvicorn
 from rich.console import Console
 
-from art_core.capture import listen
+from art_core.capture import is_loopback, listen
 from art_core.errors import ConfigError, ServingDied
 from art_server.app import make_app
 from art_server.edge import BoundedHead
-from art_server.guard import is_local
 from art_server.messages import MAX_MESSAGE
 from art_server.roster import LEASE
 
@@ -39,7 +38,7 @@ class Plan:
 
     def check(self) -> None:
         """Raise ConfigError for an address that would let strangers in."""
-        if self.token is None and not is_local(self.host):
+        if self.token is None and not is_loopback(self.host):
             raise ConfigError(
                 f"{self.host} can be reached from other machines, so whoever asks must know a token: set ART_SERVER_TOKEN in the "
                 "environment or .env, or serve on 127.0.0.1"

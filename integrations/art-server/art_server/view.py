@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from art_core.capture import is_loopback, listen
+from art_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -33,7 +35,10 @@ def view(
         raise typer.BadParameter(
             f"{run} is no run folder and holds none; a run folder has a run.sqlite", param_hint="RUN"
         )
-    listening = _listen(host, port)
+    try:
+        listening = listen(host, port)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listening.getsockname()[1]}/"
     count = len(folders)
@@ -70,28 +75,9 @@ def view_app(folders: Mapping[str, Path], host: str = "127.0.0.1") -> FastAPI:
 
 def check_loopback(host: str) -> None:
     """Refuse an address that others can reach: there is no key to ask them for."""
-    try:
-        fine = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        fine = False
-    if not fine:
+    if not is_loopback(host):
         raise typer.BadParameter(
             f"{host} can be reached from other machines, and art view asks for no key; leave it out, and reach this machine "
             "through `ssh -L 8200:127.0.0.1:8200`",
             param_hint="--host",
         )
-
-
-def _listen(host: str, port: int):
-    import socket
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen()  # whoever reads the address may ask at once
-    except OSError as error:
-        listening.close()
-        raise typer.BadParameter(f"cannot listen on {host}:{port}: {error}; --port 0 takes a free one") from error
-    return listening

@@ -31,6 +31,21 @@ def group_from_wire(told: Mapping[str, Any]) -> Group:
     )
 
 
+def scores_to_wire(group: Group) -> dict[str, Any]:
+    """Return what a group was scored as JSON has it: rewards by rollout, and advantages."""
+    return {
+        "trajectories": [
+            {
+                "rollout_id": t.rollout_id, "reward": t.reward, "metrics": t.metrics, "notes": t.notes,
+                "call_rewards": {index: call.reward for index, call in enumerate(t.calls) if call.reward is not None},
+            }
+            for t in group.trajectories
+        ],
+        "advantages": group.advantages,
+        "call_advantages": group.call_advantages,
+    }  # fmt: skip
+
+
 def sampling_from_wire(told: Mapping[str, Any] | None) -> Sampling | None:
     """Return the sampling; None where there was none."""
     return None if told is None else Sampling(**told)

@@ -104,6 +104,12 @@ async def test_eight_workers_a_storm_of_faults_and_every_run_is_finished_once(tm
     assert not marked(f"FAULTS={tmp_path}")
 
 
+def real_server(setting):
+    """The command of ``art serve`` with the real engine."""
+    where = ["--run-dir", str(setting.run_dir), "--port", str(setting.port)]
+    return ["-m", "art_core", "serve", *where, "--lease", "10"]
+
+
 @pytest.mark.engines
 @pytest.mark.timeout(1800)
 async def test_with_the_real_engine_what_was_trained_is_what_was_sampled(tmp_path):
@@ -113,17 +119,7 @@ async def test_with_the_real_engine_what_was_trained_is_what_was_sampled(tmp_pat
         server_restarted(signal.SIGKILL), worker_stopped("w6", 16), server_restarted(signal.SIGTERM),
     ]  # fmt: skip
     async with Setting(tmp_path, lease=10) as setting:
-        serve = [
-            "-m",
-            "art_core",
-            "serve",
-            "--run-dir",
-            str(setting.run_dir),
-            "--port",
-            str(setting.port),
-            "--lease",
-            "10",
-        ]
+        serve = real_server(setting)
         faults[4], faults[6] = (server_restarted(it, *serve) for it in (signal.SIGKILL, signal.SIGTERM))
         await begun(setting, 8, *serve)
         check(setting, tasks, await endure(setting, tasks, faults))
@@ -140,17 +136,7 @@ async def test_with_the_real_engine_what_was_trained_is_what_was_sampled(tmp_pat
 async def test_a_server_whose_engine_was_killed_ends_and_started_again_goes_on(tmp_path, monkeypatch, told):
     monkeypatch.setenv("FAULT_PAUSE", "2")
     async with Setting(tmp_path, lease=10) as setting:
-        serve = [
-            "-m",
-            "art_core",
-            "serve",
-            "--run-dir",
-            str(setting.run_dir),
-            "--port",
-            str(setting.port),
-            "--lease",
-            "10",
-        ]
+        serve = real_server(setting)
         await begun(setting, 1, *serve)
         async with art_server.connect(setting.proxy.url) as run:
             collecting = asyncio.create_task(run.collect(None, ["a"], group_size=SIZE + 4, key="round-0"))
