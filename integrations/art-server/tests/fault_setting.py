@@ -40,13 +40,14 @@ class Setting:
         self.settings = settings or {}
         self.server: subprocess.Popen[bytes] | None = None
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self._held = socket.socket()  # until the proxy has a port of its own: it must not be given this one
+        self._held.bind(("127.0.0.1", 0))
+        self.port = self._held.getsockname()[1]
         self.proxy = FaultyProxy(self.port)
 
     async def __aenter__(self) -> Setting:
-        await self.proxy.__aenter__()
+        with self._held:
+            await self.proxy.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
