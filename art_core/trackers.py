@@ -5,6 +5,7 @@ A tracker that fails or hangs never stops a run: the first time it is said, and 
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -77,10 +78,8 @@ class _Told:
     def finish(self) -> None:
         """Let it end after what it was told."""
         self.tell("close")
-        try:
+        with contextlib.suppress(queue.Full):  # it hangs; ``ended`` says so
             self._waiting.put_nowait(None)
-        except queue.Full:
-            pass  # it hangs; ``ended`` says so
 
     def ended(self, seconds: float) -> bool:
         self._thread.join(max(seconds, 0.0))
