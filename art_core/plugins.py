@@ -159,7 +159,7 @@ class Plugins:
         found = self.registered(hook)
         if name not in found:
             kind = {"register_losses": "loss"}.get(hook, hook.removeprefix("register_").removesuffix("s"))
-            package = {"ruler": "art-ruler", "vllm": "art-vllm", "http": "art-vllm"}.get(name)
+            package = {"ruler": "art-ruler", "vllm": "art-vllm", "http": "art-vllm", "wandb": "art-wandb"}.get(name)
             hint = f" (pip install {package})" if package else ""
             if near := difflib.get_close_matches(name, found, n=1):
                 hint = f" (did you mean {near[0]!r}?)"
