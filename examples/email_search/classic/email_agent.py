@@ -13,7 +13,11 @@ from art_core.agent import Agent
 from art_core.environment import Environment
 
 FACT = re.compile(r"The (\w+) is ")
-QUESTIONS = ("What is the {fact} for the {subject}?", "Find the {fact} of the {subject}.", "I need the {fact} of the {subject}.")
+QUESTIONS = (
+    "What is the {fact} for the {subject}?",
+    "Find the {fact} of the {subject}.",
+    "I need the {fact} of the {subject}.",
+)
 COMMON = {"a", "an", "and", "find", "for", "i", "is", "me", "need", "of", "tell", "the", "what"}
 """Words of a query that say nothing about the email."""
 INSTRUCTIONS = "You are an email search specialist. Search, filter, sort, then select an email by its id."
