@@ -20,6 +20,7 @@ from art_core.errors import ArtError, ConfigError
 from art_core.folder import new_run_dir
 from art_core.new_plugin import Kind, write_plugin
 from art_core.plugins import Plugins
+from art_core.variables import load_env_file
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -196,7 +197,12 @@ def doctor(
     findings = examination.examine()
     for it in findings:
         table.add_row(it.part, it.state, it.advice)
-    Console().print(table)
+    variables = Table("variable", "state", Column("what it does", overflow="fold"))
+    for it in examination.variables():
+        variables.add_row(it.part, it.state, it.advice)
+    console = Console()
+    console.print(table)
+    console.print(variables)
     if any(it.broken for it in findings):
         raise typer.Exit(1)
 
@@ -231,6 +237,7 @@ def main() -> None:
             errors="backslashreplace"
         )  # models say halves of surrogate pairs too; stderr does so already
     try:
+        load_env_file()  # first: it may say which plugins are left out
         Plugins().call("register_commands", app=app)
         app()
     except ArtError as error:
