@@ -33,8 +33,15 @@ def art(*arguments, **environment):
 
 def test_a_file_as_shells_and_windows_write_it_is_read_and_the_environment_beats_it(folder, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "the environment's")
-    text = "\ufeff# Model settings\r\nexport OPENAI_API_KEY=one # mine\r\nQUOTED='two # words'\r\nWANDB_API_KEY=file\r\n\r\nLATER=${QUOTED}\r\n"
-    (folder / ".env").write_bytes(text.encode())
+    lines = [
+        "# Model settings",
+        "export OPENAI_API_KEY=one # mine",
+        "QUOTED='two # words'",
+        "WANDB_API_KEY=file",
+        "",
+        "LATER=${QUOTED}",
+    ]
+    (folder / ".env").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
     load_env_file()
     assert [os.environ[name] for name in ("OPENAI_API_KEY", "QUOTED", "WANDB_API_KEY")] == [
         "one",
