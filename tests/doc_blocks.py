@@ -2,6 +2,7 @@
 
 ``<!-- not run: REASON -->`` or ``<!-- tests/FILE.py runs this -->`` above a block says why ``tests/test_docs.py`` leaves it.
 ``<!-- given: CODE -->`` is Python that a page leaves out: it is run where it stands, and no reader sees it.
+``<!-- engines: REASON -->`` anywhere in a page lets make test-engines run it.
 """
 
 from __future__ import annotations

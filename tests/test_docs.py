@@ -30,6 +30,11 @@ def runs(page: str) -> bool:
     return any(not block.not_run for block in python_of(page))
 
 
+def takes_long(page: str) -> bool:
+    """Whether the page says so: ``<!-- engines: WHY -->`` anywhere in it."""
+    return "<!-- engines: " in (ROOT / page).read_text()
+
+
 @pytest.mark.parametrize("page", BLOCKS)
 def test_every_block_names_its_language_and_can_be_read(page):
     for block in BLOCKS[page]:
@@ -69,7 +74,10 @@ def test_a_block_that_is_not_run_says_why_or_who_runs_it(page):
             assert block.page.name in (ROOT / block.run_by).read_text(), f"{block.run_by} does not read {block.where}"
 
 
-@pytest.mark.parametrize("page", [page for page in BLOCKS if runs(page)])
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.engines] * takes_long(page)) for page in BLOCKS if runs(page)],
+)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", os.environ.copy())

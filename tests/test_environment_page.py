@@ -22,7 +22,12 @@ def read_by(tree):
     }
     for node in ast.walk(tree):
         asked = None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READS and node.args:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in READS
+            and node.args
+        ):
             owner = ast.unparse(node.func.value)
             asked = node.args[0] if owner.endswith(("environ", "env")) or node.func.attr == "getenv" else None
         elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
