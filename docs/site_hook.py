@@ -13,7 +13,20 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+READMES = {
+    "Plugins": "plugins/*/README.md",
+    "Integrations": "integrations/*/README.md",
+    "Examples": "examples/*/README.md",
+}
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Put the READMEs of what is in this repository into the navigation, before the reference."""
+    root = Path(config.config_file_path).parent
+    for title, pattern in READMES.items():
+        pages = [path.relative_to(root).as_posix() for path in sorted(root.glob(pattern))]
+        config.nav.insert(-1, {title: pages})
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -22,7 +35,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     own = [file for file in files if file.src_dir == config.docs_dir]
     for file in own:
         files.remove(file)
-    found, waiting = set(), {f"docs/{file.src_uri}" for file in own if not file.src_uri.endswith(".py")}
+    found = set()
+    waiting = {f"docs/{file.src_uri}" for file in own if not file.src_uri.endswith(".py")}
+    waiting |= {path.relative_to(root).as_posix() for pattern in READMES.values() for path in root.glob(pattern)}
     while waiting:
         found.add(uri := waiting.pop())
         files.append(_file(uri, root, config))
@@ -44,7 +59,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _file(uri: str, root: Path, config: MkDocsConfig) -> File:
     file = File(uri, src_dir=str(root), dest_dir=config.site_dir, use_directory_urls=config.use_directory_urls)
     # docs/index.md is the front page; README.md is what a visitor of the code host sees first.
-    file.dest_uri = "readme/index.html" if uri == "README.md" else file.dest_uri.removeprefix("docs/")
+    file.dest_uri = "readme.html" if uri == "README.md" else file.dest_uri.removeprefix("docs/")
     return file
 
 
