@@ -26,7 +26,7 @@ from art_core.errors import CaptureError, ConfigError, StoreError
 from art_core.one_file import write_one_file
 from art_core.run import Run
 from art_core.threads import in_thread
-from art_core.training import open_run
+from art_core.training import open_run, why_failed
 from art_core.types import Group, RolloutAddress, Trajectory
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ class GRPOTrainer:
         groups = await run.collect(
             one, tasks, group_size=self.batch_size, to_input=lambda task: given[task["start"]], allow_no_calls=True
         )
+        for reason in why_failed(groups):
+            self._screen.say_once(f"episodes failed: {reason}; they count with the rewards that they had until then")
         found = [_finished(played, t) for group in groups for t in group.trajectories]
         self._check_captured(found)
         return found[: self.episodes_per_batch]
@@ -272,7 +274,7 @@ def _copy(environment: Any) -> Any:
     except TypeError as error:
         raise ConfigError(
             f"{type(environment).__name__} cannot be copied ({error}), and every episode needs an environment of its own: write "
-            "__deepcopy__(self, memo), which returns a new one that shares what is only read"
+            "__deepcopy__(self, memo), which returns one in the same state; it may share what is only read"
         ) from error
 
 
