@@ -5,6 +5,7 @@ A hook of mkdocs. It knows which files exist and which pages link to them, nothi
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from urllib.parse import unquote
@@ -47,13 +48,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead a link to a folder to its README, which is what the code host shows there."""
+    """Lead a link to a folder to its README, which is what the code host shows there, or to the nearest one above."""
     folder = Path(page.file.abs_src_path).parent
 
     def lead(link: re.Match[str]) -> str:
-        return f"{link[0].rstrip('/')}/README.md" if (folder / unquote(link[0])).is_dir() else link[0]
+        target = folder / unquote(link[0])
+        return os.path.relpath(_readme(target), folder) if target.is_dir() else link[0]
 
     return LINK.sub(lead, markdown)
+
+
+def _readme(folder: Path) -> Path:
+    file = folder.resolve() / "README.md"
+    return file if file.is_file() else _readme(folder.resolve().parent)
 
 
 def _file(uri: str, root: Path, config: MkDocsConfig) -> File:
@@ -66,5 +73,5 @@ def _file(uri: str, root: Path, config: MkDocsConfig) -> File:
 def _links(page: Path, root: Path) -> set[str]:
     """The files of the repository that a page links to."""
     targets = {(page.parent / unquote(link)).resolve() for link in LINK.findall(page.read_text(encoding="utf-8"))}
-    files = {it / "README.md" if it.is_dir() else it for it in targets}
+    files = {_readme(it) if it.is_dir() else it for it in targets}
     return {it.relative_to(root).as_posix() for it in files if it.is_file() and it.is_relative_to(root)}

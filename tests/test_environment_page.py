@@ -8,6 +8,12 @@ from doc_blocks import ROOT
 from art_core.variables import CLASSIC
 
 PAGE = (ROOT / "docs" / "environment.md").read_text()
+CODE = [
+    path.read_text()
+    for side in ("art_core", "plugins", "integrations", "examples")
+    for path in (ROOT / side).rglob("*.py")
+    if not {"tests", "node_modules"} & set(path.parts)
+]
 READS = {"get", "getenv", "pop", "setdefault"}
 
 
@@ -42,8 +48,7 @@ def read_by(tree):
 
 
 def test_every_variable_that_the_code_reads_stands_on_its_page():
-    files = [path for side in ("art_core", "plugins", "integrations") for path in (ROOT / side).rglob("*.py")]
-    found = {name for path in files if "tests" not in path.parts for name in read_by(ast.parse(path.read_text()))}
+    found = {name for text in CODE for name in read_by(ast.parse(text))}
     assert {"ART_JUDGE", "ART_GATEWAY_API_KEY", "RAY_ADDRESS", "UNSLOTH_ALLOW_CPU"} <= found
     assert {name for name in found if f"`{name.upper()}`" not in PAGE} == set()
 
@@ -57,8 +62,6 @@ def test_the_settings_of_a_server_and_the_classic_variables_stand_there_too():
 
 
 def test_nothing_is_named_that_nobody_reads():
-    code = "".join(
-        path.read_text() for side in ("art_core", "plugins", "integrations") for path in (ROOT / side).rglob("*.py")
-    ).upper()
+    code = "".join(CODE).upper()
     named = {name for name in re.findall(r"`([A-Z][A-Z0-9_]*_[A-Z0-9_]+)`", PAGE) if not name.startswith("ART_SERVER")}
     assert {name for name in named if name not in code and name.removeprefix("ART_") not in code} == set()
