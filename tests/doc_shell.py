@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 BETWEEN = {"&&", "||", ";", "|", "&"}
 ORDINARY = {
     *("cat", "cd", "cp", "curl", "deactivate", "docker", "echo", "export", "git", "kill", "mkdir", "nice", "node", "npm", "npx"),
-    *("nvidia-smi", "openssl", "ray", "set", "source", "ssh", "sudo", "ulimit", "unset", "wsl", "."),
+    *("nvidia-smi", "openssl", "ray", "set", "source", "ssh", "sudo", "ulimit", "unset", "wandb", "wsl", "."),
 }  # fmt: skip
 """Commands of others, which are taken as they are."""
 INSTALLED_BY_OTHERS = {"vllm"}

@@ -41,7 +41,7 @@ def test_every_block_names_its_language_and_can_be_read(page):
         match block.language:
             case "python":
                 compile(block.code, block.where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            case "sh":
+            case "sh" | "bash":
                 assert list(doc_shell.check(block.code, block.page)) == [], block.where
             case "json":
                 json.loads(block.code)
