@@ -1,0 +1,203 @@
+"""A Langfuse project over real sockets, for tests: OTLP taken apart, scores, both read back in pages, and faults on demand.
+
+What it keeps is what the real one keeps: observations by trace and id, scores by id, so that what comes twice is there once;
+``posts`` counts what came. Knows nothing about art.
+"""
+
+import base64
+import gzip
+import json
+import threading
+from collections import Counter, deque
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from http_server import serving
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+PUBLIC, SECRET = "pk-lf-1", "sk-lf-1"
+METADATA = "langfuse.observation.metadata."
+
+
+class Langfuse:
+    """A server's memory and its moods."""
+
+    def __init__(self):
+        self.url = ""
+        self.spans = {}
+        """(trace, span) -> the span as protobuf has it, attributes as a dict."""
+        self.scores = {}
+        self.posts = Counter()
+        self.faults = deque()
+        """What happens to the next requests: a status, (status, headers), "cut", "lost" (taken, and no answer), or None."""
+        self.hidden = 0
+        """So many further reads show nothing: ingestion takes its time."""
+        self.page = 3
+        self.resources, self.encodings = [], set()
+        self.lock = threading.Lock()
+        self.arrived = threading.Condition(self.lock)
+
+    def observations(self, trace=None):
+        return [shown(span) for span in self.spans.values() if trace in (None, span["trace_id"])]
+
+    def traces(self):
+        return list(dict.fromkeys(trace for trace, _ in self.spans))
+
+    def scores_of(self, trace):
+        return {it["name"]: it for it in self.scores.values() if it.get("traceId") == trace}
+
+    def take_spans(self, body, encoding):
+        request = ExportTraceServiceRequest()
+        request.ParseFromString(gzip.decompress(body) if encoding == "gzip" else body)
+        with self.arrived:
+            self.encodings.add(encoding)
+            for resource in request.resource_spans:
+                self.resources.append(values(resource.resource.attributes))
+                for span in (span for scope in resource.scope_spans for span in scope.spans):
+                    it = {
+                        "trace_id": span.trace_id.hex(), "id": span.span_id.hex(), "parent": span.parent_span_id.hex() or None,
+                        "name": span.name, "start": span.start_time_unix_nano, "end": span.end_time_unix_nano,
+                        "status": (span.status.code, span.status.message), "attributes": values(span.attributes),
+                        "events": [(event.name, values(event.attributes)) for event in span.events],
+                    }  # fmt: skip
+                    self.posts["span", it["id"]] += 1
+                    self.spans[it["trace_id"], it["id"]] = it
+            self.arrived.notify_all()
+
+    def take_scores(self, scores):
+        with self.arrived:
+            for score in scores:
+                self.posts["score", score["id"]] += 1
+                self.scores[score["id"]] = score
+            self.arrived.notify_all()
+
+
+def values(attributes):
+    return {it.key: value(it.value) for it in attributes}
+
+
+def value(it):
+    kind = it.WhichOneof("value")
+    return [value(each) for each in it.array_value.values] if kind == "array_value" else getattr(it, kind)
+
+
+def shown(span):
+    """A span as the API for observations has it: input and output are text."""
+    get = span["attributes"].get
+    own = {key.removeprefix(METADATA): json.loads(it) for key, it in span["attributes"].items() if key.startswith(METADATA)}  # fmt: skip
+    return {
+        "id": span["id"], "traceId": span["trace_id"], "projectId": "p", "parentObservationId": span["parent"],
+        "type": get("langfuse.observation.type", "span").upper(), "name": span["name"],
+        "startTime": when(span["start"]), "endTime": when(span["end"]),
+        "level": get("langfuse.observation.level", "DEFAULT"), "statusMessage": get("langfuse.observation.status_message"),
+        "sessionId": get("session.id"), "userId": get("user.id"), "environment": get("langfuse.environment", "default"),
+        "isRootObservation": span["parent"] is None, "traceName": get("langfuse.trace.name"),
+        "tags": get("langfuse.trace.tags", []), "input": get("langfuse.observation.input"),
+        "output": get("langfuse.observation.output"), "metadata": own, "model": get("langfuse.observation.model.name"),
+        "modelParameters": json.loads(get("langfuse.observation.model.parameters", "null")),
+        "usageDetails": json.loads(get("langfuse.observation.usage_details", "{}")),
+    }  # fmt: skip
+
+
+def when(nanoseconds):
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).isoformat().replace("+00:00", "Z")
+
+
+def meets(it, condition):
+    column = {"traceTags": "tags"}.get(condition["column"], condition["column"])
+    here, there = it[column], condition["value"]
+    match condition["operator"]:
+        case "=":
+            return here == there
+        case "all of":
+            return set(there) <= set(here)
+        case ">=":
+            return datetime.fromisoformat(here) >= datetime.fromisoformat(there)
+        case "<":
+            return datetime.fromisoformat(here) < datetime.fromisoformat(there)
+
+
+def paged(items, cursor, size):
+    first = int(cursor or 0)
+    meta = {"limit": size} | ({"cursor": str(first + size)} if first + size < len(items) else {})
+    return JSONResponse({"data": items[first : first + size], "meta": meta})
+
+
+@contextmanager
+def langfuse_server():
+    server = Langfuse()
+    routes = [
+        Route("/api/public/otel/v1/traces", faulty(server, take_spans), methods=["POST"]),
+        Route("/v1/traces", faulty(server, take_spans), methods=["POST"]),
+        Route("/api/public/scores", faulty(server, take_scores), methods=["POST"]),
+        Route("/api/public/v2/observations", faulty(server, list_observations)),
+        Route("/api/public/v3/scores", faulty(server, list_scores)),
+    ]
+    with serving(*routes) as url:
+        server.url = url
+        yield server
+
+
+def faulty(server, answer):
+    async def respond(request):
+        fault = server.faults.popleft() if server.faults else None
+        if fault == "cut":
+            return Broken()
+        if isinstance(fault, int | tuple):
+            status, headers = fault if isinstance(fault, tuple) else (fault, {})
+            return JSONResponse({"message": "not now"}, status, headers)
+        expected = "Basic " + base64.b64encode(f"{PUBLIC}:{SECRET}".encode()).decode()
+        if request.url.path.startswith("/api/") and request.headers.get("authorization") != expected:
+            return JSONResponse({"message": "Invalid credentials"}, 401)
+        found = await answer(server, request)
+        return Broken() if fault == "lost" else found
+
+    return respond
+
+
+class Broken(Response):
+    """Promises more than it sends, and so cuts the connection."""
+
+    async def __call__(self, scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
+
+
+async def take_spans(server, request):
+    server.take_spans(await request.body(), request.headers.get("content-encoding"))
+    return Response(b"", 200, media_type="application/x-protobuf")
+
+
+async def take_scores(server, request):
+    server.take_scores(await request.json())
+    return JSONResponse({"message": "Accepted"}, 202)
+
+
+async def list_observations(server, request):
+    query = request.query_params
+    if server.hidden:
+        server.hidden -= 1
+        return paged([], None, server.page)
+    found = server.observations(query.get("traceId"))
+    for condition in json.loads(query.get("filter", "[]")):
+        found = [it for it in found if meets(it, condition)]
+    return paged(sorted(found, key=lambda it: it["startTime"], reverse=True), query.get("cursor"), server.page)
+
+
+async def list_scores(server, request):
+    query = request.query_params
+    wanted = query["traceId"].split(",")
+    found = [read_back(it) for it in server.scores.values() if it.get("traceId") in wanted]
+    return paged(found, query.get("cursor"), server.page)
+
+
+def read_back(score):
+    subject = {"kind": "trace", "id": score["traceId"]}
+    if score.get("observationId"):
+        subject = {"kind": "observation", "id": score["observationId"], "traceId": score["traceId"]}
+    at = score.get("timestamp") or datetime.now(UTC).isoformat()
+    return {
+        "projectId": "p", "source": "API", "environment": "default", "createdAt": at, "updatedAt": at, "timestamp": at,
+        "dataType": "NUMERIC", **score, "subject": subject,
+    }  # fmt: skip
