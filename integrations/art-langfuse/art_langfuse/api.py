@@ -1,7 +1,7 @@
 """Langfuse's public API through its SDK's client: observations and scores, read in pages and written, with retries.
 
-The SDK's ``Langfuse`` object is not made: it is one per process and key, so it would be the user's own, or become it. Knows nothing
-about what observations mean.
+The SDK's ``Langfuse`` object is not made: it is one per process and key, so it would be the user's own, or become it.
+Knows nothing about what observations mean.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from art_core.errors import ArtError
 from art_langfuse.account import Account, account
 from art_langfuse.api import Project
+from art_langfuse.conversations import value_of
 from art_langfuse.outbox import NotDelivered, Outbox
 from art_langfuse.spans import make_span, text
 
@@ -183,9 +184,9 @@ class ARTLangfuseTracker:
                 return found
             if time.monotonic() + POLL_SECONDS > deadline:
                 raise TracesMissing(
-                    f"after {self._wait:g} s Langfuse at {self._account.host} does not show {len(missing)} of {len(found)} traces "
-                    f"yet, {missing[0]} first; ask again later, wait longer with ARTLangfuseTracker(wait=...), or leave out ids "
-                    "that are not of this project"
+                    f"after {self._wait:g} s Langfuse at {self._account.host} does not show {len(missing)} of {len(found)} "
+                    f"traces yet, {missing[0]} first; ask again later, wait longer with ARTLangfuseTracker(wait=...), or "
+                    "leave out ids that are not of this project"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -195,7 +196,8 @@ def _new_id(size: int) -> str:
 
 
 def _attributes(kind: str, given: Any, gave: Any, metadata: Mapping[str, Any], error: Any = None) -> dict[str, Any]:
-    said = {f"langfuse.observation.metadata.{key}": json.dumps(it, default=str) for key, it in metadata.items() if it is not None}  # fmt: skip
+    known = {key: it for key, it in metadata.items() if it is not None}
+    said = {f"langfuse.observation.metadata.{key}": json.dumps(it, default=str) for key, it in known.items()}
     failed = (
         {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": text(error)} if error else {}
     )
@@ -234,17 +236,9 @@ def _output(found: Sequence[ObservationV2]) -> dict[str, Any]:
     """Return the trace's output: that of its root."""
     for it in found:
         if it.parent_observation_id is None:
-            output = json_of(it.output)
+            output = value_of(it.output)
             return output if isinstance(output, dict) else {}
     return {}
-
-
-def json_of(value: Any) -> Any:
-    """Return what Langfuse shows as text, as the value it was."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return value
 
 
 def _actions(found: Sequence[ObservationV2]) -> list[tuple[str, ObservationV2]]:

@@ -54,7 +54,7 @@ def raise_for(status: int | None, said: str, headers: Mapping[str, str] | None =
 
 
 def patiently(attempt: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Return what ``attempt`` does, called again while it raises Temporary and the server's wish to wait fits into ``patience``."""
+    """Return what ``attempt`` does; called again where it raises Temporary, while that fits into ``patience`` seconds."""
     import tenacity
 
     growing = tenacity.wait_random_exponential(multiplier=0.2, max=5.0)

@@ -22,7 +22,7 @@ from art_langfuse.api import Project
 from art_langfuse.observations import Observation, observation_id, observations, trace_id
 from art_langfuse.outbox import NotDelivered, Outbox
 from art_langfuse.spans import Attributes, check_environment, environment_post, http_post, make_span, text
-from art_langfuse.vocabularies import Traced
+from art_langfuse.vocabularies import CALL_REWARD, Traced
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 SPANS, SCORES = 200, 100
 """In one request."""
-CALL_REWARD = "call_reward"
-"""The score of a generation whose call has a reward of its own."""
 
 
 class LangfuseTracker:
@@ -69,9 +67,9 @@ class LangfuseTracker:
 
     def log_evaluation(self, step: int, found: Mapping[str, Any]) -> None:
         """Send what an evaluation found as scores of the session."""
-        name = f"evaluation/{found['name'].partition(' ')[0]}"
-        numbers = {f"{name}/{key}": found[key] for key in ("success", "mean_reward") if found.get(key) is not None}
-        self._scores.deliver(self._of_session(step, numbers))
+        numbers = {f"evaluation/{key}": found[key] for key in ("success", "mean_reward") if found.get(key) is not None}
+        about = {"evaluation": found["name"], "temperature": found.get("temperature")}
+        self._scores.deliver(self._of_session(step, numbers, **about))
 
     def close(self) -> None:
         """Send what could not be sent before, and end."""
@@ -81,12 +79,12 @@ class LangfuseTracker:
             self._end()
             self._project.close()
 
-    def _of_session(self, step: int, numbers: Mapping[str, float]) -> Iterator[JsonDict]:
+    def _of_session(self, step: int, numbers: Mapping[str, float], **facts: Any) -> Iterator[JsonDict]:
         now = datetime.now(UTC).isoformat()
+        about = {"sessionId": self._session, "metadata": {"step": step, **facts}}
         for name, value in numbers.items():
             if math.isfinite(value):
-                about = {"sessionId": self._session, "metadata": {"step": step}}
-                yield _score(f"{self._session}/{step}/{name}", name, value, now, about)
+                yield _score(f"{self._session}/{step}/{list(facts.values())}/{name}", name, value, now, about)
 
 
 class OtelTracker:

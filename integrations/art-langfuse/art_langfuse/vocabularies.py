@@ -18,6 +18,8 @@ from art_langfuse.spans import Attributes, text
 PROVIDER = "art"
 SETTINGS = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "tool_choice")
 """Of a request, besides what it shows to the model."""
+CALL_REWARD = "call_reward"
+"""The score of a generation whose call has a reward of its own."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ def _in_parts(message: Mapping[str, Any]) -> JsonDict:
     """Return a chat message as the conventions write it: a role and parts."""
     role, content = str(message.get("role") or "assistant"), message.get("content")
     if role == "tool":
-        return {"role": role, "parts": [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}]}  # fmt: skip
+        answer = {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}
+        return {"role": role, "parts": [answer]}
     return {"role": role, "parts": [*_said(message, content), *_calls(message.get("tool_calls") or ())]}
 
 

@@ -86,7 +86,8 @@ def value(it):
 def shown(span):
     """A span as the API for observations has it: input and output are text."""
     get = span["attributes"].get
-    own = {key.removeprefix(METADATA): json.loads(it) for key, it in span["attributes"].items() if key.startswith(METADATA)}  # fmt: skip
+    said = {key.removeprefix(METADATA): it for key, it in span["attributes"].items() if key.startswith(METADATA)}
+    own = {key: json.loads(it) for key, it in said.items()}
     return {
         "id": span["id"], "traceId": span["trace_id"], "projectId": "p", "parentObservationId": span["parent"],
         "type": get("langfuse.observation.type", "span").upper(), "name": span["name"],

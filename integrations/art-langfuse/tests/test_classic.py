@@ -4,7 +4,6 @@ import json
 import logging
 
 import pytest
-from langfuse_server import PUBLIC, SECRET, langfuse_server
 
 import art_langfuse
 from art_core.errors import ConfigError
@@ -30,15 +29,6 @@ EPISODE = {
     "total_reward": 0.85,
     "success": True,
 }
-
-
-@pytest.fixture
-def server(monkeypatch):
-    with langfuse_server() as server:
-        monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", PUBLIC)
-        monkeypatch.setenv("LANGFUSE_SECRET_KEY", SECRET)
-        monkeypatch.setenv("LANGFUSE_HOST", server.url)
-        yield server
 
 
 @pytest.fixture
