@@ -129,13 +129,13 @@ def _messages(item: Any, tools: list[JsonDict]) -> Iterator[JsonDict]:
     read = _Parts(item.get("parts") if "parts" in item else content)
     yield from read.results
     calls = [*map(_call, _asked(item)), *read.calls]
-    if role == "tool":
+    if role == "tool" and not read.results:
         yield {
             "role": "tool",
             "tool_call_id": str(item.get("tool_call_id") or item.get("name") or ""),
             "content": read.text,
         }
-    elif read.text or calls or read.thoughts or not read.results:
+    elif read.text or calls or read.thoughts or not read.results:  # nothing is left of a message of results alone
         yield {
             "role": role,
             "content": read.text if read.text or not calls else None,

@@ -48,6 +48,25 @@ class Langfuse:
     def scores_of(self, trace):
         return {it["name"]: it for it in self.scores.values() if it.get("traceId") == trace}
 
+    def record(self, trace, own, given=None, gave=None, *, kind="generation", parent=None, at=0, name="it", **more):
+        """Keep what some instrumentation sent: ``more`` are attributes after ``langfuse.``, with __ for dots."""
+        said = {"observation.type": kind, **{key.replace("__", "."): it for key, it in more.items()}}
+        for key, it in (("observation.input", given), ("observation.output", gave)):
+            if it is not None:
+                said[key] = it if isinstance(it, str) else json.dumps(it)
+        attributes = {f"langfuse.{key}": it for key, it in said.items()}
+        start = int((1_790_000_000 + at) * 1e9)
+        self.spans[trace, own] = {
+            "trace_id": trace, "id": own, "parent": parent, "name": name, "start": start, "end": start + 10**9,
+            "status": (0, ""), "attributes": attributes, "events": [],
+        }  # fmt: skip
+
+    def rate(self, trace, name, value, **more):
+        """Keep a score, as somebody gives it in Langfuse."""
+        self.scores[f"{trace}/{name}/{len(self.scores)}"] = {
+            "id": f"s{len(self.scores)}", "traceId": trace, "name": name, "value": value, **more
+        }  # fmt: skip
+
     def take_spans(self, body, encoding):
         request = ExportTraceServiceRequest()
         request.ParseFromString(gzip.decompress(body) if encoding == "gzip" else body)
