@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 PATIENCE = 20.0
 """Seconds in which something is tried again."""
-MOST = 20_000
+MOST = 5_000
 """Things that wait; of more the oldest are given up."""
 
 
