@@ -146,7 +146,8 @@ def paged(items, cursor, size):
 
 
 @contextmanager
-def langfuse_server():
+def langfuse_server(*, older=False):
+    """Serve; ``older``: with the API for traces in place of that for observations."""
     server = Langfuse()
     routes = [
         Route("/api/public/otel/v1/traces", faulty(server, take_spans), methods=["POST"]),
@@ -155,6 +156,9 @@ def langfuse_server():
         Route("/api/public/v2/observations", faulty(server, list_observations)),
         Route("/api/public/v3/scores", faulty(server, list_scores)),
     ]
+    if older:
+        by_trace = Route("/api/public/traces/{id}", faulty(server, one_trace))
+        routes = [*routes[:3], Route("/api/public/traces", faulty(server, list_traces)), by_trace]
     with serving(*routes) as url:
         server.url = url
         yield server
@@ -221,3 +225,29 @@ def read_back(score):
         "projectId": "p", "source": "API", "environment": "default", "createdAt": at, "updatedAt": at, "timestamp": at,
         "dataType": "NUMERIC", **score, "subject": subject,
     }  # fmt: skip
+
+
+async def list_traces(server, request):
+    query, found = request.query_params, []
+    for trace in server.traces():
+        root = next(it for it in server.observations(trace) if it["parentObservationId"] is None)
+        kept = {"name": root["traceName"], "sessionId": root["sessionId"], "userId": root["userId"]}
+        if all(query.get(key, value) == value for key, value in kept.items()) and set(query.getlist("tags")) <= set(
+            root["tags"]
+        ):
+            found.append({"id": trace, "timestamp": root["startTime"], **kept})
+    found.sort(key=lambda it: it["timestamp"], reverse=True)
+    page, pages = int(query["page"]), -(-len(found) // server.page)
+    data = found[(page - 1) * server.page : page * server.page]
+    return JSONResponse({"data": data, "meta": {"page": page, "totalItems": len(found), "totalPages": pages}})
+
+
+async def one_trace(server, request):
+    trace = request.path_params["id"]
+    found = server.observations(trace)
+    if not found:
+        return JSONResponse({"message": "not found"}, 404)
+    [root] = [it for it in found if it["parentObservationId"] is None]
+    said = {key: root.pop(key) for key in ("input", "output")}
+    scores = [it for it in server.scores.values() if it.get("traceId") == trace]
+    return JSONResponse({"id": trace, "projectId": "p", **said, "observations": found, "scores": scores})

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from art_core.types import JsonDict
 from art_langfuse.account import Account
-from art_langfuse.outbox import PATIENCE, Refused, Temporary, patiently, raise_for
+from art_langfuse.outbox import PATIENCE, Denied, Refused, Temporary, patiently, raise_for
 
 if TYPE_CHECKING:
     from langfuse.api import ObservationV2
 
+    from art_langfuse.older import Traces
+
 FIELDS = "core,basic,time,io,metadata,model,usage,trace_context"
+PAGE = 100
 SEVERAL = 50
 """Traces whose scores are asked for at a time."""
 TIMEOUT = 30
+UNKNOWN_PATH = (404, 405, 501)
+ONCE: Any = {"max_retries": 0}
+"""Retries are made here, so that lost connections are retried too."""
 
 
 class Project:
@@ -31,7 +38,8 @@ class Project:
         from langfuse.api import LangfuseAPI
 
         self.host, self._patience = account.host, patience
-        self._http = httpx.Client(timeout=TIMEOUT)
+        auth = (account.public_key, account.secret_key)
+        self._http = httpx.Client(timeout=TIMEOUT, auth=auth, base_url=account.host)
         self._api = LangfuseAPI(
             base_url=account.host, username=account.public_key, password=account.secret_key,
             x_langfuse_public_key=account.public_key, httpx_client=self._http,
@@ -48,41 +56,70 @@ class Project:
         if isinstance(answer, CreateScoreBatchResults) and answer.rejected:
             raise Refused("; ".join(error.message for error in answer.errors)[:500])
 
-    def roots(self, conditions: Sequence[JsonDict]) -> Iterator[ObservationV2]:
-        """Yield the first observations of the traces that meet the conditions, the newest first."""
-        wanted = [_condition("boolean", "isRootObservation", "=", True), *conditions]
-        yield from self._observations(filter=json.dumps(wanted), fields=FIELDS)
+    def traces(self, conditions: Sequence[JsonDict]) -> Iterator[str]:
+        """Yield the ids of the traces that meet the conditions, the newest first; one may come again."""
+        if self._older is not None:
+            yield from self._older.traces(conditions)
+            return
+        wanted = json.dumps([_condition("boolean", "isRootObservation", "=", True), *conditions])
+        for root in self._pages(self._api.observations.get_many, filter=wanted, fields="core"):
+            if root.trace_id:
+                yield root.trace_id
 
     def observations(self, trace: str) -> list[ObservationV2]:
         """Return all observations of a trace, in the order in which they began."""
-        found = list(self._observations(trace_id=trace, fields=FIELDS))
+        if self._older is not None:
+            found = self._older.observations(trace)
+        else:
+            found = list(self._pages(self._api.observations.get_many, trace_id=trace, fields=FIELDS))
         return sorted(found, key=lambda it: (it.start_time, it.end_time or it.start_time))
 
-    def _observations(self, **wanted: Any) -> Iterator[ObservationV2]:
-        yield from self._pages(self._api.observations.get_many, limit=100, **wanted)
-
     def scores(self, traces: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the scores of each trace and of its observations."""
+        """Return the scores of each trace and of its observations; at most ``SEVERAL`` traces."""
+        if self._older is not None:
+            return {trace: self._older.scores(trace) for trace in traces}
         found: dict[str, list[Any]] = {trace: [] for trace in traces}
-        for first in range(0, len(traces), SEVERAL):
-            together = ",".join(traces[first : first + SEVERAL])
-            for score in self._pages(self._api.scores.get_many, limit=100, trace_id=together, fields="details,subject"):
-                subject = score.subject
-                trace = getattr(subject, "trace_id", None) if subject and subject.kind == "observation" else None
-                found.setdefault(trace or getattr(subject, "id", ""), []).append(score)
+        together = {"trace_id": ",".join(traces), "fields": "details,subject"}
+        for score in self._pages(self._api.scores.get_many, **together) if traces else ():
+            subject = score.subject
+            trace = subject.trace_id if subject.kind == "observation" else subject.id
+            found.setdefault(trace, []).append(score)
         return found
+
+    def get(self, path: str, **query: Any) -> Any:
+        """Return the JSON of a path that the SDK does not know."""
+        return self._patiently(lambda: self._fetch(path, query))
+
+    @cached_property
+    def _older(self) -> Traces | None:
+        """How a server is read that does not know the API for observations; None where it does."""
+        try:
+            self._patiently(lambda: self._api.observations.get_many(limit=1, fields="core", request_options=ONCE))
+        except Denied as error:
+            if error.status in UNKNOWN_PATH:
+                from art_langfuse.older import Traces
+
+                return Traces(self.get)
+            raise
+        return None
 
     def _pages(self, get: Callable[..., Any], **wanted: Any) -> Iterator[Any]:
         cursor = None
         while True:
-            page = patiently(
-                lambda: self._once(lambda: get(cursor=cursor, request_options=ONCE, **wanted)),  # noqa: B023
-                self._patience,
-            )
+            page = self._patiently(lambda: get(cursor=cursor, limit=PAGE, request_options=ONCE, **wanted))  # noqa: B023
             yield from page.data
             cursor = page.meta.cursor
             if not cursor:
                 return
+
+    def _patiently(self, ask: Callable[[], Any]) -> Any:
+        return patiently(lambda: self._once(ask), self._patience)
+
+    def _fetch(self, path: str, query: Mapping[str, Any]) -> Any:
+        answer = self._http.get(path, params=query)
+        if not answer.is_success:
+            raise_for(answer.status_code, f"{self.host}{path}: {answer.text[:300]}", answer.headers)
+        return answer.json()
 
     def _once(self, ask: Callable[[], Any]) -> Any:
         import httpx
@@ -94,10 +131,6 @@ class Project:
             raise Temporary(f"{self.host} cannot be reached: {type(error).__name__}: {error}") from error
         except ApiError as error:
             raise_for(error.status_code, f"{self.host}: {str(error.body)[:300]}", error.headers)
-
-
-ONCE: Any = {"max_retries": 0}
-"""Retries are made here, so that lost connections are retried too."""
 
 
 def conditions(

@@ -18,7 +18,7 @@ from art_core.rendering import Renderer
 from art_core.rollout import task_id
 from art_core.store import Store
 from art_core.types import Call, JsonDict
-from art_langfuse.api import Project
+from art_langfuse.api import SEVERAL, Project
 from art_langfuse.conversations import Unreadable, answer_of, shown_of, value_of
 from art_langfuse.vocabularies import CALL_REWARD, SETTINGS
 
@@ -79,27 +79,30 @@ def import_traces(
     run's reward; None takes ``"reward"``, or the only score that there is.
     """
     found = Imported()
-    roots: dict[str, ObservationV2] = {}
-    for root in project.roots(conditions):
-        roots.setdefault(str(root.trace_id), root)
-        if len(roots) == limit:
+    wanted: dict[str, None] = {}
+    for trace in project.traces(conditions):
+        wanted[trace] = None
+        if len(wanted) == limit:
             break
-    scores = project.scores(list(roots))
-    for trace, root in reversed(roots.items()):  # the oldest first, as runs are kept
-        found.traces += 1
-        _import_one(project, store, root, scores.get(trace, []), renderer, reward, found)
-        progress()
+    oldest_first = list(reversed(wanted))  # as runs are kept
+    for first in range(0, len(oldest_first), SEVERAL):
+        together = oldest_first[first : first + SEVERAL]
+        scores = project.scores(together)
+        for trace in together:
+            found.traces += 1
+            _import_one(project, store, trace, scores[trace], renderer, reward, found)
+            progress()
     return found
 
 
 def _import_one(
-    project: Project, store: Store, root: ObservationV2, scores: Sequence[Any], renderer: Renderer, reward: str | None,
+    project: Project, store: Store, trace: str, scores: Sequence[Any], renderer: Renderer, reward: str | None,
     found: Imported,
 ) -> None:  # fmt: skip
-    name = f"langfuse-{root.trace_id}"
+    name = f"langfuse-{trace}"
     known = store.has_rollout(name)
     try:
-        run = _read(root, project.observations(str(root.trace_id)), renderer, Counter() if known else found.left_out)
+        run = _read(trace, project.observations(trace), renderer, Counter() if known else found.left_out)
     except Unreadable as error:
         found.left_out[f"traces: {error}"] += 1
         return
@@ -118,7 +121,7 @@ def _import_one(
     found.rewarded += _score(store, name, run, scores, reward)
 
 
-def _read(root: ObservationV2, observed: Sequence[ObservationV2], renderer: Renderer, left_out: Counter[str]) -> _Run:
+def _read(trace: str, observed: Sequence[ObservationV2], renderer: Renderer, left_out: Counter[str]) -> _Run:
     """Return what a trace says; raises Unreadable where no model call of it can be taken."""
     by_id = {it.id: it for it in observed}
     above = {parent for it in observed if it.type == "GENERATION" for parent in _parents(it, by_id)}
@@ -134,6 +137,7 @@ def _read(root: ObservationV2, observed: Sequence[ObservationV2], renderer: Rend
             left_out[f"model calls: {error}"] += 1
     if not calls:
         raise Unreadable("no model call of theirs can be read")
+    root = next((it for it in observed if it.is_root_observation or not _parents(it, by_id)), observed[0])
     ended = max(it.end_time or it.start_time for it in observed)
     failed = root.status_message or "the trace is marked as an error" if root.level == "ERROR" else None
     # Where the root is the model call itself, what it was shown is the task.
@@ -141,7 +145,7 @@ def _read(root: ObservationV2, observed: Sequence[ObservationV2], renderer: Rend
     task = calls[0].messages()[:-1] if alone or root.input is None else _input(value_of(root.input))
     output = calls[-1].response.get("content") if alone or root.output is None else value_of(root.output)
     seconds = (ended - min(it.start_time for it in observed)).total_seconds()
-    return _Run(str(root.trace_id), task, output, failed, seconds, tuple(calls), tuple(places))
+    return _Run(trace, task, output, failed, seconds, tuple(calls), tuple(places))
 
 
 def _parents(it: ObservationV2, by_id: Mapping[str, ObservationV2]) -> list[str]:

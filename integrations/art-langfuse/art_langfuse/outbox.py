@@ -35,7 +35,11 @@ class Refused(Exception):
 
 
 class Denied(ArtError):
-    """The server takes nothing from us: the keys or the address are wrong."""
+    """The server answers us nothing: the keys or the address are wrong."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class NotDelivered(ArtError):
@@ -45,12 +49,12 @@ class NotDelivered(ArtError):
 def raise_for(status: int | None, said: str, headers: Mapping[str, str] | None = None) -> NoReturn:
     """Raise what an HTTP answer that is no success means."""
     message = f"answer {status} from {said}"
-    if status is None or status in (408, 429) or status >= 500:
+    if status is None or status in (408, 429) or (status >= 500 and status != 501):
         after = str((headers or {}).get("retry-after", "")).strip()
         raise Temporary(message, float(after) if after.isdecimal() else 0.0)
     if status in (400, 413, 422):
         raise Refused(message)
-    raise Denied(f"{message}; check the keys and the address")
+    raise Denied(f"{message}; check the keys and the address", status)
 
 
 def patiently(attempt: Callable[[], Any], patience: float = PATIENCE) -> Any:

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from langfuse_server import PUBLIC, SECRET, langfuse_server
 from team_agent import Judge, agent, answers
 from typer.testing import CliRunner
 
@@ -79,6 +80,27 @@ def test_traces_become_runs_grouped_by_their_input(production, tmp_path):
     tasks = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
     assert tasks[0] == {"input": "Where is the key?", "recorded_output": "On shelf 3.", "trace_id": "a1"}
     assert [it["input"] for it in tasks] == ["Where is the key?", "Where is the lamp?"]
+
+
+def test_a_server_that_only_knows_traces_is_read_by_these(monkeypatch, tmp_path):
+    with langfuse_server(older=True) as older:
+        for name, value in (("PUBLIC_KEY", PUBLIC), ("SECRET_KEY", SECRET), ("HOST", older.url)):
+            monkeypatch.setenv(f"LANGFUSE_{name}", value)
+        older.page = 1
+        support(older, "a1", "Where is the key?", "On shelf 3.", at=0)
+        support(older, "a2", "Where is the lamp?", "Here.", at=100)
+        support(older, "b1", "Where is the book?", "There.", at=200, trace__name="other")
+        older.rate("a1", "user-feedback", 1, comment="quick")
+        older.rate("a1", "why", 0, stringValue="short", dataType="CATEGORICAL")
+        done = run_command("--run-dir", tmp_path, "--name", "support", "--tag", "production")
+        assert "2 traces read: 2 runs with 4 model calls" in done.output
+        first, second = art.load_trajectories(tmp_path)
+        assert (first.task, first.output, first.reward) == ("Where is the key?", "On shelf 3.", 1.0)
+        assert first.notes == {"user-feedback": "quick", "why": "short"} and second.reward is None
+        tracker = art_langfuse.ARTLangfuseTracker(wait=10)
+        trace = tracker.track_episode({"actions": [{"type": "search"}], "total_reward": 0.5, "success": True})
+        assert tracker.get_performance_analytics([trace.id])["average_reward"] == 0.5
+        tracker.close()
 
 
 def test_what_was_imported_is_not_imported_twice(production, tmp_path):
