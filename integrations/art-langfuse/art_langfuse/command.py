@@ -65,7 +65,7 @@ def langfuse(
         name=name, tags=tag or (), session=session, user=user, environment=environment,
         since=_moment(since, "--since"), until=_moment(until, "--until"),
     )  # fmt: skip
-    project, renderer = Project(account()), Renderer(model)
+    found_account, renderer = account(), Renderer(model)
     with claimed(run_dir), Store(run_dir / "run.sqlite") as store:
         theirs = store.meta("imported_for", model)
         if theirs != model:
@@ -74,6 +74,7 @@ def langfuse(
                 param_hint="--model",
             )
         store.set_meta("imported_for", model)
+        project = Project(found_account)
         try:
             found = import_traces(project, store, wanted, renderer, limit=limit, reward=reward)
         finally:
