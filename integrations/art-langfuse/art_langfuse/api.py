@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from art_core.errors import ArtError
 from art_core.types import JsonDict
 from art_langfuse.account import Account
 from art_langfuse.outbox import PATIENCE, Denied, Refused, Temporary, patiently, raise_for
@@ -30,8 +31,12 @@ ONCE: Any = {"max_retries": 0}
 """Retries are made here, so that lost connections are retried too."""
 
 
+class NotRead(ArtError):
+    """Langfuse does not answer, or not this question."""
+
+
 class Project:
-    """A Langfuse project."""
+    """A Langfuse project. Reading raises NotRead, or Denied."""
 
     def __init__(self, account: Account, patience: float = PATIENCE) -> None:
         import httpx
@@ -113,7 +118,10 @@ class Project:
                 return
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
-        return patiently(lambda: self._once(ask), self._patience)
+        try:
+            return patiently(lambda: self._once(ask), self._patience)
+        except (Temporary, Refused) as error:
+            raise NotRead(f"Langfuse could not be read: {error}") from error
 
     def _fetch(self, path: str, query: Mapping[str, Any]) -> Any:
         answer = self._http.get(path, params=query)

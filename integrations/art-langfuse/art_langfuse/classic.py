@@ -5,13 +5,14 @@ For programs that keep episodes themselves; ``train(trackers=["langfuse"])`` nee
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,8 @@ class ARTLangfuseTracker:
         self._sending = ThreadPoolExecutor(1, thread_name_prefix="art-langfuse")
         self._sent: dict[str, int] = {}
         """Trace -> its observations, for those that were sent from here."""
+        self._closed = False
+        atexit.register(self.close)
 
     def track_episode(self, episode_data: Mapping[str, Any]) -> Trace:
         """Send an episode: a trace with a span for each of its ``actions``."""
@@ -153,25 +156,26 @@ class ARTLangfuseTracker:
         self._sending.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Send what is left, and end."""
-        self._submit(self._outbox.deliver)
+        """Send what is left, and end. The end of the program does it too."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
         self._sending.shutdown()
+        self._deliver()
         self._end()
         self._project.close()
 
     def _send(self, own: str, trace: str, spans: list[ReadableSpan]) -> Trace:
         self._sent[trace] = len(spans)
-        self._submit(lambda: self._outbox.deliver(spans))
+        self._sending.submit(self._deliver, spans)
         return Trace(own, trace, f"{self._account.host}/trace/{trace}")
 
-    def _submit(self, deliver: Callable[[], None]) -> None:
-        def work() -> None:
-            try:
-                deliver()
-            except NotDelivered as error:
-                log.warning("%s", error)
-
-        self._sending.submit(work)
+    def _deliver(self, spans: Sequence[ReadableSpan] = ()) -> None:
+        try:
+            self._outbox.deliver(spans)
+        except NotDelivered as error:
+            log.warning("%s", error)
 
     def _shown(self, trace_ids: Sequence[str]) -> dict[str, list[ObservationV2]]:
         """Return the observations of the traces, once Langfuse shows all of them."""

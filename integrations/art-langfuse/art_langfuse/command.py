@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 AGO = re.compile(r"(\d+)([mhdw])")
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 RUNS = Path("runs/imported")
+PATIENCE = 120.0
+"""Seconds for a page: a server that wants fewer requests asks to wait up to a minute."""
 SHOWN = 5
 """Reasons for which something was left out."""
 
@@ -74,7 +76,7 @@ def langfuse(
                 param_hint="--model",
             )
         store.set_meta("imported_for", model)
-        project = Project(found_account)
+        project = Project(found_account, patience=PATIENCE)
         try:
             found = import_traces(project, store, wanted, renderer, limit=limit, reward=reward)
         finally:

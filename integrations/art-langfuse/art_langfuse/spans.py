@@ -88,9 +88,10 @@ def http_post(**settings: Any) -> tuple[Callable[[Sequence[ReadableSpan]], None]
 
     def post(spans: Sequence[ReadableSpan]) -> None:
         answers.clear()
-        if _export(exporter, spans):
+        taken = _export(exporter, spans)
+        if taken and not answers[-1].is_redirect:  # which the exporter takes for success
             return
-        if not answers or answers[-1].ok:  # the connection was lost, with the beginning of an answer or none
+        if not answers or answers[-1].status_code < 300:  # the connection was lost, with half an answer or none
             raise Temporary("the server cannot be reached, or cuts connections")
         raise_for(answers[-1].status_code, f"{answers[-1].url}: {answers[-1].text[:200]}", answers[-1].headers)
 

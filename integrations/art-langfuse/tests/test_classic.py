@@ -153,6 +153,23 @@ def test_keys_that_are_missing_are_named(monkeypatch, server, caplog):
     assert "401" in caplog.text and "check the keys" in caplog.text
 
 
+def test_content_that_is_refused_is_left_out_alone(server, tracker, caplog):
+    server.refuses = "poison"
+    trace = tracker.track_episode({**EPISODE, "actions": [{"type": "poison"}, {"type": "search"}]})
+    tracker.flush()
+    assert [it["name"] for it in server.observations(trace.id)] == ["episode_ep_001", "action_1_search"]
+    assert "1 were refused and left out" in caplog.text
+
+
+def test_an_address_that_moved_is_no_success(server, tracker, caplog):
+    server.faults.append((301, {"location": "https://elsewhere.invalid/"}))
+    tracker.track_episode(EPISODE)
+    tracker.flush()
+    assert "answer 301" in caplog.text and not server.spans
+    tracker.close()
+    assert len(server.spans) == 2
+
+
 def test_the_address_has_two_names(monkeypatch, server):
     monkeypatch.setenv("LANGFUSE_HOST", "http://nowhere.invalid")
     monkeypatch.setenv("LANGFUSE_BASE_URL", server.url)

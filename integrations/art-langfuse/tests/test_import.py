@@ -15,6 +15,7 @@ from art_core.errors import ConfigError
 from art_core.plugins import Plugins
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine
+from art_langfuse.api import NotRead
 
 LOOK = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -131,6 +132,16 @@ def test_a_server_that_fails_at_times_is_asked_again(production, tmp_path):
     production.faults.extend([500, (429, {"retry-after": "1"}), "cut", None, 503, None, "cut"])
     done = run_command("--run-dir", tmp_path)
     assert "3 runs with 6 model calls" in done.output and not production.faults
+
+
+def test_a_server_that_stays_away_is_said_and_the_same_command_goes_on(production, tmp_path, monkeypatch):
+    monkeypatch.setattr("art_langfuse.command.PATIENCE", 0.3)
+    production.faults.extend([None, None, None, *[503] * 20])
+    with pytest.raises(NotRead, match="Langfuse could not be read: answer 503"):
+        run_command("--run-dir", tmp_path)
+    production.faults.clear()
+    assert "3 traces read" in run_command("--run-dir", tmp_path).output
+    assert len(art.load_trajectories(tmp_path)) == 3
 
 
 def test_what_cannot_be_read_is_left_out_and_said(production, tmp_path):

@@ -74,6 +74,12 @@ def test_the_classic_program_has_sent_its_episode_when_it_ends(server):
     assert done.stdout == f"Episode tracked: {trace}\n" and len(server.observations(trace)) == 2
 
 
+def test_what_waits_when_a_program_ends_is_tried_once_more(server, monkeypatch):
+    server.faults.append(401)
+    assert run_script(CLASSIC).returncode == 0
+    assert len(server.spans) == 2
+
+
 def test_no_client_of_the_user_is_patched_and_no_provider_touched(server):
     done = run_script(UNTOUCHED)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,7 @@
 """``train(trackers=["langfuse", "otel"])``: every run of the agent is a trace, once, whatever the server does."""
 
 import json
+import sys
 
 import pytest
 from opentelemetry import trace as opentelemetry_trace
@@ -183,6 +184,10 @@ async def test_what_cannot_work_is_refused_before_anything_runs(server, tmp_path
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     with pytest.raises(ConfigError, match="http/json is unknown"):
+        OtelTracker.check()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
+    with pytest.raises(ConfigError, match=r"art-langfuse\[grpc\]"):
         OtelTracker.check()
     assert not (tmp_path / "run").exists()
 
