@@ -14,6 +14,8 @@ from art_core.types import JsonDict
 
 ROLES = {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool", "AIMessageChunk": "assistant"}
 """Other names of roles."""
+MESSAGE, KINDS = {"role", "parts", "choices", "tool_calls"}, {"message", "function_call", "reasoning", "ai", *ROLES}
+"""By what an output is known as a message or an API's answer, and not as the data that a model answered with."""
 
 
 class Unreadable(ValueError):
@@ -21,9 +23,9 @@ class Unreadable(ValueError):
 
 
 def value_of(shown: Any) -> Any:
-    """Return what Langfuse shows as text, as the value that was sent."""
+    """Return what Langfuse shows as text, as the object or list that was sent; "42" stays the text that it most likely was."""
     try:
-        return json.loads(shown) if isinstance(shown, str) else shown
+        return json.loads(shown) if isinstance(shown, str) and shown.lstrip()[:1] in ("{", "[") else shown
     except (ValueError, RecursionError):
         return shown
 
@@ -57,9 +59,11 @@ def shown_of(given: Any) -> tuple[list[JsonDict], list[JsonDict]]:
 
 def answer_of(gave: Any) -> JsonDict:
     """Return the message that a model answered; raises Unreadable."""
-    gave = value_of(gave)
+    said, gave = gave, value_of(gave)
     if gave in (None, "", [], {}):
         raise Unreadable("it has no output")
+    if not _is_message(gave):  # an answer as data, which was sent as text or read by somebody
+        gave = said if isinstance(said, str) else json.dumps(said)
     if isinstance(gave, Mapping) and gave.get("choices"):
         gave = gave["choices"][0]
     if isinstance(gave, Mapping):
@@ -71,6 +75,16 @@ def answer_of(gave: Any) -> JsonDict:
     if not found or any(it["role"] != "assistant" for it in found):
         raise Unreadable("its output is no assistant's message")
     return _joined(found)
+
+
+def _is_message(gave: Any) -> bool:
+    """Whether an output is one of a model, and not the data that it answered with."""
+    if isinstance(gave, list):
+        return all(_is_message(it) for it in gave)
+    if not isinstance(gave, Mapping):
+        return False
+    nested = isinstance(gave.get("message"), Mapping) or isinstance(gave.get("output"), list)
+    return nested or not MESSAGE.isdisjoint(gave) or gave.get("type") in KINDS
 
 
 def _listed(items: Any) -> list[Any]:
@@ -128,7 +142,7 @@ def _messages(item: Any, tools: list[JsonDict]) -> Iterator[JsonDict]:
         return
     read = _Parts(item.get("parts") if "parts" in item else content)
     yield from read.results
-    calls = [*map(_call, _asked(item)), *read.calls]
+    calls = [*map(_call, _asked(item))] or read.calls  # LangChain has Anthropic's calls in both places
     if role == "tool" and not read.results:
         yield {
             "role": "tool",

@@ -65,6 +65,19 @@ def test_a_conversation_with_a_tool_is_the_same_in_every_form(form):
     ("gave", "answer"),
     [
         ("Here.", {"role": "assistant", "content": "Here."}),
+        ("42", {"role": "assistant", "content": "42"}),
+        ('{"city":  "Rome"}', {"role": "assistant", "content": '{"city":  "Rome"}'}),
+        ('{"type": "search"}', {"role": "assistant", "content": '{"type": "search"}'}),
+        ("[1, 2]", {"role": "assistant", "content": "[1, 2]"}),
+        ({"city": "Rome"}, {"role": "assistant", "content": '{"city": "Rome"}'}),
+        (
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "desk"}}],
+                "tool_calls": [{"name": "look", "args": {"at": "desk"}, "id": "c1"}],
+            },
+            CALLED,
+        ),
         ('{"role": "assistant", "content": "Here."}', {"role": "assistant", "content": "Here."}),
         ({"role": None, "content": "Here."}, {"role": "assistant", "content": "Here."}),
         ([{"role": "assistant", "parts": [{"type": "text", "content": "Here."}]}], {"role": "assistant", "content": "Here."}),
