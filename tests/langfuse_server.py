@@ -124,7 +124,7 @@ def shown(span):
 
 
 def when(nanoseconds):
-    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).isoformat().replace("+00:00", "Z")
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def meets(it, condition):

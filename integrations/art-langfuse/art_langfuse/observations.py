@@ -14,6 +14,8 @@ from typing import Any, Literal
 from art_core.types import Call, JsonDict, Trajectory
 
 Kind = Literal["agent", "generation", "tool"]
+SHORTEST = 0.002
+"""Seconds: who keeps milliseconds keeps the order too."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,11 @@ def observations(trajectory: Trajectory, started: float) -> list[Observation]:
     """Return the run's observations, each after its parent.
 
     A node is one observation for as long as its calls follow each other. Calls are recorded in order but without their times, so
-    the run's seconds are shared out evenly among calls and tools.
+    the run's seconds are shared out evenly among calls and tools, so that they stand in order.
     """
     entries = [entry for index in range(len(trajectory.calls)) for entry in _entries(trajectory.calls, index)]
-    slot = trajectory.seconds / max(1, len(entries))
-    found = [Observation("agent", "run", 0, None, started, started + trajectory.seconds)]
+    slot = max(trajectory.seconds / max(1, len(entries)), SHORTEST)
+    found = [Observation("agent", "run", 0, None, started, started + max(trajectory.seconds, slot * len(entries)))]
     open_nodes: list[tuple[str, int]] = []
     for place, (path, entry) in enumerate(entries):
         start, end = started + place * slot, started + (place + 1) * slot
