@@ -206,6 +206,8 @@ async def list_observations(server, request):
         server.hidden -= 1
         return paged([], None, server.page)
     found = server.observations(query.get("traceId"))
+    if "usage" not in query.get("fields", ""):
+        found = [{key: it for key, it in each.items() if key != "usageDetails"} for each in found]
     for condition in json.loads(query.get("filter", "[]")):
         found = [it for it in found if meets(it, condition)]
     return paged(sorted(found, key=lambda it: it["startTime"], reverse=True), query.get("cursor"), server.page)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from art_langfuse.older import Traces
 
-FIELDS = "core,basic,time,io,metadata,model,usage,trace_context"
+FIELDS = "core,basic,io,metadata,model,trace_context"
 PAGE = 100
 SEVERAL = 50
 """Traces whose scores are asked for at a time."""
@@ -131,10 +131,13 @@ class Project:
 
     def _once(self, ask: Callable[[], Any]) -> Any:
         import httpx
+        import pydantic
         from langfuse.api.core import ApiError
 
         try:
             return ask()
+        except pydantic.ValidationError as error:
+            raise NotRead(f"{self.host} answers otherwise than Langfuse's SDK expects: {error}") from error
         except httpx.TransportError as error:
             raise Temporary(f"{self.host} cannot be reached: {type(error).__name__}: {error}") from error
         except ApiError as error:
