@@ -1,6 +1,7 @@
 # make demo         set up everything and train the email agent
 # make test         set up everything and run the tests
 # make test-engines the heavy real parts; make test-long: soaks
+# make docs         the site, in site/
 # make setup        .venv alone
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +17,7 @@ MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/p
 SEED ?= 0
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test test-engines test-long browser lint tiny
+.PHONY: setup demo docs test test-engines test-long browser lint tiny
 
 setup: $(VENV)/.ready
 
@@ -30,6 +31,11 @@ $(VENV)/.ready: $(MANIFESTS) constraints.txt requirements-dev.txt
 
 demo: setup
 	$(BIN)/art demo --seed $(SEED) $(if $(STEPS),--steps $(STEPS)) $(if $(JUDGE),--judge "$(JUDGE)") $(if $(RUN_DIR),--run-dir "$(RUN_DIR)")
+
+# The warning is about what follows mkdocs 1, years from now; the versions are in constraints.txt.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html; to search in it as well: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
 test: setup
 	$(BIN)/ruff check .

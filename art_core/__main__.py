@@ -20,6 +20,7 @@ from art_core.errors import ArtError, ConfigError
 from art_core.folder import new_run_dir
 from art_core.new_plugin import Kind, write_plugin
 from art_core.plugins import Plugins
+from art_core.variables import load_env_file
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -75,6 +76,9 @@ def train(
     run_dir: RunDir = None,
     eval_tasks: Annotated[str | None, typer.Option(help="Held-out tasks, given like TASKS.")] = None,
     seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
+    tracker: Annotated[
+        list[str] | None, typer.Option(help="Who is told how it goes, such as wandb or langfuse; repeatable.")
+    ] = None,
     set_: Settings = None,
     dry_run: Annotated[
         bool, typer.Option(help="Roll out and score one group, say what would be trained, and stop.")
@@ -85,6 +89,7 @@ def train(
 
     settings = {"model": model, "steps": steps, "seed": seed, "run_dir": run_dir or new_run_dir(model)}
     settings |= {"eval_tasks": load_tasks(eval_tasks) if eval_tasks else None, "dry_run": dry_run}
+    settings |= {"trackers": tracker or ()}
     settings |= parse_settings(set_ or [], {"reward", *settings})
     with kept(settings["run_dir"]):
         result = art.train_sync(load_agent(agent), load_tasks(tasks), reward=load_reward(reward), **settings)
@@ -196,7 +201,12 @@ def doctor(
     findings = examination.examine()
     for it in findings:
         table.add_row(it.part, it.state, it.advice)
-    Console().print(table)
+    variables = Table("variable", "state", Column("what it does", overflow="fold"))
+    for it in examination.variables():
+        variables.add_row(it.part, it.state, it.advice)
+    console = Console()
+    console.print(table)
+    console.print(variables)
     if any(it.broken for it in findings):
         raise typer.Exit(1)
 
@@ -231,6 +241,7 @@ def main() -> None:
             errors="backslashreplace"
         )  # models say halves of surrogate pairs too; stderr does so already
     try:
+        load_env_file()  # first: it may say which plugins are left out
         Plugins().call("register_commands", app=app)
         app()
     except ArtError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from art_core import unsloth
 from art_core.errors import ConfigError
 from art_core.plugins import ADAPTERS, WITHOUT_PLUGIN, Installed, Plugins, as_function
+from art_core.variables import CLASSIC
 
 NEEDED_BY = {
     "torch": "training and the embedded engine: pip install 'art-core[train]'",
@@ -47,6 +48,18 @@ def examine() -> list[Finding]:
     plugins = Plugins().installed()
     found += [Finding(f"plugin {it.name}", f"{it.distribution} {it.version}") for it in plugins]
     found += [Finding(f"plugin for {it.name}", it.state, it.advice) for it in frameworks(plugins) if it.advice]
+    return found
+
+
+def variables() -> list[Finding]:
+    """Return which classic environment variables are set, never their values, and what is done with each."""
+    have = {it.distribution for it in Plugins().installed()}
+    found = []
+    for it in CLASSIC:
+        state = "not set" if not it.is_set() else "refused" if it.refused else "set"
+        found.append(
+            Finding(it.name, state, it.does if it.needs in {"", *have} else f"{it.does}: pip install {it.needs}")
+        )
     return found
 
 

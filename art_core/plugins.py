@@ -18,6 +18,7 @@ import pluggy
 from art_core import builtin, hookspecs
 from art_core.errors import AgentError, ArtError, ConfigError, PluginError
 from art_core.types import RunAgent
+from art_core.variables import NO_OPENPIPE
 
 GROUP = "art"
 ADAPTERS = {
@@ -43,6 +44,17 @@ WITHOUT_PLUGIN = {
     "strands": "strands.models.openai.OpenAIModel(model_id=...)",
 }
 """The package of a known framework that has no plugin of ours -> its model that asks through the OpenAI client."""
+
+PACKAGES = {
+    "ruler": "art-ruler",
+    "vllm": "art-vllm",
+    "http": "art-vllm",
+    "ray": "art-ray",
+    "wandb": "art-wandb",
+    "langfuse": "art-langfuse",
+    "otel": "art-langfuse",
+}
+"""A reward, engine, executor, learner or tracker by name -> the distribution that has it."""
 
 log = logging.getLogger("art_core.plugins")
 
@@ -158,8 +170,10 @@ class Plugins:
         """Return what is registered as ``name`` through ``hook``; ConfigError lists the choices where nothing is."""
         found = self.registered(hook)
         if name not in found:
+            if (hook, name) == ("register_trackers", "openpipe"):
+                raise ConfigError(f"the tracker {name!r} is refused: {NO_OPENPIPE}")
             kind = {"register_losses": "loss"}.get(hook, hook.removeprefix("register_").removesuffix("s"))
-            package = {"ruler": "art-ruler", "vllm": "art-vllm", "http": "art-vllm"}.get(name)
+            package = PACKAGES.get(name)
             hint = f" (pip install {package})" if package else ""
             if near := difflib.get_close_matches(name, found, n=1):
                 hint = f" (did you mean {near[0]!r}?)"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dotenv import load_dotenv
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from art_core.errors import ConfigError
+from art_core.variables import load_env_file
 
 SECRETS = Path("/run/secrets")
 
@@ -32,7 +32,7 @@ def load_settings() -> Settings:
 
     They are put into the environment, for the libraries that read their keys there. Raises ConfigError for what cannot be used.
     """
-    load_dotenv(".env")
+    load_env_file()  # no command has, where a script connects
     try:
         # Where containers are given what no process list or image should show: one file a setting, art_server_token say.
         found = Settings(_secrets_dir=SECRETS if SECRETS.is_dir() else None)  # type: ignore[call-arg]

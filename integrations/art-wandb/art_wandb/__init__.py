@@ -1,0 +1,36 @@
+"""Weights & Biases: ``train(trackers=["wandb"])`` and ``ARTWandbLogger``. Imports wandb only when a run is opened."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from art_core import hookimpl
+
+if TYPE_CHECKING:
+    from art_core.config import TrainConfig
+    from art_wandb.logger import ARTWandbLogger
+    from art_wandb.tracker import WandbTracker
+
+__all__ = ["ARTWandbLogger", "WandbTracker", "register_trackers"]
+WHERE = {"ARTWandbLogger": "art_wandb.logger", "WandbTracker": "art_wandb.tracker"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in WHERE:
+        raise AttributeError(f"module 'art_wandb' has no attribute {name!r}")
+    return getattr(importlib.import_module(WHERE[name]), name)
+
+
+@hookimpl
+def register_trackers(register: Callable[[str, Any], None]) -> None:
+    register("wandb", wandb_tracker)
+
+
+def wandb_tracker(run_dir: Path, config: TrainConfig) -> WandbTracker:
+    """Log to one W&B run for each run folder."""
+    from art_wandb.tracker import WandbTracker
+
+    return WandbTracker(run_dir, config)

@@ -1,0 +1,61 @@
+"""The site is built without a warning, with every link and anchor followed, and asks nobody for anything when it is read."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from doc_blocks import PAGES, ROOT
+
+LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?(https?:)?//", flags=re.IGNORECASE)
+NOT_PAGES = {"CHANGELOG.md", "tiny/README.md"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_every_page_is_in_it_and_in_its_navigation(site):
+    front = (site / "index.html").read_text()
+    for page in {str(page.relative_to(ROOT)) for page in PAGES} - NOT_PAGES:
+        folder, _, name = page.removeprefix("docs/").removesuffix(".md").rpartition("/")
+        name = "readme" if page == "README.md" else name.replace("README", "index")
+        address = f"{folder}/{name}.html".lstrip("/")
+        assert (site / address).is_file(), page
+        assert f'href="{address}"' in front or page == "docs/index.md", (
+            f"{page} is not in the navigation: see mkdocs.yml"
+        )
+
+
+def test_nothing_is_fetched_from_elsewhere_when_it_is_read(site):
+    for page in site.rglob("*.html"):
+        assert not (found := LOADED.search(page.read_text())), f"{page.name}: {found}"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)\s*[\"']?https?:", sheet.read_text()), sheet.name
+
+
+def test_the_reference_has_signatures_and_docstrings(site):
+    text = re.sub(r"<[^>]+>", "", (site / "reference" / "api.html").read_text())
+    assert "group_size" in text and "Train the model inside" in text
+    assert "policy_version" in (site / "reference" / "types.html").read_text()
+
+
+def test_links_to_code_lead_to_the_file(site):
+    assert (site / "art_core" / "training.py").read_text() == (ROOT / "art_core" / "training.py").read_text()
+
+
+def test_the_site_is_set_up_by_what_is_pinned():
+    wanted = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert wanted["theme"]["font"] is False
+    pins = (ROOT / "constraints.txt").read_text()
+    assert all(
+        f"\n{name}==" in pins for name in ("mkdocs", "mkdocs-material", "mkdocstrings-python", "nbclient", "ipykernel")
+    )

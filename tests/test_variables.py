@@ -1,0 +1,105 @@
+""".env and the environment variables of the classic programs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from art_core import doctor
+from art_core.errors import ConfigError
+from art_core.plugins import Plugins
+from art_core.variables import CLASSIC, load_env_file
+
+NAMES = [variable.name for variable in CLASSIC]
+SECRET = "not-to-be-shown-7312"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder; what is put into the environment is taken out of it again."""
+    for name in [*NAMES, "QUOTED", "LATER"]:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def art(*arguments, **environment):
+    command = [sys.executable, "-m", "art_core", *arguments]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_file_as_shells_and_windows_write_it_is_read_and_the_environment_beats_it(folder, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "the environment's")
+    lines = [
+        "# Model settings",
+        "export OPENAI_API_KEY=one # mine",
+        "QUOTED='two # words'",
+        "WANDB_API_KEY=file",
+        "",
+        "LATER=${QUOTED}",
+    ]
+    (folder / ".env").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
+    load_env_file()
+    assert [os.environ[name] for name in ("OPENAI_API_KEY", "QUOTED", "WANDB_API_KEY")] == [
+        "one",
+        "two # words",
+        "the environment's",
+    ]
+    assert os.environ["LATER"] == os.environ["QUOTED"]
+
+
+def test_a_folder_of_that_name_is_left_alone(folder):
+    (folder / ".env").mkdir()
+    load_env_file()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (f'GOOD=1\nOPENAI_API_KEY="{SECRET}\n'.encode(), r"\.env, line 2: this is no NAME=VALUE"),
+        (f"GOOD=1\n{SECRET} and so on\n".encode(), r"\.env, line 2: this is no NAME=VALUE"),
+        (f"OPENAI_API_KEY={SECRET}".encode("utf-16"), r"\.env cannot be read: it is not UTF-8"),
+        (f"OPENAI_API_KEY={SECRET}\0\n".encode(), r"\.env: this is no NAME=VALUE"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_without_showing_it(folder, content, said):
+    (folder / ".env").write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as refused:
+        load_env_file()
+    assert SECRET not in str(refused.value) and "OPENAI_API_KEY" not in os.environ
+
+
+def test_every_command_reads_it_before_the_plugins(folder):
+    (folder / ".env").write_text("ART_DISABLE_PLUGINS=ruler\n")
+    assert "art-ruler" not in art("plugins").stdout
+    (folder / ".env").write_text(f'ART_DISABLE_PLUGINS="{SECRET}\n')
+    for command in ("plugins", "doctor", "judge"):
+        done = art(command)
+        assert done.returncode == 1 and ".env, line 1" in done.stderr and SECRET not in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_doctor_says_of_every_classic_variable_whether_it_is_set_and_what_for_and_never_its_value(folder):
+    (folder / ".env").write_text("".join(f"{name}={SECRET}\n" for name in NAMES[1:]))
+    done = art("doctor", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    for variable in CLASSIC:
+        (line,) = [line for line in done.stdout.splitlines() if f" {variable.name} " in line]
+        state = "refused" if variable.refused else "set" if variable.name != NAMES[0] else "not set"
+        assert f" {state} " in line
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_doctor_says_which_distribution_is_missing_for_a_variable():
+    have = {it.distribution for it in Plugins().installed()}
+    for variable, found in zip(CLASSIC, doctor.variables(), strict=True):
+        assert found.advice.startswith(variable.does)
+        assert ("pip install" in found.advice) == (variable.needs not in {"", *have})
+
+
+def test_the_monitor_of_openpipe_is_refused_by_name_with_what_to_take_instead():
+    with pytest.raises(ConfigError, match=r"tracker 'openpipe' is refused.*langfuse.*wandb.*art view"):
+        Plugins().choose("register_trackers", "openpipe")
