@@ -92,11 +92,13 @@ def test_errors_are_one_message_without_a_traceback(art):
         assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
-def test_doctor_and_plugins_tell_what_is_installed(art):
-    for command in ("doctor", "plugins"):
-        done = art(command)
-        assert done.returncode == 0 and "art-langgraph" in done.stdout
-    assert "GPU" in art("doctor").stdout
+def test_doctor_and_plugins_tell_what_is_installed_and_which_variables_are_set(art, tmp_path):
+    (tmp_path / ".env").write_text("WANDB_API_KEY=not-to-be-shown\n")
+    doctor, plugins = art("doctor"), art("plugins")
+    assert doctor.returncode == plugins.returncode == 0, doctor.stderr + plugins.stderr
+    assert "art-langgraph" in doctor.stdout and "art-langgraph" in plugins.stdout
+    assert "GPU" in doctor.stdout and "WANDB_API_KEY" in doctor.stdout
+    assert "not-to-be-shown" not in doctor.stdout + doctor.stderr
 
 
 def test_new_plugin_writes_a_folder_and_says_what_to_do_next(art, tmp_path):
