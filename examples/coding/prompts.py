@@ -1,0 +1,26 @@
+"""What the agent says to the model, and how it reads the answer. Knows nothing about tasks' tests or about training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SYSTEM_PROMPT = "You write Python functions. Answer with the code only."
+
+
+def opening(request: str) -> list[dict[str, Any]]:
+    """Return the messages that a conversation begins with."""
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": request}]
+
+
+def complaint(arguments: list[Any], happened: str, expected: Any) -> str:
+    """Return what the model is told of an example that failed."""
+    return f"f({', '.join(map(repr, arguments))}) {happened}, not {expected!r}. Try again."
+
+
+def code_of(answer: str | None) -> str:
+    """Return the program in an answer: the last fenced block where there is one, else all of it."""
+    text = answer or ""
+    if text.count("```") < 2:
+        return text.strip()
+    block = text.split("```")[-2]
+    return block.removeprefix("python").strip()
