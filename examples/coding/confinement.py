@@ -6,11 +6,11 @@ Linux only. Standard library only, and loaded without the package: the server of
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import struct
 import tempfile
 from collections.abc import Iterable
-from platform import machine
 
 NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USER, NEW_PIDS, NEW_NET = (
     0x0002_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000,
@@ -18,6 +18,7 @@ NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USER, NEW_PIDS, NEW_NET = (
 READ_ONLY, NO_SUID, NO_DEV, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 DETACH = 2
 SET_NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2
+MACHINE = os.uname().machine
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 
@@ -43,17 +44,13 @@ OPENING = {"open": (2, None, 1), "openat": (257, 56, 2)}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
-def can_filter() -> bool:
-    """Return whether the system calls of this machine's processor are known here."""
-    return machine() in AUDIT_ARCH
-
-
-def filter_calls() -> None:
-    """Allow this process, from now on, nothing but ``CALLS``; OSError where the kernel cannot."""
-    column = list(AUDIT_ARCH).index(machine())
+@functools.cache
+def call_filter() -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_char]]:
+    """Return the filter's program for the kernel, and the instructions that it points to."""
+    column = list(AUDIT_ARCH).index(MACHINE)
     load, equal, any_bit, ret = 0x20, 0x15, 0x45, 0x06
     allow, refuse, kill = 0x7FFF_0000, 0x0005_0001, 0x8000_0000
-    code = [(load, 0, 0, 4), (equal, 1, 0, AUDIT_ARCH[machine()]), (ret, 0, 0, kill), (load, 0, 0, 0)]
+    code = [(load, 0, 0, 4), (equal, 1, 0, AUDIT_ARCH[MACHINE]), (ret, 0, 0, kill), (load, 0, 0, 0)]
     for numbers in CALLS.values():
         if numbers[column] is not None:
             code += [(equal, 0, 1, numbers[column]), (ret, 0, 0, allow)]
@@ -64,7 +61,12 @@ def filter_calls() -> None:
             code += [(ret, 0, 0, allow), (ret, 0, 0, refuse)]
     code.append((ret, 0, 0, refuse))
     instructions = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in code))
-    program = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(instructions)))
+    return ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(instructions))), instructions
+
+
+def filter_calls() -> None:
+    """Allow this process, from now on, nothing but ``CALLS``; OSError where the kernel cannot."""
+    program, _ = call_filter()
     _call("prctl", SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _call("prctl", SET_SECCOMP, FILTER, ctypes.byref(program), 0, 0)
 
@@ -91,7 +93,7 @@ def leave_the_machine(readable: Iterable[str], hidden: Iterable[str]) -> None:
             _mount("tmpfs", root + folder, "tmpfs", READ_ONLY | NO_SUID | NO_DEV, "size=4k")
         os.chdir(root)
         # The new root is put over the old one, and the old one taken away from under it.
-        _call("syscall", PIVOT_ROOT[machine()], b".", b".")
+        _call("syscall", PIVOT_ROOT[MACHINE], b".", b".")
         _call("umount2", b".", DETACH)
         os.chdir("/")
         _mount(None, "/", None, BIND | REMOUNT | READ_ONLY | NO_SUID | NO_DEV)

@@ -12,7 +12,9 @@ from .tasks import held_out_tasks
 from .train import START
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("model", nargs="?", default=str(START), help="a model folder, a Hugging Face name, the folder of a run")
+parser.add_argument(
+    "model", nargs="?", default=str(START), help="a model folder, a Hugging Face name, the folder of a run"
+)
 parser.add_argument("--tasks", type=int, default=200)
 parser.add_argument("--temperature", type=float, help="default: the agent's own, 0")
 

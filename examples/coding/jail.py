@@ -7,6 +7,7 @@ an answer a line of JSON on stdout. What a program's process sends is passed on 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -21,12 +22,12 @@ LIMITS = json.loads(sys.argv[1])
 RESULTS = 3
 """The descriptor that a program's process sends its results by; 0, 1 and 2 are /dev/null, and it has no others."""
 LIBRARY = [os.path.realpath(path) for path in sys.path if os.path.isdir(path)]
-ON_LINUX = sys.platform == "linux"
-if ON_LINUX:
+if sys.platform == "linux":
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import confinement
 
     del sys.path[0]
+FILTERED = sys.platform == "linux" and os.uname().machine in confinement.AUDIT_ARCH
 Json = dict[str, Any]
 
 
@@ -45,6 +46,9 @@ def main() -> None:
         except OSError as error:
             _answer(answers, {"refused": str(error)})
             return
+    if FILTERED:
+        confinement.call_filter()  # made once, for all that are forked from here
+    gc.freeze()
     _answer(answers, {"layers": json.loads(_fork(None)["output"])})
     for line in requests:
         _answer(answers, _fork(json.loads(line)))
@@ -119,7 +123,7 @@ def _confine() -> list[str]:
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
             layers.append(f"rlimit {name}")
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    if ON_LINUX and confinement.can_filter():
+    if FILTERED:
         with contextlib.suppress(OSError):
             confinement.filter_calls()
             layers.append("seccomp")
@@ -142,7 +146,20 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     raise PermissionError(f"{event} is not allowed here")
 
 
-REFUSED = {"os", "socket", "subprocess", "ctypes", "signal", "fcntl", "shutil", "tempfile", "pty", "mmap", "sqlite3", "gc"}
+REFUSED = {
+    "os",
+    "socket",
+    "subprocess",
+    "ctypes",
+    "signal",
+    "fcntl",
+    "shutil",
+    "tempfile",
+    "pty",
+    "mmap",
+    "sqlite3",
+    "gc",
+}
 
 
 def _run(request: Json) -> None:

@@ -7,7 +7,6 @@ who does all right, then, linearly more, of a mediocre one (``demonstrations.py`
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import random
 from collections.abc import Iterator

@@ -40,14 +40,18 @@ class Family:
 
     def wording(self, rng: random.Random, parts: tuple[Part, ...], ks: tuple[Any, ...]) -> str:
         """Return what the function returns, in words."""
-        first, second, third = (rng.choice(part.wordings).replace("{k}", str(k)) for part, k in zip(parts, ks, strict=True))
+        first, second, third = (
+            rng.choice(part.wordings).replace("{k}", str(k)) for part, k in zip(parts, ks, strict=True)
+        )
         return third.format(second.format(first)) if self.item else third.format(first, second)
 
     def code(self, codes: tuple[str, ...]) -> str:
         """Return the whole function, given its three parts as text with ``k`` filled in."""
         first, second, third = codes
         items = f"[{second} {self.item}{first}]"
-        return f"def {self.signature}:\n    return " + (third.format(items) if self.item else third.format(first, second))
+        return f"def {self.signature}:\n    return " + (
+            third.format(items) if self.item else third.format(first, second)
+        )
 
     def call(self, parts: tuple[Part, ...], ks: tuple[Any, ...], arguments: list[Any]) -> Any:
         """Return what the function is to return."""

@@ -1,7 +1,7 @@
 """Runs programs that nobody trusts against tests. Knows nothing about models, agents or rewards.
 
-A program runs in a process of its own, forked from a bare interpreter (``jail.py``), and is only ever asked for values:
-they come back as JSON and are compared here. What is expected never enters its process, so there is nothing to find there, no
+A program runs in a process of its own, forked from a bare interpreter (``jail.py``), and is only ever asked for values: they
+come back as JSON and are compared here. What is expected never enters its process, so there is nothing to find there, no
 harness to patch and no result to fake: objects that equal everything, ``os._exit(0)`` and printed markers pass no test.
 
 What keeps a program where it is (``Sandbox.layers()`` says which of them hold on this machine):
@@ -18,8 +18,8 @@ What keeps a program where it is (``Sandbox.layers()`` says which of them hold o
   programs. A hostile one can get around it, and on macOS, which has neither of the two above, nothing else
   keeps a program from reading your files or using the network: run what you do not trust in a container there
 
-Without namespaces, on Linux, a hostile program can still read what this user can read; it has no way to tell anybody but through its
-results. None of this is a virtual machine: an error in the kernel is a way out of all of it.
+Without namespaces, on Linux, a hostile program can still read what this user can read; it has no way to tell anybody but
+by its results. None of this is a virtual machine: an error in the kernel is a way out of all of it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Sandbox:
         said, everywhere = _said(answer["output"], nonce, len(tests))
         missing = everywhere or {"time": "did not return in time", "output": "returned too much"}.get(answer["ended"])
         return [
-            _judge(said.get(number), expected, missing or "ended the program") for number, (_, expected) in enumerate(tests)
+            _judge(said.get(number), expected, missing or "ended the program")
+            for number, (_, expected) in enumerate(tests)
         ]
 
     def layers(self) -> list[str]:
@@ -133,7 +134,8 @@ class _Server:
     def __init__(self, limits: dict[str, Any]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", str(JAIL), json.dumps(limits)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, start_new_session=True,
+            bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={},
+            start_new_session=True,
         )  # fmt: skip
         self.lost = False
         hello = self._read(GRACE)
@@ -142,13 +144,16 @@ class _Server:
         if not self.layers:
             self.end()
             if not self.refused:
-                raise RuntimeError(f"the sandbox did not start; try: {sys.executable} -I -S -B {JAIL} '{json.dumps(limits)}'")
+                raise RuntimeError(
+                    f"the sandbox did not start; try: {sys.executable} -I -S -B {JAIL} '{json.dumps(limits)}'"
+                )
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the server's answer; where it is lost, that of a program that ended at once."""
+        data = json.dumps(request).encode() + b"\n"
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            while data:
+                data = data[self._process.stdin.write(data) :]
         except BrokenPipeError:
             self.end()
         answer = {} if self.lost else self._read(seconds)

@@ -21,11 +21,12 @@ EXAMPLES, HIDDEN_TESTS = 3, 10
 """Tests of a task that the agent may run, and tests that only the reward knows."""
 HELD_OUT_SHARE = 4
 """One combination in so many is held out."""
-VOCABULARY = (
-    "a an at be by do go he in is it no of on so to we all and day dog far fun map red run sea sky sun old cold fish four "
-    "game gold hand high king lake moon road ship snow star tree apple bread chair cloud green house music night river "
-    "stone table water autumn bridge candle forest garden island letter market orange window"
-).split()
+VOCABULARY = """
+a an at be by do go he in is it no of on so to we all and day dog far fun map red run sea sky sun old cold fish four game
+gold hand high king lake moon road ship snow star tree apple bread chair cloud green house music night river stone table
+water autumn bridge candle forest garden island letter market orange window
+""".split()  # noqa: SIM905 - words to read, not a column of them
+"""What sentences are made of in tests."""
 
 Combination = tuple[Family, tuple[Part, ...]]
 Test = list[Any]
@@ -88,7 +89,9 @@ def draw_tests(rng: random.Random, combination: Combination, ks: tuple[Any, ...]
     """Return examples and hidden tests, of different arguments."""
     family, parts = combination
     tests: list[Test] = []
-    sizes = iter([3, 4, 5, 0])  # the examples are short, because a failed one is told to the model; a hidden one is empty
+    sizes = iter(
+        [3, 4, 5, 0]
+    )  # the examples are short, because a failed one is told to the model; a hidden one is empty
     while len(tests) < EXAMPLES + HIDDEN_TESTS:
         arguments = _arguments(rng, family, ks, next(sizes, None))
         if all(arguments != other for other, _ in tests):
