@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -181,6 +182,7 @@ FILE_CODES = (
     "return open('/etc/passwd').read()",
     "return open('/proc/self/environ').read()",
     "return open({here!r}).read()",
+    "os.listdir({folder!r}); open({here!r}).read()",
     "open({secret!r}, 'w').write('mine')",
     "open({folder!r} + '/new', 'x')",
     "os.symlink('/etc/passwd', {folder!r} + '/link')",
@@ -233,6 +235,20 @@ def test_nothing_is_carried_from_one_program_to_the_next(sandbox):
     sandbox.test("import builtins, json\nbuiltins.left = 1\njson.left = 1\ndef f(x):\n    return x", TESTS)
     program = "import builtins, json\ndef f(x):\n    return x + hasattr(builtins, 'left') + hasattr(json, 'left') + 1"
     assert all(it.passed for it in sandbox.test(program, TESTS))
+
+
+def test_a_program_ends_with_its_server(sandbox):
+    others = servers()
+    wanted = "namespaces" in sandbox.layers()
+    with Sandbox(servers=1, seconds=60, namespaces=wanted) as slow, ThreadPoolExecutor() as threads:
+        slow.layers()
+        (server,) = set(servers()) - set(others)
+        running = threads.submit(slow.test, body("import time; time.sleep(60)"), TESTS)
+        while len(started := server.children(recursive=True)) < 1 + wanted:
+            assert not running.done()
+        server.kill()
+        assert [it.happened for it in running.result()] == ["ended the program"] * 2
+        assert psutil.wait_procs(started, timeout=5)[1] == []
 
 
 def test_a_server_that_was_lost_is_replaced():

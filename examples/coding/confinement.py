@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import signal
 import struct
 import tempfile
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USER, NEW_PIDS, NEW_NET = (
 )  # fmt: skip
 READ_ONLY, NO_SUID, NO_DEV, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 DETACH = 2
-SET_NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2
+SET_DEATH_SIGNAL, SET_NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 1, 38, 22, 2
 MACHINE = os.uname().machine
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
@@ -99,6 +100,11 @@ def leave_the_machine(readable: Iterable[str], hidden: Iterable[str]) -> None:
         _mount(None, "/", None, BIND | REMOUNT | READ_ONLY | NO_SUID | NO_DEV)
     except (OSError, KeyError) as error:
         raise OSError(f"namespaces: {error}") from error
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however that ends."""
+    _call("prctl", SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def unshare(flags: int) -> None:

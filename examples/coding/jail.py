@@ -21,12 +21,14 @@ LIMITS = json.loads(sys.argv[1])
 """``cpu_seconds``, ``seconds``, ``memory_bytes``, ``output_bytes``, ``namespaces``."""
 RESULTS = 3
 """The descriptor that a program's process sends its results by; 0, 1 and 2 are /dev/null, and it has no others."""
-LIBRARY = [os.path.realpath(path) for path in sys.path if os.path.isdir(path)]
 if sys.platform == "linux":
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import confinement
 
     del sys.path[0]
+LIBRARY = [os.path.realpath(path) for path in sys.path if os.path.isdir(path)]
+"""The standard library's folders, without links: where files are moved away, links to them are not there."""
+sys.path[:] = LIBRARY
 FILTERED = sys.platform == "linux" and os.uname().machine in confinement.AUDIT_ARCH
 Json = dict[str, Any]
 
@@ -70,10 +72,10 @@ def _fork(request: Json | None) -> Json:
     output, ended = _read(results)
     os.close(results)
     # Its group has everything that it started; with namespaces, the death of their first process is that of all in them.
-    with contextlib.suppress(ProcessLookupError):
+    # macOS answers EPERM where all of the group are dead.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
+    os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still its own
     os.waitpid(child, 0)
     return {"output": output.decode("latin-1"), "ended": ended}
 
@@ -95,6 +97,7 @@ def _become_program(request: Json | None, sender: int) -> None:
     """Confine this process and do what is asked; never returns."""
     try:
         os.setsid()
+        _end_with_the_server()
         os.dup2(sender, RESULTS)
         os.closerange(RESULTS + 1, 256)
         if LIMITS["namespaces"]:
@@ -103,6 +106,7 @@ def _become_program(request: Json | None, sender: int) -> None:
                 os.close(RESULTS)
                 os.waitpid(child, 0)
                 os._exit(0)
+            _end_with_the_server()
         layers = _confine()
         if request is None:
             _send(layers)
@@ -110,6 +114,13 @@ def _become_program(request: Json | None, sender: int) -> None:
             _run(request)
     finally:
         os._exit(0)
+
+
+def _end_with_the_server() -> None:
+    if sys.platform == "linux":
+        confinement.die_with_parent()
+    else:
+        signal.alarm(int(LIMITS["seconds"]) + 2)
 
 
 def _confine() -> list[str]:
@@ -133,33 +144,23 @@ def _confine() -> list[str]:
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     """Refuse what a small function does not need. Written in Python for Python: who looks for a way around it finds one."""
-    area = event.partition(".")[0]
-    if event == "open":
-        path, _, flags = arguments
-        if isinstance(path, int):
+    if event in ("open", "os.listdir", "os.scandir"):
+        path, *rest = arguments
+        writing = rest and rest[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        if isinstance(path, int) or (not writing and _is_of_the_library(path)):
             return
-        writing = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        if not writing and os.path.abspath(os.fsdecode(path)).startswith(tuple(f"{it}{os.sep}" for it in LIBRARY)):
-            return
-    elif area not in REFUSED or event in ("os.listdir", "os.scandir"):
+    elif event.partition(".")[0] not in REFUSED:
         return
     raise PermissionError(f"{event} is not allowed here")
 
 
-REFUSED = {
-    "os",
-    "socket",
-    "subprocess",
-    "ctypes",
-    "signal",
-    "fcntl",
-    "shutil",
-    "tempfile",
-    "pty",
-    "mmap",
-    "sqlite3",
-    "gc",
-}
+def _is_of_the_library(path: Any) -> bool:
+    whole = os.path.abspath(os.fsdecode(path or ".")) + os.sep
+    return whole.startswith(tuple(f"{folder}{os.sep}" for folder in LIBRARY))
+
+
+REFUSED = set("os socket subprocess ctypes signal fcntl shutil tempfile pty mmap sqlite3 gc".split())  # noqa: SIM905
+"""Areas of the interpreter's audit events."""
 
 
 def _run(request: Json) -> None:

@@ -187,7 +187,7 @@ def _said(output: str, nonce: str, tests: int) -> tuple[dict[int, list[str]], st
     The nonce tells its results from other things that it may write there by chance.
     """
     said: dict[int, list[str]] = {}
-    for line in output.splitlines():
+    for line in output.split("\n"):
         try:
             found, number, kind, value = json.loads(line)
             text = json.dumps(value, sort_keys=True)
