@@ -25,7 +25,7 @@ needs_linux = pytest.mark.skipif(not LINUX, reason="macOS has neither seccomp no
 def sandbox(request):
     """A sandbox with namespaces, and one as it is where there are none."""
     wanted = request.param == "namespaces"
-    with Sandbox(servers=1, seconds=1.0, memory_bytes=128 << 20, namespaces=wanted) as sandbox:
+    with Sandbox(servers=1, seconds=1.0, memory_bytes=64 << 20, namespaces=wanted) as sandbox:
         if wanted != ("namespaces" in sandbox.layers()):
             pytest.skip("no namespaces for this user on this machine")
         yield sandbox
@@ -35,7 +35,7 @@ def outcomes(sandbox: Sandbox, program: str, tests=TESTS) -> list[str]:
     """Run a program that must pass no test, and check that it has left nothing and the sandbox goes on."""
     results = sandbox.test(program, tests)
     assert not any(result.passed for result in results)
-    assert [it for server in servers() for it in server.children(recursive=True)] == []
+    assert [it for it in psutil.Process().children(recursive=True) if it.ppid() != os.getpid()] == []
     assert all(result.passed for result in sandbox.test(RIGHT, TESTS))
     return [result.happened for result in results]
 
@@ -117,6 +117,7 @@ def f(x):
         ("return '%*d' % (2 ** 31 - 1, 1)", "raised MemoryError"),
         ("kept = []\nwhile True: kept.append(bytearray(1 << 20))", "raised MemoryError"),
         ("text = 'ha'\nfor _ in range(64): text += text", "raised MemoryError"),
+        ("import zlib\nreturn zlib.decompress(zlib.compress(bytes(1 << 30))).decode()", None),
         ("return f(x)", "raised RecursionError"),
         ("sys.setrecursionlimit(10 ** 9)\ndef g(y): return [g(z) for z in [y]]\nreturn g(x)", None),
         ("value = []\nfor _ in range(10 ** 5): value = [value]\nreturn value", None),
@@ -126,8 +127,9 @@ def f(x):
 def test_a_program_that_takes_too_much_is_ended(sandbox, code, happened):
     if "MemoryError" in str(happened) and "rlimit AS" not in sandbox.layers():
         pytest.skip("no limit of memory on this machine")
-    found = outcomes(sandbox, body(code))
-    assert happened is None or set(found) <= {happened, "ended the program"}
+    found = set(outcomes(sandbox, body(code)))
+    # A machine that is busy with other things may come to the end of the time first; a killed program says nothing.
+    assert happened is None or found <= {happened, "ended the program", "did not return in time"}
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ def _become_program(request: Json | None, sender: int) -> None:
     """Confine this process and do what is asked; never returns."""
     try:
         os.setsid()
-        _end_with_the_server()
         os.dup2(sender, RESULTS)
         os.closerange(RESULTS + 1, 256)
+        _end_with_the_server()
         if LIMITS["namespaces"]:
             confinement.unshare(confinement.NEW_PIDS)
             if child := os.fork():
@@ -117,10 +117,15 @@ def _become_program(request: Json | None, sender: int) -> None:
 
 
 def _end_with_the_server() -> None:
-    if sys.platform == "linux":
-        confinement.die_with_parent()
-    else:
+    """See to it that this process does not outlive the server, were that killed."""
+    if sys.platform != "linux":
         signal.alarm(int(LIMITS["seconds"]) + 2)
+        return
+    confinement.die_with_parent()
+    results = select.poll()
+    results.register(RESULTS, 0)
+    if results.poll(0):  # nobody reads them: it was killed before the line above
+        os._exit(0)
 
 
 def _confine() -> list[str]:

@@ -17,7 +17,7 @@ START = Path(__file__).parent / "start_model"
 
 
 def run(
-    steps: int = 40, seed: int = 0, model: str = str(START), run_dir: Path | None = None, eval_tasks: int = 200,
+    steps: int = 60, seed: int = 0, model: str = str(START), run_dir: Path | None = None, eval_tasks: int = 200,
     **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
     """Train on the tests of training tasks; measure by those of held-out ones, as sampled and by the agent's own settings.
@@ -26,7 +26,7 @@ def run(
     """
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
     if model == str(START):
-        settings = {"learning_rate": 5e-4, **settings}
+        settings = {"learning_rate": 1e-3, **settings}
     return art.train_sync(
         write_function, training_tasks(1000, seed), model=model, reward=reward, steps=steps, seed=seed,
         run_dir=run_dir, eval_tasks=held_out_tasks(eval_tasks), eval_temperatures=(1.0, None), **settings,
@@ -34,7 +34,7 @@ def run(
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 40,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 60,
     seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
     model: Annotated[str, typer.Option(help="A model folder or a Hugging Face name.")] = str(START),
     eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 200,
