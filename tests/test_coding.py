@@ -62,9 +62,10 @@ def test_a_program_may_use_the_standard_library(sandbox):
     assert all(it.passed for it in sandbox.test(program, TESTS))
 
 
-@pytest.mark.parametrize("value", ["True", "2.0", "'2'", "[2]", "(2,)", "None", "float('nan')", "2j", "{2}"])
-def test_a_value_that_is_only_nearly_the_expected_one_fails(sandbox, value):
-    outcomes(sandbox, f"def f(x):\n    return {value}")
+def test_a_value_that_is_only_nearly_the_expected_one_fails(sandbox):
+    for value in ("True", "2.0", "'2'", "[2]", "(2,)", "None", "float('nan')", "2j", "{2}"):
+        outcomes(sandbox, f"def f(x):\n    return {value}")
+    assert sandbox.test("def f(x):\n    return (x,)", [[[1], [1]]])[0].happened == "raised TypeError"
 
 
 @pytest.mark.parametrize(
@@ -152,30 +153,32 @@ def test_no_process_outlives_or_disturbs(sandbox, code, before):
     outcomes(sandbox, body(code, before))
 
 
+CALLS = {
+    "fork": "57",
+    "clone": "56, 17, 0, 0, 0, 0",
+    "clone3": "435, 0, 0",
+    "socket": "41, 2, 1, 0",
+    "kill": "62, os.getppid(), 0",
+    "ptrace": "101, 0, 0, 0, 0",
+    "unshare": "272, 0x10000000",
+    "mount": "165, b'/', b'/', None, 4096, None",
+    "io_uring_setup": "425, 8, 0",
+    "memfd_create": "319, b'x', 0",
+    "execve": "59, b'/bin/true', None, None",
+    "mkdir": "83, b'here', 511",
+    "openat for writing": "257, -100, b'here', 65, 511",
+    "prctl": "157, 22, 0, 0, 0, 0",
+}
+"""By the numbers of x86_64."""
+
+
 @needs_linux
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="system calls by number")
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("fork", "57"),
-        ("clone", "56, 17, 0, 0, 0, 0"),
-        ("clone3", "435, 0, 0"),
-        ("socket", "41, 2, 1, 0"),
-        ("kill", "62, os.getppid(), 0"),
-        ("ptrace", "101, 0, 0, 0, 0"),
-        ("unshare", "272, 0x10000000"),
-        ("mount", "165, b'/', b'/', None, 4096, None"),
-        ("io_uring_setup", "425, 8, 0"),
-        ("memfd_create", "319, b'x', 0"),
-        ("execve", "59, b'/bin/true', None, None"),
-        ("mkdir", "83, b'here', 511"),
-        ("openat for writing", "257, -100, b'here', 65, 511"),
-        ("prctl", "157, 22, 0, 0, 0, 0"),
-    ],
-)
-def test_the_kernel_refuses_what_the_interpreter_was_not_asked_for(sandbox, name, call):
-    code = f"import ctypes; raw = sys.modules['confinement'].LIBC.syscall\nreturn [raw({call}), ctypes.get_errno()]"
-    assert outcomes(sandbox, body(code, DISARMED), TESTS[:1]) == ["returned [-1, 1]"]
+def test_the_kernel_refuses_what_the_interpreter_was_not_asked_for(sandbox):
+    calls = ", ".join(f"(raw({call}), ctypes.get_errno())" for call in CALLS.values())
+    code = f"import ctypes; raw = sys.modules['confinement'].LIBC.syscall\nreturn [list(it) for it in ({calls})]"
+    # EPERM, for each of them.
+    assert outcomes(sandbox, body(code, DISARMED), TESTS[:1]) == [f"returned {[[-1, 1]] * len(CALLS)}"]
 
 
 FILE_CODES = (

@@ -78,6 +78,7 @@ def test_every_part_has_its_slips():
         ("def f(): pass", "def f(): pass"),
         ("Here it is:\n```python\ndef f(): pass\n```\nThat is all.", "def f(): pass"),
         ("```\ndef f(): pass\n```", "def f(): pass"),
+        ("```python\ndef f(): pass", "def f(): pass"),
         (None, ""),
     ],
 )
@@ -126,8 +127,8 @@ async def test_the_examples_alone_are_no_success(tmp_path):
 def test_the_coding_agent_writes_visibly_better_programs(tmp_path):
     from examples.coding.train import run
 
-    result = run(steps=10, run_dir=tmp_path / "run", eval_tasks=150, eval_temperatures=(1.0,), progress=False)
+    result = run(steps=20, run_dir=tmp_path / "run", eval_tasks=200, eval_temperatures=(1.0,), progress=False)
     before, after = result.report["before"], result.report["after"]
     assert 0.15 <= before["success"] <= 0.50
-    assert after["success"] - before["success"] > 0.10
+    assert after["success"] - before["success"] > 0.12
     assert art.audit(result.run_dir).clean

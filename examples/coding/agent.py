@@ -13,6 +13,8 @@ from .prompts import code_of, complaint, opening
 from .sandbox import shared
 
 TRIES = 2
+MAX_TOKENS = 96
+"""Of an answer: these functions have one line."""
 
 client = OpenAI(api_key="unused: the policy answers", base_url="https://api.openai.com/v1")
 
@@ -21,7 +23,9 @@ def write_function(task: dict[str, Any]) -> list[str]:
     """Return every program that was written for ``task["request"]``, the last one being the answer."""
     messages, programs = opening(task["request"]), []
     for _ in range(TRIES):
-        reply = client.chat.completions.create(model="gpt-4.1-mini", messages=messages, max_tokens=96, temperature=0)
+        reply = client.chat.completions.create(
+            model="gpt-4.1-mini", messages=messages, max_tokens=MAX_TOKENS, temperature=0
+        )
         answer = reply.choices[0].message.content or ""
         programs.append(code_of(answer))
         failed = failed_example(programs[-1], task["examples"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 SYSTEM_PROMPT = "You write Python functions. Answer with the code only."
@@ -18,9 +19,6 @@ def complaint(arguments: list[Any], happened: str, expected: Any) -> str:
 
 
 def code_of(answer: str | None) -> str:
-    """Return the program in an answer: the last fenced block where there is one, else all of it."""
-    text = answer or ""
-    if text.count("```") < 2:
-        return text.strip()
-    block = text.split("```")[-2]
-    return block.removeprefix("python").strip()
+    """Return the program in an answer: the last fenced block where there is one, closed or not, else all of it."""
+    blocks = re.findall(r"```(?:python)?\n(.*?)(?:```|\Z)", answer or "", re.DOTALL)
+    return (blocks[-1] if blocks else answer or "").strip()
