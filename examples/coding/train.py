@@ -25,11 +25,12 @@ def run(
     ``settings`` are further keywords of ``art.train``.
     """
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
+    settings = {"eval_temperatures": (1.0, None), **settings}
     if model == str(START):
         settings = {"learning_rate": 1e-3, **settings}
     return art.train_sync(
         write_function, training_tasks(1000, seed), model=model, reward=reward, steps=steps, seed=seed,
-        run_dir=run_dir, eval_tasks=held_out_tasks(eval_tasks), eval_temperatures=(1.0, None), **settings,
+        run_dir=run_dir, eval_tasks=held_out_tasks(eval_tasks), **settings,
     )  # fmt: skip
 
 
