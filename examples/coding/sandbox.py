@@ -10,16 +10,16 @@ What keeps a program where it is (``Sandbox.layers()`` says which of them hold o
   environment; no open files but the pipe for results and /dev/null
 - ``rlimit ...``: CPU seconds, memory (AS; not on macOS), no byte written to a file (FSIZE), no further processes (NPROC;
   root is exempt), few open files, no core dump
-- ``seccomp`` (Linux on x86_64 and aarch64, no rights needed): a list of about fifty system calls is allowed, and files can be
-  opened for reading only. No processes, threads, sockets, signals to others, links, folders, mounts, or traces
+- ``seccomp`` (Linux on x86_64 and aarch64, no rights needed): some thirty system calls are allowed, for memory, clocks and
+  what is open already. Nothing can be opened, neither files nor sockets, and there are no processes, threads, signals to
+  others, mounts or traces. What a program may import (``jail.MODULES``) is there before it
 - ``namespaces`` (Linux where users may make them; not in most containers, nor in Ubuntu 24.04 as it comes): no network
-  interface, no process to be seen but its own, and of all files the standard library alone, read only
-- ``audit hook``: the interpreter refuses files outside the standard library, sockets, processes and so on. It stops careless
-  programs. A hostile one can get around it, and on macOS, which has neither of the two above, nothing else
-  keeps a program from reading your files or using the network: run what you do not trust in a container there
+  interface, no process to be seen but its own, and of all files one empty folder
+- ``audit hook``: the interpreter refuses files, sockets, processes and so on. It stops careless programs. A hostile one can
+  get around it, and on macOS, which has neither of the two above, nothing else keeps a program from reading your files or
+  using the network: run what you do not trust in a container there
 
-Without namespaces, on Linux, a hostile program can still read what this user can read; it has no way to tell anybody but
-by its results. None of this is a virtual machine: an error in the kernel is a way out of all of it.
+None of this is a virtual machine: an error in the kernel is a way out of all of it.
 """
 
 from __future__ import annotations
