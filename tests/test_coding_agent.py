@@ -127,7 +127,8 @@ async def test_the_examples_alone_are_no_success(tmp_path):
 def test_the_coding_agent_writes_visibly_better_programs(tmp_path):
     from examples.coding.train import run
 
-    result = run(steps=20, run_dir=tmp_path / "run", eval_tasks=200, eval_temperatures=(1.0,), progress=False)
+    small = {"tasks_per_step": 8, "eval_temperatures": (1.0,), "progress": False}
+    result = run(steps=20, run_dir=tmp_path / "run", **small)
     before, after = result.report["before"], result.report["after"]
     assert 0.15 <= before["success"] <= 0.50
     assert after["success"] - before["success"] > 0.12

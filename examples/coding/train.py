@@ -17,7 +17,7 @@ START = Path(__file__).parent / "start_model"
 
 
 def run(
-    steps: int = 60, seed: int = 0, model: str = str(START), run_dir: Path | None = None, eval_tasks: int = 200,
+    steps: int = 40, seed: int = 0, model: str = str(START), run_dir: Path | None = None, eval_tasks: int = 200,
     **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
     """Train on the tests of training tasks; measure by those of held-out ones, as sampled and by the agent's own settings.
@@ -25,7 +25,7 @@ def run(
     ``settings`` are further keywords of ``art.train``.
     """
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
-    settings = {"eval_temperatures": (1.0, None), **settings}
+    settings = {"tasks_per_step": 16, "eval_temperatures": (1.0, None), **settings}
     if model == str(START):
         settings = {"learning_rate": 1e-3, **settings}
     return art.train_sync(
@@ -35,7 +35,7 @@ def run(
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 60,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 40,
     seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
     model: Annotated[str, typer.Option(help="A model folder or a Hugging Face name.")] = str(START),
     eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 200,
