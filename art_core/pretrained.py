@@ -18,6 +18,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -88,6 +89,14 @@ def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
         raise
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"no tokenizer could be loaded from {model}: {error}; save it beside the model") from error
+
+
+def load_generation_config(model: str | Path) -> GenerationConfig:
+    """Return how the model's answers end, from its generation config or else its own."""
+    try:
+        return GenerationConfig.from_pretrained(model)
+    except OSError:
+        return GenerationConfig.from_model_config(load_config(model))
 
 
 def positions(config: PreTrainedConfig) -> int | None:

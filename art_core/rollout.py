@@ -167,6 +167,17 @@ async def run_once(
     return rollout.trajectory
 
 
+def check_sampled(groups: Sequence[Group]) -> None:
+    """Raise ConfigError where a policy gradient would be taken of what no policy sampled."""
+    strangers = [t.rollout_id for g in groups for t in g.trajectories if any(c.policy_version < 0 for c in t.calls)]
+    if strangers:
+        raise ConfigError(
+            f"{len(strangers)} trajectories, rollout {strangers[0] or '(no id)'} first, have calls that another model answered "
+            "(policy_version -1), so there are no probabilities to learn their rewards from; imitate them with learn_sft, or "
+            "leave them out"
+        )
+
+
 def check_captured(groups: Sequence[Group], nodes: Sequence[str] = ()) -> None:
     """Raise CaptureError where not one run made a recorded call, or none of ``nodes``: then the set-up is why nothing can be
     learnt."""

@@ -24,7 +24,7 @@ from art_core.gathering import gather_limited
 from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary, untrained
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rewards import Rewards, name_of
-from art_core.rollout import Rollout, check_captured, task_input
+from art_core.rollout import Rollout, check_captured, check_sampled, task_input
 from art_core.sentinel import Sentinel
 from art_core.store import Store
 from art_core.threads import finished, in_thread, widen_default_executor
@@ -295,6 +295,7 @@ class Run:
     async def _learn(self, groups: Sequence[Group], seconds: dict[str, float]) -> dict[str, float]:
         groups = [g if g.advantages else scoring.advantages(g, self.config.advantage) for g in groups]
         teachable = self.teachable(groups)
+        check_sampled(teachable)
         metrics = {**summary(groups), "groups_with_contrast": float(len(teachable))}
         async with self._learning:
             with self._timer.timed("learn_seconds"):

@@ -36,7 +36,7 @@ ROWS = [
     {"builtin"},
     {"plugins"},
     {"rollout", "display", "sft", "sentinel", "throughput", "agreement", "frozen", "rewards", "trackers"},
-    {"update", "engines", "lessons", "collecting", "local_models"},
+    {"update", "engines", "lessons", "collecting", "local_models", "rendering"},
     {"run"},
     {"evaluation", "audit"},
     {"training"},
@@ -133,6 +133,7 @@ def test_the_edges_import_public_modules_of_the_core_only(side):
         "arguments",
         "gathering",
         "metrics",
+        "rendering",
         "variables",
     }
     for path in (ROOT / side).rglob("*.py"):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -39,8 +40,13 @@ class Chat:
         self._texts: OrderedDict[str, list[int]] = OrderedDict()
         self._takes_text_arguments = bool(tokenizer.chat_template) and self._accepts_text_arguments()
 
-    def render(self, messages: list[JsonDict], tools: list[JsonDict] | None, arguments: JsonDict) -> str:
-        """Return the prompt's text. Raises UpstreamError 400 where the template cannot render the messages."""
+    def render(
+        self, messages: list[JsonDict], tools: list[JsonDict] | None, arguments: JsonDict, *, answered: bool = False
+    ) -> str:
+        """Return the prompt's text, or with ``answered`` that of a conversation whose last message is the answer.
+
+        Raises UpstreamError 400 where the template cannot render the messages.
+        """
         if not self.tokenizer.chat_template:
             raise refuse(
                 f"{self.tokenizer.name_or_path} has no chat template, so there is no right way to show it messages; "
@@ -48,15 +54,38 @@ class Chat:
             )
         plain = [self._plain(message) for message in messages]
         try:
-            text = self._apply(plain, tools, **arguments)
+            text = self._apply(plain, tools, arguments, answered)
         except (TemplateError, TypeError, ValueError, RecursionError) as error:
             raise refuse(f"the model's chat template cannot render these messages: {error}") from error
         # Models write half a pair of UTF-16 into a call's JSON at times; no token stands for it.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
-    def _apply(self, messages: list[JsonDict], tools: list[JsonDict] | None = None, **arguments: Any) -> str:
+    def render_answer(self, messages: list[JsonDict], answer: JsonDict, tools: list[JsonDict] | None) -> str:
+        """Return what the template writes for ``answer`` after the prompt of ``messages``, to the end of the turn.
+
+        Raises UpstreamError 400 where that is nothing, or the prompt is another one once it is answered.
+        """
+        prompt = self.render(messages, tools, {})
+        whole = self.render([*messages, answer], tools, {}, answered=True)
+        if not whole.startswith(prompt):
+            raise refuse(
+                "the model's chat template writes another prompt once it is answered, so its answer has no place"
+            )
+        said = whole[len(prompt) :]
+        end = max((said.rfind(end) + len(end) for end in self._ends if end in said), default=len(said))
+        if not said[:end].strip():
+            raise refuse("the model's chat template writes nothing for this answer")
+        return said[:end]
+
+    def _apply(
+        self,
+        messages: list[JsonDict],
+        tools: list[JsonDict] | None = None,
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+        answered: bool = False,
+    ) -> str:
         return self.tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, tokenize=False, **arguments
+            messages, tools=tools, add_generation_prompt=not answered, tokenize=False, **arguments
         )
 
     def encode(self, text: str) -> list[int]:
@@ -67,6 +96,10 @@ class Chat:
             known = known + self._tokenize(text[start:])
             self._remember(text, known)
         return known
+
+    def answer_ids(self, text: str) -> list[int]:
+        """Return the ids of a rendered answer: what is sampled begins with a token of its own."""
+        return self._tokenize(text)
 
     def raw_ids(self, prompt: str | list[int]) -> list[int]:
         """Return the ids of a raw completion's prompt, with what the tokenizer puts before a text."""

@@ -22,7 +22,7 @@ from art_core.engine.chat import Chat, Detokenizer
 from art_core.engine.formats import HERMES, find_formats
 from art_core.engine.formats.thinking import Place
 from art_core.engine.grammar import Grammars
-from art_core.engine.loading import bind, load_adapter, load_model, make_key_values, memory_budget
+from art_core.engine.loading import bind, load_adapter, load_model, make_key_values, memory_budget, stop_ids
 from art_core.engine.requests import ChatRequest, parse, refuse
 from art_core.engine.sampling import Draw, Sampled
 from art_core.engine.scheduler import Generation, Scheduler
@@ -75,7 +75,7 @@ class EmbeddedEngine:
                 "give at most that, or leave it out"
             )
         self.max_context = self._config.max_context or limit or 4096
-        scheduler.stop_ids = _stop_ids(model, tokenizer.eos_token_id)
+        scheduler.stop_ids = stop_ids(model.generation_config, tokenizer.eos_token_id)
         self._chat = Chat(tokenizer, scheduler.stop_ids, self._formats)
         self._grammars = Grammars(tokenizer, scheduler.stop_ids, _vocab_size(model), self._formats)
         self._serve(model, scheduler)
@@ -358,12 +358,6 @@ class _Running:
 
 def _vocab_size(model: PreTrainedModel) -> int:
     return model.get_input_embeddings().weight.shape[0]
-
-
-def _stop_ids(model: PreTrainedModel, tokenizer_eos: int | None) -> frozenset[int]:
-    configured = model.generation_config.eos_token_id if model.generation_config else None
-    ids = configured if isinstance(configured, list) else [configured]
-    return frozenset(int(token) for token in [*ids, tokenizer_eos] if token is not None)
 
 
 def _stop_check(chat: Chat, stop: tuple[str, ...]) -> Callable[[list[Sampled]], bool] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from art_core import pretrained
 from art_core.engine.kv import ATTENTION, Batch, KeyValues, PackedKeyValues
@@ -30,6 +30,13 @@ def load_model(folder: str) -> PreTrainedModel:
     cuda = torch.cuda.is_available()
     model = pretrained.load_causal_lm(folder, torch.bfloat16 if cuda else torch.float32)
     return model.requires_grad_(False).eval().to("cuda" if cuda else "cpu")
+
+
+def stop_ids(generation: GenerationConfig | None, tokenizer_eos: int | None) -> frozenset[int]:
+    """Return the tokens that end an answer."""
+    configured = generation.eos_token_id if generation else None
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(int(token) for token in [*ids, tokenizer_eos] if token is not None)
 
 
 def load_adapter(base: str, folder: Path) -> PreTrainedModel:

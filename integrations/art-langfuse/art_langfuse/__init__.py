@@ -1,0 +1,30 @@
+"""Langfuse and OpenTelemetry: runs as traces, traces as runs. Says what the plugin offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from art_core import hookimpl
+from art_langfuse.classic import ARTLangfuseTracker
+from art_langfuse.tracker import LangfuseTracker, OtelTracker
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["ARTLangfuseTracker", "LangfuseTracker", "OtelTracker"]
+
+
+@hookimpl
+def register_trackers(register: Callable[[str, Any], None]) -> None:
+    """Offer ``trackers=["langfuse"]`` and ``trackers=["otel"]``."""
+    register("langfuse", LangfuseTracker)
+    register("otel", OtelTracker)
+
+
+@hookimpl
+def register_commands(app: typer.Typer) -> None:
+    """Add ``art import langfuse``."""
+    from art_langfuse.command import add_to
+
+    add_to(app)

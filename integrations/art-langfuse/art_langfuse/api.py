@@ -1,0 +1,161 @@
+"""Langfuse's public API through its SDK's client: observations and scores, read in pages and written, with retries.
+
+The SDK's ``Langfuse`` object is not made: it is one per process and key, so it would be the user's own, or become it.
+Knows nothing about what observations mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from art_core.errors import ArtError
+from art_core.types import JsonDict
+from art_langfuse.account import Account
+from art_langfuse.outbox import PATIENCE, Denied, Refused, Temporary, patiently, raise_for
+
+if TYPE_CHECKING:
+    from langfuse.api import ObservationV2
+
+    from art_langfuse.older import Traces
+
+FIELDS = "core,basic,io,metadata,model,trace_context"
+PAGE = 100
+SEVERAL = 50
+"""Traces whose scores are asked for at a time."""
+TIMEOUT = 30
+UNKNOWN_PATH = (404, 405, 501)
+ONCE: Any = {"max_retries": 0}
+"""Retries are made here, so that lost connections are retried too."""
+
+
+class NotRead(ArtError):
+    """Langfuse does not answer, or not this question."""
+
+
+class Project:
+    """A Langfuse project. Reading raises NotRead, or Denied."""
+
+    def __init__(self, account: Account, patience: float = PATIENCE) -> None:
+        import httpx
+        from langfuse.api import LangfuseAPI
+
+        self.host, self._patience = account.host, patience
+        auth = (account.public_key, account.secret_key)
+        self._http = httpx.Client(timeout=TIMEOUT, auth=auth, base_url=account.host)
+        self._api = LangfuseAPI(
+            base_url=account.host, username=account.public_key, password=account.secret_key,
+            x_langfuse_public_key=account.public_key, httpx_client=self._http,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._http.close()
+
+    def add_scores(self, scores: Sequence[Mapping[str, Any]]) -> None:
+        """Add scores, or replace those with the same ids; once. Raises Temporary, Refused or Denied."""
+        from langfuse.api import CreateScoreBatchResults
+
+        answer = self._once(lambda: self._api.scores.create(request=list(scores), request_options=ONCE))  # type: ignore[arg-type]
+        if isinstance(answer, CreateScoreBatchResults) and answer.rejected:
+            raise Refused("; ".join(error.message for error in answer.errors)[:500])
+
+    def traces(self, conditions: Sequence[JsonDict]) -> Iterator[str]:
+        """Yield the ids of the traces that meet the conditions, the newest first; one may come again."""
+        if self._older is not None:
+            yield from self._older.traces(conditions)
+            return
+        wanted = json.dumps([_condition("boolean", "isRootObservation", "=", True), *conditions])
+        for root in self._pages(self._api.observations.get_many, filter=wanted, fields="core"):
+            if root.trace_id:
+                yield root.trace_id
+
+    def observations(self, trace: str) -> list[ObservationV2]:
+        """Return all observations of a trace, in the order in which they began."""
+        if self._older is not None:
+            found = self._older.observations(trace)
+        else:
+            found = list(self._pages(self._api.observations.get_many, trace_id=trace, fields=FIELDS))
+        return sorted(found, key=lambda it: (it.start_time, it.end_time or it.start_time))
+
+    def scores(self, traces: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the scores of each trace and of its observations; at most ``SEVERAL`` traces."""
+        if self._older is not None:
+            return {trace: self._older.scores(trace) for trace in traces}
+        found: dict[str, list[Any]] = {trace: [] for trace in traces}
+        together = {"trace_id": ",".join(traces), "fields": "details,subject"}
+        for score in self._pages(self._api.scores.get_many, **together) if traces else ():
+            subject = score.subject
+            trace = subject.trace_id if subject.kind == "observation" else subject.id
+            found.setdefault(trace, []).append(score)
+        return found
+
+    def get(self, path: str, **query: Any) -> Any:
+        """Return the JSON of a path that the SDK does not know."""
+        return self._patiently(lambda: self._fetch(path, query))
+
+    @cached_property
+    def _older(self) -> Traces | None:
+        """How a server is read that does not know the API for observations; None where it does."""
+        try:
+            self._patiently(lambda: self._api.observations.get_many(limit=1, fields="core", request_options=ONCE))
+        except Denied as error:
+            if error.status in UNKNOWN_PATH:
+                from art_langfuse.older import Traces
+
+                return Traces(self.get)
+            raise
+        return None
+
+    def _pages(self, get: Callable[..., Any], **wanted: Any) -> Iterator[Any]:
+        cursor = None
+        while True:
+            page = self._patiently(lambda: get(cursor=cursor, limit=PAGE, request_options=ONCE, **wanted))  # noqa: B023
+            yield from page.data
+            cursor = page.meta.cursor
+            if not cursor:
+                return
+
+    def _patiently(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return patiently(lambda: self._once(ask), self._patience)
+        except (Temporary, Refused) as error:
+            raise NotRead(f"Langfuse could not be read: {error}") from error
+
+    def _fetch(self, path: str, query: Mapping[str, Any]) -> Any:
+        answer = self._http.get(path, params=query)
+        if not answer.is_success:
+            raise_for(answer.status_code, f"{self.host}{path}: {answer.text[:300]}", answer.headers)
+        return answer.json()
+
+    def _once(self, ask: Callable[[], Any]) -> Any:
+        import httpx
+        import pydantic
+        from langfuse.api.core import ApiError
+
+        try:
+            return ask()
+        except pydantic.ValidationError as error:
+            raise NotRead(f"{self.host} answers otherwise than Langfuse's SDK expects: {error}") from error
+        except httpx.TransportError as error:
+            raise Temporary(f"{self.host} cannot be reached: {type(error).__name__}: {error}") from error
+        except ApiError as error:
+            raise_for(error.status_code, f"{self.host}: {str(error.body)[:300]}", error.headers)
+
+
+def conditions(
+    *, name: str | None = None, tags: Sequence[str] = (), session: str | None = None, user: str | None = None,
+    environment: str | None = None, since: str | None = None, until: str | None = None,
+) -> list[JsonDict]:  # fmt: skip
+    """Return what a trace must meet, as Langfuse's API takes it. ``tags``: all of them; ``since`` and ``until``: ISO 8601."""
+    texts = {"traceName": name, "sessionId": session, "userId": user, "environment": environment}
+    found = [_condition("string", column, "=", value) for column, value in texts.items() if value is not None]
+    if tags:
+        found.append(_condition("arrayOptions", "traceTags", "all of", list(tags)))
+    found += [_condition("datetime", "startTime", sign, it) for sign, it in ((">=", since), ("<", until)) if it]
+    return found
+
+
+def _condition(kind: str, column: str, operator: str, value: Any) -> JsonDict:
+    return {"type": kind, "column": column, "operator": operator, "value": value}

@@ -1,0 +1,277 @@
+"""``ARTLangfuseTracker``: episodes, generations and training sessions as traces, and what they add up to, read back.
+
+For programs that keep episodes themselves; ``train(trackers=["langfuse"])`` needs none of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from art_core.errors import ArtError
+from art_langfuse.account import Account, account
+from art_langfuse.api import Project
+from art_langfuse.conversations import value_of
+from art_langfuse.outbox import NotDelivered, Outbox
+from art_langfuse.spans import make_span, text
+
+if TYPE_CHECKING:
+    from langfuse.api import ObservationV2
+    from opentelemetry.sdk.trace import ReadableSpan
+
+ACTION = re.compile(r"action_\d+_(.*)", re.DOTALL)
+"""An action's span; its type may have underscores."""
+POLL_SECONDS = 0.5
+
+log = logging.getLogger("art_langfuse")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was sent: a trace, or a generation in a trace of its own."""
+
+    id: str
+    trace_id: str
+    url: str
+
+
+class TracesMissing(ArtError):
+    """Langfuse does not show traces, or not all of them."""
+
+
+class ARTLangfuseTracker:
+    """Sends to the project that ``LANGFUSE_PUBLIC_KEY``, ``LANGFUSE_SECRET_KEY`` and ``LANGFUSE_HOST`` name.
+
+    Every ``track_`` method returns at once; a thread sends, tries again where Langfuse fails, and has sent everything when the
+    program ends. What could not be sent is logged, and never raised. ``flush`` waits for it.
+    """
+
+    def __init__(self, wait: float = 60.0) -> None:
+        """``wait``: the most seconds that ``get_performance_analytics`` waits for Langfuse to show what it was sent."""
+        from art_langfuse.tracker import langfuse_post
+
+        self._account: Account = account()
+        self._wait = wait
+        post, self._end = langfuse_post(self._account)
+        self._outbox: Outbox[ReadableSpan] = Outbox(f"Langfuse at {self._account.host}, observations", post, 200)
+        self._project = Project(self._account)
+        self._sending = ThreadPoolExecutor(1, thread_name_prefix="art-langfuse")
+        self._sent: dict[str, int] = {}
+        """Trace -> its observations, for those that were sent from here."""
+        self._closed = False
+        atexit.register(self.close)
+
+    def track_episode(self, episode_data: Mapping[str, Any]) -> Trace:
+        """Send an episode: a trace with a span for each of its ``actions``."""
+        get = episode_data.get
+        name, now = f"episode_{get('episode_id')}", time.time()
+        trace, actions = _new_id(16), list(get("actions") or ())
+        root = _attributes(
+            "agent",
+            {key: get(key) for key in ("initial_state", "task_description")},
+            {key: get(key) for key in ("final_result", "total_reward", "success")},
+            {"agent_type": get("agent_type"), "model_name": get("model_name"), "environment": get("environment_type")},
+            get("error"),
+        )
+        own = _new_id(8)
+        times = [float(action.get("execution_time") or 0.0) for action in actions]
+        start = now - sum(times)
+        spans = [make_span(name, trace, own, None, start, now, _named(root, name), error=_error(episode_data))]
+        for number, action in enumerate(actions):
+            begun = start + sum(times[:number])
+            kind = f"action_{number}_{action.get('type')}"
+            attributes = _named(_action(number, action), name)
+            ended = begun + times[number]
+            spans.append(make_span(kind, trace, _new_id(8), own, begun, ended, attributes, error=_error(action)))
+        return self._send(trace, trace, spans)
+
+    def track_model_generation(self, prompt: str, response: str, metadata: Mapping[str, Any]) -> Trace:
+        """Send one model call as a generation; what is returned has its ``id`` and its ``trace_id``."""
+        settings = {
+            "temperature": metadata.get("temperature", 0.7),
+            "max_tokens": metadata.get("max_tokens", 150),
+        }
+        attributes = _attributes("generation", prompt, response, {**metadata, **settings}) | {
+            "langfuse.observation.model.name": str(metadata.get("model_name", "unknown")),
+            "langfuse.observation.model.parameters": json.dumps(settings),
+        }
+        if metadata.get("token_count"):
+            attributes["langfuse.observation.usage_details"] = json.dumps({"total": int(metadata["token_count"])})
+        name, trace, own, now = "agent_action_generation", _new_id(16), _new_id(8), time.time()
+        start = now - float(metadata.get("latency_ms") or 0.0) / 1000
+        return self._send(own, trace, [make_span(name, trace, own, None, start, now, _named(attributes, name))])
+
+    def track_training_session(self, session_data: Mapping[str, Any]) -> Trace:
+        """Send a training session as a trace."""
+        get, now = session_data.get, time.time()
+        name, trace = f"training_session_{get('session_id')}", _new_id(16)
+        attributes = _attributes(
+            "span",
+            {key: get(key) for key in ("config", "start_time")},
+            {key: get(key) for key in ("final_metrics", "total_episodes", "training_time")},
+            {key: get(key) for key in ("experiment_name", "model_checkpoints", "hardware_info")},
+        )
+        seconds = get("training_time")
+        start = now - (float(seconds) if isinstance(seconds, int | float) else 0.0)
+        return self._send(
+            trace, trace, [make_span(name, trace, _new_id(8), None, start, now, _named(attributes, name))]
+        )
+
+    def get_performance_analytics(self, trace_ids: Sequence[str]) -> dict[str, Any]:
+        """Return what the episodes add up to: total_traces, success_rate, average_reward, average_steps, action_distribution and
+        error_patterns, the most frequent first: ``{"pattern", "count", "trace_ids"}``.
+
+        Langfuse shows a trace some time after it was sent. Waits for that, up to ``wait`` seconds for all together; then raises
+        TracesMissing, which names those that are not there.
+        """
+        self.flush()
+        traces = self._shown(trace_ids)
+        outputs = {trace: _output(found) for trace, found in traces.items()}
+        actions = {trace: _actions(found) for trace, found in traces.items()}
+        count = len(trace_ids)
+
+        def mean(values: Sequence[float]) -> float:
+            return sum(values) / count if count else 0
+
+        return {
+            "total_traces": count,
+            "success_rate": mean([bool(outputs[it].get("success")) for it in trace_ids]),
+            "average_reward": mean([float(outputs[it].get("total_reward") or 0) for it in trace_ids]),
+            "average_steps": mean([sum(span.type == "SPAN" for span in traces[it]) for it in trace_ids]),
+            "action_distribution": dict(Counter(kind for it in trace_ids for kind, _ in actions[it])),
+            "error_patterns": _patterns(trace_ids, traces, outputs, actions),
+        }
+
+    def flush(self) -> None:
+        """Return when everything was sent, or could not be."""
+        self._sending.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Send what is left, and end. The end of the program does it too."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self._sending.shutdown()
+        self._deliver()
+        self._end()
+        self._project.close()
+
+    def _send(self, own: str, trace: str, spans: list[ReadableSpan]) -> Trace:
+        self._sent[trace] = len(spans)
+        self._sending.submit(self._deliver, spans)
+        return Trace(own, trace, f"{self._account.host}/trace/{trace}")
+
+    def _deliver(self, spans: Sequence[ReadableSpan] = ()) -> None:
+        try:
+            self._outbox.deliver(spans)
+        except NotDelivered as error:
+            log.warning("%s", error)
+
+    def _shown(self, trace_ids: Sequence[str]) -> dict[str, list[ObservationV2]]:
+        """Return the observations of the traces, once Langfuse shows all of them."""
+        deadline, missing = time.monotonic() + self._wait, list(dict.fromkeys(trace_ids))
+        found: dict[str, list[ObservationV2]] = {}
+        while True:
+            found |= {trace: self._project.observations(trace) for trace in missing}
+            missing = [trace for trace in missing if len(found[trace]) < self._sent.get(trace, 1)]
+            if not missing:
+                return found
+            if time.monotonic() + POLL_SECONDS > deadline:
+                raise TracesMissing(
+                    f"after {self._wait:g} s Langfuse at {self._account.host} does not show {len(missing)} of {len(found)} "
+                    f"traces yet, {missing[0]} first; ask again later, wait longer with ARTLangfuseTracker(wait=...), or "
+                    "leave out ids that are not of this project"
+                )
+            time.sleep(POLL_SECONDS)
+
+
+def _new_id(size: int) -> str:
+    return uuid.uuid4().bytes[:size].hex()
+
+
+def _attributes(kind: str, given: Any, gave: Any, metadata: Mapping[str, Any], error: Any = None) -> dict[str, Any]:
+    known = {key: it for key, it in metadata.items() if it is not None}
+    said = {f"langfuse.observation.metadata.{key}": json.dumps(it, default=str) for key, it in known.items()}
+    failed = (
+        {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": text(error)} if error else {}
+    )
+    return {
+        "langfuse.observation.type": kind,
+        "langfuse.observation.input": text(given),
+        "langfuse.observation.output": text(gave),
+        **said,
+        **failed,
+    }
+
+
+def _named(attributes: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {**attributes, "langfuse.trace.name": name}
+
+
+def _action(number: int, action: Mapping[str, Any]) -> dict[str, Any]:
+    get = action.get
+    return _attributes(
+        "span",
+        {"state": get("state"), "action_type": get("type"), "parameters": get("parameters")},
+        {key: get(key) for key in ("result", "reward", "next_state")},
+        {"step_number": number, "reasoning": get("reasoning"), "execution_time": get("execution_time")},
+        _error(action),
+    )
+
+
+def _error(of: Mapping[str, Any]) -> str | None:
+    """Return what went wrong in an action or an episode: its ``error``, or that of an action's result."""
+    result = of.get("result")
+    error = of.get("error") or (result.get("error") if isinstance(result, Mapping) else None)
+    return text(error) if error else None
+
+
+def _output(found: Sequence[ObservationV2]) -> dict[str, Any]:
+    """Return the trace's output: that of its root."""
+    for it in found:
+        if it.parent_observation_id is None:
+            output = value_of(it.output)
+            return output if isinstance(output, dict) else {}
+    return {}
+
+
+def _actions(found: Sequence[ObservationV2]) -> list[tuple[str, ObservationV2]]:
+    """Return (type, span) of the actions."""
+    matches = ((ACTION.fullmatch(it.name or ""), it) for it in found if it.type == "SPAN")
+    return [(match[1], it) for match, it in matches if match]
+
+
+def _patterns(
+    trace_ids: Sequence[str],
+    traces: Mapping[str, Sequence[ObservationV2]],
+    outputs: Mapping[str, Mapping[str, Any]],
+    actions: Mapping[str, Sequence[tuple[str, ObservationV2]]],
+) -> list[dict[str, Any]]:
+    """Return how actions and episodes failed, numbers left out so that like errors are counted together.
+
+    An episode without success and without any error is counted by its last action.
+    """
+    seen: dict[str, list[str]] = {}
+    for trace in trace_ids:
+        kinds = {it.id: kind for kind, it in actions[trace]}
+        failed = [it for it in traces[trace] if it.level == "ERROR"]
+        told = [f"{kinds.get(it.id, 'episode')}: {it.status_message or 'failed'}" for it in failed]
+        if not told and not outputs[trace].get("success"):
+            last = actions[trace][-1][0] if actions[trace] else None
+            told = [f"no success, last action {last}" if last else "no success, no action"]
+        for one in told:
+            seen.setdefault(re.sub(r"\d+", "#", one), []).append(trace)
+    ordered = sorted(seen.items(), key=lambda it: (-len(it[1]), it[0]))
+    return [
+        {"pattern": pattern, "count": len(where), "trace_ids": list(dict.fromkeys(where))} for pattern, where in ordered
+    ]

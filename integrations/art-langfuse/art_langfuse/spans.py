@@ -1,0 +1,143 @@
+"""Observations -> OpenTelemetry spans, and spans -> an OTLP endpoint. Knows nothing about whose attributes they have.
+
+Spans are made as they are read back, with ids and times of their own: no tracer provider is made or touched, the process's
+least of all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from art_core.errors import ConfigError
+from art_langfuse.outbox import Temporary, raise_for
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+SCOPE = "art_langfuse"
+PROTOCOLS = ("http/protobuf", "grpc")
+
+Attributes = Mapping[str, Any]
+
+
+def text(value: Any) -> str:
+    """Return a value as an attribute can hold it: text as it is, everything else as JSON."""
+    if isinstance(value, str):  # half a pair of UTF-16, which a model may write, is no UTF-8
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.dumps(value, default=str)
+
+
+def make_span(
+    name: str,
+    trace: str,
+    own: str,
+    parent: str | None,
+    start: float,
+    end: float,
+    attributes: Attributes,
+    *,
+    error: str | None = None,
+    events: Sequence[tuple[str, Attributes]] = (),
+    client: bool = False,
+) -> ReadableSpan:
+    """Return a span; ids are hexadecimal, times Unix time. ``error`` is why it failed; ``client``: it asked somebody else."""
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+    def context(span: str) -> SpanContext:
+        return SpanContext(int(trace, 16), int(span, 16), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+    nanoseconds = int(start * 1e9), int(end * 1e9)
+    return ReadableSpan(
+        text(name),
+        context=context(own),
+        parent=context(parent) if parent else None,
+        resource=_resource(),
+        attributes={key: value for key, value in attributes.items() if value is not None},
+        events=[Event(kind, said, nanoseconds[1]) for kind, said in events],
+        kind=SpanKind.CLIENT if client else SpanKind.INTERNAL,
+        status=Status(StatusCode.ERROR, text(error)) if error else Status(StatusCode.UNSET),
+        start_time=nanoseconds[0],
+        end_time=nanoseconds[1],
+        instrumentation_scope=InstrumentationScope(SCOPE),
+    )
+
+
+def _resource() -> Any:
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+    # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say counts.
+    return Resource({"service.name": "art"}).merge(OTELResourceDetector().detect())
+
+
+def http_post(**settings: Any) -> tuple[Callable[[Sequence[ReadableSpan]], None], Callable[[], None]]:
+    """Return how spans are posted by OTLP over HTTP, and how that is ended. Without ``settings`` (endpoint, headers, compression)
+    the environment says where, by OpenTelemetry's variables."""
+    import requests
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    answers: list[requests.Response] = []
+    session = requests.Session()
+    session.hooks["response"].append(lambda response, **_: answers.append(response))
+    exporter = OTLPSpanExporter(session=session, **settings)
+
+    def post(spans: Sequence[ReadableSpan]) -> None:
+        answers.clear()
+        taken = _export(exporter, spans)
+        if taken and not answers[-1].is_redirect:  # which the exporter takes for success
+            return
+        if not answers or answers[-1].status_code < 300:  # the connection was lost, with half an answer or none
+            raise Temporary("the server cannot be reached, or cuts connections")
+        raise_for(answers[-1].status_code, f"{answers[-1].url}: {answers[-1].text[:200]}", answers[-1].headers)
+
+    return post, exporter.shutdown
+
+
+def _export(exporter: SpanExporter, spans: Sequence[ReadableSpan]) -> bool:
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    return exporter.export(spans) is SpanExportResult.SUCCESS
+
+
+def environment_post() -> tuple[Callable[[Sequence[ReadableSpan]], None], Callable[[], None]]:
+    """Return how spans are posted to where OpenTelemetry's variables say, and how that is ended."""
+    if _protocol() == "http/protobuf":
+        return http_post()
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    exporter = OTLPSpanExporter()
+
+    def post(spans: Sequence[ReadableSpan]) -> None:
+        if not _export(exporter, spans):
+            raise Temporary("the collector did not take them; OpenTelemetry's log says why")
+
+    return post, exporter.shutdown
+
+
+def check_environment() -> None:
+    """Raise ConfigError where OpenTelemetry's variables say no address, or a protocol that cannot be spoken here."""
+    if not any(os.environ.get(name) for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")):
+        raise ConfigError(
+            "OTEL_EXPORTER_OTLP_ENDPOINT is not set, so there is nowhere to send spans to; set it to a collector's address, such "
+            "as http://127.0.0.1:4318, and OTEL_EXPORTER_OTLP_HEADERS where it wants a key"
+        )
+    if _protocol() not in PROTOCOLS:
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL={_protocol()} is unknown; use {' or '.join(PROTOCOLS)}")
+    if _protocol() == "grpc":
+        try:
+            import opentelemetry.exporter.otlp.proto.grpc  # noqa: F401
+        except ImportError as error:
+            raise ConfigError(f"OTLP by gRPC: {error}; run: pip install 'art-langfuse[grpc]'") from error
+
+
+def _protocol() -> str:
+    return (
+        os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or "http/protobuf"
+    ).strip()

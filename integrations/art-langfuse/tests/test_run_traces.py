@@ -1,0 +1,215 @@
+"""``train(trackers=["langfuse", "otel"])``: every run of the agent is a trace, once, whatever the server does."""
+
+import json
+import sys
+
+import pytest
+from opentelemetry import trace as opentelemetry_trace
+from team_agent import TOOL, Judge, agent, answers
+
+import art_core as art
+import art_langfuse
+from art_core.display import Display
+from art_core.errors import ConfigError
+from art_core.plugins import Plugins
+from art_core.store import Store
+from art_core.testing import CountingLearner, FakeEngine
+from art_core.types import Call, Group, Trajectory
+from art_langfuse import LangfuseTracker, OtelTracker
+from art_langfuse.observations import observations, trace_id
+
+
+class Said(Display):
+    """Keeps what is said."""
+
+    def __init__(self):
+        super().__init__(quiet=True)
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+
+async def train(run_dir, *trackers, steps=2, **more):
+    settings = {"tasks_per_step": 1, "group_size": 2, "engine": FakeEngine(answers), "progress": False, **more}
+    return await art.train(
+        agent, [{"input": "Where?", "answer": "here"}], model="tiny", reward=Judge(), steps=steps, run_dir=run_dir,
+        learner=CountingLearner(), trackers=trackers, plugins=Plugins(art_langfuse, installed=False), **settings,
+    )  # fmt: skip
+
+
+def stored(run_dir, split="train"):
+    with Store(run_dir / "run.sqlite") as store:
+        return store.trajectories(split=split)
+
+
+async def test_every_run_is_a_trace_with_its_nodes_calls_and_tools(server, tmp_path):
+    await train(tmp_path / "mine", "langfuse")
+    runs = stored(tmp_path / "mine")
+    assert sorted(server.traces()) == sorted(trace_id(run.rollout_id) for run in runs) and len(runs) == 4
+    run = runs[0]
+    found = {it["name"]: it for it in server.observations(trace_id(run.rollout_id))}
+    assert [(name, it["type"]) for name, it in found.items() if name != "chat"] == [
+        ("run", "AGENT"), ("team", "AGENT"), ("planner", "AGENT"), ("look_up", "TOOL"), ("writer", "AGENT"),
+    ]  # fmt: skip
+    parents = {name: it["parentObservationId"] for name, it in found.items()}
+    assert parents["run"] is None and parents["team"] == found["run"]["id"]
+    assert parents["planner"] == parents["writer"] == found["team"]["id"]
+    assert parents["look_up"] == found["planner"]["id"] and found["look_up"]["output"] == "found it"
+    root = found["run"]
+    assert (json.loads(root["input"]), root["output"]) == ({"input": "Where?", "answer": "here"}, "The answer.")
+    assert (root["sessionId"], root["tags"], root["traceName"]) == ("mine", ["art", "train", "step-1"], "art train")
+    assert root["metadata"]["rollout_id"] == run.rollout_id and root["metadata"]["policy_versions"] == [0]
+
+
+async def test_a_generation_has_the_conversation_usage_and_weights(server, tmp_path):
+    await train(tmp_path, "langfuse", steps=1)
+    [run, _] = stored(tmp_path)
+    chats = [it for it in server.observations(trace_id(run.rollout_id)) if it["type"] == "GENERATION"]
+    assert len(chats) == 2
+    for shown, call in zip(chats, run.calls, strict=True):
+        assert json.loads(shown["input"]) == {"messages": call.request["messages"], "tools": [TOOL]}
+        assert json.loads(shown["output"]) == call.response
+        assert shown["usageDetails"] == {"input": len(call.prompt_ids), "output": len(call.sampled_ids)}
+        assert (shown["model"], shown["metadata"]["requested_model"]) == ("tiny", "gpt-4.1")
+        assert (shown["modelParameters"]["temperature"], shown["metadata"]["policy_version"]) == (1.0, 0)
+
+
+async def test_rewards_explanations_and_metrics_are_scores(server, tmp_path):
+    await train(tmp_path / "mine", "langfuse", eval_tasks=["held out"])
+    for number, run in enumerate(stored(tmp_path / "mine")[:2]):
+        scores = server.scores_of(trace_id(run.rollout_id))
+        assert (scores["reward"]["value"], scores["reward"]["comment"]) == (number, f"because of {number}")
+        assert scores["success"]["value"] == number
+    session = [it for it in server.scores.values() if it.get("sessionId") == "mine"]
+    assert {it["metadata"]["step"] for it in session if it["name"] == "reward"} == {1, 2}
+    evaluations = [it for it in session if it["name"] == "evaluation/success"]
+    assert [it["metadata"]["evaluation"] for it in evaluations] == ["before", "after"]
+    tags = {tuple(it["tags"]) for it in server.observations() if it["name"] == "run"}
+    assert ("art", "eval", "step-0") in tags
+
+
+async def test_what_fails_at_times_gets_everything_once_and_training_goes_on(server, tmp_path):
+    server.faults.extend([500, None, "cut", (429, {"retry-after": "1"}), "lost", 503, "lost", None, "cut"])
+    screen = Said()
+    result = await train(tmp_path, "langfuse", steps=3, progress=screen)
+    assert result.report["steps"] == 3 and not any("tracker" in line for line in screen.lines)
+    runs = stored(tmp_path)
+    assert sorted(server.traces()) == sorted(trace_id(run.rollout_id) for run in runs)
+    assert len(server.spans) == 7 * len(runs)
+    for run in runs:
+        assert set(server.scores_of(trace_id(run.rollout_id))) == {"reward", "success"}
+    assert not server.faults
+
+
+async def test_a_server_that_is_away_is_said_once_and_never_stops_training(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("art_langfuse.outbox.PATIENCE", 0.2)
+    server.faults.extend([500] * 100)
+    screen = Said()
+    result = await train(tmp_path, "langfuse", steps=2, progress=screen)
+    assert result.report["steps"] == 2 and not server.spans
+    [line] = [line for line in screen.lines if "the tracker langfuse" in line]
+    assert "wait to be sent again" in line and "500" in line
+
+
+async def test_a_run_that_goes_on_doubles_nothing(server, tmp_path):
+    await train(tmp_path, "langfuse", steps=1)
+    await train(tmp_path, "langfuse", steps=2)
+    before = dict(server.spans)
+    assert len(server.traces()) == 4
+    tracker = LangfuseTracker(tmp_path, art.TrainConfig())
+    for step in (1, 2):
+        runs = [it for it in stored(tmp_path) if it.rollout_id in told_in(tmp_path, step)]
+        tracker.log_groups(step, [Group(runs[0].task, tuple(runs))], "train")
+    tracker.close()
+    assert server.spans.keys() == before.keys() and max(server.posts.values()) == 2
+    for key, span in server.spans.items():
+        assert (span["start"], span["end"]) == (before[key]["start"], before[key]["end"])
+    assert len([it for it in server.scores.values() if it["name"] == "reward" and it.get("traceId")]) == 4
+
+
+def told_in(run_dir, step):
+    with Store(run_dir / "run.sqlite") as store:
+        return {it.rollout_id for it in store.rollouts(step=step)}
+
+
+async def test_spans_follow_the_conventions_for_generative_ai(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "my-training")
+    before = opentelemetry_trace.get_tracer_provider()
+    await train(tmp_path / "mine", "otel", steps=1)
+    assert opentelemetry_trace.get_tracer_provider() is before
+    assert server.resources[0]["service.name"] == "my-training"
+    [run, _] = stored(tmp_path / "mine")
+    found = {it["name"]: it for it in server.spans.values() if it["trace_id"] == trace_id(run.rollout_id)}
+    assert list(found) == [
+        "invoke_agent run", "invoke_agent team", "invoke_agent planner", "chat tiny", "execute_tool look_up",
+        "invoke_agent writer",
+    ]  # fmt: skip
+    chat, tool, root = (found[name]["attributes"] for name in ("chat tiny", "execute_tool look_up", "invoke_agent run"))
+    second = run.calls[1]
+    assert chat["gen_ai.operation.name"] == "chat" and chat["gen_ai.request.model"] == "gpt-4.1"
+    assert chat["gen_ai.response.model"] == "tiny" and chat["gen_ai.response.finish_reasons"] == ["stop"]
+    assert chat["gen_ai.usage.input_tokens"] == len(second.prompt_ids)
+    assert json.loads(chat["gen_ai.input.messages"])[1:] == [
+        {"role": "assistant", "parts": [{"type": "tool_call", "id": "c1", "name": "look_up", "arguments": {}}]},
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "found it"}]},
+    ]
+    assert json.loads(chat["gen_ai.output.messages"]) == [
+        {"role": "assistant", "parts": [{"type": "text", "content": "The answer."}], "finish_reason": "stop"}
+    ]
+    assert (tool["gen_ai.tool.name"], tool["gen_ai.tool.call.result"]) == ("look_up", "found it")
+    assert (root["gen_ai.operation.name"], root["art.session"], root["art.step"]) == ("invoke_agent", "mine", 1)
+    evaluations = {said["gen_ai.evaluation.name"]: said for _, said in found["invoke_agent run"]["events"]}
+    assert evaluations["reward"]["gen_ai.evaluation.explanation"] == "because of 0"
+    [step] = [it for it in server.spans.values() if it["name"] == "train_step"]
+    assert step["attributes"]["art.metric.reward"] == 0.5
+
+
+async def test_content_stays_here_where_the_environment_says_so(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{server.url}/v1/traces")
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "false")
+    await train(tmp_path, "otel", steps=1)
+    assert len(server.spans) == 15
+    said = json.dumps([it["attributes"] for it in server.spans.values()])
+    assert "Where?" not in said and "found it" not in said and "The answer." not in said
+
+
+async def test_what_cannot_work_is_refused_before_anything_runs(server, tmp_path, monkeypatch):
+    monkeypatch.delenv("LANGFUSE_PUBLIC_KEY")
+    with pytest.raises(ConfigError, match="LANGFUSE_PUBLIC_KEY is not set"):
+        await train(tmp_path / "run", "langfuse")
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_ENDPOINT is not set"):
+        await train(tmp_path / "run", "otel")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    with pytest.raises(ConfigError, match="http/json is unknown"):
+        OtelTracker.check()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
+    with pytest.raises(ConfigError, match=r"art-langfuse\[grpc\]"):
+        OtelTracker.check()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tool_is_one_observation_with_the_result_of_its_own_call():
+    def call(*messages, calls=()):
+        asked = [{"id": it, "type": "function", "function": {"name": it.upper(), "arguments": "{}"}} for it in calls]
+        response = {"role": "assistant", "content": "", **({"tool_calls": asked} if asked else {})}
+        return Call((1,), (2,), (0.0,), request={"messages": list(messages)}, response=response)
+
+    def result(name, said):
+        return {"role": "tool", "tool_call_id": name, "content": said}
+
+    user = {"role": "user", "content": "go"}
+    first = call(user, calls=["a", "b"])
+    shown = [user, first.response, result("a", "1"), result("b", "2")]
+    second = call(*shown, calls=["a", "unanswered"])
+    third = call(*shown, second.response, result("a", "3"))
+    run = Trajectory("t", (first, second, third), rollout_id="r", seconds=6.0)
+    found = observations(run, 100.0)
+    assert [(it.name, it.tool and it.tool.result, it.start) for it in found[1:]] == [
+        ("chat", None, 100.0), ("A", "1", 101.0), ("B", "2", 102.0), ("chat", None, 103.0), ("A", "3", 104.0),
+        ("chat", None, 105.0),
+    ]  # fmt: skip
+    assert trace_id("r") == __import__("langfuse").Langfuse.create_trace_id(seed="r")
