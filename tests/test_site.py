@@ -11,6 +11,7 @@ from doc_blocks import PAGES, ROOT
 
 LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?(https?:)?//", flags=re.IGNORECASE)
 NOT_PAGES = {"CHANGELOG.md", "tiny/README.md"}
+"""And what stands deeper than a folder's README, such as the card of an example's model."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,8 @@ def site(tmp_path_factory):
 
 def test_every_page_is_in_it_and_in_its_navigation(site):
     front = (site / "index.html").read_text()
-    for page in {str(page.relative_to(ROOT)) for page in PAGES} - NOT_PAGES:
+    pages = {str(page.relative_to(ROOT)) for page in PAGES} - NOT_PAGES
+    for page in (page for page in pages if page.count("/") < 3):
         folder, _, name = page.removeprefix("docs/").removesuffix(".md").rpartition("/")
         name = "readme" if page == "README.md" else name.replace("README", "index")
         address = f"{folder}/{name}.html".lstrip("/")
