@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from .game import free_cells, is_over, perfect_move, play, random_move, side_to_move, winner
 
-INSTRUCTION = "You play {side}. Free cells show their number. Answer with one."
+INSTRUCTION = "Answer with a free number for {side}:"
 OPPONENTS = {"random": random_move, "perfect": perfect_move}
 
 client = OpenAI(api_key="unused: the policy answers", base_url="https://api.openai.com/v1")

@@ -1,75 +1,99 @@
 """Make the start model: python -m examples.tic_tac_toe.make_start
 
-The model "tiny" imitates random legal moves (SFT), so it knows the rules and nothing else. Written in 16 bits.
+The model "tiny" is taught (SFT) the habits of a careless player: legal moves, mostly at random; a win or a threat is noticed
+now and then. So the policy plays badly, and what it needs to play well is in it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-import art_core as art
-from art_core.types import Call, Trajectory
+from art_core.config import TINY
 
 from .agent import prompt
-from .game import opening, random_move
+from .game import free_cells, opening, side_to_move, winner
 
 START = Path(__file__).parent / "start"
+WIN, BLOCK = 0.35, 0.25
+"""How often a careless player takes a win, or else the cell with which the other side would win; else any free cell."""
+REPORT_EVERY = 50
 
 
-def lessons(tokenizer: Any, n: int, seed: int) -> list[Trajectory]:
-    """Return ``n`` boards, each with a random legal move as the answer."""
+def habit(board: str) -> dict[str, float]:
+    """Return how often a careless player makes each legal move."""
+    free, side = free_cells(board), side_to_move(board)
+    shares = dict.fromkeys(free, 0.0)
+    left = 1.0
+    for often, whose in ((WIN, side), (BLOCK, "XO".replace(side, ""))):
+        if seen := [cell for cell in free if winner(board.replace(cell, whose))]:
+            for cell in seen:
+                shares[cell] += often * left / len(seen)
+            left *= 1 - often
+    return {cell: share + left / len(free) for cell, share in shares.items()}
+
+
+def imitate(model: Any, tokenizer: Any, steps: int, batch: int, seed: int) -> None:
+    """Teach the habits: the cross-entropy to their shares at the move, and to the end of the answer behind it."""
+    import torch
+
     rng = random.Random(seed)
-    found = []
-    for _ in range(n):
-        board = opening(rng.randint(0, 8), rng)
-        shown = tokenizer.apply_chat_template(prompt(board), add_generation_prompt=True, return_dict=False)
-        said = [*tokenizer.encode(random_move(board, rng)), tokenizer.eos_token_id]
-        found.append(Trajectory("a legal move", (Call(tuple(shown), tuple(said), (0.0,) * len(said)),)))
-    return found
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimizers = [torch.optim.Muon(matrices, lr=0.01, weight_decay=0.0), torch.optim.AdamW(others, lr=5e-4)]
+    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    digits = {cell: tokenizer.encode(cell)[0] for cell in "123456789"}
+    for step in range(steps):
+        for optimizer, peak in zip(optimizers, peaks, strict=True):
+            optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 10, 2 * (steps - step) / steps)
+        boards = [opening(rng.randint(0, 8), rng) for _ in range(batch)]
+        ids = torch.tensor([[*shown(tokenizer, board), digits[rng.choice(free_cells(board))]] for board in boards])
+        wanted = torch.zeros(batch, 2, model.config.vocab_size)
+        wanted[:, 1, tokenizer.eos_token_id] = 1.0
+        for row, board in enumerate(boards):
+            for cell, share in habit(board).items():
+                wanted[row, 0, digits[cell]] = share
+        said = torch.log_softmax(model(ids, logits_to_keep=2).logits, -1)
+        loss = (torch.special.entr(wanted).neg() - wanted * said).sum(-1).mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if (step + 1) % REPORT_EVERY == 0:
+            print(f"step {step + 1}/{steps}: {loss.item():.4f} nats from the habits", flush=True)
 
 
-async def imitate(run_dir: Path, boards: int, batch: int, rate: float, seed: int) -> None:
-    from transformers import AutoTokenizer
-
-    async with art.open_run(
-        run_dir, model="tiny", learning_rate=rate, seed=seed, checkpoint_every=10_000, warmup_steps=20
-    ) as run:
-        metrics = await run.learn_sft(
-            lessons(AutoTokenizer.from_pretrained(run.folder), boards, seed), batch_size=batch
-        )
-    for step in range(0, len(metrics), 25):
-        print(f"step {step + 1}/{len(metrics)}: -logprob {metrics[step]['nll']:.3f}", flush=True)
-    print(f"-logprob {metrics[-1]['nll']:.3f} at the end")
+def shown(tokenizer: Any, board: str) -> list[int]:
+    """Return the tokens that the side to move is shown."""
+    return tokenizer.apply_chat_template(prompt(board), add_generation_prompt=True, return_dict=False)
 
 
-def save(checkpoint: Path, out: Path) -> None:
-    """Write the model of ``checkpoint`` in 16 bits, to be loaded in 32."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    AutoModelForCausalLM.from_pretrained(checkpoint).half().save_pretrained(out)
+def save(model: Any, tokenizer: Any, out: Path) -> None:
+    """Write the model in 16 bits, to be loaded in 32."""
+    model.half().save_pretrained(out)
     config = out / "config.json"
     config.write_text(config.read_text().replace('"float16"', '"float32"'))
-    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(out)
+    tokenizer.save_pretrained(out)
 
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder to write.")] = START,
-    boards: Annotated[int, typer.Option(help="Boards to imitate a move on.")] = 60_000,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 600,
     batch: Annotated[int, typer.Option(help="Boards of a step.")] = 128,
-    rate: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
     seed: int = 0,
 ) -> None:
     """Make the start model: some minutes on one core."""
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(imitate(Path(folder) / "run", boards, batch, rate, seed))
-        (checkpoint,) = (Path(folder) / "run" / "checkpoints").iterdir()
-        save(checkpoint, out)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY), AutoTokenizer.from_pretrained(TINY)
+    imitate(model, tokenizer, steps, batch, seed)
+    save(model, tokenizer, out)
 
 
 if __name__ == "__main__":
