@@ -18,7 +18,6 @@ from examples.email_search.mailbox import open_mailbox
 from examples.email_search.tasks import training_tasks
 from examples.multi_agent.agent import MAX_SEARCHES, build_agent
 from examples.multi_agent.reward import one_for_all, per_node
-from examples.multi_agent.train import run
 
 TASK = training_tasks(1)[0]
 RIGHT = TASK["message_id"]

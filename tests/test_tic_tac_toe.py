@@ -104,16 +104,18 @@ def first_free(board: str) -> str:
 async def test_both_sides_are_played_by_the_policy_and_each_is_credited_with_how_it_ended(tmp_path):
     (run,) = await games(first_free, [{"board": EMPTY}], tmp_path)
     assert run.output == {"board": "XOXOXOX89", "winner": "X", "moves": list("1234567"), "illegal": None}
-    assert [call.agent for call in run.calls] == ["x", "o", "x", "o", "x", "o", "x"]
+    assert [call.agent for call in run.calls] == ["x/1", "o/2", "x/3", "o/4", "x/5", "o/6", "x/7"]
     assert run.calls[1].request["messages"] == prompt("X23456789")
     credit = [call.reward for call in run.calls]
     assert credit[-1] == 1 and credit[-2] == -1 and credit[-3] == pytest.approx(DISCOUNT)
-    assert all((it > 0) == (call.agent == "x") for it, call in zip(credit, run.calls, strict=True))
+    assert all((it > 0) == call.made_by("x") for it, call in zip(credit, run.calls, strict=True))
     assert run.reward == 0
 
 
 async def test_an_illegal_answer_loses_and_alone_is_blamed(tmp_path):
-    (run,) = await games(lambda board: "5" if len(free_cells(board)) > 7 else "the middle", [{"board": "X23456789"}], tmp_path)
+    (run,) = await games(
+        lambda board: "5" if len(free_cells(board)) > 7 else "the middle", [{"board": "X23456789"}], tmp_path
+    )
     assert run.output["illegal"] == "X" and run.output["winner"] == "O" and run.output["moves"] == ["5"]
     assert [call.reward for call in run.calls] == [None, ILLEGAL]
     assert run.metrics["illegal"] == 1
@@ -123,9 +125,8 @@ async def test_a_match_is_played_from_the_empty_board_against_the_named_opponent
     rng = random.Random(5)
     for opponent, never in (("perfect", "win"), ("random", None)):
         runs = await games(lambda board: random_move(board, rng), matches(40, opponent), tmp_path / opponent)
-        assert {call.agent for run in runs for call in run.calls} == {"x", "o"}
         for run in runs:
-            assert {call.agent for call in run.calls} == {run.task["side"].lower()}
+            assert run.calls and all(call.made_by(run.task["side"].lower()) for call in run.calls)
             assert run.reward == {"X": 1, "O": 0, None: 0.5}[run.output["winner"]] or run.task["side"] == "O"
             assert never is None or not run.metrics[never]
     runs = await games(lambda board: perfect_move(board, rng), matches(20, "random"), tmp_path / "best")

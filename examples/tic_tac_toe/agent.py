@@ -1,6 +1,6 @@
 """A program that lets a language model play tic-tac-toe, as its users write it: with the OpenAI client, a request per move.
 
-Not a line of it knows about art. The header says who is asking: x or o.
+Not a line of it knows about art. The header says who is asking and for which move of the game: ``x/1``, ``o/2``, ``x/3``, ...
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def prompt(board: str) -> list[dict[str, str]]:
 
 def ask(board: str) -> str:
     """Return what the model answers for the side to move."""
+    who = f"{side_to_move(board).lower()}/{10 - len(free_cells(board))}"
     reply = client.chat.completions.create(
         model="gpt-4.1-mini", messages=prompt(board), temperature=0, max_tokens=8,
-        extra_headers={"x-art-agent": side_to_move(board).lower()},
+        extra_headers={"x-art-agent": who},
     )  # fmt: skip
     return (reply.choices[0].message.content or "").strip()
 

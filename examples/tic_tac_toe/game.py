@@ -6,7 +6,7 @@ A board is a text of nine characters, row by row: ``X``, ``O``, or the cell's ow
 from __future__ import annotations
 
 import random
-from functools import lru_cache
+from functools import cache
 
 EMPTY = "123456789"
 LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
@@ -42,7 +42,7 @@ def is_over(board: str) -> bool:
     return winner(board) is not None or not free_cells(board)
 
 
-@lru_cache(maxsize=None)
+@cache
 def value(board: str) -> int:
     """Return what the board is worth to the side to move when both play perfectly: 1 a win, 0 a draw, -1 a loss."""
     if is_over(board):

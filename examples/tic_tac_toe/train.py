@@ -10,6 +10,7 @@ import typer
 import art_core as art
 
 from .agent import OPPONENTS, agent
+from .evaluate import table
 from .make_start import START
 from .tasks import matches, reward, self_play
 
@@ -31,25 +32,6 @@ def run(
         eval_tasks=[match for opponent in OPPONENTS for match in matches(games, opponent)] if games else None,
         **{"tasks_per_step": 12, "group_size": 8, "eval_temperatures": (1.0,), **settings},
     )  # fmt: skip
-
-
-def table(report: art.Report) -> str:
-    """Return wins, draws and losses of an evaluation against each opponent, with 95 % intervals."""
-    from art_core.metrics import wilson_interval
-
-    lines = []
-    for opponent in OPPONENTS:
-        found = [t.metrics for t in report.trajectories if t.task["opponent"] == opponent]
-        won, lost = (sum(it.get(name, 0.0) for it in found) / len(found) for name in ("win", "loss"))
-        illegal = sum(it.get("illegal", 0.0) for it in found) / len(found)
-        shares = {"won": won, "drawn": 1 - won - lost, "lost": lost}
-        shown = ", ".join(
-            f"{name} {share:.1%} ({low:.1%} to {high:.1%})"
-            for name, share in shares.items()
-            for low, high in [wilson_interval(share, len(found))]
-        )
-        lines.append(f"  against the {opponent} player: {shown}; {illegal:.1%} by an illegal answer")
-    return "\n".join(lines)
 
 
 def main(
