@@ -18,6 +18,7 @@ from examples.email_search.mailbox import open_mailbox
 from examples.email_search.tasks import training_tasks
 from examples.multi_agent.agent import MAX_SEARCHES, build_agent
 from examples.multi_agent.reward import one_for_all, per_node
+from examples.multi_agent.train import run
 
 TASK = training_tasks(1)[0]
 RIGHT = TASK["message_id"]
@@ -77,3 +78,17 @@ async def test_one_reward_for_all_has_the_same_information_and_no_marks(tmp_path
     done = await team(tmp_path, one_for_all, keywords=[SUBJECT], answer="wrong")
     assert done.reward == pytest.approx(2 / 3)
     assert {call.reward for call in done.calls} == {None}
+
+
+@pytest.mark.engines
+def test_a_minute_of_training_by_node_raises_what_every_node_does_right(tmp_path):
+    result = run("node", steps=10, eval_tasks=150, run_dir=tmp_path / "run", progress=False)
+    before, after = (
+        {name: sum(t.metrics[name] for t in report.trajectories) for name in ("found", "read", "success")}
+        for report in (result.before, result.after)
+    )
+    for name in ("read", "success"):  # four standard errors of a difference between two counts of 150
+        assert after[name] - before[name] > 4 * (2 * 150 * 0.25) ** 0.5, (before, after)
+    assert art.audit(tmp_path / "run").clean
+    nodes = {call.agent for t in art.load_trajectories(tmp_path / "run") for call in t.calls if call.reward is not None}
+    assert nodes == {"searcher", "reader", "writer"}

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 import art_core as art
 from art_core.testing import FakeEngine
 from art_core.types import Call, Trajectory
-from examples.tic_tac_toe.agent import agent, prompt
+from examples.tic_tac_toe.agent import OPPONENTS, agent, prompt
 from examples.tic_tac_toe.game import (
     EMPTY,
     free_cells,
@@ -25,7 +25,9 @@ from examples.tic_tac_toe.game import (
     value,
     winner,
 )
+from examples.tic_tac_toe.make_start import START, habit
 from examples.tic_tac_toe.tasks import DISCOUNT, ILLEGAL, matches, reward, self_play
+from examples.tic_tac_toe.train import LEARNING_RATE
 
 
 def played(moves: str) -> str:
@@ -80,7 +82,7 @@ def test_openings_leave_a_move_and_are_the_same_for_the_same_seed():
     boards = [task["board"] for task in self_play(200, 3)]
     assert boards == [task["board"] for task in self_play(200, 3)]
     assert not any(map(is_over, boards))
-    assert {9 - len(free_cells(board)) for board in boards} == set(range(7))
+    assert {9 - len(free_cells(board)) for board in boards} == set(range(8))
     assert len(free_cells(opening(8, random.Random(1)))) == 1
 
 
@@ -88,7 +90,7 @@ async def games(reply, tasks, tmp_path) -> list[Trajectory]:
     """Return the games of a policy that answers by ``reply(board)``."""
 
     def answer(request):
-        rows = request["messages"][-1]["content"].splitlines()[1:]
+        rows = request["messages"][-1]["content"].splitlines()[1:4]
         return reply("".join(rows).replace(" ", ""))
 
     report = await art.evaluate(
@@ -136,3 +138,43 @@ async def test_a_match_is_played_from_the_empty_board_against_the_named_opponent
 
 def test_a_failed_game_is_worth_nothing():
     assert reward(Trajectory({"board": EMPTY}, (Call((1,), (2,), (0.0,)),), error="ValueError: no")) == 0
+
+
+def test_the_careless_player_makes_legal_moves_and_misses_most_wins():
+    rng = random.Random(0)
+    for board in [opening(rng.randint(0, 8), rng) for _ in range(200)]:
+        shares = habit(board)
+        assert set(shares) == set(free_cells(board)) and sum(shares.values()) == pytest.approx(1)
+    assert habit("XX3OO6789")["3"] == pytest.approx(0.35 + 0.65 * 0.75 / 5)
+    assert habit("XX3OO6789")["6"] == pytest.approx(0.65 * 0.25 + 0.65 * 0.75 / 5)
+
+
+def winnable(n: int, seed: int) -> list[str]:
+    """Return boards on which the side to move can win at once, and need not."""
+    rng, boards = random.Random(seed), []
+    while len(boards) < n:
+        board = opening(rng.randint(4, 7), rng)
+        free = free_cells(board)
+        if len(free) > 1 and any(winner(play(board, cell)) for cell in free):
+            boards.append(board)
+    return boards
+
+
+@pytest.mark.engines
+def test_a_minute_of_self_play_teaches_to_take_wins(tmp_path):
+    rng = random.Random(7)
+    measured = [
+        {"board": board, "opponent": rng.choice(list(OPPONENTS)), "side": side_to_move(board), "seed": i}
+        for i, board in enumerate(winnable(200, 1))
+    ]
+    result = art.train_sync(
+        agent, [{"board": it} for it in winnable(200, 2)], model=str(START), reward=reward, steps=12, tasks_per_step=10,
+        learning_rate=LEARNING_RATE, eval_tasks=measured, eval_temperatures=(1.0,), run_dir=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    before, after = (
+        sum(len(t.output["moves"]) == 1 and t.metrics["win"] for t in report.trajectories)
+        for report in (result.before, result.after)
+    )
+    # Four standard errors of a difference between two counts of 200.
+    assert after - before > 4 * (2 * 200 * 0.25) ** 0.5, (before, after)
+    assert art.audit(tmp_path / "run").clean

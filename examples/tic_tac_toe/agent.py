@@ -10,7 +10,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from .game import free_cells, is_over, perfect_move, play, random_move, side_to_move, winner
+from .game import LINES, free_cells, is_over, perfect_move, play, random_move, side_to_move, winner
 
 INSTRUCTION = "Answer with a free number for {side}:"
 OPPONENTS = {"random": random_move, "perfect": perfect_move}
@@ -19,9 +19,12 @@ client = OpenAI(api_key="unused: the policy answers", base_url="https://api.open
 
 
 def prompt(board: str) -> list[dict[str, str]]:
-    """Return what the side to move is shown."""
-    rows = "\n".join(" ".join(board[start : start + 3]) for start in (0, 3, 6))
-    return [{"role": "user", "content": f"{INSTRUCTION.format(side=side_to_move(board))}\n{rows}"}]
+    """Return what the side to move is shown: the rows of the board, then every line with a single free cell, that last."""
+    rows = [board[start : start + 3] for start in (0, 3, 6)]
+    lines = ["".join(sorted((board[int(place)] for place in line), key=str.isdigit)) for line in LINES]
+    nearly_full = [line for line in lines if not line[1].isdigit() and line[2].isdigit()]
+    shown = "\n".join(" ".join(cells) for cells in [*rows, *nearly_full])
+    return [{"role": "user", "content": f"{INSTRUCTION.format(side=side_to_move(board))}\n{shown}"}]
 
 
 def ask(board: str) -> str:

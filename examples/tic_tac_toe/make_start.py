@@ -1,7 +1,8 @@
 """Make the start model: python -m examples.tic_tac_toe.make_start
 
-The model "tiny" is taught (SFT) the habits of a careless player: legal moves, mostly at random; a win or a threat is noticed
-now and then. So the policy plays badly, and what it needs to play well is in it.
+The model "tiny" is taught (SFT) to read the board, by a player who sees every win and every threat, and then the habits of a
+careless one: legal moves, mostly at random; a win or a threat is noticed now and then. So the policy plays badly, and what it
+needs to play better is in it.
 """
 
 from __future__ import annotations
@@ -18,21 +19,24 @@ from .agent import prompt
 from .game import free_cells, opening, side_to_move, winner
 
 START = Path(__file__).parent / "start"
-WIN, BLOCK = 0.35, 0.25
-"""How often a careless player takes a win, or else the cell with which the other side would win; else any free cell."""
+CARELESS = (0.35, 0.25)
+"""How often a player takes a win, or else the cell with which the other side would win; else any free cell."""
+ATTENTIVE = (0.95, 0.95)
+UNTIL = 0.6
+"""The share of the steps in which an attentive player is imitated."""
 REPORT_EVERY = 50
 
 
-def habit(board: str) -> dict[str, float]:
-    """Return how often a careless player makes each legal move."""
+def habit(board: str, often: tuple[float, float] = CARELESS) -> dict[str, float]:
+    """Return how often a player makes each legal move."""
     free, side = free_cells(board), side_to_move(board)
     shares = dict.fromkeys(free, 0.0)
     left = 1.0
-    for often, whose in ((WIN, side), (BLOCK, "XO".replace(side, ""))):
+    for noticed, whose in zip(often, (side, "XO".replace(side, "")), strict=True):
         if seen := [cell for cell in free if winner(board.replace(cell, whose))]:
             for cell in seen:
-                shares[cell] += often * left / len(seen)
-            left *= 1 - often
+                shares[cell] += noticed * left / len(seen)
+            left *= 1 - noticed
     return {cell: share + left / len(free) for cell, share in shares.items()}
 
 
@@ -50,13 +54,15 @@ def imitate(model: Any, tokenizer: Any, steps: int, batch: int, seed: int) -> No
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 10, 2 * (steps - step) / steps)
         boards = [opening(rng.randint(0, 8), rng) for _ in range(batch)]
-        ids = torch.tensor([[*shown(tokenizer, board), digits[rng.choice(free_cells(board))]] for board in boards])
+        answers = [digits[rng.choice(free_cells(board))] for board in boards]
+        rows = [[*shown(tokenizer, board), answer] for board, answer in zip(boards, answers, strict=True)]
+        batched = tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
         wanted = torch.zeros(batch, 2, model.config.vocab_size)
         wanted[:, 1, tokenizer.eos_token_id] = 1.0
         for row, board in enumerate(boards):
-            for cell, share in habit(board).items():
+            for cell, share in habit(board, ATTENTIVE if step < UNTIL * steps else CARELESS).items():
                 wanted[row, 0, digits[cell]] = share
-        said = torch.log_softmax(model(ids, logits_to_keep=2).logits, -1)
+        said = torch.log_softmax(model(**batched, logits_to_keep=2).logits, -1)
         loss = (torch.special.entr(wanted).neg() - wanted * said).sum(-1).mean()
         loss.backward()
         for optimizer in optimizers:

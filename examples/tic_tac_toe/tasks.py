@@ -9,9 +9,9 @@ from art_core.types import Trajectory
 
 from .game import EMPTY, opening
 
-MOST_MOVES = 6
+MOST_MOVES = 7
 """Self-play begins on boards with so many random moves at most."""
-DISCOUNT = 0.7
+DISCOUNT = 0.6
 """What a move is worth of the same move one own turn later: the last move before the end decided most."""
 ILLEGAL = -1.5
 """Worse than any loss."""
