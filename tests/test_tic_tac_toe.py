@@ -25,7 +25,7 @@ from examples.tic_tac_toe.game import (
     value,
     winner,
 )
-from examples.tic_tac_toe.make_start import START, habit
+from examples.tic_tac_toe.make_start import CARELESS, START, habit
 from examples.tic_tac_toe.tasks import DISCOUNT, ILLEGAL, matches, reward, self_play
 from examples.tic_tac_toe.train import LEARNING_RATE
 
@@ -140,13 +140,16 @@ def test_a_failed_game_is_worth_nothing():
     assert reward(Trajectory({"board": EMPTY}, (Call((1,), (2,), (0.0,)),), error="ValueError: no")) == 0
 
 
-def test_the_careless_player_makes_legal_moves_and_misses_most_wins():
+def test_the_careless_player_makes_legal_moves_and_sees_wins_and_threats_now_and_then():
     rng = random.Random(0)
     for board in [opening(rng.randint(0, 8), rng) for _ in range(200)]:
         shares = habit(board)
         assert set(shares) == set(free_cells(board)) and sum(shares.values()) == pytest.approx(1)
-    assert habit("XX3OO6789")["3"] == pytest.approx(0.35 + 0.65 * 0.75 / 5)
-    assert habit("XX3OO6789")["6"] == pytest.approx(0.65 * 0.25 + 0.65 * 0.75 / 5)
+    won, blocked = CARELESS
+    elsewhere = (1 - won) * (1 - blocked) / 5
+    assert habit("XX3OO6789") == pytest.approx(
+        {"3": won + elsewhere, "6": (1 - won) * blocked + elsewhere} | dict.fromkeys("789", elsewhere)
+    )
 
 
 def winnable(n: int, seed: int) -> list[str]:

@@ -19,10 +19,10 @@ from .agent import prompt
 from .game import free_cells, opening, side_to_move, winner
 
 START = Path(__file__).parent / "start"
-CARELESS = (0.35, 0.25)
+CARELESS = (0.5, 0.4)
 """How often a player takes a win, or else the cell with which the other side would win; else any free cell."""
 ATTENTIVE = (0.95, 0.95)
-UNTIL = 0.6
+UNTIL = 0.75
 """The share of the steps in which an attentive player is imitated."""
 REPORT_EVERY = 50
 
@@ -52,7 +52,7 @@ def imitate(model: Any, tokenizer: Any, steps: int, batch: int, seed: int) -> No
     digits = {cell: tokenizer.encode(cell)[0] for cell in "123456789"}
     for step in range(steps):
         for optimizer, peak in zip(optimizers, peaks, strict=True):
-            optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 10, 2 * (steps - step) / steps)
+            optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 10, 3 * (steps - step) / steps)
         boards = [opening(rng.randint(0, 8), rng) for _ in range(batch)]
         answers = [digits[rng.choice(free_cells(board))] for board in boards]
         rows = [[*shown(tokenizer, board), answer] for board, answer in zip(boards, answers, strict=True)]
@@ -87,8 +87,8 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder to write.")] = START,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 600,
-    batch: Annotated[int, typer.Option(help="Boards of a step.")] = 128,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 300,
+    batch: Annotated[int, typer.Option(help="Boards of a step.")] = 48,
     seed: int = 0,
 ) -> None:
     """Make the start model: some minutes on one core."""
