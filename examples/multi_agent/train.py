@@ -18,7 +18,7 @@ CREDIT = {"node": per_node, "run": one_for_all}
 
 
 def run(
-    credit: Literal["node", "run"] = "node", *, model: str = "tiny", steps: int = 30, seed: int = 0,
+    credit: Literal["node", "run"] = "node", *, model: str = "tiny", steps: int = 20, seed: int = 0,
     eval_tasks: int = 300, run_dir: Path | None = None, **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
     """Train every node; held-out success is measured before and after, at temperature 1.
@@ -38,7 +38,7 @@ def run(
 def main(
     credit: Annotated[str, typer.Option(help=f"One of {', '.join(CREDIT)}.")] = "node",
     model: Annotated[str, typer.Option(help="tiny, a folder or a Hugging Face name.")] = "tiny",
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 30,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 20,
     seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
     eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 300,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,

@@ -18,7 +18,7 @@ LEARNING_RATE = 5e-4
 
 
 def run(
-    model: str | Path = START, *, steps: int = 80, seed: int = 0, games: int = 200, run_dir: Path | None = None,
+    model: str | Path = START, *, steps: int = 40, seed: int = 0, games: int = 200, run_dir: Path | None = None,
     **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
     """Let the policy play itself; ``games`` against each opponent are measured before and after, at temperature 1.
@@ -38,7 +38,7 @@ def main(
     model: Annotated[str, typer.Option(help="A folder, a Hugging Face name or tiny; default: the start model.")] = str(
         START
     ),
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 80,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 40,
     seed: Annotated[int, typer.Option(help="Of openings and sampling.")] = 0,
     games: Annotated[int, typer.Option(help="Measured against each opponent, before and after.")] = 200,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
