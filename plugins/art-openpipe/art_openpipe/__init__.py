@@ -33,17 +33,9 @@ NAMES = {
 }
 """Module -> the names that it gives the package."""
 MODULES = (
-    "dev",
-    "gather",
-    "langgraph",
-    "local",
-    "model",
-    "pipeline_trainer",
-    "rewards",
-    "trajectories",
-    "types",
-    "utils",
-)
+    "dev", "gather", "langgraph", "local", "mcp", "model", "pipeline_trainer", "rewards", "serverless", "tinker",
+    "trajectories", "types", "utils",
+)  # fmt: skip
 _PLACES = {name: module for module, names in NAMES.items() for name in names}
 
 __all__ = [*_PLACES, "dev"]

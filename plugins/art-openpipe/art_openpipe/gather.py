@@ -6,7 +6,6 @@ A cancellation is never data: whoever is cancelled cancels what it waits for, an
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import Any
@@ -99,9 +98,8 @@ async def trajectory_group_batches(
     """Yield lists of ``batch_size`` groups in order, the last may be shorter, while up to ``max_concurrent_batches`` run."""
     source = iter(groups)
     for skipped in islice(source, skip_batches * batch_size):
-        close = getattr(skipped, "close", None)
-        if inspect.iscoroutine(skipped) and close:
-            close()
+        if hasattr(skipped, "close"):  # a group, or a coroutine
+            skipped.close()
     running: list[asyncio.Task[list[TrajectoryGroup]]] = []
 
     def gather_next() -> Coroutine[Any, Any, list[TrajectoryGroup]] | None:

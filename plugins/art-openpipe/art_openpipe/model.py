@@ -66,6 +66,11 @@ class Model(BaseModel, Generic[Config]):
             self._client = self.inference_base_url, client
         return self._client[1]
 
+    async def aclose(self) -> None:
+        """Close the client; a model that is asked again gets another one."""
+        if self._client is not None:
+            await self._client[1].close()
+
     def get_inference_name(self, step: int | None = None) -> str:
         """Return what to send as ``model``. ``step`` may be the newest only: art serves no older checkpoint beside it."""
         if step is not None and self.trainable and step != self.backend().opened(self).run.step:

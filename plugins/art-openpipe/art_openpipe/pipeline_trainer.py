@@ -8,7 +8,10 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterat
 from typing import Any
 
 from art_core.errors import ConfigError
+from art_openpipe.refused import keep_recent_and_top
 from art_openpipe.trajectories import Trajectory, TrajectoryGroup
+
+__all__ = ["PipelineTrainer", "keep_recent_and_top", "make_group_rollout_fn"]
 
 log = logging.getLogger("art_openpipe")
 GroupRollout = Callable[..., Awaitable[TrajectoryGroup]]
@@ -128,10 +131,3 @@ class PipelineTrainer:
         record = self.backend.opened(self.model).record
         calls = await record.find([choice for it in group for choice in it.choices()], strict=True)
         return any(step - call.policy_version > self.max_steps_off_policy for call in calls.values())
-
-
-def keep_recent_and_top(*_: Any, **__: Any) -> Any:
-    """Refused: ``model.delete_checkpoints(metric)`` keeps the newest and the best."""
-    raise ConfigError(
-        "keep_recent_and_top is not there with art: await model.delete_checkpoints(best_checkpoint_metric)"
-    )

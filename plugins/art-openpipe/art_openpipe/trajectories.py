@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -107,7 +108,11 @@ class Trajectory(BaseModel):
 
 def messages_of(given: MessagesAndChoices) -> Messages:
     """Return messages and choices as messages."""
-    return [it.message.model_dump(exclude_none=True) if isinstance(it, Choice) else it for it in given]
+    return [it.message.model_dump(exclude_none=True, exclude=PARSED) if isinstance(it, Choice) else it for it in given]
+
+
+PARSED = {"parsed": True, "tool_calls": {"__all__": {"function": {"parsed_arguments"}}}}
+"""Fields of a client's own that no server knows."""
 
 
 class TrajectoryGroup(BaseModel):
@@ -161,6 +166,13 @@ class TrajectoryGroup(BaseModel):
     def log(self, message: str) -> None:
         """Keep a line with the group."""
         self.logs.append(message)
+
+    def close(self) -> None:
+        """Leave what is pending undone."""
+        for it in self._pending:
+            if inspect.iscoroutine(it):
+                it.close()
+        self._pending = []
 
     async def _run(self) -> TrajectoryGroup:
         """Run what is pending; the first exception over the budget of whoever gathers ends the others and is raised."""

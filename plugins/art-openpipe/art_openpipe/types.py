@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from openai.types.chat.chat_completion import Choice
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 Message = dict[str, Any]
 """A chat message as OpenAI has it."""
 Messages = list[Message]
-MessagesAndChoices = list[Message | Choice]
+
+
+def _one(given: Any) -> Any:
+    """Take a choice that was kept as JSON for a choice again, and a message of a client's own class as a dict."""
+    if isinstance(given, dict):
+        return Choice.model_validate(given) if "message" in given and "role" not in given else given
+    return (
+        given.model_dump(exclude_none=True) if isinstance(given, BaseModel) and not isinstance(given, Choice) else given
+    )
+
+
+MessagesAndChoices = list[Annotated[Message | Choice, BeforeValidator(_one)]]
 """What a run saw and said: messages as dicts, what the model said as the choices that it answered."""
 Tools = list[dict[str, Any]]
 

@@ -119,7 +119,7 @@ class LocalBackend:
             log.warning("engine_args=%s are vLLM's, and engine='embedded' reads none", run.config.engine_args)
         record = Record(run, model.name)
         # A generator, because an event loop closes those that are open when it ends: scripts need not close anything.
-        lifetime = _lifetime(run, record)
+        lifetime = _lifetime(model, run, record)
         await anext(lifetime)
         return Opened(run, record, lifetime, begun=begun)
 
@@ -223,13 +223,14 @@ _EXPERIMENTAL = (
 )
 
 
-async def _lifetime(run: Run, record: Record) -> AsyncIterator[None]:
+async def _lifetime(model: TrainableModel, run: Run, record: Record) -> AsyncIterator[None]:
     # The only generator that is open here: a loop that ends closes all of them at the same time.
     async with run:
         await record.open()
         try:
             yield
         finally:
+            await model.aclose()
             await record.close()
 
 
