@@ -33,7 +33,8 @@ NAMES = {
 }
 """Module -> the names that it gives the package."""
 MODULES = (
-    "dev", "gather", "langgraph", "local", "mcp", "model", "pipeline_trainer", "rewards", "serverless", "tinker",
+    "dev", "gather", "langgraph", "local", "mcp", "model", "pipeline_trainer", "rewards", "serverless", "skypilot",
+    "tinker",
     "trajectories", "types", "utils",
 )  # fmt: skip
 _PLACES = {name: module for module, names in NAMES.items() for name in names}

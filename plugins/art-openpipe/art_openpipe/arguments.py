@@ -5,6 +5,7 @@ Knows nothing about runs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +15,7 @@ from art_core import losses
 from art_core.errors import ConfigError
 from art_core.types import Loss
 
+log = logging.getLogger("art_openpipe")
 USUAL = {
     "learning_rate": None, "loss_fn": "cispo", "loss_fn_config": None, "normalize_advantages": True, "adam_params": None,
     "kl_penalty_coef": 0.0, "kl_penalty_reference_step": None, "kl_ref_adapter_path": None, "epsilon": None,
@@ -38,12 +40,15 @@ REFUSED = {
     "allow_training_without_logprobs": "every call that art recorded has its logprobs; leave it out",
     "plot_tensors": "'art view RUN_FOLDER' (art-server) shows groups, trajectories and tokens",
     "scale_learning_rate_by_reward_std_dev": "give learning_rate= of this step",
-    "logprob_calculation_chunk_size": "art cuts the LM head's work by itself; LocalBackend(max_tokens_per_pass=) bounds memory",
     "packed_sequence_length": "LocalBackend(max_tokens_per_pass=) bounds the tokens of a pass, and nothing is left out",
     "num_trajectories_learning_rate_multiplier_power": "give learning_rate= of this step",
     "grad_accumulation_sequences": "art takes one optimizer step over all trajectories of a call",
 }
 """What art has not -> what to use instead."""
+WITHOUT_EFFECT = {
+    "logprob_calculation_chunk_size": "art cuts the LM head's work by itself; LocalBackend(max_tokens_per_pass=) bounds memory",
+}
+"""Knobs of memory that change no result -> what art does instead; said, and not refused."""
 CLIPS = {"ppo": (0.2, 0.2), "cispo": (1.0, 4.0)}
 """OpenPipe ART's default clips."""
 
@@ -85,6 +90,8 @@ def _refuse(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"backend.train has no argument {name!r}; there are: {', '.join(USUAL)}")
         if name in REFUSED and value != USUAL[name]:
             raise ConfigError(f"{name}={value!r} is not there with art: {REFUSED[name]}")
+        if name in WITHOUT_EFFECT and value != USUAL[name]:
+            log.warning("%s=%r changes nothing: %s", name, value, WITHOUT_EFFECT[name])
     if given.get("kl_penalty_reference_step") not in (None, 0):
         raise ConfigError(
             f"kl_penalty_reference_step={given['kl_penalty_reference_step']!r} is not there with art: the reference of the KL "

@@ -28,6 +28,10 @@ ServerlessBackend = Refused(
 TinkerBackend = TinkerNativeBackend = Refused(
     "TinkerBackend", "it trains at Thinking Machines' service; use art.local.LocalBackend"
 )
+SkyPilotBackend = Refused(
+    "SkyPilotBackend",
+    "OpenPipe ART has removed it; 'art serve' on the machine with the GPU, art_server.connect(url) here",
+)
 deploy_model = Refused(
     "deploy_model",
     "art uploads to no provider; 'art export RUN_FOLDER' writes the adapter or the merged model and the command that serves it",

@@ -29,6 +29,7 @@ MODULES = {
     "dev": "InternalModelConfig OpenAIServerConfig TrainConfig",
     "serverless.backend": "ServerlessBackend",
     "tinker": "TinkerBackend",
+    "skypilot": "SkyPilotBackend",
 }
 METHODS = {
     "Model": "openai_client litellm_completion_params get_inference_name register log get_step overwrite_state write_state "
@@ -53,7 +54,7 @@ REFUSED = {
     "_internal_config": lambda: art.dev.settings_of({"tinker_args": {"renderer_name": "qwen3"}}),
     "_openai_client_config": lambda: art.dev.refuse_server_config({"server_args": {"port": 1}}),
     "gpu_cost_per_hour_usd": lambda: art.LocalBackend(gpu_cost_per_hour_usd=2.0),
-    "in_process": lambda: art.LocalBackend(in_process=True),
+    "skypilot": lambda: importlib.import_module("art_openpipe.skypilot").SkyPilotBackend(),
 }
 
 

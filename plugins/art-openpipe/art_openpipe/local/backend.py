@@ -71,7 +71,9 @@ class LocalBackend:
         if gpu_cost_per_hour_usd is not None:
             raise ConfigError("gpu_cost_per_hour_usd: art counts seconds (time/step_wall_s) and no costs; leave it out")
         if in_process:
-            raise ConfigError("in_process=True: art serves from a process of its own, so that agents never wait for it")
+            log.warning(
+                "in_process=True changes nothing: art serves from a process of its own, so that agents never wait for it"
+            )
         self._path = path
         self._settings = settings
         self._opened: dict[str, Opened] = {}
@@ -112,8 +114,14 @@ class LocalBackend:
     async def _open(self, model: TrainableModel) -> Opened:
         folder = self.folder(model)
         begun = await asyncio.to_thread(_begun, folder)
-        given = {**USUAL, **dev.settings_of(model._internal_config), **self._settings, **begun}
         base_model = os.environ.get("ART_MODEL") or model.base_model
+        own = dev.settings_of(model._internal_config)
+        if own and base_model != model.base_model:
+            log.warning(
+                "ART_MODEL=%s: the settings %s were for %s, and are left out", base_model, own, model.base_model
+            )
+            own = {}
+        given = {**USUAL, **own, **self._settings, **begun}
         run = art_core.open_run(folder, model=base_model, plugins=Plugins(art_openpipe), **given)
         if run.config.engine_args and given.get("engine", "embedded") == "embedded":
             log.warning("engine_args=%s are vLLM's, and engine='embedded' reads none", run.config.engine_args)

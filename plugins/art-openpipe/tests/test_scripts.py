@@ -1,0 +1,38 @@
+"""OpenPipe ART's two first examples, as scripts of their users, trained for real; the run folder proves the tokens."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import art_core
+from art_core.store import Store
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(
+    ("script", "folder"), [("tic_tac_toe", "tic-tac-toe/models/001-script"), ("game_2048", "2048/models/agent-002")]
+)
+def test_the_script_trains_and_its_run_folder_is_clean(script, folder, tmp_path):
+    env = os.environ | {"ART_MODEL": "tiny", "ART_PATH": str(tmp_path), "STEPS": "3", "GAMES": "4"}
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPTS / f"{script}.py")], env=env, capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    run_dir = tmp_path / folder
+    with Store(run_dir / "run.sqlite") as store:
+        trained = store.trajectories(split="train")
+        assert len(trained) == 3 * 2 * 4 and all(it.calls for it in trained)
+        assert [update.version for update in store.updates()] == [1, 2, 3]
+        assert {call.policy_version for it in trained for call in it.calls} == {0, 1, 2}
+        temperatures = {call.temperature for it in trained for call in it.calls}
+        assert temperatures == ({0.9} if script == "game_2048" else {1.0})
+    steps = [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in steps if "loss/train" in line] == [1, 2, 3]
+    audit = art_core.audit(run_dir, progress=False)
+    assert audit.clean, audit.problems
