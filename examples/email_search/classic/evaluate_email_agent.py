@@ -1,0 +1,42 @@
+"""Measure the trained agent in the classic form: ART_MODEL=tiny python evaluate_email_agent.py"""
+
+import asyncio
+import json
+import sys
+
+from email_agent import EmailSearchAgent, EmailSearchEnvironment
+
+
+async def evaluate_agent():
+    with open("test_queries.json") as f:
+        test_queries = json.load(f)
+    with open("email_database.json") as f:
+        email_db = json.load(f)
+
+    env = EmailSearchEnvironment(email_db)
+    agent = EmailSearchAgent("Qwen/Qwen2.5-7B-Instruct")
+    if "--untrained" not in sys.argv:
+        agent.load_checkpoint("best_checkpoint.pt")
+
+    total_success, total_queries = 0, len(test_queries)
+    for i, query_data in enumerate(test_queries):
+        print(f"Testing query {i + 1}/{total_queries}: {query_data['query']}")
+        state = await env.reset()
+        state["query"] = query_data["query"]
+        done, step_count, max_steps = False, 0, 10
+        while not done and step_count < max_steps:
+            action = await agent.select_action(state)
+            state, reward, done, _ = await env.step(action)
+            step_count += 1
+            print(f"  Step {step_count}: {action['type']} - Reward: {reward:.3f}")
+        if done and reward > 0.5:
+            total_success += 1
+            print("  Success!")
+        else:
+            print("  Failed")
+
+    print(f"\nOverall Success Rate: {total_success / total_queries:.2%}")
+
+
+if __name__ == "__main__":
+    asyncio.run(evaluate_agent())
