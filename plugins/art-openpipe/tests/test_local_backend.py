@@ -171,6 +171,35 @@ async def test_what_was_logged_is_a_mean_in_the_history_and_never_training_data(
     assert len(desk.run.store.trajectories(split="eval")) == 3
 
 
+async def test_trackers_are_told_of_steps_groups_and_checkpoints(make_desk):
+    class Told(list):
+        def log(self, step, metrics):
+            self.append(("log", step, metrics["reward"]))
+
+        def log_groups(self, step, groups, split):
+            self.append((split, step, [it.reward for group in groups for it in group.trajectories]))
+
+        def log_checkpoint(self, step, folder):
+            self.append(("checkpoint", step, folder.name))
+
+        def close(self):
+            self.append("closed")
+
+    told = Told()
+    desk = await make_desk(trackers=[told])
+    await desk.backend.train(desk.model, [await desk.group(0.0, 1.0)])
+    await desk.model.log([await desk.group(0.5)])
+    await desk.backend.close()
+    assert told == [
+        ("log", 1, 0.5),
+        ("train", 1, [0.0, 1.0]),
+        ("checkpoint", 1, "step-000001"),
+        ("eval", 1, [0.5]),
+        "closed",
+    ]
+    assert json.loads((desk.backend.folder(desk.model) / "metrics.jsonl").read_text())["step"] == 1
+
+
 async def test_a_run_goes_on_where_it_stopped_and_its_earlier_choices_are_still_known(make_desk):
     desk = await make_desk()
     group = await desk.group(0.0, 1.0)

@@ -101,3 +101,13 @@ def test_importing_the_package_loads_no_client_and_star_loads_all():
 def test_the_extras_are_those_that_messages_name():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert set(project["optional-dependencies"]) == {"ruler", "langgraph"}
+
+
+def test_the_page_says_of_every_name_what_becomes_of_it():
+    page = (Path(__file__).parents[3] / "docs" / "from-openpipe-art.md").read_text()
+    names = {name for it in (TOP, *MODULES.values(), *METHODS.values()) for name in it.split()}
+    said = {"ServerlessTrainResult": "ServerlessBackend", "DEFAULT_RUBRIC": "ruler", "TrajectoryScore": "ruler"}
+    said |= {"Response": "ruler", "OpenAIServerConfig": "_openai_client_config", "generate_scenarios": "art.mcp"}
+    said |= {"complete_task_tool": "art.mcp", "__iter__": "TrajectoryGroup", "__len__": "TrajectoryGroup"}
+    said |= dict.fromkeys(["finish", "track_duration", "for_logging"], "all fields and methods")
+    assert [name for name in sorted(names) if said.get(name, name) not in page] == []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import art_core
 from art_core.store import Store
 
 SCRIPTS = Path(__file__).parent / "scripts"
+PAGE = Path(__file__).parents[3] / "docs" / "from-openpipe-art.md"
 
 
 @pytest.mark.engines
@@ -36,3 +38,12 @@ def test_the_script_trains_and_its_run_folder_is_clean(script, folder, tmp_path)
     assert [line["step"] for line in steps if "loss/train" in line] == [1, 2, 3]
     audit = art_core.audit(run_dir, progress=False)
     assert audit.clean, audit.problems
+
+
+@pytest.mark.engines
+def test_the_program_of_the_docs_trains(tmp_path):
+    [program] = re.findall(r"runs this -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == ["1", "2"]

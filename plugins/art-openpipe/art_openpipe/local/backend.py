@@ -21,6 +21,8 @@ from art_core.plugins import Plugins
 from art_core.rollout import API_KEY
 from art_core.run import Run
 from art_core.store import Store
+from art_core.threads import in_thread
+from art_core.trackers import Tracker, Trackers
 from art_openpipe import dev, sft
 from art_openpipe.arguments import Settings, settings
 from art_openpipe.handover import Handover
@@ -46,7 +48,7 @@ class Opened:
 
     run: Run
     record: Record
-    lifetime: AsyncIterator[None]
+    trackers: Trackers
     tuned: bool = False
     """Whether the learner has been given a step's settings, and some of them cannot change any more."""
     begun: dict[str, Any] = field(default_factory=dict)
@@ -56,8 +58,9 @@ class Opened:
 class LocalBackend:
     """Trains models on this machine. ``path`` is where their folders are: by default ``ART_PATH``, else ``.art``.
 
-    ``settings`` are art's own, of every model: ``engine``, ``learner`` and the fields of ``art_core.TrainConfig``. A run is
-    closed by ``await backend.close()``, by ``async with``, and else when the event loop ends, as at the end of ``asyncio.run``.
+    ``trackers`` are told of every step, as those of ``art_core.train``. ``settings`` are art's own, of every model: ``engine``,
+    ``learner`` and the fields of ``art_core.TrainConfig``. A run is closed by ``await backend.close()``, by ``async with``, and
+    else when the event loop ends, as at the end of ``asyncio.run``.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class LocalBackend:
         in_process: bool = False,
         path: str | None = None,
         gpu_cost_per_hour_usd: float | None = None,
+        trackers: Sequence[str | Tracker] = (),
         **settings: Any,
     ) -> None:
         if gpu_cost_per_hour_usd is not None:
@@ -75,8 +79,10 @@ class LocalBackend:
                 "in_process=True changes nothing: art serves from a process of its own, so that agents never wait for it"
             )
         self._path = path
+        self._trackers = tuple(trackers)
         self._settings = settings
         self._opened: dict[str, Opened] = {}
+        self._lifetimes: list[AsyncIterator[Opened]] = []
         _backends.add(self)
 
     def __enter__(self) -> LocalBackend:
@@ -93,8 +99,9 @@ class LocalBackend:
 
     async def close(self) -> None:
         """End every model's run: serving stops, and everything is on disk."""
-        while self._opened:
-            await self._opened.popitem()[1].lifetime.aclose()
+        self._opened.clear()
+        while self._lifetimes:
+            await self._lifetimes.pop().aclose()
 
     def folder(self, model: Model) -> Path:
         """Return the folder of a model, which for a trainable one is its run folder."""
@@ -125,11 +132,11 @@ class LocalBackend:
         run = art_core.open_run(folder, model=base_model, plugins=Plugins(art_openpipe), **given)
         if run.config.engine_args and given.get("engine", "embedded") == "embedded":
             log.warning("engine_args=%s are vLLM's, and engine='embedded' reads none", run.config.engine_args)
-        record = Record(run, model.name)
         # A generator, because an event loop closes those that are open when it ends: scripts need not close anything.
-        lifetime = _lifetime(model, run, record)
-        await anext(lifetime)
-        return Opened(run, record, lifetime, begun=begun)
+        lifetime = _lifetime(model, run, self._trackers, begun)
+        opened = await anext(lifetime)
+        self._lifetimes.append(lifetime)
+        return opened
 
     def opened(self, model: Model) -> Opened:
         """Return the open run of a model; ConfigError where it is not registered here."""
@@ -153,9 +160,11 @@ class LocalBackend:
         measured = await run.learn(found)
         metrics = {**of_groups(groups, "train"), **of_step(measured)}
         add_history(self.folder(model), run.step, metrics)
+        opened.trackers.tell("log", run.step, measured)
+        opened.trackers.tell("log_groups", run.step, found, "train")
         if given.get("verbose"):
             print(json.dumps({"step": run.step, **metrics}))  # noqa: T201 - what verbose asks for
-        return LocalTrainResult(run.step, metrics, self._checkpoint_path(run))
+        return LocalTrainResult(run.step, metrics, self._checkpoint_path(opened))
 
     async def _tune(self, opened: Opened, wanted: Settings) -> None:
         """Give the learner what this step asks for. Raises ConfigError for what it was loaded without."""
@@ -192,13 +201,15 @@ class LocalBackend:
             measured += await run.learn_sft(found, batch_size=len(found))
         metrics = of_step(measured[-1]) if measured else {}
         add_history(self.folder(model), run.step, metrics)
-        return LocalTrainResult(run.step, metrics, self._checkpoint_path(run))
+        return LocalTrainResult(run.step, metrics, self._checkpoint_path(opened))
 
     async def log(self, model: Model, groups: Sequence[TrajectoryGroup], split: str, step: int | None) -> None:
         """Note what the groups are worth, and keep the runs of a trainable model in its store."""
         step = (self.opened(model).run.step if model.trainable else 0) if step is None else step
         if model.trainable and groups:
-            await Handover(self.opened(model).record, "eval", step).groups(groups)
+            opened = self.opened(model)
+            found = await Handover(opened.record, "eval", step).groups(groups)
+            opened.trackers.tell("log_groups", step, found, "eval")
         add_history(self.folder(model), step, of_groups(groups, split))
 
     def add_metrics(self, model: Model, metrics: dict[str, float], step: int | None) -> None:
@@ -215,9 +226,14 @@ class LocalBackend:
             if checkpoint not in kept and checkpoint_step(checkpoint) != best:
                 await asyncio.to_thread(shutil.rmtree, checkpoint)
 
-    def _checkpoint_path(self, run: Run) -> str | None:
+    def _checkpoint_path(self, opened: Opened) -> str | None:
+        """Return the folder of the newest step's checkpoint, where it was saved; trackers are told."""
+        run = opened.run
         newest = run.run_dir / "checkpoints" / f"step-{run.step:06d}"
-        return str(newest) if newest.is_dir() else None
+        if not newest.is_dir():
+            return None
+        opened.trackers.tell("log_checkpoint", run.step, newest)
+        return str(newest)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_experimental_"):
@@ -231,15 +247,25 @@ _EXPERIMENTAL = (
 )
 
 
-async def _lifetime(model: TrainableModel, run: Run, record: Record) -> AsyncIterator[None]:
+async def _lifetime(
+    model: TrainableModel, run: Run, trackers: Sequence[str | Tracker], begun: dict[str, Any]
+) -> AsyncIterator[Opened]:
     # The only generator that is open here: a loop that ends closes all of them at the same time.
+    names = dict.fromkeys(["jsonl", *(it for it in trackers if isinstance(it, str))])
+    factories = {name: run.plugins.choose("register_trackers", name) for name in names}
+    for factory in factories.values():
+        getattr(factory, "check", lambda: None)()
     async with run:
-        await record.open()
+        named = {name: factory(run.run_dir, run.config) for name, factory in factories.items()}
+        named |= {f"tracker {n}": it for n, it in enumerate(trackers, 1) if not isinstance(it, str)}
+        opened = Opened(run, Record(run, model.name), Trackers(named, log.warning), begun=begun)
+        await opened.record.open()
         try:
-            yield
+            yield opened
         finally:
             await model.aclose()
-            await record.close()
+            await opened.record.close()
+            await in_thread(opened.trackers.close)
 
 
 def _begun(folder: Path) -> dict[str, Any]:
