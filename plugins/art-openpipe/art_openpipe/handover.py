@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +74,7 @@ class Handover:
             if given is not None:
                 self._given[rollout_id] = given
                 copied(self.record.run, _calls_of(given, calls), rollout_id)
-                seconds = given.metrics.get("duration", time.time() - given.start_time)
+                seconds = float(given.metrics.get("duration", 0.0))
                 output = given.metadata or None
             store.finish_rollout(rollout_id, output=output, error=error, seconds=seconds)
             members.append(rollout_id)

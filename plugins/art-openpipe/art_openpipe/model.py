@@ -23,6 +23,16 @@ SECONDS = 1200.0
 """Of one model call: while weights are swapped, calls wait."""
 
 
+class _Held:
+    """A client with its address; a copy of the model has one of its own."""
+
+    def __init__(self, base_url: str = "", client: AsyncOpenAI | None = None) -> None:
+        self.base_url, self.client = base_url, client
+
+    def __deepcopy__(self, memo: Any) -> _Held:
+        return _Held()
+
+
 class Model(BaseModel, Generic[Config]):
     """A model that rollouts ask: by itself a prompted one, at the address that it is given."""
 
@@ -37,7 +47,7 @@ class Model(BaseModel, Generic[Config]):
     base_path: str = ".art"
     report_metrics: list[str] | None = None
     _backend: Any = PrivateAttr(default=None)
-    _client: tuple[str, AsyncOpenAI] | None = PrivateAttr(default=None)
+    _held: _Held = PrivateAttr(default_factory=_Held)
 
     @property
     def trainable(self) -> bool:
@@ -61,15 +71,16 @@ class Model(BaseModel, Generic[Config]):
                 if self.trainable
                 else f"the model {self.name!r} has no address: give inference_base_url= and inference_api_key="
             )
-        if self._client is None or self._client[0] != self.inference_base_url or self._client[1].is_closed():
-            client = AsyncOpenAI(base_url=self.inference_base_url, api_key=self.inference_api_key, timeout=SECONDS)
-            self._client = self.inference_base_url, client
-        return self._client[1]
+        base_url, client = self.inference_base_url, self._held.client
+        if client is None or self._held.base_url != base_url or client.is_closed():
+            client = AsyncOpenAI(base_url=base_url, api_key=self.inference_api_key, timeout=SECONDS)
+            self._held = _Held(base_url, client)
+        return client
 
     async def aclose(self) -> None:
         """Close the client; a model that is asked again gets another one."""
-        if self._client is not None:
-            await self._client[1].close()
+        if self._held.client is not None:
+            await self._held.client.close()
 
     def get_inference_name(self, step: int | None = None) -> str:
         """Return what to send as ``model``. ``step`` may be the newest only: art serves no older checkpoint beside it."""

@@ -152,6 +152,25 @@ async def test_groups_without_contrast_count_as_a_step_and_train_nothing(desk):
     assert (result.step, desk.learner.version, result.metrics["groups_with_contrast"]) == (1, 0, 0.0)
 
 
+async def test_a_step_that_fails_leaves_the_model_serving(desk):
+    def failing(trees, *, loss=None):
+        raise ArithmeticError("broken")
+
+    group = await desk.group(0.0, 1.0)
+    desk.learner.step, step = failing, desk.learner.step
+    with pytest.raises(ArithmeticError, match="broken"):
+        await desk.backend.train(desk.model, [group])
+    assert (await desk.ask("hello")).choices()[0].message.content == "ok"
+    desk.learner.step = step
+    assert (await desk.backend.train(desk.model, [group])).step == 1
+
+
+async def test_a_copy_of_a_model_asks_by_itself(desk):
+    copy = desk.model.model_copy(deep=True)
+    assert copy.openai_client() is not desk.model.openai_client() and await copy.get_step() == 0
+    await copy.aclose()
+
+
 async def test_a_reward_that_is_no_number_is_refused(desk):
     group = await desk.group(0.0, 1.0)
     group.trajectories[0].reward = float("nan")

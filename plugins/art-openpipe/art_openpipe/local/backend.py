@@ -85,6 +85,10 @@ class LocalBackend:
         self._lifetimes: list[AsyncIterator[Opened]] = []
         _backends.add(self)
 
+    def __deepcopy__(self, memo: Any) -> LocalBackend:
+        """Be the backend of a model's copies, too."""
+        return self
+
     def __enter__(self) -> LocalBackend:
         return self
 
