@@ -1,5 +1,6 @@
 """Training: what is trained are the recorded calls of the choices, and nothing is ignored in silence."""
 
+import asyncio
 import json
 
 import openai
@@ -8,6 +9,7 @@ import pytest
 import art_openpipe as art
 from art_core import losses
 from art_core.errors import CaptureError, ConfigError, RewardError
+from art_core.testing import FakeEngine
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"tool_calls": [{"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]}
@@ -303,13 +305,29 @@ async def test_the_internal_configuration_is_mapped_or_refused():
 async def test_the_model_that_a_script_names_is_replaced_by_art_model(monkeypatch, tmp_path):
     monkeypatch.setenv("ART_MODEL", "tiny")
     monkeypatch.setenv("ART_PATH", str(tmp_path / "elsewhere"))
-    from art_core.testing import FakeEngine
-
     model = art.TrainableModel(name="m", project="p", base_model="Qwen/Qwen2.5-7B-Instruct")
     async with art.LocalBackend(engine=FakeEngine()) as backend:
         await model.register(backend)
         assert (tmp_path / "elsewhere/p/models/m/run.sqlite").is_file()
         assert backend.opened(model).run.config.model == "tiny"
+
+
+def test_a_backend_goes_on_in_another_event_loop_and_nothing_needs_to_be_closed(tmp_path):
+    backend = art.LocalBackend(path=str(tmp_path), engine=FakeEngine())
+    model = art.TrainableModel(name="m", project="p", base_model="tiny")
+
+    async def main():
+        await model.register(backend)
+        again = art.TrainableModel(name="m", project="p", base_model="tiny")
+        await again.register(backend)
+        assert again.inference_base_url == model.inference_base_url
+        asked = [{"role": "user", "content": "hello"}]
+        return await model.openai_client().chat.completions.create(model="m", messages=asked)
+
+    answers = [asyncio.run(main()) for _ in range(2)]
+    assert [it.choices[0].message.content for it in answers] == ["ok", "ok"]
+    with pytest.raises(ConfigError, match="not registered"):
+        backend.opened(model)
 
 
 async def test_a_model_that_is_only_prompted_is_logged_and_never_trained(desk):

@@ -81,7 +81,7 @@ class LocalBackend:
         self._path = path
         self._trackers = tuple(trackers)
         self._settings = settings
-        self._opened: dict[str, Opened] = {}
+        self._opened: dict[Path, Opened] = {}
         self._lifetimes: list[AsyncIterator[Opened]] = []
         _backends.add(self)
 
@@ -103,7 +103,6 @@ class LocalBackend:
 
     async def close(self) -> None:
         """End every model's run: serving stops, and everything is on disk."""
-        self._opened.clear()
         while self._lifetimes:
             await self._lifetimes.pop().aclose()
 
@@ -115,11 +114,12 @@ class LocalBackend:
         """Open the model's run, where it is trainable, and tell it where it answers."""
         dev.refuse_server_config(_openai_client_config)
         model._backend = self
-        if not model.trainable or model.name in self._opened:
+        if not model.trainable:
             return
-        opened = await self._open(model)
-        self._opened[model.name] = opened
-        model.inference_base_url, model.inference_api_key = opened.record.base_url, API_KEY
+        folder = self.folder(model)
+        if folder not in self._opened:
+            self._opened[folder] = await self._open(model)
+        model.inference_base_url, model.inference_api_key = self._opened[folder].record.base_url, API_KEY
         model.inference_model_name = model.name
 
     async def _open(self, model: TrainableModel) -> Opened:
@@ -137,16 +137,36 @@ class LocalBackend:
         if run.config.engine_args and given.get("engine", "embedded") == "embedded":
             log.warning("engine_args=%s are vLLM's, and engine='embedded' reads none", run.config.engine_args)
         # A generator, because an event loop closes those that are open when it ends: scripts need not close anything.
-        lifetime = _lifetime(model, run, self._trackers, begun)
+        lifetime = self._lifetime(model, run, begun)
         opened = await anext(lifetime)
         self._lifetimes.append(lifetime)
         return opened
 
+    async def _lifetime(self, model: TrainableModel, run: Run, begun: dict[str, Any]) -> AsyncIterator[Opened]:
+        # The only generator that is open here: a loop that ends closes all of them at the same time.
+        names = dict.fromkeys(["jsonl", *(it for it in self._trackers if isinstance(it, str))])
+        factories = {name: run.plugins.choose("register_trackers", name) for name in names}
+        for factory in factories.values():
+            getattr(factory, "check", lambda: None)()
+        async with run:
+            named = {name: factory(run.run_dir, run.config) for name, factory in factories.items()}
+            named |= {f"tracker {n}": it for n, it in enumerate(self._trackers, 1) if not isinstance(it, str)}
+            opened = Opened(run, Record(run, model.name), Trackers(named, log.warning), begun=begun)
+            await opened.record.open()
+            try:
+                yield opened
+            finally:
+                self._opened.pop(self.folder(model), None)
+                await model.aclose()
+                await opened.record.close()
+                await in_thread(opened.trackers.close)
+
     def opened(self, model: Model) -> Opened:
         """Return the open run of a model; ConfigError where it is not registered here."""
-        if model.name not in self._opened:
+        folder = self.folder(model)
+        if folder not in self._opened:
             raise ConfigError(f"the model {model.name!r} is not registered: await model.register(backend) first")
-        return self._opened[model.name]
+        return self._opened[folder]
 
     async def train(
         self, model: TrainableModel, trajectory_groups: Iterable[TrajectoryGroup], **given: Any
@@ -249,27 +269,6 @@ _EXPERIMENTAL = (
     "LocalBackend.{} is not there with art. Checkpoints are plain folders in .art/PROJECT/models/NAME/checkpoints: copy them "
     "with any S3 client, take a model elsewhere with 'art export', fork one by base_model='FOLDER OF A CHECKPOINT', another name"
 )
-
-
-async def _lifetime(
-    model: TrainableModel, run: Run, trackers: Sequence[str | Tracker], begun: dict[str, Any]
-) -> AsyncIterator[Opened]:
-    # The only generator that is open here: a loop that ends closes all of them at the same time.
-    names = dict.fromkeys(["jsonl", *(it for it in trackers if isinstance(it, str))])
-    factories = {name: run.plugins.choose("register_trackers", name) for name in names}
-    for factory in factories.values():
-        getattr(factory, "check", lambda: None)()
-    async with run:
-        named = {name: factory(run.run_dir, run.config) for name, factory in factories.items()}
-        named |= {f"tracker {n}": it for n, it in enumerate(trackers, 1) if not isinstance(it, str)}
-        opened = Opened(run, Record(run, model.name), Trackers(named, log.warning), begun=begun)
-        await opened.record.open()
-        try:
-            yield opened
-        finally:
-            await model.aclose()
-            await opened.record.close()
-            await in_thread(opened.trackers.close)
 
 
 def _begun(folder: Path) -> dict[str, Any]:
