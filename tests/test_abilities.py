@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -109,6 +110,19 @@ async def test_a_rollout_goes_on_with_the_version_that_it_began_with(tmp_path):
         "retire 1",
         "retire 0",
     ]
+
+
+async def test_an_address_that_outlives_steps_is_answered_by_the_newest_weights(tmp_path):
+    engine = Versioned()
+    async with art.open_run(tmp_path / "run", engine=engine, learner=CountingLearner(), max_staleness=1) as run:
+        run.store.add_rollout("long", task="t")
+        address = SimpleNamespace(base_url=await run.door.open("long", newest=True))
+        for _ in range(3):
+            await ask(address)
+            await run.learn([group()])
+        assert [it for it in engine.said if it.startswith("retire")] == ["retire 0", "retire 1"]
+        await run.door.flush()
+        assert [call.policy_version for call in run.store.calls("long")] == [0, 1, 2]
 
 
 async def test_untrained_nodes_are_answered_by_the_start_weights_that_the_engine_keeps(tmp_path):

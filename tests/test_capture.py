@@ -64,7 +64,7 @@ async def test_a_call_is_answered_and_recorded_with_its_exact_tokens(desk):
     headers = {"x-art-agent": "planner", "x-art-request-id": "q1"}
     response = await desk.post(url, chat("hello", temperature=0.7, tools=[{"type": "function"}]), headers=headers)
     assert response.json() == {
-        "id": "chatcmpl-1",
+        "id": "chatcmpl-q1",
         "created": 1,
         "model": "policy",
         "object": "chat.completion",

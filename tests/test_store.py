@@ -166,6 +166,24 @@ def test_the_first_prompts_of_a_group_share_their_system_prompt(store):
     db.close()
 
 
+def test_the_calls_of_some_requests_are_found_among_many(store):
+    made = [
+        call(
+            range(1, 50 + turn),
+            (7, 8),
+            request_id=f"q{turn}",
+            request={"messages": [{"role": "user", "content": str(turn)}]},
+        )
+        for turn in range(20)
+    ]
+    several = [dataclasses.replace(made[5], choice=choice) for choice in (0, 1)]
+    for it in (*made[:5], *several, *made[6:]):
+        store.record("r", it)
+    store.record("other", made[7])
+    assert store.calls_of("r", ["q12", "q5"]) == (*several, made[12])
+    assert store.calls_of("r", []) == store.calls_of("none", ["q1"]) == ()
+
+
 @pytest.mark.parametrize("reopened", [False, True])
 def test_calls_build_on_what_was_forgotten_or_written_by_another_store(tmp_path, monkeypatch, reopened):
     for name, most in (("TOKENS_REMEMBERED", 10), ("ROLLOUTS_REMEMBERED", 1), ("REFERENCES_REMEMBERED", 2)):

@@ -3,12 +3,14 @@
 from art_core.capture.door import Door
 from art_core.capture.gate import Gate
 from art_core.capture.http import Exchange, Refused
+from art_core.capture.record import ANSWER
 from art_core.capture.server import CHAT, MODELS, CaptureApp, Dialect, stopping
 from art_core.capture.serving import address_of, http_server, is_loopback, listen
 from art_core.capture.stamped import Stamped
 from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, HttpUpstream
 
 __all__ = [
+    "ANSWER",
     "CHAT",
     "MODELS",
     "TIMED_OUT",

@@ -78,9 +78,13 @@ class Door:
             raise
         return cls(serving, address)
 
-    async def open(self, rollout_id: str, sampling: Sampling | None = None) -> str:
-        """Answer a rollout's calls from now on and return its base URL, for any OpenAI-compatible client."""
-        await self._ask("open", rollout_id, sampling or Sampling())
+    async def open(self, rollout_id: str, sampling: Sampling | None = None, *, newest: bool = False) -> str:
+        """Answer a rollout's calls from now on and return its base URL, for any OpenAI-compatible client.
+
+        ``newest`` answers every call with the newest weights, also where the engine would go on with those that the rollout
+        began with: for an address that outlives steps.
+        """
+        await self._ask("open", rollout_id, sampling or Sampling(), newest)
         return f"{self.address}/rollouts/{quote(rollout_id, safe='')}/v1"
 
     async def close(self, rollout_id: str, grace: float = 1.0) -> None:
@@ -89,6 +93,10 @@ class Door:
         Calls in flight get ``grace`` seconds to end, then they are aborted. Raises StoreError where they cannot be written.
         """
         await self._ask("close", rollout_id, grace)
+
+    async def flush(self) -> None:
+        """Return when every call that was answered is on disk. Raises StoreError where they cannot be written."""
+        await self._ask("flush")
 
     async def pause(self) -> None:
         """Hold new calls; return when none is in flight."""

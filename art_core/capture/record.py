@@ -12,6 +12,8 @@ from art_core.types import Call, FinishReason, JsonDict
 
 INNER = frozenset({"prompt_token_ids", "policy_version", "logprobs_temperature"})
 INNER_CHOICE = frozenset({"token_ids", "token_logprobs", "forced"})
+ANSWER = "chatcmpl-"
+"""How the ids of answers begin; the id of the request follows."""
 SAID = ("content", "tool_calls", "reasoning_content", "reasoning")
 """Fields of a message or delta that tokens stand behind."""
 _FINISH = {reason: reason for reason in get_args(FinishReason)} | {"abort": "aborted", "function_call": "tool_calls"}
@@ -36,9 +38,14 @@ def check_numbers(name: str, kind: str, values: Sequence[object]) -> None:
         raise no_token_ids(f"{name} are not numbers as they should be: {error}") from error
 
 
-def visible(answer: JsonDict) -> JsonDict:
-    """Return a completion or chunk as OpenAI would send it, without the fields that only capture reads."""
+def visible(answer: JsonDict, request_id: str | None = None) -> JsonDict:
+    """Return a completion or chunk as OpenAI would send it, without the fields that only capture reads.
+
+    With a ``request_id`` it is the answer's id, after ``ANSWER``: whoever has the answer can find its calls in the store.
+    """
     shown = {key: value for key, value in answer.items() if key not in INNER}
+    if request_id is not None:
+        shown["id"] = f"{ANSWER}{request_id}"
     shown["choices"] = [
         {key: value for key, value in choice.items() if key not in INNER_CHOICE} for choice in answer.get("choices", ())
     ]

@@ -252,7 +252,7 @@ class CaptureApp:
             self._record(asked, aborted=True)
             raise asyncio.CancelledError
         # Before it is recorded: what cannot be told to the client has not been answered.
-        answer = asked.dialect.from_chat(asked.body, visible(completion))
+        answer = asked.dialect.from_chat(asked.body, visible(completion, recording.request_id))
         self._record(asked)
         await asked.exchange.answer(200, answer)
 
@@ -293,7 +293,7 @@ class CaptureApp:
             async with self.gate, aclosing(asked.upstream.stream(dict(recording.request))) as answer:
                 async for chunk in answer:
                     recording.add(chunk)
-                    chunks.put_nowait(visible(chunk))
+                    chunks.put_nowait(visible(chunk, recording.request_id))
         finally:
             chunks.put_nowait(None)
 

@@ -66,7 +66,7 @@ class Serving:
         return self._ready
 
     def ask(self, order: str, *args: object) -> concurrent.futures.Future:
-        """Run one of the orders (open, close, pause, resume, load, score, counters, rest, wake) in the thread's loop."""
+        """Run one of the orders (open, close, flush, pause, resume, load, score, counters, rest, wake) in the thread's loop."""
         if self._finished.done():
             raise CaptureError("the serving thread has ended; start a new door") from self._finished.exception()
         return asyncio.run_coroutine_threadsafe(self._orders[order](*args), self._loop)
@@ -99,6 +99,7 @@ class Serving:
         self._orders: dict[str, Callable[..., Awaitable[object]]] = {
             "open": self._open,
             "close": self._close,
+            "flush": self._flush,
             "pause": self._pause,
             "resume": self._resume,
             "load": self._load,
@@ -134,16 +135,18 @@ class Serving:
             return engine.at(0)
         return await _started(plan.frozen, stack, plan.folder) if plan.frozen else None
 
-    async def _open(self, rollout_id: str, sampling: Sampling) -> None:
-        upstream = None
-        if isinstance(self._engine, ServesVersions):
-            upstream = self._engine.at(self._versions.newest)
-        self._app.open(rollout_id, sampling, upstream)
+    async def _open(self, rollout_id: str, sampling: Sampling, newest: bool = False) -> None:
+        if newest or not isinstance(self._engine, ServesVersions):
+            return self._app.open(rollout_id, sampling)
+        self._app.open(rollout_id, sampling, self._engine.at(self._versions.newest))
         self._versions.begun(rollout_id)
 
     async def _close(self, rollout_id: str, grace: float) -> None:
         await self._app.close(rollout_id, grace)
         await self._retire(self._versions.ended(rollout_id))
+        await self._flush()
+
+    async def _flush(self) -> None:
         await asyncio.to_thread(self._recorder.flush)
 
     async def _pause(self) -> None:

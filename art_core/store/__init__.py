@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,6 +205,11 @@ class Store:
         """Return a rollout's calls in the order in which they were answered, without those that a retry replaced."""
         with self._read() as db:
             return CallReader(db, rollout_id).calls()
+
+    def calls_of(self, rollout_id: str, request_ids: Collection[str]) -> tuple[Call, ...]:
+        """Return those of a rollout's calls that these requests made, as ``calls`` does: for a rollout that has many."""
+        with self._read() as db:
+            return CallReader(db, rollout_id, request_ids).calls()
 
     def recorded(self, rollout_id: str) -> tuple[RecordedCall, ...]:
         """Return a rollout's calls, those that a retry replaced too, without requests and answers, for checking."""

@@ -5,8 +5,9 @@ takes room for what is new in each call only. Knows nothing about threads or rol
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -146,14 +147,14 @@ _COLUMNS = (
 )
 _PATHS = """
 WITH RECURSIVE path (id, parent, blob) AS (
-    SELECT id, parent, blob FROM messages WHERE id IN (SELECT messages FROM calls WHERE rollout_id = :rollout)
+    SELECT id, parent, blob FROM messages WHERE id IN (SELECT messages FROM calls WHERE {wanted})
     UNION SELECT messages.id, messages.parent, messages.blob FROM messages JOIN path ON messages.id = path.parent
 ) SELECT path.id, path.parent, path.blob, blobs.json FROM path JOIN blobs ON blobs.id = path.blob
 """
 _BLOBS = """
 SELECT id, json FROM blobs WHERE id IN (
-    SELECT tools FROM calls WHERE rollout_id = :rollout UNION SELECT settings FROM calls WHERE rollout_id = :rollout
-    UNION SELECT response FROM calls WHERE rollout_id = :rollout
+    SELECT tools FROM calls WHERE {wanted} UNION SELECT settings FROM calls WHERE {wanted}
+    UNION SELECT response FROM calls WHERE {wanted}
 )
 """
 
@@ -171,20 +172,24 @@ class RecordedCall:
 
 
 class CallReader:
-    """Reads the calls of one rollout."""
+    """Reads the calls of one rollout; with ``request_ids`` those that these requests made."""
 
-    def __init__(self, db: sqlite3.Connection, rollout_id: str) -> None:
+    def __init__(self, db: sqlite3.Connection, rollout_id: str, request_ids: Collection[str] | None = None) -> None:
         self._db = db
         self._rollout = {"rollout": rollout_id}
+        self._wanted = "rollout_id = :rollout"
+        if request_ids is not None:
+            self._rollout["requests"] = json.dumps(list(request_ids))
+            self._wanted += " AND request_id IN (SELECT value FROM json_each(:requests))"
         self._tokens: dict[int, bytes] = {}
         """By call: its prompt and sampled ids, int32."""
 
     def calls(self) -> tuple[Call, ...]:
         """Return the calls in the order in which they were answered, without those that a retry replaced."""
         rows = self._rows()
-        self._blobs = {id: from_json(data) for id, data in self._db.execute(_BLOBS, self._rollout)}
+        self._blobs = {id: from_json(data) for id, data in self._db.execute(self._of(_BLOBS), self._rollout)}
         self._path: dict[int, tuple[int, int]] = {}
-        for id, parent, blob, data in self._db.execute(_PATHS, self._rollout):
+        for id, parent, blob, data in self._db.execute(self._of(_PATHS), self._rollout):
             self._path[id] = (parent, blob)
             if blob not in self._blobs:
                 self._blobs[blob] = from_json(data)
@@ -197,9 +202,11 @@ class CallReader:
         return tuple(RecordedCall(row[0], bool(row[-2]), row[-1], self._call(row, texts=False)) for row in self._rows())
 
     def _rows(self) -> list[tuple]:
-        return self._db.execute(
-            f"SELECT {_COLUMNS} FROM calls WHERE rollout_id = :rollout ORDER BY seq", self._rollout
-        ).fetchall()
+        rows = self._of(f"SELECT {_COLUMNS} FROM calls WHERE {{wanted}} ORDER BY seq")
+        return self._db.execute(rows, self._rollout).fetchall()
+
+    def _of(self, query: str) -> str:
+        return query.format(wanted=self._wanted)
 
     def _call(self, row: tuple, *, texts: bool = True) -> Call:
         seq, parent, shared, suffix, sampled, logprobs, forced, *plain, messages, tools, settings, response, _, _ = row

@@ -1,0 +1,118 @@
+"""What ``backend.train`` is given in OpenPipe ART's terms -> art's settings; what art has not is refused by name.
+
+Knows nothing about runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from art_core import losses
+from art_core.errors import ConfigError
+from art_core.types import Loss
+
+log = logging.getLogger("art_openpipe")
+USUAL = {
+    "learning_rate": None, "loss_fn": "cispo", "loss_fn_config": None, "normalize_advantages": True, "adam_params": None,
+    "kl_penalty_coef": 0.0, "kl_penalty_reference_step": None, "kl_ref_adapter_path": None, "epsilon": None,
+    "epsilon_high": None, "advantage_balance": 0.0, "scale_rewards": True, "importance_sampling_level": "token",
+    "max_negative_advantage_importance_sampling_weight": None, "mask_prob_ratio": False, "kimi_k2_tau": None,
+    "precalculate_logprobs": False, "allow_training_without_logprobs": False, "plot_tensors": False,
+    "truncated_importance_sampling": None, "scale_learning_rate_by_reward_std_dev": False,
+    "logprob_calculation_chunk_size": 1024, "packed_sequence_length": None,
+    "num_trajectories_learning_rate_multiplier_power": 0.0, "grad_accumulation_sequences": None, "save_checkpoint": True,
+    "verbose": False,
+}  # fmt: skip
+"""Every argument with OpenPipe ART's default; None for the learning rate is art's own, by the model's size."""
+REFUSED = {
+    "loss_fn_config": "it is accepted and rejected there too; give epsilon and epsilon_high",
+    "adam_params": "art's AdamW has betas 0.9 and 0.95; LocalBackend(warmup_steps=, max_grad_norm=) can be set",
+    "kl_ref_adapter_path": "the reference of the KL term is the start weights; leave it out",
+    "advantage_balance": "LocalBackend(advantage='leave_one_out') is another baseline; leave it out",
+    "max_negative_advantage_importance_sampling_weight": "use truncated_importance_sampling, which caps all weights",
+    "mask_prob_ratio": "use loss_fn='cispo', which keeps every token's gradient, or 'ppo', which clips",
+    "kimi_k2_tau": "use loss_fn='cispo' or 'ppo'",
+    "precalculate_logprobs": "use truncated_importance_sampling=2.0, which compares with the learner's own logprobs",
+    "allow_training_without_logprobs": "every call that art recorded has its logprobs; leave it out",
+    "plot_tensors": "'art view RUN_FOLDER' (art-server) shows groups, trajectories and tokens",
+    "scale_learning_rate_by_reward_std_dev": "give learning_rate= of this step",
+    "packed_sequence_length": "LocalBackend(max_tokens_per_pass=) bounds the tokens of a pass, and nothing is left out",
+    "num_trajectories_learning_rate_multiplier_power": "give learning_rate= of this step",
+    "grad_accumulation_sequences": "art takes one optimizer step over all trajectories of a call",
+}
+"""What art has not -> what to use instead."""
+WITHOUT_EFFECT = {
+    "logprob_calculation_chunk_size": "art cuts the LM head's work by itself; LocalBackend(max_tokens_per_pass=) bounds memory",
+}
+"""Knobs of memory that change no result -> what art does instead; said, and not refused."""
+CLIPS = {"ppo": (0.2, 0.2), "cispo": (1.0, 4.0)}
+"""OpenPipe ART's default clips."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one training step."""
+
+    loss: Loss
+    learning_rate: float | None
+    of_run: dict[str, Any] = field(default_factory=dict)
+    """Fields of the run's config that may differ from step to step."""
+    of_learner: dict[str, Any] = field(default_factory=dict)
+    """Fields of the run's config that the learner is loaded with."""
+
+
+def settings(given: Mapping[str, Any]) -> Settings:
+    """Return art's settings. Raises ConfigError for what art has not, and for what OpenPipe ART has not either."""
+    given = dict(given)
+    if "beta" in given:  # as earlier releases called it
+        given["kl_penalty_coef"] = given.pop("beta")
+    _refuse(given)
+    asked = {**USUAL, **given}
+    kl, cap = asked["kl_penalty_coef"] or 0.0, asked["truncated_importance_sampling"]
+    standard = asked["normalize_advantages"] and asked["scale_rewards"]
+    of_run: dict[str, Any] = {}
+    if {"normalize_advantages", "scale_rewards"} & given.keys():
+        of_run["advantage"] = "mean_std" if standard else "mean"
+    if not asked["save_checkpoint"]:
+        of_run["checkpoint_every"] = 2**31  # the last step's is saved when the run is closed
+    keywords = {name: value for name, value in (("kl", kl), ("importance_cap", cap)) if value}
+    loss = partial(_loss(asked), **keywords)
+    return Settings(loss, asked["learning_rate"], of_run, {"kl": float(kl), "importance_cap": cap})
+
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if name not in USUAL:
+            raise ConfigError(f"backend.train has no argument {name!r}; there are: {', '.join(USUAL)}")
+        if name in REFUSED and value != USUAL[name]:
+            raise ConfigError(f"{name}={value!r} is not there with art: {REFUSED[name]}")
+        if name in WITHOUT_EFFECT and value != USUAL[name]:
+            log.warning("%s=%r changes nothing: %s", name, value, WITHOUT_EFFECT[name])
+    if given.get("kl_penalty_reference_step") not in (None, 0):
+        raise ConfigError(
+            f"kl_penalty_reference_step={given['kl_penalty_reference_step']!r} is not there with art: the reference of the KL "
+            "term is the start weights, step 0"
+        )
+
+
+def _loss(asked: Mapping[str, Any]) -> Loss:
+    name, level = asked["loss_fn"], asked["importance_sampling_level"]
+    if name not in CLIPS:
+        raise ConfigError(f"loss_fn={name!r} is unknown; use 'cispo' or 'ppo'")
+    if level not in ("token", "sequence") or (level == "sequence" and name == "cispo"):
+        raise ConfigError(
+            f"importance_sampling_level={level!r} with loss_fn={name!r} is not there with art; use 'token', or 'sequence' with "
+            "loss_fn='ppo', which is GSPO"
+        )
+    if level == "sequence":
+        loss, low, high = losses.gspo, 3e-4, 4e-4
+    else:
+        loss, (low, high) = (losses.grpo if name == "ppo" else losses.cispo), CLIPS[name]
+    epsilon, above = asked["epsilon"], asked["epsilon_high"]
+    if epsilon is not None:
+        low, high = epsilon, high if name == "cispo" else epsilon
+    return partial(loss, clip_low=low, clip_high=high if above is None else above)

@@ -1,0 +1,58 @@
+"""``art.dev``: the configuration of engine and learner in OpenPipe ART's terms -> art's settings, or a refusal by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from art_core.errors import ConfigError
+
+InternalModelConfig = InitArgs = EngineArgs = PeftArgs = TrainerArgs = OpenAIServerConfig = ServerArgs = TrainConfig = (
+    dict
+)
+"""Plain dicts, as there."""
+
+MAPPED = {
+    ("init_args", "max_seq_length"): "max_context",
+    ("init_args", "load_in_4bit"): "load_in_4bit",
+    ("peft_args", "r"): "lora_rank",
+    ("peft_args", "random_state"): "seed",
+    ("trainer_args", "max_grad_norm"): "max_grad_norm",
+    ("trainer_args", "warmup_steps"): "warmup_steps",
+    ("trainer_args", "learning_rate"): "learning_rate",
+}
+"""(part, name) -> the setting of art."""
+UNSLOTH = ("gpu_memory_utilization", "fast_inference", "max_lora_rank", "use_gradient_checkpointing", "enforce_eager")
+"""Of ``init_args``, ``peft_args`` and ``engine_args``: how memory is shared on a GPU, which art does by itself."""
+
+
+def settings_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return art's settings. Raises ConfigError for what art has not."""
+    found: dict[str, Any] = {}
+    for part, given in (config or {}).items():
+        if part == "engine_args":
+            found["engine_args"] = {name.replace("_", "-"): value for name, value in given.items()}
+            continue
+        if part not in {known for known, _ in MAPPED}:
+            raise ConfigError(f"_internal_config[{part!r}] is not there with art: {_INSTEAD}")
+        for name, value in given.items():
+            if (part, name) in MAPPED:
+                found[MAPPED[part, name]] = value
+            elif name not in UNSLOTH:
+                raise ConfigError(f"_internal_config[{part!r}][{name!r}] is not there with art: {_INSTEAD}")
+    return found
+
+
+_INSTEAD = (
+    "art's settings are keywords of LocalBackend, such as LocalBackend(engine='vllm', engine_args={...}, lora_rank=16); "
+    "docs/settings.md lists them"
+)
+
+
+def refuse_server_config(config: Mapping[str, Any] | None) -> None:
+    """Raise ConfigError for a configuration of the server that answers."""
+    if config:
+        raise ConfigError(
+            f"_openai_client_config={dict(config)!r} is not there with art: the address is chosen by LocalBackend(host=, port=), "
+            "the tool format by LocalBackend(tool_parser=), vLLM's options by LocalBackend(engine='vllm', engine_args={...})"
+        )

@@ -1,0 +1,67 @@
+"""The progress bar and the budget of failures of whoever gathers. Knows nothing about trajectories."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+
+class Budget:
+    """So many failures are data; the next one is raised. A share below 1 is of ``total``."""
+
+    def __init__(
+        self, total: int = 0, *, allowed: float = 0, description: str | None = None, shown: int | None = None
+    ) -> None:
+        self._allowed = allowed * total if 0 < allowed < 1 else allowed
+        self._failures = 0
+        self._sums: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._shown = shown
+        self._bar: Any = None
+        if description is not None:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(desc=description, total=total)
+
+    @staticmethod
+    def current() -> Budget:
+        """Return that of whoever gathers here; where nobody does, the first failure is raised."""
+        return _current.get() or Budget()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let this budget count in the block, and in the tasks that it starts."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+            if self._bar is not None:
+                self._bar.close()
+
+    def done(self, reward: float, metrics: Mapping[str, float]) -> None:
+        """Count a run that was finished."""
+        for name, value in {"reward": reward, **metrics}.items():
+            self._sums[name] += float(value)
+            self._counts[name] += 1
+        self._show(1)
+
+    def failed(self, error: Exception) -> None:
+        """Count a failure; raises it where it is one too many."""
+        self._failures += 1
+        self._show(1)
+        if self._failures > self._allowed:
+            raise error
+
+    def _show(self, runs: int) -> None:
+        if self._bar is None:
+            return
+        means = {name: self._sums[name] / self._counts[name] for name in list(self._sums)[: self._shown]}
+        self._bar.set_postfix(means | ({"exceptions": self._failures} if self._failures else {}), refresh=False)
+        self._bar.update(runs)
+
+
+_current: ContextVar[Budget | None] = ContextVar("art_openpipe_budget", default=None)

@@ -1,0 +1,133 @@
+"""``art.pipeline_trainer``: rollouts go on while steps are taken of those that are there. Knows nothing about rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
+from typing import Any
+
+from art_core.errors import ConfigError
+from art_openpipe.refused import keep_recent_and_top
+from art_openpipe.trajectories import Trajectory, TrajectoryGroup
+
+__all__ = ["PipelineTrainer", "keep_recent_and_top", "make_group_rollout_fn"]
+
+log = logging.getLogger("art_openpipe")
+GroupRollout = Callable[..., Awaitable[TrajectoryGroup]]
+STATE = "_pipeline_trainer"
+"""The key in ``state.json`` under which it is kept how far the scenarios were."""
+
+
+def make_group_rollout_fn(single_rollout_fn: Callable[..., Awaitable[Trajectory]], n: int = 4) -> GroupRollout:
+    """Return a rollout of a group: ``n`` runs of a single one, of which those that fail are its exceptions."""
+
+    async def group_rollout(model: Any, scenario: Any, config: Any) -> TrajectoryGroup:
+        runs = (single_rollout_fn(model, scenario, config) for _ in range(n))
+        return TrajectoryGroup(await asyncio.gather(*runs, return_exceptions=True))
+
+    return group_rollout
+
+
+class PipelineTrainer:
+    """Trains on groups as they come: ``num_rollout_workers`` make them, and a step is taken of ``min_batch_size`` of them.
+
+    A group whose calls were sampled more than ``max_steps_off_policy`` steps ago is left out, and so is one in which all runs
+    failed; both are counted in the log. ``kwargs`` are keywords of ``backend.train``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        backend: Any,
+        rollout_fn: GroupRollout,
+        scenarios: Iterable[Any],
+        config: Any = None,
+        eval_fn: Callable[..., Awaitable[list[TrajectoryGroup]]] | None = None,
+        *,
+        num_rollout_workers: int = 16,
+        min_batch_size: int = 4,
+        max_batch_size: int | None = None,
+        max_steps_off_policy: int = 4,
+        max_steps: int | None = None,
+        eval_every_n_steps: int = 0,
+        resume: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(scenarios, AsyncIterable):
+            raise ConfigError(
+                "PipelineTrainer takes scenarios that a plain 'for' goes through; give a list or a generator"
+            )
+        self.model, self.backend, self.rollout_fn, self.config, self.eval_fn = (
+            model,
+            backend,
+            rollout_fn,
+            config,
+            eval_fn,
+        )
+        self.scenarios = scenarios
+        self.workers, self.least, self.most = num_rollout_workers, min_batch_size, max_batch_size or 10 * min_batch_size
+        self.max_steps_off_policy, self.max_steps, self.eval_every = max_steps_off_policy, max_steps, eval_every_n_steps
+        self.resume, self.settings = resume, kwargs
+
+    async def train(self) -> None:
+        """Train until the scenarios or ``max_steps`` are at an end."""
+        state = (self.model.read_state() or {}).get(STATE, {}) if self.resume else {}
+        source = iter(self.scenarios)
+        done = sum(1 for _ in zip(range(state.get("scenarios", 0)), source, strict=False))
+        groups: asyncio.Queue[TrajectoryGroup | None] = asyncio.Queue(self.most)
+        making = asyncio.ensure_future(self._make(source, groups))
+        try:
+            over = False
+            while not over and (self.max_steps is None or await self.model.get_step() < self.max_steps):
+                batch, over = await self._batch(groups)
+                done += len(batch)
+                await self._step(batch, done)
+            if over:
+                await making  # what a worker raised
+        finally:
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+
+    async def _make(self, source: Iterator[Any], groups: asyncio.Queue[TrajectoryGroup | None]) -> None:
+        async def work() -> None:
+            for scenario in source:
+                await groups.put(await self.rollout_fn(self.model, scenario, self.config))
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(self.workers)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await groups.put(None)
+
+    async def _batch(self, groups: asyncio.Queue[TrajectoryGroup | None]) -> tuple[list[TrajectoryGroup], bool]:
+        """Return the next groups, and whether they are the last."""
+        batch: list[TrajectoryGroup] = []
+        while len(batch) < self.least or (len(batch) < self.most and not groups.empty()):
+            group = await groups.get()
+            if group is None:
+                return batch, True
+            batch.append(group)
+        return batch, False
+
+    async def _step(self, batch: list[TrajectoryGroup], done: int) -> None:
+        step = await self.model.get_step()
+        fresh = [it for it in batch if len(it) and not await self._stale(it, step)]
+        if len(fresh) < len(batch):
+            log.warning(
+                "step %d: %d of %d groups are stale or failed, and left out", step, len(batch) - len(fresh), len(batch)
+            )
+        if not fresh:
+            return
+        await self.backend.train(self.model, fresh, **self.settings)
+        self.model.merge_state({STATE: {"scenarios": done}})
+        step += 1
+        if self.eval_fn is not None and self.eval_every and step % self.eval_every == 0:
+            await self.model.log(await self.eval_fn(self.model, step, self.config), split="val")
+
+    async def _stale(self, group: TrajectoryGroup, step: int) -> bool:
+        record = self.backend.opened(self.model).record
+        calls = await record.find([choice for it in group for choice in it.choices()], strict=True)
+        return any(step - call.policy_version > self.max_steps_off_policy for call in calls.values())

@@ -1,0 +1,121 @@
+"""``art.utils``: what scripts use around their loops. Knows nothing about models."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+import os
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import tenacity
+
+from art_core.folder import checkpoint_step, last_checkpoint
+from art_openpipe.types import Message, folder_of
+
+__all__ = [
+    "DatasetBatch", "format_message", "get_model_step", "iterate_dataset", "limit_concurrency", "log_http_errors", "retry",
+]  # fmt: skip
+
+log = logging.getLogger("art_openpipe")
+T = TypeVar("T")
+Function = Callable[..., Any]
+
+
+@dataclass
+class DatasetBatch(Generic[T]):
+    """The items of one step."""
+
+    items: list[T]
+    step: int
+    """Counted over all epochs."""
+    epoch: int
+    epoch_step: int
+
+
+def iterate_dataset(
+    dataset: Sequence[T], groups_per_step: int = 1, num_epochs: int = 1, initial_step: int = 0, use_tqdm: bool = True
+) -> Iterator[DatasetBatch[T]]:
+    """Yield the dataset in batches, every epoch in an order of its own, the same at every start; ``initial_step`` skips."""
+    per_epoch = math.ceil(len(dataset) / groups_per_step)
+    steps: Iterable[int] = range(initial_step, per_epoch * num_epochs)
+    if use_tqdm:
+        from tqdm.auto import tqdm
+
+        steps = tqdm(steps, initial=initial_step, total=per_epoch * num_epochs, desc="iterating dataset")
+    for step in steps:
+        epoch, epoch_step = divmod(step, per_epoch)
+        order = list(range(len(dataset)))
+        random.Random(epoch).shuffle(order)
+        places = order[epoch_step * groups_per_step : (epoch_step + 1) * groups_per_step]
+        yield DatasetBatch([dataset[place] for place in places], step, epoch, epoch_step)
+
+
+def retry(
+    max_attempts: int = 3,
+    delay: float = 1.0,
+    backoff_factor: float = 2.0,
+    exceptions: type[Exception] | tuple[type[Exception], ...] = (Exception,),
+    on_retry: Callable[[Exception, int], None] | None = None,
+) -> Callable[[Function], Function]:
+    """Return a decorator, for functions and coroutine functions: run again where ``exceptions`` are raised, after ``delay``
+    seconds, then ``backoff_factor`` times as long. ``on_retry(error, attempt)`` is called before each further attempt."""
+    return tenacity.retry(
+        stop=tenacity.stop_after_attempt(max_attempts),
+        wait=tenacity.wait_exponential(multiplier=delay, exp_base=backoff_factor),
+        retry=tenacity.retry_if_exception_type(exceptions),
+        before_sleep=lambda it: on_retry and on_retry(it.outcome.exception(), it.attempt_number),
+        reraise=True,
+    )
+
+
+def limit_concurrency(n: int, derive_key: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
+    """Return a decorator for coroutine functions: at most ``n`` run at a time, or ``n`` of each key of their arguments."""
+
+    def decorator(function: Function) -> Function:
+        gates: dict[Any, asyncio.Semaphore] = {}
+
+        @functools.wraps(function)
+        async def limited(*args: Any, **kwargs: Any) -> Any:
+            key = derive_key(*args, **kwargs) if derive_key else None
+            async with gates.setdefault((asyncio.get_running_loop(), key), asyncio.Semaphore(n)):
+                return await function(*args, **kwargs)
+
+        return limited
+
+    return decorator
+
+
+def log_http_errors(function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """Decorate a coroutine function: what a server answered with an error status is logged, and the error raised."""
+
+    @functools.wraps(function)
+    async def logged(*args: Any, **kwargs: Any) -> T:
+        try:
+            return await function(*args, **kwargs)
+        except Exception as error:
+            response = getattr(error, "response", None)
+            if response is not None:
+                log.error("%s: %s", getattr(response, "status_code", "error"), getattr(response, "text", error))
+            raise
+
+    return logged
+
+
+def format_message(message: Message) -> str:
+    """Return a message as a few lines for people."""
+    parts = [message.get("content") or ""]
+    for call in message.get("tool_calls") or ():
+        parts.append(f"{call['function']['name']}({call['function']['arguments']})")
+    return f"{message.get('role', '')}:\n" + "\n".join(str(part) for part in parts if part)
+
+
+def get_model_step(model: Any, art_path: str | None = None) -> int:
+    """Return the newest checkpoint's step in the model's folder; 0 where there is none."""
+    base = art_path or os.environ.get("ART_PATH") or model.base_path
+    newest = last_checkpoint(folder_of(base, model.project, model.name))
+    return 0 if newest is None else checkpoint_step(newest)

@@ -1,0 +1,29 @@
+"""``art.utils.sft``: trajectories to imitate, from a file. Knows nothing about how they are trained."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from art_openpipe.trajectories import Trajectory
+from art_openpipe.types import TrainSFTConfig
+
+
+def create_sft_dataset_iterator(path: str | Path, epochs: int = 1, seed: int = 42) -> Iterator[list[Trajectory]]:
+    """Yield every epoch's trajectories, in an order of its own, of a JSONL file: ``{"messages": [...], "tools": [...]}``."""
+    lines = [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
+    for epoch in range(epochs):
+        order = list(lines)
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        yield [Trajectory(messages_and_choices=it["messages"], tools=it.get("tools")) for it in order]
+
+
+async def train_sft_from_file(
+    model: Any, file_path: str | Path, epochs: int = 1, batch_size: int = 2, peak_lr: float = 2e-4, seed: int = 42
+) -> None:
+    """Imitate the conversations of a file, ``peak_lr`` as the rate of every batch."""
+    for trajectories in create_sft_dataset_iterator(file_path, epochs, seed):
+        await model.train_sft(trajectories, TrainSFTConfig(learning_rate=peak_lr, batch_size=batch_size))

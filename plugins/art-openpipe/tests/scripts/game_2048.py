@@ -1,0 +1,104 @@
+"""2048 in the way of OpenPipe ART's example: a script as its users write it, and one import line that is ours."""
+
+import asyncio
+import json
+import math
+import os
+import random
+
+import art_openpipe as art
+from art_openpipe.local import LocalBackend
+
+STEPS, GAMES, TARGET = int(os.environ.get("STEPS", "3")), int(os.environ.get("GAMES", "12")), 32
+MOVES = ["left", "right", "up", "down"]
+MOVE = {"type": "object", "properties": {"move": {"enum": MOVES}}, "required": ["move"], "additionalProperties": False}
+FORM = {"type": "json_schema", "json_schema": {"name": "move", "schema": MOVE, "strict": True}}
+
+
+def slid(row):
+    """Return a row whose tiles went to its beginning, each merged once with its like."""
+    tiles, merged = [tile for tile in row if tile], []
+    while tiles:
+        tile = tiles.pop(0)
+        if tiles and tiles[0] == tile:
+            tile += tiles.pop(0)
+        merged.append(tile)
+    return merged + [0] * (len(row) - len(merged))
+
+
+def moved(board, move):
+    rows = [list(column) for column in zip(*board, strict=True)] if move in ("up", "down") else board
+    back = -1 if move in ("right", "down") else 1
+    rows = [slid(row[::back])[::back] for row in rows]
+    return [list(column) for column in zip(*rows, strict=True)] if move in ("up", "down") else rows
+
+
+def with_a_tile(board):
+    free = [(row, column) for row in range(4) for column in range(4) if not board[row][column]]
+    row, column = random.choice(free)
+    board[row][column] = 2 if random.random() < 0.9 else 4
+    return board
+
+
+def shown(board):
+    return "\n".join(" | ".join(str(tile or "_") for tile in row) for row in board)
+
+
+async def rollout(model: art.Model, step: int) -> art.Trajectory:
+    board = with_a_tile(with_a_tile([[0] * 4 for _ in range(4)]))
+    trajectory = art.Trajectory(
+        messages_and_choices=[{"role": "system", "content": f"Play 2048: move until a tile is {TARGET}."}],
+        metadata={"step": step},
+    )
+    moves = 0
+    while max(map(max, board)) < TARGET and any(moved(board, move) != board for move in MOVES) and moves < 8:
+        trajectory.messages_and_choices.append({"role": "user", "content": shown(board)})
+        async with trajectory.track_duration("llm"):
+            completion = await model.openai_client().chat.completions.create(
+                model=model.get_inference_name(),
+                messages=trajectory.messages(),
+                max_completion_tokens=16,
+                response_format=FORM,
+                temperature=0.9,
+            )
+        trajectory.messages_and_choices.append(completion.choices[0])
+        after = moved(board, json.loads(completion.choices[0].message.content)["move"])
+        if after == board:
+            trajectory.metrics["invalid_move"] = 1
+            break
+        board, moves = with_a_tile(after), moves + 1
+
+    largest, total = max(map(max, board)), sum(map(sum, board))
+    trajectory.metrics |= {"max_value": largest, "board_value": total, "num_moves": moves}
+    reach, value = math.log(largest, 2) / math.log(TARGET, 2), math.log(total, 2) / math.log(TARGET * 16, 2)
+    trajectory.reward = 2.0 if largest >= TARGET else reach + 0.2 * value
+    return trajectory.finish()
+
+
+async def main():
+    random.seed(7)
+    model = art.TrainableModel(name="agent-002", project="2048", base_model="Qwen/Qwen2.5-3B-Instruct")
+    model._internal_config = art.dev.InternalModelConfig(
+        init_args=art.dev.InitArgs(max_seq_length=2048),
+        engine_args=art.dev.EngineArgs(enforce_eager=True, gpu_memory_utilization=0.8),
+    )
+    backend = LocalBackend(in_process=True, path=os.environ.get("ART_PATH", ".art"))
+    await model.register(backend)
+    for step in range(await model.get_step(), STEPS):
+        train_groups = await art.gather_trajectory_groups(
+            (
+                art.TrajectoryGroup((rollout(model, step) for _ in range(GAMES)), metadata={"step": step})
+                for _ in range(2)
+            ),
+            pbar_desc="gather",
+            max_exceptions=GAMES,
+        )
+        result = await backend.train(model, train_groups, learning_rate=1e-4, logprob_calculation_chunk_size=8)
+        await model.log(
+            metrics={"val/best": max(it.reward for group in train_groups for it in group)}, step=result.step
+        )
+        await model.delete_checkpoints("val/best")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,52 @@
+"""OpenPipe ART's two first examples, as scripts of their users, trained for real; the run folder proves the tokens."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import art_core
+from art_core.store import Store
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PAGE = Path(__file__).parents[3] / "docs" / "from-openpipe-art.md"
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(
+    ("script", "folder"), [("tic_tac_toe", "tic-tac-toe/models/001-script"), ("game_2048", "2048/models/agent-002")]
+)
+def test_the_script_trains_and_its_run_folder_is_clean(script, folder, tmp_path):
+    env = os.environ | {"ART_MODEL": "tiny", "ART_PATH": str(tmp_path), "STEPS": "3", "GAMES": "6"}
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPTS / f"{script}.py")], env=env, capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    run_dir = tmp_path / folder
+    with Store(run_dir / "run.sqlite") as store:
+        trained = store.trajectories(split="train")
+        assert len(trained) == 3 * 2 * 6 and all(it.calls for it in trained)
+        # Where all games of a step are worth the same there is nothing to learn, and the step changes no weights.
+        made = [update.step for update in store.updates()]
+        assert made
+        versions = {call.policy_version for it in trained for call in it.calls}
+        assert versions == {sum(step <= before for step in made) for before in range(3)}
+        temperatures = {call.temperature for it in trained for call in it.calls}
+        assert temperatures == ({0.9} if script == "game_2048" else {1.0})
+    steps = [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in steps if "loss/train" in line] == made
+    audit = art_core.audit(run_dir, progress=False)
+    assert audit.clean, audit.problems
+
+
+@pytest.mark.engines
+def test_the_program_of_the_docs_trains(tmp_path):
+    [program] = re.findall(r"runs this -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == ["1", "2"]

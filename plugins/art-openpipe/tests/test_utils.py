@@ -1,0 +1,164 @@
+"""What scripts use around their loops."""
+
+import asyncio
+import json
+
+import litellm
+import pytest
+
+import art_openpipe as art
+from art_core.errors import ConfigError
+from art_openpipe.pipeline_trainer import PipelineTrainer
+from art_openpipe.utils import format_message, get_model_step, iterate_dataset, limit_concurrency, log_http_errors
+from art_openpipe.utils.litellm import convert_litellm_choice_to_openai
+from art_openpipe.utils.sft import train_sft_from_file
+
+
+def test_a_dataset_comes_in_batches_and_goes_on_after_the_first_steps():
+    batches = list(iterate_dataset(range(5), groups_per_step=2, num_epochs=2, use_tqdm=False))
+    assert [(it.step, it.epoch, it.epoch_step, len(it.items)) for it in batches] == [
+        (0, 0, 0, 2),
+        (1, 0, 1, 2),
+        (2, 0, 2, 1),
+        (3, 1, 0, 2),
+        (4, 1, 1, 2),
+        (5, 1, 2, 1),
+    ]
+    assert sorted(item for it in batches[:3] for item in it.items) == list(range(5))
+    later = list(iterate_dataset(range(5), groups_per_step=2, num_epochs=2, initial_step=4))
+    assert [it.items for it in later] == [it.items for it in batches[4:]]
+
+
+async def test_what_fails_is_tried_again():
+    tried = []
+
+    @art.retry(max_attempts=3, delay=0, exceptions=(KeyError,), on_retry=lambda error, attempt: tried.append(attempt))
+    async def flaky(error):
+        if len(tried) < 2:
+            raise error
+        return "ok"
+
+    assert await flaky(KeyError()) == "ok" and tried == [1, 2]
+    tried.clear()
+    with pytest.raises(ValueError, match="other"):
+        await flaky(ValueError("other"))
+
+
+async def test_at_most_so_many_run_at_a_time():
+    inside, most = 0, 0
+
+    @limit_concurrency(2)
+    async def work():
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0)
+        inside -= 1
+
+    await asyncio.gather(*(work() for _ in range(8)))
+    assert most == 2
+
+
+async def test_errors_of_servers_are_logged_and_raised(caplog):
+    class Answer:
+        status_code, text = 418, "teapot"
+
+    @log_http_errors
+    async def ask():
+        error = OSError("failed")
+        error.response = Answer()
+        raise error
+
+    with pytest.raises(OSError, match="failed"):
+        await ask()
+    assert "418: teapot" in caplog.text
+
+
+def test_messages_are_lines_for_people():
+    call = {"function": {"name": "look", "arguments": "{}"}}
+    assert format_message({"role": "assistant", "content": None, "tool_calls": [call]}) == "assistant:\nlook({})"
+
+
+async def test_litellm_asks_the_model_and_its_choices_are_trained(desk):
+    async def rollout(reward):
+        asked = [{"role": "user", "content": "hello"}]
+        answer = await litellm.acompletion(messages=asked, **desk.model.litellm_completion_params())
+        choice = convert_litellm_choice_to_openai(answer.choices[0])
+        return art.Trajectory(messages_and_choices=[*asked, choice], reward=reward)
+
+    group = await art.TrajectoryGroup([rollout(0.0), rollout(1.0)])
+    await desk.backend.train(desk.model, [group])
+    assert [len(calls) for calls in desk.trained()] == [1, 1]
+    assert get_model_step(desk.model, desk.backend._path) == 1
+
+
+async def test_a_pipeline_trains_until_its_scenarios_are_at_an_end_and_goes_on_after_them(desk):
+    seen = []
+
+    async def rollout(model, scenario, config):
+        seen.append(scenario)
+        return await desk.group(0.0, 1.0, text=f"{scenario}{config}")
+
+    async def evaluate(model, step, config):
+        return [await desk.group(0.5)]
+
+    def trainer(scenarios):
+        return PipelineTrainer(
+            desk.model,
+            desk.backend,
+            rollout,
+            scenarios,
+            "!",
+            evaluate,
+            num_rollout_workers=2,
+            min_batch_size=2,
+            max_batch_size=2,
+            eval_every_n_steps=2,
+            learning_rate=1e-5,
+        )
+
+    await trainer(range(5)).train()
+    assert (await desk.model.get_step(), sorted(seen)) == (3, [0, 1, 2, 3, 4])
+    assert "val/reward" in (desk.backend.folder(desk.model) / "history.jsonl").read_text()
+    await trainer(range(7)).train()
+    assert (await desk.model.get_step(), sorted(seen[5:])) == (4, [5, 6])
+
+
+async def test_a_pipeline_goes_on_where_all_rollouts_of_a_group_failed_and_stops_where_the_script_does(desk):
+    async def rollout(model, scenario, config):
+        if scenario == 1:
+            return art.TrajectoryGroup([ValueError("broken")])
+        if scenario == 4:
+            raise KeyError("the script's own")
+        return await desk.group(0.0, 1.0)
+
+    trainer = PipelineTrainer(
+        desk.model, desk.backend, rollout, range(5), num_rollout_workers=1, min_batch_size=2, max_batch_size=2
+    )
+    with pytest.raises(KeyError, match="the script's own"):
+        await trainer.train()
+    assert await desk.model.get_step() == 2
+
+
+async def test_conversations_without_choices_are_imitated_by_the_template(desk, tmp_path):
+    good = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]
+    file = tmp_path / "good.jsonl"
+    file.write_text("".join(json.dumps({"messages": good}) + "\n" for _ in range(3)))
+    await train_sft_from_file(desk.model, file, epochs=1, batch_size=2, peak_lr=3e-4)
+    assert await desk.model.get_step() == 2 and desk.learner.learning_rate == 3e-4
+    [tree] = desk.learner.trees[-1]
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(desk.run.folder)
+    assert "Hello there" in tokenizer.decode(tree.tokens[tree.target_tokens])
+    assert tokenizer.decode(tree.tokens) == tokenizer.apply_chat_template(good, tokenize=False)
+
+
+async def test_the_models_own_choices_are_imitated_as_they_were_sampled(desk):
+    run = await desk.ask("hello")
+    await desk.model.train_sft([run, run], art.TrainSFTConfig(learning_rate=[1e-4, 2e-4], batch_size=1))
+    [tree] = desk.learner.trees[-1]
+    assert bytes(tree.tokens[tree.target_tokens].tolist()) == b"ok</>"
+    assert (await desk.model.get_step(), desk.learner.learning_rate) == (2, 2e-4)
+    with pytest.raises(ConfigError, match="one per batch"):
+        await desk.model.train_sft([run], art.TrainSFTConfig(learning_rate=[1e-4, 2e-4], batch_size=1))
