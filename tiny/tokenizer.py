@@ -22,12 +22,17 @@ PIECES = Regex(r"\p{L}+|\p{N}|\n|[^\p{L}\p{N}\n]+")
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text()
 
 
-def make_tokenizer(texts: Iterable[str], words: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn byte-pair merges from ``texts`` (rendered conversations); every one of ``words`` becomes one token."""
+def make_tokenizer(
+    texts: Iterable[str], words: Iterable[str], vocab_size: int, pieces: Regex = PIECES
+) -> PreTrainedTokenizerFast:
+    """Learn byte-pair merges from ``texts`` (rendered conversations); every one of ``words`` becomes one token.
+
+    ``pieces`` matches what is never merged with its neighbours.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(PIECES, "isolated"),
+            pre_tokenizers.Split(pieces, "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -1,0 +1,44 @@
+"""An agent that writes small Python functions, as its users write it: the OpenAI client, and a look at what the program does.
+
+Not a line of it knows about art. A second answer is asked for where the first one fails an example.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openai import OpenAI
+
+from .prompts import code_of, complaint, opening
+from .sandbox import shared
+
+TRIES = 2
+MAX_TOKENS = 96
+"""Of an answer: these functions have one line."""
+
+client = OpenAI(api_key="unused: the policy answers", base_url="https://api.openai.com/v1")
+
+
+def write_function(task: dict[str, Any]) -> list[str]:
+    """Return every program that was written for ``task["request"]``, the last one being the answer."""
+    messages, programs = opening(task["request"]), []
+    for _ in range(TRIES):
+        reply = client.chat.completions.create(
+            model="gpt-4.1-mini", messages=messages, max_tokens=MAX_TOKENS, temperature=0
+        )
+        answer = reply.choices[0].message.content or ""
+        programs.append(code_of(answer))
+        failed = failed_example(programs[-1], task["examples"])
+        if failed is None:
+            break
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": failed}]
+    return programs
+
+
+def failed_example(program: str, examples: list[list[Any]]) -> str | None:
+    """Return what to tell the model of the first example that the program fails."""
+    results = shared().test(program, examples)
+    for result, (arguments, expected) in zip(results, examples, strict=True):
+        if not result.passed:
+            return complaint(arguments, result.happened, expected)
+    return None

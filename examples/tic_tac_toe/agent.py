@@ -1,0 +1,54 @@
+"""A program that lets a language model play tic-tac-toe, as its users write it: with the OpenAI client, a request per move.
+
+Not a line of it knows about art. The header says who is asking and for which move of the game: ``x/1``, ``o/2``, ``x/3``, ...
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from openai import OpenAI
+
+from .game import LINES, free_cells, is_over, perfect_move, play, random_move, side_to_move, winner
+
+INSTRUCTION = "Answer with a free number for {side}:"
+OPPONENTS = {"random": random_move, "perfect": perfect_move}
+
+client = OpenAI(api_key="unused: the policy answers", base_url="https://api.openai.com/v1")
+
+
+def prompt(board: str) -> list[dict[str, str]]:
+    """Return what the side to move is shown: the rows of the board, then every line with a single free cell, that last."""
+    rows = [board[start : start + 3] for start in (0, 3, 6)]
+    lines = ["".join(sorted((board[int(place)] for place in line), key=str.isdigit)) for line in LINES]
+    nearly_full = [line for line in lines if not line[1].isdigit() and line[2].isdigit()]
+    shown = "\n".join(" ".join(cells) for cells in [*rows, *nearly_full])
+    return [{"role": "user", "content": f"{INSTRUCTION.format(side=side_to_move(board))}\n{shown}"}]
+
+
+def ask(board: str) -> str:
+    """Return what the model answers for the side to move."""
+    who = f"{side_to_move(board).lower()}/{10 - len(free_cells(board))}"
+    reply = client.chat.completions.create(
+        model="gpt-4.1-mini", messages=prompt(board), temperature=0, max_tokens=8,
+        extra_headers={"x-art-agent": who},
+    )  # fmt: skip
+    return (reply.choices[0].message.content or "").strip()
+
+
+def agent(game: dict[str, Any]) -> dict[str, Any]:
+    """Play on from ``game["board"]`` and return ``{"board", "winner", "moves", "illegal"}``.
+
+    The model plays both sides, or ``game["side"]`` alone against ``game["opponent"]``, who chooses by ``game["seed"]``.
+    A side that answers anything but a free cell loses there and then, and is named in ``illegal``.
+    """
+    board, moves, rng = game["board"], [], random.Random(game.get("seed"))
+    while not is_over(board):
+        side = side_to_move(board)
+        model_plays = game.get("opponent") is None or side == game["side"]
+        move = ask(board) if model_plays else OPPONENTS[game["opponent"]](board, rng)
+        if move not in free_cells(board):
+            return {"board": board, "winner": "O" if side == "X" else "X", "moves": moves, "illegal": side}
+        board, moves = play(board, move), [*moves, move]
+    return {"board": board, "winner": winner(board), "moves": moves, "illegal": None}
