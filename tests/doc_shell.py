@@ -36,10 +36,13 @@ class Wrong(Exception):
 def check(code: str, page: Path) -> Iterator[str]:
     """Yield what is wrong with the commands of a block."""
     code = re.sub(r"<<\s*'?(\w+)'?\n.*?\n\1\n", "\n", code.replace("\\\n", " "), flags=re.DOTALL)
+    folder = ROOT
     for line in code.splitlines():
         for words in commands(line):
+            if words[0] == "cd" and (folder / words[1]).is_dir():
+                folder /= words[1]
             try:
-                check_command(words, page)
+                check_command(words, page, folder)
             except Wrong as wrong:
                 yield f"{shlex.join(words)}: {wrong}"
 
@@ -60,11 +63,11 @@ def commands(line: str) -> Iterator[list[str]]:
         words = []
 
 
-def check_command(words: list[str], page: Path) -> None:
+def check_command(words: list[str], page: Path, here: Path) -> None:
     """Raise Wrong where a command would not run here."""
     name, *rest = words
     if Path(name).name in {"python", "python3"}:
-        return check_python(rest, page)
+        return check_python(rest, page, here)
     check = {"art": check_art, "make": check_make, "pip": check_pip}.get(Path(name).name)
     if check:
         check(rest)
@@ -105,7 +108,7 @@ def check_make(words: list[str]) -> None:
             raise Wrong(f"{name} is not in the Makefile")
 
 
-def check_python(words: list[str], page: Path) -> None:
+def check_python(words: list[str], page: Path, here: Path) -> None:
     match words:
         case ["-m", "art_core", *rest]:
             check_art(rest)
@@ -114,7 +117,7 @@ def check_python(words: list[str], page: Path) -> None:
         case ["-m", module, *rest] if module.partition(".")[0] not in INSTALLED_BY_OTHERS:
             check_module(module, rest)
         case [file, *_] if not file.startswith("-"):
-            there = any((folder / file).is_file() for folder in (ROOT, page.parent))
+            there = any((folder / file).is_file() for folder in (here, page.parent))
             if not there and f"# {file}\n" not in page.read_text():
                 raise Wrong(f"there is no {file}")
 
