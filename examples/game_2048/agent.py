@@ -99,7 +99,12 @@ async def play(
         said = (await agent.select_action(state))["direction"]
         moves.append({"board": state["board"], "said": said, "legal": said in legal})
         state, *_ = await environment.step({"direction": said if said in legal else rng.choice(legal)})
-    return {"score": state["score"], "max_tile": state["max_tile"], "over": not state["available_moves"], "moves": moves}
+    return {
+        "score": state["score"],
+        "max_tile": state["max_tile"],
+        "over": not state["available_moves"],
+        "moves": moves,
+    }
 
 
 def invalid_share(game: Mapping[str, Any]) -> float:

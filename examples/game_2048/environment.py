@@ -108,5 +108,3 @@ class Game2048Environment(Environment):
     def get_available_moves(self) -> list[str]:
         """Return the directions that change the board."""
         return legal_moves(as_board(self.board))
-
-

@@ -8,22 +8,23 @@ Seeded, on one CPU core; ``README.md`` says what to expect. Nothing is downloade
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
+import math
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from .agent import SYSTEM, messages
-from .players import by_habit, by_reward
-from .rules import DIRECTIONS, Board, first_board, legal_moves, move_values, slide, with_random_tile
+from .players import HABIT
+from .rules import DIRECTIONS, Board, first_board, move_values, slide, with_random_tile
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PIECES = Regex(r" *\p{N}+|\p{L}+|\n|[^\p{L}\p{N}\n]+")
@@ -34,26 +35,22 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
 )
-BATCH = 64
-STEPS = 3000
-SKILLS_UNTIL = 1800
-"""Until here the moves of the best reward are all that is shown, because that needs the board to be read."""
+BATCH = 128
+STEPS = 2400
+HABITS_FROM, HABITS_AT = 1600, 1900
+"""Until the first step the demonstrations take good moves, because that needs the board to be read; from the second on they
+are mediocre."""
+SHARES = {"habit": 0.6, "value": 0.2, "any": 0.2}
+"""How often mediocre demonstrations follow the habit, take a good move, or any legal move."""
+SHARPNESS = 6.0
+"""Of good demonstrations: the best move is this many nats likelier than the worst."""
 MUON_LEARNING_RATE = 0.02
 ADAM_LEARNING_RATE = 1e-3
 WARMUP_STEPS = 30
 EMBEDDING_STD = 0.1
-
-
-class Shares(NamedTuple):
-    """How often the demonstrations follow the habit, take the move of the best reward, or any legal move."""
-
-    habit: float
-    reward: float
-    any: float
-
-
-SKILLED = Shares(0.0, 1.0, 0.0)
-MEDIOCRE = Shares(0.6, 0.2, 0.2)
+SIGHTS = 6
+"""What the model is asked about every cell while it learns to read."""
+TILES = [0, *(2**power for power in range(1, 18))]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -72,8 +69,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tiles = [0, *(2**power for power in range(1, 18))]
-    board = messages((tuple(tiles),))[1]["content"]
+    board = messages([TILES])[1]["content"]
     texts = [f"{SYSTEM}\n{board}\n{' '.join(DIRECTIONS)}\nsystem\nuser\nassistant"] * 50
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
@@ -81,7 +77,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=CONTROL[0],
         eos_token=CONTROL[2],
         chat_template=CHAT_TEMPLATE,
-        model_max_length=1024,
+        model_max_length=256,
     )
 
 
@@ -89,13 +85,13 @@ def make_model(vocab_size: int) -> Qwen3ForCausalLM:
     """Return a Qwen3 with random parameters, on the CPU in float32."""
     config = Qwen3Config(
         vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=384,
+        hidden_size=96,
+        intermediate_size=256,
         num_hidden_layers=4,
         num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
+        num_key_value_heads=4,
+        head_dim=24,
+        max_position_embeddings=256,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=2,
@@ -106,77 +102,119 @@ def make_model(vocab_size: int) -> Qwen3ForCausalLM:
     return model
 
 
-def wanted_moves(board: Board, legal: list[str], shares: Shares) -> list[float]:
-    """Return the probability of each direction in the demonstrations."""
-    values = move_values(board)
-    best = [it for it in legal if values[it] == max(values.values())]
-    first = by_habit(board, legal, NO_CHANCE)
-    return [
-        shares.habit * (it == first) + shares.reward * (it in best) / len(best) + shares.any * (it in legal) / len(legal)
-        for it in DIRECTIONS
-    ]
+@dataclass(frozen=True)
+class Lesson:
+    """Boards with what is to be learnt about them."""
+
+    ids: Tensor
+    """(boards, tokens): the prompts."""
+    cells: Tensor
+    """(16,): the places of the board's cells in every prompt."""
+    moves: Tensor
+    """(boards, 4): the probabilities of the directions."""
+    sights: Tensor
+    """(boards, 16, SIGHTS): what there is to see at every cell."""
 
 
-def positions(rng: random.Random) -> Iterator[tuple[Board, list[str]]]:
-    """Yield positions of games without end, by players of all strengths, and the legal moves."""
+def lessons(tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> Iterator[Lesson]:
+    """Yield the batches of ``steps`` steps."""
+    rng = random.Random(seed)
+    games = [positions(rng) for _ in range(BATCH)]  # a batch of one game would be much of the same
+    tile_ids = {tile: tokenizer(f"{tile:>5}")["input_ids"][0] for tile in TILES}
+    prompt = torch.tensor(
+        tokenizer.apply_chat_template(messages([[0] * 4] * 4), add_generation_prompt=True, return_dict=False)
+    )
+    cells = (prompt == tile_ids[0]).nonzero()[:, 0]
+    for step in range(steps):
+        boards, values = zip(*map(next, games), strict=True)
+        mediocre = min(1.0, max(0.0, (step - HABITS_FROM) / (HABITS_AT - HABITS_FROM)))
+        ids = prompt.repeat(BATCH, 1)
+        ids[:, cells] = torch.tensor([[tile_ids[tile] for row in board for tile in row] for board in boards])
+        moves = torch.tensor([demonstrated(*it, mediocre) for it in zip(boards, values, strict=True)])
+        yield Lesson(ids, cells, moves, torch.tensor([sights(board) for board in boards]))
+
+
+def positions(rng: random.Random) -> Iterator[tuple[Board, dict[str, float]]]:
+    """Yield positions of games without end, by players of all strengths, and the values of the legal moves."""
     while True:
         board, skill = first_board(rng), rng.random()
-        while legal := legal_moves(board):
-            yield board, legal
-            direction = by_reward(board, legal, rng) if rng.random() < skill else rng.choice(legal)
+        while values := move_values(board):
+            yield board, values
+            legal = list(values)
+            direction = max(legal, key=values.__getitem__) if rng.random() < skill else rng.choice(legal)
             board = with_random_tile(slide(board, direction)[0], rng)
 
 
-def batches(rng: random.Random, steps: int) -> Iterator[tuple[list[Board], list[list[float]]]]:
-    """Yield boards with the probabilities of each direction."""
-    pools = [positions(rng) for _ in range(BATCH)]  # a batch of one game would be much of the same
-    for step in range(steps):
-        found = [next(pool) for pool in pools]
-        shares = SKILLED if step < SKILLS_UNTIL * steps / STEPS else MEDIOCRE
-        yield [board for board, _ in found], [wanted_moves(*it, shares) for it in found]
+def demonstrated(board: Board, values: dict[str, float], mediocre: float) -> list[float]:
+    """Return the probability of each direction in the demonstrations."""
+    low, span = min(values.values()), max(values.values()) - min(values.values())
+    good = {it: math.exp(SHARPNESS * (value - low) / (span or 1.0)) for it, value in values.items()}
+    shares = {name: share * mediocre for name, share in SHARES.items()}
+    shares["value"] += 1 - mediocre
+    chances = dict.fromkeys(DIRECTIONS, 0.0)
+    chances[next(it for it in HABIT if it in values)] += shares["habit"]
+    for it in values:
+        chances[it] += shares["value"] * good[it] / sum(good.values()) + shares["any"] / len(values)
+    return list(chances.values())
+
+
+def sights(board: Board) -> list[list[float]]:
+    """Return for every cell, of its row and then of its column: whether it merges with the tile before it, whether a gap
+    before it lets it move, and whether it is a gap for a tile before it."""
+    columns = list(zip(*board, strict=True))
+    seen = []
+    for i, row in enumerate(board):
+        for j, tile in enumerate(row):
+            for before in (row[:j], columns[j][:i]):
+                last = next((it for it in reversed(before) if it), None)
+                seen.append([bool(tile) and tile == last, bool(tile) and 0 in before, not tile and last is not None])
+    return [[*map(float, a + b)] for a, b in zip(seen[::2], seen[1::2], strict=True)]
 
 
 def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> None:
     """Take ``steps`` steps: the word after the prompt is to be as likely as in the demonstrations, and then the end."""
-    # Muon learns to read the board several times sooner than AdamW does; it is made for matrices only.
+    # Not part of what is kept: moves alone teach to read a board many times slower.
+    eye = torch.nn.Linear(model.config.hidden_size, SIGHTS)
+    # Muon is quicker than AdamW here; it is made for matrices only.
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     optimizers = [
         torch.optim.Muon(matrices, lr=MUON_LEARNING_RATE, momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW(others, lr=ADAM_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.AdamW([*others, *eye.parameters()], lr=ADAM_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    seen, began = 0.0, time.process_time()
-    for step, (boards, wanted) in enumerate(batches(random.Random(seed), steps)):
+    words = torch.tensor([tokenizer.convert_tokens_to_ids(it) for it in DIRECTIONS])
+    means, began = torch.zeros(3), time.process_time()
+    for step, lesson in enumerate(lessons(tokenizer, steps, seed)):
         scale = min(1.0, (step + 1) / WARMUP_STEPS, max(0.02, 2 * (steps - step) / steps))
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * scale
-        divergence, loss = batch_loss(model, tokenizer, boards, torch.tensor(wanted))
-        loss.backward()
+        losses = lesson_losses(model, eye, lesson, words)
+        losses.sum().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        seen = 0.98 * seen + 0.02 * divergence if step else divergence
+        means += (losses.detach() - means) * max(0.02, 1 / (step + 1))
         if (step + 1) % 100 == 0:
-            print(f"step {step + 1}/{steps}  {time.process_time() - began:.0f} CPU-s  divergence {seen:.3f}", flush=True)
+            told = ", ".join(f"{name} {it:.3f}" for name, it in zip(("moves", "end", "sights"), means, strict=True))
+            print(f"step {step + 1}/{steps}  {time.process_time() - began:.0f} CPU-s  {told}", flush=True)
 
 
-def batch_loss(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, boards: list[Board], wanted: Tensor
-) -> tuple[float, Tensor]:
-    """Return the mean divergence of the model's moves from the wanted ones, and the loss."""
-    words = torch.tensor([tokenizer.convert_tokens_to_ids(it) for it in DIRECTIONS])
-    prompts = [tokenizer.apply_chat_template(messages(it), add_generation_prompt=True, return_dict=False) for it in boards]
-    ids = torch.cat([torch.tensor(prompts), words[torch.multinomial(wanted, 1)]], dim=1)
-    # What all prompts begin with is computed once.
-    common = int((ids == ids[0]).all(0).long().cumprod(0).sum())
-    cache = model.model(input_ids=ids[:1, :common], use_cache=True).past_key_values
+def lesson_losses(model: Qwen3ForCausalLM, eye: torch.nn.Module, lesson: Lesson, words: Tensor) -> Tensor:
+    """Return the divergence of the moves from those demonstrated, -logprob of the end, and the error about what there is
+    to see."""
+    ids = torch.cat([lesson.ids, words[torch.multinomial(lesson.moves, 1)]], dim=1)
+    # What comes before the board is the same in all, and computed once.
+    first = int(lesson.cells[0])
+    cache = model.model(input_ids=ids[:1, :first], use_cache=True).past_key_values
     cache.batch_repeat_interleave(len(ids))
-    hidden = model.model(input_ids=ids[:, common:], past_key_values=cache).last_hidden_state
+    hidden = model.model(input_ids=ids[:, first:], past_key_values=cache).last_hidden_state
     logprobs = model.lm_head(hidden[:, -2:]).log_softmax(-1)
-    divergence = (wanted * (wanted.clamp(min=1e-9).log() - logprobs[:, 0, words])).sum(-1).mean()
-    return divergence.item(), divergence - logprobs[:, 1, tokenizer.eos_token_id].mean()
+    wanted = lesson.moves
+    moves = (wanted * (wanted.clamp(min=1e-9).log() - logprobs[:, 0, words])).sum(-1).mean()
+    seen = binary_cross_entropy_with_logits(eye(hidden[:, lesson.cells - first]), lesson.sights)
+    return torch.stack([moves, -logprobs[:, 1, model.config.eos_token_id].mean(), seen])
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
