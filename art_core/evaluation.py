@@ -116,6 +116,8 @@ class Evaluator:
     temperatures: tuple[float | None, ...]
     screen: Display
     shape: Mapping[str, Any]
+    tell: Callable[..., None] = lambda *_: None
+    """Told what trackers are told of evaluations: the name of their method and its arguments."""
 
     async def once(self, name: str) -> Report | None:
         """Evaluate at every temperature and return the first's report; what an interrupted run has found is kept.
@@ -172,6 +174,10 @@ class Evaluator:
         ids = [t.rollout_id for t in report.trajectories]
         found = {"name": name, "step": self.run.step, **report.as_json(), "rollout_ids": ids}
         self.run.store.set_meta("evaluations", [*others, found])
+        self.tell("log_groups", self.run.step, groups, "eval")
+        self.tell(
+            "log_evaluation", self.run.step, {name: value for name, value in found.items() if name != "rollout_ids"}
+        )
         return report
 
 

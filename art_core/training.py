@@ -20,7 +20,7 @@ from art_core.config import PARTS, TrainConfig, check_tasks, make_config
 from art_core.display import Display, display
 from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
-from art_core.folder import write_whole
+from art_core.folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
 from art_core.metrics import apart
 from art_core.pipeline import Pipeline
@@ -30,7 +30,8 @@ from art_core.rollout import task_input
 from art_core.run import Run
 from art_core.scoring import of_nodes, why_unscored
 from art_core.threads import in_thread
-from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, Tracker
+from art_core.trackers import Tracker, Trackers
+from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward
 
 Sample = Callable[[int], Awaitable[tuple[list[Group], dict[str, float]]]]
 """A step's number, from 0 -> its scored groups and the seconds that they took, by arrow."""
@@ -105,6 +106,7 @@ async def train(
     run.adapt(agent)
     run.reward(eval_reward or reward)
     name = name_of(run.reward(reward))
+    factories = _tracker_factories(run, trackers)
     with screen:
         screen.phase("starting the engine", None)
         async with run, screen.rates(run.throughput().taken):
@@ -114,31 +116,34 @@ async def train(
                 screen.say(choice)
             if dry_run:
                 return await _dry_run(run, agent, tasks[0], reward, screen, shape)
-            told = _open_trackers(run, trackers)
+            told = _open_trackers(run, factories, trackers, screen)
             sample = functools.partial(_sample, run, agent, tasks, reward, screen, shape)
             evaluate_now = Evaluator(
-                run, agent, eval_tasks, eval_reward or reward, tuple(eval_temperatures), screen, shape
+                run, agent, eval_tasks, eval_reward or reward, tuple(eval_temperatures), screen, shape, told.tell
             )
             loop = functools.partial(_loop, run, reward, sample, told, evaluate_now, eval_every, screen)
             return await _train(run, loop, told, evaluate_now, screen)
 
 
 async def _train(
-    run: Run, loop: Callable[[], Awaitable[None]], trackers: Sequence[Tracker], evaluate_now: Evaluator, screen: Display
+    run: Run, loop: Callable[[], Awaitable[None]], trackers: Trackers, evaluate_now: Evaluator, screen: Display
 ) -> TrainResult:
     """Evaluate, train, evaluate again; what there is to show is written however it ends."""
     try:
         before = await evaluate_now.once("before")
         await loop()
+        if run.step and _checkpointed(run) is None:
+            await run.checkpoint()
+            trackers.tell("log_checkpoint", run.step, _checkpointed(run))
         after = await evaluate_now.once("after") if run.step else before
     except asyncio.CancelledError:
         screen.say(f"stopped: {run.run_dir} holds everything up to step {run.step}; with it as run_dir the run goes on")
         raise
     finally:
-        for tracker in trackers:
-            tracker.close()
-        write_metrics(run)
         report = write_report(run)
+        trackers.tell("log_report", report)
+        await in_thread(trackers.close)
+        write_metrics(run)
     return TrainResult(run.run_dir, report, before, after)
 
 
@@ -146,7 +151,7 @@ async def _loop(
     run: Run,
     reward: Any,
     sample: Sample,
-    trackers: Sequence[Tracker],
+    trackers: Trackers,
     evaluate_now: Evaluator,
     eval_every: int,
     screen: Display,
@@ -169,8 +174,11 @@ async def _loop(
                 screen.phase(f"step {run.step + 1}/{steps}: rollouts, scoring and learning", None)
             groups, seconds = await pipeline.next()
             metrics = await run.learn(groups, seconds={**seconds, "wait_seconds": pipeline.waited()})
-            for tracker in (*trackers, screen):
-                tracker.log(run.step, metrics)
+            trackers.tell("log", run.step, metrics)
+            trackers.tell("log_groups", run.step, groups, "train")
+            if folder := _checkpointed(run):
+                trackers.tell("log_checkpoint", run.step, folder)
+            screen.log(run.step, metrics)
             say_untrained(run.step, metrics, screen)
             lessons.add(metrics, groups)
             if lessons.flat and lessons.flat % FLAT_STEPS == 0 and not lessons.hopeless():
@@ -271,12 +279,29 @@ def write_metrics(run: Run) -> None:
     write_whole(run.run_dir / "metrics.jsonl", "".join(lines))
 
 
-def _open_trackers(run: Run, trackers: Sequence[str | Tracker]) -> list[Tracker]:
-    """Return the trackers, that of the metrics file first."""
-    write_metrics(run)
+def _checkpointed(run: Run) -> Path | None:
+    """Return the checkpoint of the weights of the moment, where there is one."""
+    newest = last_checkpoint(run.run_dir)
+    return newest if newest is not None and checkpoint_step(newest) == run.step else None
+
+
+def _tracker_factories(run: Run, trackers: Sequence[str | Tracker]) -> dict[str, Callable[..., Tracker]]:
+    """Look up the trackers that are given by name, that of the metrics file first; one that cannot work here is refused."""
     names = dict.fromkeys(["jsonl", *(it for it in trackers if isinstance(it, str))])
-    opened = [run.plugins.choose("register_trackers", name)(run.run_dir, run.config) for name in names]
-    return [*opened, *(it for it in trackers if not isinstance(it, str))]
+    factories = {name: run.plugins.choose("register_trackers", name) for name in names}
+    for factory in factories.values():
+        getattr(factory, "check", lambda: None)()
+    return factories
+
+
+def _open_trackers(
+    run: Run, factories: Mapping[str, Callable[..., Tracker]], trackers: Sequence[str | Tracker], screen: Display
+) -> Trackers:
+    write_metrics(run)
+    named = {name: factory(run.run_dir, run.config) for name, factory in factories.items()}
+    objects = [it for it in trackers if not isinstance(it, str)]
+    named |= {f"{type(it).__name__} {number}": it for number, it in enumerate(objects, 1)}
+    return Trackers(named, screen.say)
 
 
 async def _dry_run(

@@ -385,11 +385,3 @@ class MeteredReward(GroupReward, Protocol):
 
 
 Loss = Callable[[LossInputs], LossOutputs]
-
-
-class Tracker(Protocol):
-    """Is told how a run goes."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...

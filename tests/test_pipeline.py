@@ -282,16 +282,15 @@ async def test_a_reward_that_fails_in_a_later_steps_rollouts_ends_the_run_when_t
 
 
 async def test_an_interrupted_run_keeps_what_ran_ahead_and_trains_on_fresh_rollouts(tmp_path):
-    class Stop:
+    class Stop(Display):
         def log(self, step, metrics):
             if step == 2:
                 task.cancel()
 
-        def close(self):
-            pass
-
     task = asyncio.ensure_future(
-        art.train(ScriptedAgent(), ["a", "b", "c"], **settings(tmp_path, steps=5, max_staleness=2, trackers=[Stop()]))
+        art.train(
+            ScriptedAgent(), ["a", "b", "c"], **settings(tmp_path, steps=5, max_staleness=2, progress=Stop(quiet=True))
+        )
     )
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -8,6 +8,7 @@ import pytest
 
 import art_core as art
 from art_core import hookimpl
+from art_core.display import Display
 from art_core.errors import CaptureError, ConfigError
 from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
@@ -169,16 +170,15 @@ async def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     stop_at = 3
     learner = CountingLearner()
 
-    class Stop:
+    class Stop(Display):
         def log(self, step, metrics):
             if step == stop_at:
                 task.cancel()
 
-        def close(self):
-            pass
-
     task = asyncio.ensure_future(
-        art.train(ScriptedAgent(), ["a", "b"], **settings(tmp_path, steps=5, learner=learner, trackers=[Stop()]))
+        art.train(
+            ScriptedAgent(), ["a", "b"], **settings(tmp_path, steps=5, learner=learner, progress=Stop(quiet=True))
+        )
     )
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -1,0 +1,122 @@
+"""Tells trackers how a run goes, each in a thread of its own. Knows nothing about what a tracker does with it.
+
+A tracker that fails or hangs never stops a run: the first time it is said, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from art_core.attribution import exempt
+from art_core.types import Group
+
+WAITING = 256
+"""What a tracker may be behind by; of what comes then, it is told nothing."""
+CLOSE_SECONDS = 60.0
+"""For a tracker to do what it was told, and to close, at a run's end."""
+
+
+class Tracker(Protocol):
+    """Is told how a run goes: all in order, in one thread, beside the run.
+
+    ``log`` and ``close`` it must have; the others are called where it has them.
+    """
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a step; once for each."""
+        ...
+
+    def log_groups(self, step: int, groups: Sequence[Group], split: str) -> None:
+        """Take the scored runs of a step (``split`` is ``"train"``) or of an evaluation after it (``"eval"``)."""
+        ...
+
+    def log_evaluation(self, step: int, found: Mapping[str, Any]) -> None:
+        """Take what an evaluation found: an item of ``evaluations`` in ``report.json``. Its runs were told before."""
+        ...
+
+    def log_checkpoint(self, step: int, folder: Path) -> None:
+        """Take the folder of a checkpoint; the adapter is in ``folder / "adapter"``, whole weights in the folder itself. It is
+        removed when it is no longer among the newest."""
+        ...
+
+    def log_report(self, report: Mapping[str, Any]) -> None:
+        """Take the content of ``report.json``, last of all."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left, and end; it has ``CLOSE_SECONDS`` for both."""
+        ...
+
+
+class _Told:
+    """One tracker, its thread, and what it is still to be told."""
+
+    def __init__(self, name: str, tracker: Tracker, say: Callable[[str], None]) -> None:
+        self.name, self._tracker, self._say = name, tracker, say
+        self._waiting: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(WAITING)
+        self._failed = self._behind = False
+        # As a daemon, so that one that hangs does not keep the process from ending.
+        self._thread = threading.Thread(target=self._work, name=f"art-tracker-{name}", daemon=True)
+        self._thread.start()
+
+    def tell(self, what: str, *arguments: Any) -> None:
+        if not hasattr(self._tracker, what):
+            return
+        try:
+            self._waiting.put_nowait((what, arguments))
+        except queue.Full:
+            if not self._behind:
+                self._say(f"the tracker {self.name} is {WAITING} calls behind and is not told what comes meanwhile")
+            self._behind = True
+
+    def finish(self) -> None:
+        """Let it end after what it was told."""
+        self.tell("close")
+        with contextlib.suppress(queue.Full):  # it hangs; ``ended`` says so
+            self._waiting.put_nowait(None)
+
+    def ended(self, seconds: float) -> bool:
+        self._thread.join(max(seconds, 0.0))
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        with exempt():  # its calls are nobody's rollout
+            while (told := self._waiting.get()) is not None:
+                what, arguments = told
+                try:
+                    getattr(self._tracker, what)(*arguments)
+                except Exception as error:  # noqa: BLE001 - the boundary to the tracker: the run goes on without it
+                    if not self._failed:
+                        self._say(
+                            f"the tracker {self.name} failed in {what}: {type(error).__name__}: {error}; the run goes on, and "
+                            "what it missed is in the run folder"
+                        )
+                    self._failed = True
+
+
+class Trackers:
+    """The trackers of one run; told from the run's thread, they never hold it up."""
+
+    def __init__(self, named: Mapping[str, Tracker], say: Callable[[str], None]) -> None:
+        self._say = say
+        self._told = [_Told(name, tracker, say) for name, tracker in named.items()]
+
+    def tell(self, what: str, *arguments: Any) -> None:
+        """Call the method ``what`` of every tracker that has it."""
+        for told in self._told:
+            told.tell(what, *arguments)
+
+    def close(self) -> None:
+        """Wait until all have done what they were told and closed; say which have not within ``CLOSE_SECONDS``."""
+        until = time.monotonic() + CLOSE_SECONDS
+        for told in self._told:
+            told.finish()
+        for told in self._told:
+            if not told.ended(until - time.monotonic()):
+                self._say(f"the tracker {told.name} has not ended in {CLOSE_SECONDS:g} s and is left behind")
