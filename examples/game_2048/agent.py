@@ -7,6 +7,7 @@ legal move; anything else counts as invalid, and a random legal move is played i
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,8 +34,8 @@ def messages(board: Sequence[Sequence[int]]) -> list[dict[str, str]]:
 
 def read_direction(answer: str) -> str | None:
     """Return the direction that an answer names; None where it names none, or several."""
-    named = [it for it in DIRECTIONS if it in answer.lower().replace(".", " ").split()]
-    return named[0] if len(named) == 1 else None
+    named = set(re.findall(r"\w+", answer.lower())) & set(DIRECTIONS)
+    return named.pop() if len(named) == 1 else None
 
 
 class Game2048Agent(Agent):

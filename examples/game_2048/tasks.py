@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 from art_core.types import Trajectory
@@ -13,8 +14,8 @@ from .rules import Board, as_board, first_board, legal_moves, move_values, slide
 
 MOVES = 16
 """Of a training run."""
-LATEST = 300
-"""The position of a training run comes before this move of its game."""
+APART = 20
+"""Moves between the positions that are taken from one game, on average."""
 TRAINING_SEEDS = range(1_000_000)
 HELD_OUT_SEEDS = range(9_000_000, 10_000_000)
 """Of games; no seed is in both."""
@@ -23,12 +24,12 @@ INVALID = -1.0
 
 
 def training_positions(n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return ``n`` positions to play on from, early and late, as arguments of ``play``."""
-    rng = random.Random(seed)
-    return [
-        {"seed": it, "board": _position(random.Random(it), rng.randrange(LATEST)), "most_moves": MOVES}
-        for it in rng.sample(TRAINING_SEEDS, n)
-    ]
+    """Return ``n`` positions to play on from, early and late in their games, as arguments of ``play``."""
+    rng, found = random.Random(seed), []
+    while len(found) < n:
+        game = rng.choice(TRAINING_SEEDS)
+        found += [{"seed": game, "board": board, "most_moves": MOVES} for board in _stages(random.Random(game))]
+    return rng.sample(found, n)
 
 
 def held_out_games(n: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -60,11 +61,11 @@ def move_reward(board: Board, said: str | None) -> float:
     return (values[said] - sum(values.values()) / len(values)) / (span or 1.0)
 
 
-def _position(rng: random.Random, moves: int) -> list[list[int]]:
-    """Return where a game stands after some moves of a player who is good at times; a game that ends begins again."""
+def _stages(rng: random.Random) -> Iterator[Board]:
+    """Yield a game's positions, one of ``APART`` of them, by a player who is good at times."""
     board, skill = first_board(rng), rng.random()
-    for _ in range(moves):
-        legal = legal_moves(board)
+    while legal := legal_moves(board):
+        if rng.random() < 1 / APART:
+            yield board
         choose = by_reward if rng.random() < skill else any_move
-        board = with_random_tile(slide(board, choose(board, legal, rng))[0], rng) if legal else first_board(rng)
-    return [list(row) for row in (board if legal_moves(board) else first_board(rng))]
+        board = with_random_tile(slide(board, choose(board, legal, rng))[0], rng)
