@@ -11,12 +11,15 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core import local_models
 from art_core.attribution import caller_headers, destination
 from art_core.errors import ConfigError, ModelCallError, UpstreamError
+from art_core.folder import last_checkpoint
 
 if TYPE_CHECKING:
     from art_core.types import JsonDict, RolloutAddress, Upstream
@@ -34,6 +37,7 @@ RETRIES = 2
 LONGEST_PAUSE = 8.0
 """Seconds before a retry."""
 DECODER = json.JSONDecoder()
+_asked: ContextVar[list[str]] = ContextVar("art_asked")
 
 
 class Agent:
@@ -45,8 +49,9 @@ class Agent:
 
     def __init__(self, model_name: str = "tiny", *, engine: Upstream | None = None) -> None:
         self.model_name: str = os.environ.get("ART_MODEL") or model_name
-        self._engine = engine
+        self.engine = engine
         self._served: local_models.Served | None = None
+        self._followed: Path | None = None
         self._user = local_models.User()
 
     async def generate_response(
@@ -74,7 +79,7 @@ class Agent:
 
     async def select_action(self, state: dict[str, Any]) -> dict[str, Any]:
         """Show the model ``state`` as JSON and return the action that it says, by ``parse_action``."""
-        response = await self.generate_response(ASKED.format(state=_as_json(state)))
+        response = await self.generate_response(ASKED.format(state=as_json(state)))
         return self.parse_action(response, state)
 
     def parse_action(self, response: str, state: dict[str, Any]) -> dict[str, Any]:
@@ -99,22 +104,45 @@ class Agent:
         ``save_checkpoint`` wrote. Nothing is unpickled. Raises ConfigError where it is none of these, StoreError where it is
         damaged.
         """
-        if self._engine is not None:
+        if self.engine is not None:
             raise ConfigError(
                 f"this agent has an engine of its own, so {path} cannot be loaded; load it into that engine"
             )
-        self._served = local_models.find_checkpoint(path, self.model_name)
-        self._user = local_models.User()  # what was served to the one before may end
+        self._serve(local_models.find_checkpoint(path, self.model_name))
+        self._followed = None
+
+    def follow(self, run_dir: str | Path) -> None:
+        """Answer, outside rollouts, with the newest checkpoint that this run has when the agent is asked; while it has none, as
+        before."""
+        self._followed = Path(run_dir)
+
+    def _serve(self, served: local_models.Served) -> None:
+        if served != self._served:
+            self._served, self._user = served, local_models.User()  # what was served to the one before may end
+
+    def start_model(self) -> str:
+        """Return the model that training this agent starts from. Raises ConfigError where it answers with an adapter or a
+        single file, from which no learner starts."""
+        trained = self._followed or (self._served.weights if self._served else None)
+        if trained is not None:
+            raise ConfigError(
+                f"this agent answers with {trained}, and training starts from whole models: give the run that it is from as "
+                "run_dir=, which then goes on, or a model folder as model="
+            )
+        return self._served.model if self._served else self.model_name
 
     async def aclose(self) -> None:
         """End the engine that answers outside rollouts, where no other agent uses it. The next call starts one again."""
         await local_models.leave(self._user)
 
     async def _ask_here(self, body: JsonDict) -> JsonDict:
-        upstream, user = self._engine, self._user  # referred to here, so that the engine is kept while it answers
+        upstream, user = self.engine, None
         if upstream is None:
+            if self._followed is not None and last_checkpoint(self._followed) is not None:
+                self._serve(local_models.find_checkpoint(self._followed, self.model_name))
             if self._served is None:
-                self._served = local_models.find_model(self.model_name)
+                self._serve(local_models.find_model(self.model_name))
+            user = self._user  # referred to here, so that the engine is kept while it answers
             upstream = await local_models.upstream(self._served, user)
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
@@ -127,9 +155,21 @@ class Agent:
         return answer
 
 
+@contextmanager
+def asking() -> Iterator[list[str]]:
+    """Give a list that gets the ``Call.request_id`` of what agents ask in this block, in order."""
+    token = _asked.set(ids := [])
+    try:
+        yield ids
+    finally:
+        _asked.reset(token)
+
+
 async def _ask(address: RolloutAddress, body: JsonDict) -> JsonDict:
     """Ask a rollout's address, again where that may help; the same id lets a retry take the place of its predecessor."""
-    headers = {"authorization": f"Bearer {address.api_key}", "x-art-request-id": uuid.uuid4().hex, **caller_headers()}
+    request_id = uuid.uuid4().hex
+    _asked.get([]).append(request_id)
+    headers = {"authorization": f"Bearer {address.api_key}", "x-art-request-id": request_id, **caller_headers()}
     for retry in range(RETRIES + 1):
         answer = await _post(f"{address.base_url}/chat/completions", {"model": address.model, **body}, headers)
         if not isinstance(answer, _Failed):
@@ -186,7 +226,7 @@ def _seconds(retry_after: str | None) -> float | None:
     return float(retry_after) if retry_after and retry_after.isdigit() else None
 
 
-def _as_json(state: Any) -> str:
+def as_json(state: Any) -> str:
     """Return a state as JSON: arrays and numbers of numpy as lists and numbers, what JSON has no form for as text."""
     return json.dumps(state, ensure_ascii=False, default=_plain)
 

@@ -21,7 +21,7 @@ from art_core.builtin import embedded_engine
 from art_core.config import make_config, model_folder
 from art_core.errors import ConfigError, StoreError
 from art_core.folder import last_checkpoint
-from art_core.types import Weights
+from art_core.one_file import base_of_adapter, weights_of
 
 if TYPE_CHECKING:
     from art_core.engine import EmbeddedEngine
@@ -35,7 +35,7 @@ class Served:
     model: str
     """A folder with a causal LM, or a hub name."""
     weights: Path | None = None
-    """An adapter's folder or a safetensors file, loaded into the model."""
+    """An adapter's folder or a file of safetensors, loaded into the model."""
     saved: str = ""
     """Another text where other weights have been saved at the same place since."""
 
@@ -60,7 +60,7 @@ def find_model(model: str) -> Served:
 
 def find_checkpoint(path: str | Path, model: str) -> Served:
     """Return what was saved at ``path``: a checkpoint, the newest one of a run folder, a model, an adapter, or one file of
-    safetensors with all the weights of ``model``.
+    safetensors with an adapter or all the weights of ``model``.
 
     An adapter is put on the model that it was trained on; where that is a folder that is not on this machine, on ``model``.
     Raises ConfigError where nothing of this is there, StoreError where it is damaged.
@@ -91,15 +91,9 @@ def find_checkpoint(path: str | Path, model: str) -> Served:
 
 
 def _file(file: Path, model: str) -> Served:
-    with file.open("rb") as stream:
-        head = stream.read(9)
-    if head[8:] != b"{":  # safetensors: the length of a JSON object, then the object
-        raise ConfigError(
-            f"{file} is not in the format safetensors, and nothing is unpickled from a file; save it with save_checkpoint, or "
-            "give a run folder"
-        )
-    status = file.stat()
-    return Served(model_folder(model), file, f"{status.st_mtime_ns}/{status.st_size}")
+    base, status = base_of_adapter(file), file.stat()
+    saved = f"{status.st_mtime_ns}/{status.st_size}"
+    return Served(model_folder(model) if base is None else _base(base or model, model), file, saved)
 
 
 def _base(base: str, model: str) -> str:
@@ -156,7 +150,8 @@ def _engine(served: Served) -> EmbeddedEngine:
     async def begin() -> None:
         await engine.start()
         if served.weights is not None:
-            await engine.load(_weights(served.weights))
+            with weights_of(served.weights) as weights:
+                await engine.load(weights)
 
     try:
         asyncio.run(begin())  # a loop of its own: callers' loops come and go, and the engine stays
@@ -164,18 +159,6 @@ def _engine(served: Served) -> EmbeddedEngine:
         engine.close()
         raise
     return engine
-
-
-def _weights(path: Path) -> Weights:
-    if path.is_dir():
-        return Weights(1, path)
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return Weights(1, path=None, live=load_file(path))
-    except SafetensorError as error:
-        raise StoreError(f"{path} is damaged ({error}); give another checkpoint") from error
 
 
 async def leave(user: User) -> None:

@@ -108,20 +108,16 @@ class ClassicEpisodes:
     async def __call__(self, episode: dict[str, Any]) -> dict[str, Any]:
         """Run an episode and return ``episode_id``, ``total_reward``, ``steps`` and ``data``."""
         from art_core.environment import Environment
+        from art_core.episodes import Episode as Played
+        from art_core.episodes import play
 
         agent, environment = self._agent(episode.get("model_name")), Environment(episode.get("env_config"))
-        state, done = await environment.reset(), False
-        data: dict[str, Any] = {"states": [], "actions": [], "rewards": [], "done": False}
-        while not done and len(data["rewards"]) < episode.get("max_steps", 50):
-            action = await agent.select_action(state)
-            after, reward, done, _ = await environment.step(action)
-            data["states"].append(state)
-            data["actions"].append(action)
-            data["rewards"].append(reward)
-            state = after
-        data["done"] = done
-        total = sum(data["rewards"])
-        return {"episode_id": episode["episode_id"], "total_reward": total, "steps": len(data["rewards"]), "data": data}
+        played = Played()
+        await play(agent, environment, await environment.reset(), played, episode.get("max_steps", 50))
+        data = {name: played[name] for name in ("states", "actions", "rewards", "done")}
+        return {
+            "episode_id": episode["episode_id"], "total_reward": played["total_reward"], "steps": played["steps"], "data": data
+        }  # fmt: skip
 
     def _agent(self, model: Any) -> Any:
         from art_core.agent import Agent

@@ -1,0 +1,318 @@
+"""The classic surface: GRPO on an agent in an environment, and the loss alone. Knows nothing about how a step is taken.
+
+``GRPOTrainer(agent=, environment=, ...)`` is ``open_run`` under the classic names; ``GRPOTrainer(model, reference_model)`` is the
+loss of actions whose log-probabilities two models give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from art_core.agent import Agent, as_json, asking
+from art_core.classic_loss import ActionLoss
+from art_core.display import display
+from art_core.environment import Environment, State
+from art_core.episodes import Actor, Episode, play
+from art_core.errors import CaptureError, ConfigError, StoreError
+from art_core.one_file import write_one_file
+from art_core.run import Run
+from art_core.threads import in_thread
+from art_core.training import open_run
+from art_core.types import Group, RolloutAddress, Trajectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMS = "give agent= and environment= to train an agent, or a model and a reference model for the loss alone"
+
+
+class GRPOTrainer:
+    """Trains the model of ``agent`` in ``environment``: ``collect_episodes``, ``update_policy``, ``save_checkpoint``.
+
+    Of a batch of ``episodes_per_batch`` episodes every ``batch_size`` begin alike, in copies of an environment that was reset
+    once, and are compared with each other: they are a group of GRPO. ``kl_penalty`` is the coefficient of the KL term towards
+    the start weights; ``learning_rate=None`` takes the default for the model's size. ``discount=None`` trains every call with
+    its episode's total reward; a number trains a call with the discounted sum of the rewards from its action on (0: that of its
+    action alone), for agents that ask by ``generate_response``. ``model`` is the agent's where it is not given. Further
+    keywords are those of ``open_run``: ``run_dir``, ``seed``, ``lora_rank``, ``engine`` and so on.
+
+    The run is opened at the first call, and closed by ``aclose``, by leaving ``async with``, or with the event loop. Every
+    episode has a copy of the environment (``copy.deepcopy``) and of the agent (``copy.copy``).
+
+    ``GRPOTrainer(model, reference_model, beta=0.1)`` has ``compute_grpo_loss`` and ``get_log_probs`` only.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        reference_model: Any = None,
+        beta: float = 0.1,
+        *,
+        agent: Actor | None = None,
+        environment: Environment | None = None,
+        learning_rate: float | None = None,
+        batch_size: int = 8,
+        episodes_per_batch: int = 32,
+        max_episode_length: int = 50,
+        kl_penalty: float = 0.0,
+        discount: float | None = None,
+        tokenizer: Any = None,
+        progress: bool = True,
+        **settings: Any,
+    ) -> None:
+        if (agent is None) != (environment is None) or (agent is None) == (reference_model is None):
+            raise ConfigError(f"GRPOTrainer has two forms: {FORMS}")
+        self._loss = None if reference_model is None else ActionLoss(model, reference_model, beta, tokenizer)
+        if self._loss is not None:
+            if settings:
+                raise ConfigError(f"GRPOTrainer(model, reference_model) has no {sorted(settings)}: {FORMS}")
+            return
+        _check_sizes(batch_size, episodes_per_batch, max_episode_length)
+        self.agent, self.environment = agent, environment
+        self.batch_size, self.episodes_per_batch = batch_size, episodes_per_batch
+        self.max_episode_length, self.kl_penalty, self.discount = max_episode_length, kl_penalty, discount
+        if learning_rate is not None:
+            settings["learning_rate"] = learning_rate
+        self._groups = -(-episodes_per_batch // batch_size)
+        self._settings = {"kl": kl_penalty, "group_size": batch_size, "tasks_per_step": self._groups, **settings}
+        self._model = _start(agent, model)
+        self._screen = display(progress)
+        self._holding: asyncio.Task[None] | None = None
+        self._begun = 0
+
+    # the loss alone
+
+    def compute_grpo_loss(
+        self, states: Sequence[Any], actions: Sequence[Any], rewards: Any, group_baselines: Any, **more: Any
+    ) -> dict[str, Tensor]:
+        """Return ``total_loss``, ``policy_loss``, ``kl_loss`` and ``advantages``; ``ActionLoss.compute`` says how."""
+        return self._the_loss().compute(states, actions, rewards, group_baselines, **more)
+
+    def get_log_probs(self, states: Sequence[Any], actions: Sequence[Any]) -> Tensor:
+        """Return the log-probability of each action under ``model``, (n,), differentiable; see ``ActionLoss.log_probs``."""
+        return self._the_loss().log_probs(states, actions)
+
+    def _the_loss(self) -> ActionLoss:
+        if self._loss is None:
+            raise ConfigError(f"this GRPOTrainer trains an agent, and update_policy computes its loss: {FORMS}")
+        return self._loss
+
+    # an agent in an environment
+
+    async def collect_episodes(self) -> list[Episode]:
+        """Play a batch of episodes with the weights of the moment, and return them.
+
+        An episode in which the agent or the environment raised has its ``error``, and what was done before. Raises
+        CaptureError where no episode asked the model: then there is nothing to train.
+        """
+        run, played = await self._run(), dict[str, Episode]()
+        starts = [await self._begin() for _ in range(self._groups)]
+        tasks = [
+            {"start": self._begun - len(starts) + n, "state": json.loads(as_json(state))}
+            for n, (_, state) in enumerate(starts)
+        ]
+        given = dict(zip((task["start"] for task in tasks), starts, strict=True))
+
+        async def one(start: tuple[Environment, State], address: RolloutAddress) -> Any:
+            episode = played[address.rollout_id] = Episode()
+            agent = _Noted(copy.copy(self.agent), episode)
+            await play(agent, _copy(start[0]), copy.deepcopy(start[1]), episode, self.max_episode_length)
+            return json.loads(as_json(episode))
+
+        self._screen.phase(f"step {run.step + 1}: episodes", len(tasks) * self.batch_size)
+        groups = await run.collect(
+            one, tasks, group_size=self.batch_size, to_input=lambda task: given[task["start"]], allow_no_calls=True
+        )
+        found = [_finished(played, t) for group in groups for t in group.trajectories]
+        self._check_captured(found)
+        return found[: self.episodes_per_batch]
+
+    async def update_policy(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Take one optimizer step on the episodes, serve the new weights, and return the step's metrics.
+
+        Among them are ``policy_loss``, ``kl_loss`` (``kl_penalty`` times the estimated divergence from the start weights; the
+        two are the loss) and ``avg_reward``. What counts are ``total_reward``, and with ``discount`` ``rewards``, as they stand
+        in the episodes now. Where the episodes that began alike all have the same reward there is nothing to learn, and no step
+        is taken: ``groups_with_contrast`` is 0.
+        """
+        run, groups = await self._run(), _grouped(episodes)
+        self._screen.phase(f"step {run.step + 1}: learning", None)
+        by_rollout = {episode.trajectory.rollout_id: episode for episode in episodes if episode.trajectory}
+        scored = await run.score(groups, functools.partial(_reward, by_rollout, self.discount))
+        metrics = await run.learn(scored)
+        if isinstance(self.agent, Agent):
+            self.agent.follow(run.run_dir)  # what it is asked outside episodes, the trained weights answer too
+        kl_loss = self.kl_penalty * metrics.get("kl_ref", 0.0)
+        return {
+            **metrics,
+            "policy_loss": metrics.get("loss", 0.0) - kl_loss,
+            "kl_loss": kl_loss,
+            "avg_reward": fmean(episode["total_reward"] for episode in episodes),
+        }
+
+    async def save_checkpoint(self, path: str | Path) -> None:
+        """Write the weights of the moment to ``path`` as one file of safetensors, whatever its ending: an adapter where one is
+        trained, else all weights. ``Agent.load_checkpoint`` reads it. Where ``path`` is a folder, or has no ending, the whole
+        checkpoint is copied there, with the optimizer's state. Raises StoreError where it cannot be written.
+        """
+        run, path = await self._run(), Path(path).expanduser()
+        folder = await run.checkpoint()
+        if path.suffix and not path.is_dir():
+            return await in_thread(write_one_file, folder, str(run.store.meta("model")), path)
+        try:
+            await in_thread(functools.partial(shutil.copytree, folder, path, dirs_exist_ok=True))
+        except (OSError, shutil.Error) as error:
+            raise StoreError(f"{path} could not be written: {error}; check space and permissions") from error
+
+    async def aclose(self) -> None:
+        """Save and close the run; the next call opens it again, where it stopped."""
+        if self._holding is not None and not self._holding.done():
+            self._closing.set()
+            await self._holding
+
+    async def __aenter__(self) -> GRPOTrainer:
+        await self._run()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _run(self) -> Run:
+        """Return the run, opened in this event loop."""
+        self._the_agents()
+        if self._holding is None or self._holding.done():
+            self._closing = asyncio.Event()
+            self._opened: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
+            self._holding = asyncio.create_task(self._hold(self._opened))
+        return await asyncio.shield(self._opened)
+
+    def _the_agents(self) -> None:
+        if self._loss is not None:
+            raise ConfigError(f"this GRPOTrainer has no agent: {FORMS}")
+
+    async def _hold(self, opened: asyncio.Future[Run]) -> None:
+        """Keep the run open. A task, because a program that only stops is to leave a closed run too: at the end of its loop
+        ``asyncio.run`` cancels what is left, and waits for it."""
+        try:
+            with self._screen:
+                async with open_run(model=self._model, **self._settings) as run:
+                    self._settings["run_dir"] = run.run_dir  # where it goes on, if it is opened again
+                    opened.set_result(run)
+                    await self._closing.wait()
+        except Exception as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)  # whoever waits for the run is told
+
+    async def _begin(self) -> tuple[Environment, State]:
+        """Return an environment that was reset, and its first state."""
+        environment = _copy(self.environment)
+        self._begun += 1
+        return environment, await environment.reset()
+
+    def _check_captured(self, episodes: Sequence[Episode]) -> None:
+        if any(episode.trajectory and episode.trajectory.calls for episode in episodes):
+            return
+        failed = [episode["error"] for episode in episodes if episode["error"]]
+        why = f"; {len(failed)} of them failed, the first with {failed[0]}" if failed else ""
+        raise CaptureError(
+            f"{type(self.agent).__name__}.select_action asked no model in any of {len(episodes)} episodes{why}, so there is "
+            "nothing to train. Let it ask with await self.generate_response(...), or by a client whose plugin is installed "
+            "('art plugins' lists them); a strategy that computes its action needs no training"
+        )
+
+
+class _Noted:
+    """An agent whose questions to the model are noted by action."""
+
+    def __init__(self, agent: Any, episode: Episode) -> None:
+        self._agent, self._episode = agent, episode
+
+    async def select_action(self, state: State) -> dict[str, Any]:
+        with asking() as ids:
+            self._episode.asked.append(ids)
+            return await self._agent.select_action(state)
+
+
+def _check_sizes(batch_size: int, episodes_per_batch: int, max_episode_length: int) -> None:
+    if batch_size < 2:
+        raise ConfigError(f"batch_size={batch_size}: at least 2 episodes that begin alike can be compared")
+    if episodes_per_batch < batch_size or episodes_per_batch % batch_size:
+        raise ConfigError(
+            f"episodes_per_batch={episodes_per_batch} is not a multiple of batch_size={batch_size}, the number of episodes that "
+            "begin alike and are compared with each other"
+        )
+    if max_episode_length < 1:
+        raise ConfigError(f"max_episode_length={max_episode_length}: give the number of actions, at least 1")
+
+
+def _start(agent: Any, model: Any) -> str:
+    """Return the model that training starts from."""
+    if model is not None:
+        return str(model)
+    if not isinstance(agent, Agent):
+        raise ConfigError(f"{type(agent).__name__} is no art_core.agent.Agent, so its model is not known: give model=")
+    return agent.start_model()
+
+
+def _copy(environment: Any) -> Any:
+    try:
+        return copy.deepcopy(environment)
+    except TypeError as error:
+        raise ConfigError(
+            f"{type(environment).__name__} cannot be copied ({error}), and every episode needs an environment of its own: write "
+            "__deepcopy__(self, memo), which returns a new one that shares what is only read"
+        ) from error
+
+
+def _finished(played: Mapping[str, Episode], trajectory: Trajectory) -> Episode:
+    episode = played.get(trajectory.rollout_id) or Episode()
+    episode["error"], episode.trajectory = trajectory.error, trajectory
+    return episode
+
+
+def _grouped(episodes: Sequence[Episode]) -> list[Group]:
+    """Return the trajectories of the episodes that began alike as groups."""
+    groups: dict[int, list[Trajectory]] = {}
+    for episode in episodes:
+        trajectory = getattr(episode, "trajectory", None)
+        if trajectory is None:
+            raise ConfigError("update_policy takes what collect_episodes returned, all of it or a part")
+        groups.setdefault(trajectory.task["start"], []).append(trajectory)
+    if not groups:
+        raise ConfigError("update_policy was given no episodes")
+    return [Group(task=members[0].task, trajectories=tuple(members)) for members in groups.values()]
+
+
+def _reward(episodes: Mapping[str, Episode], discount: float | None, trajectory: Trajectory) -> float:
+    """Return an episode's total reward; with ``discount``, put what each action was worth on the calls behind it."""
+    episode = episodes[trajectory.rollout_id]
+    if discount is not None:
+        worth = _returns(episode["rewards"], discount)
+        made = {asked: number for number, ids in enumerate(episode.asked) for asked in ids}
+        for index, call in enumerate(trajectory.calls):
+            if call.request_id not in made:
+                raise ConfigError("discount= needs an agent that asks with await self.generate_response(...) only")
+            number = made[call.request_id]  # the last action has no reward where it raised
+            trajectory.call_rewards[index] = worth[number] if number < len(worth) else 0.0
+    return float(episode["total_reward"])
+
+
+def _returns(rewards: Sequence[float], discount: float) -> list[float]:
+    """Return the discounted sum of the rewards from each one on."""
+    found, total = [], 0.0
+    for reward in reversed(rewards):
+        total = reward + discount * total
+        found.append(total)
+    return found[::-1]
