@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 from art_core.testing import FakeEngine
 from art_core.types import Call, Trajectory
 from examples.game_2048.agent import Game2048Agent, invalid_share, messages, play, read_direction
+from examples.game_2048.classic import train_2048_agent
 from examples.game_2048.environment import Game2048Environment
-from examples.game_2048.evaluate import Scripted, mean_and_margin, measure
+from examples.game_2048.evaluate import MODEL, Scripted, mean_and_margin, measure
 from examples.game_2048.tasks import (
     HELD_OUT_SEEDS,
     TRAINING_SEEDS,
@@ -221,3 +223,22 @@ def test_training_positions_are_early_and_late_and_no_held_out_game_is_trained_o
     largest = Counter(max(map(max, task["board"])) for task in tasks)
     assert largest.keys() >= {4, 16, 64, 128}
     assert all("board" not in game for game in games)
+
+
+SHORT = {"batch_size": 2, "episodes_per_batch": 4, "max_episode_length": 6, "progress": False}
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("model", ["tiny", str(MODEL)])
+async def test_the_classic_program_trains_any_model_that_the_environment_variable_names(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ART_MODEL", model)
+    monkeypatch.setenv("ART_EPOCHS", "2")
+    history = await train_2048_agent(run_dir=tmp_path / "run", learning_rate=5e-4, **SHORT)
+    said = capsys.readouterr().out
+    assert "Epoch 2/2" in said and f"Average Reward: {history[0]['avg_reward']:.3f}" in said
+    assert len(history) == 2 and all(epoch.keys() >= {"policy_loss", "kl_loss", "avg_reward"} for epoch in history)
+    if model == "tiny":  # it knows no boards, and says nothing that is a direction
+        assert all(epoch["avg_reward"] == pytest.approx(-0.6, abs=0.6) for epoch in history)
