@@ -47,9 +47,9 @@ def player(name: str, temperature: float = 1.0, search_depth: int = 1) -> Agent:
     return Game2048Agent("tiny" if name == "search" else name, strategy, temperature, search_depth)
 
 
-async def measure(agent: Agent, games: int = 200, seed: int = 0) -> list[dict[str, Any]]:
-    """Play held-out games, all at the same time, and return them."""
-    return await asyncio.gather(*(play(agent, **game) for game in held_out_games(games, seed)))
+async def measure(agent: Agent, games: int = 200, seed: int = 0, most_moves: int | None = None) -> list[dict[str, Any]]:
+    """Play held-out games, all at the same time, to their end or so many moves, and return them."""
+    return await asyncio.gather(*(play(agent, **game, most_moves=most_moves) for game in held_out_games(games, seed)))
 
 
 def mean_and_margin(values: Sequence[float]) -> tuple[float, float]:

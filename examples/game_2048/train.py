@@ -14,9 +14,12 @@ from .agent import Game2048Agent, play
 from .evaluate import MODEL, describe, measure, player
 from .tasks import reward, training_positions
 
+POSITIONS = 320
+"""That training runs start from."""
+
 
 def run(
-    model: str = str(MODEL), steps: int = 40, seed: int = 0, run_dir: Path | None = None, **settings: Any
+    model: str = str(MODEL), steps: int = 30, seed: int = 0, run_dir: Path | None = None, **settings: Any
 ) -> art.TrainResult:
     """Train on positions of games, a reward for each move; ``settings`` are further keywords of ``art.train``."""
     agent = Game2048Agent(model, strategy="deep_learning")
@@ -24,16 +27,21 @@ def run(
     async def play_on(task: dict[str, Any]) -> dict[str, Any]:
         return await play(agent, **task)
 
-    settings = {"tasks_per_step": 16, "group_size": 4, **settings}
+    settings = {
+        "tasks_per_step": 8,
+        "group_size": 4,
+        "learning_rate": 1e-3 if model == str(MODEL) else None,
+        **settings,
+    }
     return art.train_sync(
-        play_on, training_positions(steps * settings["tasks_per_step"], seed), model=model, reward=reward, steps=steps,
+        play_on, training_positions(POSITIONS, seed), model=model, reward=reward, steps=steps,
         seed=seed, run_dir=run_dir, **settings,
     )  # fmt: skip
 
 
 def main(
     model: Annotated[str, typer.Option(help="The start model: a folder or a Hugging Face name.")] = str(MODEL),
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 40,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 30,
     seed: Annotated[int, typer.Option(help="Of positions and sampling.")] = 0,
     games: Annotated[int, typer.Option(help="Held-out games, played to the end before and after.")] = 200,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
