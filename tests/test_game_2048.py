@@ -17,7 +17,7 @@ from examples.game_2048.agent import Game2048Agent, invalid_share, messages, pla
 from examples.game_2048.classic import train_2048_agent
 from examples.game_2048.environment import Game2048Environment
 from examples.game_2048.evaluate import MODEL, Scripted, mean_and_margin, measure, player
-from examples.game_2048.rules import as_board
+from examples.game_2048.rules import DIRECTIONS, as_board
 from examples.game_2048.tasks import (
     HELD_OUT_SEEDS,
     TRAINING_SEEDS,
@@ -180,7 +180,7 @@ async def test_the_same_seed_and_moves_are_the_same_game_and_a_limit_of_moves_en
 async def test_the_model_is_shown_the_board_of_the_moment_and_nothing_else():
     engine = FakeEngine(["I go Left.", "up, no, down", "gauche"])
     agent = Game2048Agent("tiny", strategy="deep_learning")
-    agent._engine = engine
+    agent.engine = engine
     board = [[2, 4, 0, 0], [0, 0, 0, 0], [0, 0, 2048, 0], [0, 0, 0, 0]]
     state = {"board": board}
     said = [(await agent.select_action(state))["direction"] for _ in range(3)]
@@ -259,3 +259,16 @@ def test_ten_steps_teach_moves_that_are_worth_more_in_held_out_games(tmp_path: P
     # The mean of 2,560 moves has a standard error of about 0.01.
     assert abs(before) < 0.06
     assert after > before + 0.07
+
+
+def test_every_tile_and_every_direction_is_one_token_of_the_start_model_which_is_small():
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    tiles = [0, *(2**power for power in range(1, 13))]
+    assert {len(tokenizer(f"{tile:>5}")["input_ids"]) for tile in tiles} == {1}
+    assert {len(tokenizer(direction)["input_ids"]) for direction in DIRECTIONS} == {1}
+    boards = [[tiles[:4], tiles[4:8], tiles[8:12], tiles[9:13]], [[0] * 4] * 4]
+    prompts = [tokenizer.apply_chat_template(messages(it), tokenize=False) for it in boards]
+    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    assert len(ids[0]) == len(ids[1]) and [tokenizer.decode(it) for it in ids] == prompts
+    assert sum(file.stat().st_size for file in MODEL.iterdir()) < 2_000_000

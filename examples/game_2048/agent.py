@@ -28,7 +28,7 @@ SEARCH_DEPTH = 3
 
 def messages(board: Sequence[Sequence[int]]) -> list[dict[str, str]]:
     """Return the conversation that asks for a move on ``board``; every tile takes five columns."""
-    rows = "\n".join("".join(f"{tile:>5}" for tile in row) for row in board)
+    rows = "\n".join("".join(f" {tile:>4}" for tile in row) for row in board)
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": rows}]
 
 

@@ -1,4 +1,4 @@
-"""Make the start model from nothing: a transformer of 0.8M parameters that reads boards and has mediocre habits.
+"""Make the start model from nothing: a transformer of 0.5M parameters that reads boards and has mediocre habits.
 
     python -m examples.game_2048.warm_start --out examples/game_2048/model
 
@@ -51,6 +51,7 @@ EMBEDDING_STD = 0.1
 SIGHTS = 6
 """What the model is asked about every cell while it learns to read."""
 TILES = [0, *(2**power for power in range(1, 18))]
+"""Those above 4096 are several tokens each: no game of a model this small gets there."""
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -69,7 +70,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    board = messages([TILES])[1]["content"]
+    board = "".join(f"{tile:>5}" for tile in TILES)
     texts = [f"{SYSTEM}\n{board}\n{' '.join(DIRECTIONS)}\nsystem\nuser\nassistant"] * 50
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
