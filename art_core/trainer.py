@@ -55,7 +55,7 @@ class GRPOTrainer:
         self,
         model: Any = None,
         reference_model: Any = None,
-        beta: float = 0.1,
+        beta: float | None = None,
         *,
         agent: Actor | None = None,
         environment: Environment | None = None,
@@ -71,11 +71,16 @@ class GRPOTrainer:
     ) -> None:
         if (agent is None) != (environment is None) or (agent is None) == (reference_model is None):
             raise ConfigError(f"GRPOTrainer has two forms: {FORMS}")
-        self._loss = None if reference_model is None else ActionLoss(model, reference_model, beta, tokenizer)
-        if self._loss is not None:
+        self._loss = None
+        if reference_model is not None:
             if settings:
                 raise ConfigError(f"GRPOTrainer(model, reference_model) has no {sorted(settings)}: {FORMS}")
+            self._loss = ActionLoss(model, reference_model, 0.1 if beta is None else beta, tokenizer)
             return
+        if beta is not None or tokenizer is not None:
+            raise ConfigError(
+                f"beta= and tokenizer= are of the loss alone; kl_penalty= is what an agent is trained with: {FORMS}"
+            )
         _check_sizes(batch_size, episodes_per_batch, max_episode_length)
         self.agent, self.environment = agent, environment
         self.batch_size, self.episodes_per_batch = batch_size, episodes_per_batch
@@ -192,14 +197,14 @@ class GRPOTrainer:
 
     async def _run(self) -> Run:
         """Return the run, opened in this event loop."""
-        self._the_agents()
+        self._check_form()
         if self._holding is None or self._holding.done():
             self._closing = asyncio.Event()
             self._opened: asyncio.Future[Run] = asyncio.get_running_loop().create_future()
             self._holding = asyncio.create_task(self._hold(self._opened))
         return await asyncio.shield(self._opened)
 
-    def _the_agents(self) -> None:
+    def _check_form(self) -> None:
         if self._loss is not None:
             raise ConfigError(f"this GRPOTrainer has no agent: {FORMS}")
 

@@ -161,6 +161,7 @@ async def test_a_run_is_opened_again_where_it_stopped(tmp_path):
         ({"agent": Guesser(), "environment": Guess(), "batch_size": 1}, "at least 2"),
         ({"agent": Guesser(), "environment": Guess(), "batch_size": 5}, "multiple of batch_size=5"),
         ({"agent": Guesser(), "environment": Guess(), "max_episode_length": 0}, "max_episode_length"),
+        ({"agent": Guesser(), "environment": Guess(), "beta": 0.2}, "kl_penalty="),
         ({"model": object(), "reference_model": object(), "steps": 3}, "has no"),
     ],
 )
