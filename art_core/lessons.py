@@ -80,7 +80,7 @@ def say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> N
 
 def flat_advice(steps: int, groups: Sequence[Group]) -> str:
     """Say what to do about rewards that are all equal within their groups, or missing."""
-    row = "the only step" if steps == 1 else f"{steps} steps in a row"
+    row = "this step" if steps == 1 else f"{steps} steps in a row"
     rewards = sorted({t.reward for g in groups for t in g.trajectories if t.reward is not None})
     if not rewards:
         return (

@@ -23,6 +23,7 @@ from art_core.display import display
 from art_core.environment import Environment, State
 from art_core.episodes import Actor, Episode, play
 from art_core.errors import CaptureError, ConfigError, StoreError
+from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
 from art_core.one_file import write_one_file
 from art_core.run import Run
 from art_core.store import Store
@@ -95,7 +96,7 @@ class GRPOTrainer:
         self._groups = -(-episodes_per_batch // batch_size)
         self._settings = {"kl": kl_penalty, "group_size": batch_size, "tasks_per_step": self._groups, **settings}
         self._model = _start(agent, model, settings.get("run_dir"))
-        self._screen = display(progress)
+        self._screen, self._lessons = display(progress), Lessons()
         self._begun = 0
         self._resetting = asyncio.Lock()
 
@@ -117,6 +118,11 @@ class GRPOTrainer:
         return self._loss
 
     # an agent in an environment
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run folder; None before the first call, where none was given."""
+        return Path(found) if (found := self._settings.get("run_dir")) else None
 
     async def collect_episodes(self) -> list[Episode]:
         """Play a batch of episodes with the weights of the moment, and return them.
@@ -158,6 +164,10 @@ class GRPOTrainer:
         by_rollout = {episode.trajectory.rollout_id: episode for episode in episodes if episode.trajectory}
         scored = await run.score(groups, functools.partial(_reward, by_rollout, self.discount))
         metrics = await run.learn(scored)
+        self._lessons.add(metrics, scored)
+        say_untrained(run.step, metrics, self._screen)
+        if self._lessons.flat % FLAT_STEPS == 1:
+            self._screen.say(flat_advice(self._lessons.flat, scored))
         if isinstance(self.agent, Agent):
             self.agent.follow(run.run_dir)  # what it is asked outside episodes, the trained weights answer too
         kl_loss = self.kl_penalty * metrics.get("kl_ref", 0.0)
@@ -214,7 +224,9 @@ class GRPOTrainer:
         ``asyncio.run`` cancels what is left, and waits for it."""
         try:
             with self._screen:
+                self._screen.phase("starting the engine", None)
                 async with open_run(model=self._model, **self._settings) as run:
+                    self._screen.say(f"run folder: {run.run_dir}")
                     run.on_rollout = self._screen.advance
                     self._settings["run_dir"] = run.run_dir  # where it goes on, if it is opened again
                     opened.set_result(run)

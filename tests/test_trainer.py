@@ -179,6 +179,20 @@ async def test_a_trained_agent_is_trained_further_where_its_run_is_given(tmp_pat
         await again.collect_episodes()
 
 
+async def test_steps_that_teach_nothing_and_the_run_folder_are_said(tmp_path, capsys):
+    class Flat(Guess):
+        async def step(self, action):
+            state, _, done, info = await super().step(action)
+            return state, 1.0, done, info
+
+    async with trainer(tmp_path, environment=Flat(), progress=True) as trained:
+        await trained.update_policy(await trained.collect_episodes())
+        assert trained.run_dir == tmp_path / "run"
+    said = capsys.readouterr().err
+    assert "this step taught nothing: within every group all rewards were equal (rewards seen: 2)" in said
+    assert f"run folder: {tmp_path / 'run'}" in said
+
+
 async def test_keys_of_any_kind_are_kept_as_text(tmp_path):
     class Board(Guess):
         async def reset(self):
