@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import art_core
 import art_openpipe
@@ -86,7 +86,11 @@ class LocalBackend:
         self._trackers = tuple(trackers)
         self._settings = settings
         self._opened: dict[Path, Opened] = {}
+        self._opening: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+        """By folder; each is kept by those who wait for it or hold it."""
         self._lifetimes: list[AsyncIterator[Opened]] = []
+        self._told: Path | None = None
+        """The folder of the model whose run the tracker objects are told of."""
         _backends.add(self)
 
     def __deepcopy__(self, memo: Any) -> LocalBackend:
@@ -121,13 +125,15 @@ class LocalBackend:
         if not model.trainable:
             return
         folder = self.folder(model)
-        if folder not in self._opened:
-            self._opened[folder] = await self._open(model)
+        async with self._opening.setdefault(folder, asyncio.Lock()):
+            if folder not in self._opened:
+                self._opened[folder] = await self._open(model)
         model.inference_base_url, model.inference_api_key = self._opened[folder].record.base_url, API_KEY
         model.inference_model_name = model.name
 
     async def _open(self, model: TrainableModel) -> Opened:
         folder = self.folder(model)
+        self._claim_trackers(folder)
         begun = await asyncio.to_thread(_begun, folder)
         base_model = os.environ.get("ART_MODEL") or model.base_model
         own = dev.settings_of(model._internal_config)
@@ -145,6 +151,16 @@ class LocalBackend:
         opened = await anext(lifetime)
         self._lifetimes.append(lifetime)
         return opened
+
+    def _claim_trackers(self, folder: Path) -> None:
+        """Note whose tracker objects these are. Raises ConfigError where they are another model's."""
+        objects = [type(it).__name__ for it in self._trackers if not isinstance(it, str)]
+        if objects and self._told not in (None, folder):
+            raise ConfigError(
+                f"LocalBackend(trackers=) has objects ({', '.join(objects)}), which are told of the run in {self._told}; they "
+                f"cannot be told of that in {folder} too. Give trackers by name, or each model a LocalBackend of its own"
+            )
+        self._told = folder
 
     async def _lifetime(
         self, model: TrainableModel, run: Run, begun: dict[str, Any], given: Mapping[str, Any]
