@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,8 @@ WITHOUT_EFFECT = {
     "logprob_calculation_chunk_size": "art cuts the LM head's work by itself; LocalBackend(max_tokens_per_pass=) bounds memory",
 }
 """Knobs of memory that change no result -> what art does instead; said, and not refused."""
+OF_LOSS = ("loss_fn", "importance_sampling_level", "epsilon", "epsilon_high")
+"""Arguments of which each names one of OpenPipe ART's losses."""
 CLIPS = {"ppo": (0.2, 0.2), "cispo": (1.0, 4.0)}
 """OpenPipe ART's default clips."""
 
@@ -58,30 +60,40 @@ class Settings:
     """Of one training step."""
 
     loss: Loss
+    loss_given: bool
+    """Whether the step itself asks for something of the loss."""
     learning_rate: float | None
-    of_run: dict[str, Any] = field(default_factory=dict)
+    of_run: dict[str, Any]
     """Fields of the run's config that may differ from step to step."""
-    of_learner: dict[str, Any] = field(default_factory=dict)
+    of_learner: dict[str, Any]
     """Fields of the run's config that the learner is loaded with."""
 
 
-def settings(given: Mapping[str, Any]) -> Settings:
-    """Return art's settings. Raises ConfigError for what art has not, and for what OpenPipe ART has not either."""
+def settings(given: Mapping[str, Any], own: Mapping[str, Any]) -> Settings:
+    """Return art's settings of one step; what is not given is as in ``own``, the backend's.
+
+    Raises ConfigError for what art has not, and for what OpenPipe ART has not either.
+    """
     given = dict(given)
     if "beta" in given:  # as earlier releases called it
         given["kl_penalty_coef"] = given.pop("beta")
     _refuse(given)
     asked = {**USUAL, **given}
-    kl, cap = asked["kl_penalty_coef"] or 0.0, asked["truncated_importance_sampling"]
-    standard = asked["normalize_advantages"] and asked["scale_rewards"]
-    of_run: dict[str, Any] = {}
+    of_run = {name: own[name] for name in ("advantage", "checkpoint_every")}
     if {"normalize_advantages", "scale_rewards"} & given.keys():
-        of_run["advantage"] = "mean_std" if standard else "mean"
-    if not asked["save_checkpoint"]:
-        of_run["checkpoint_every"] = 2**31  # the last step's is saved when the run is closed
-    keywords = {name: value for name, value in (("kl", kl), ("importance_cap", cap)) if value}
-    loss = partial(_loss(asked), **keywords)
-    return Settings(loss, asked["learning_rate"], of_run, {"kl": float(kl), "importance_cap": cap})
+        of_run["advantage"] = "mean_std" if asked["normalize_advantages"] and asked["scale_rewards"] else "mean"
+    if "save_checkpoint" in given:  # without, the last step's is saved when the run is closed
+        of_run["checkpoint_every"] = 1 if given["save_checkpoint"] else 2**31
+    of_learner = {name: own[name] for name in ("kl", "importance_cap")}
+    if "kl_penalty_coef" in given:
+        of_learner["kl"] = float(given["kl_penalty_coef"] or 0.0)
+    if "truncated_importance_sampling" in given:
+        of_learner["importance_cap"] = given["truncated_importance_sampling"]
+    keywords = {name: value for name, value in of_learner.items() if value}
+    theirs = any(given.get(name) is not None for name in OF_LOSS)
+    loss_given = theirs or bool({"kl_penalty_coef", "truncated_importance_sampling"} & given.keys())
+    loss = partial(_loss(asked) if theirs or own["loss"] is None else own["loss"], **keywords)
+    return Settings(loss, loss_given, asked["learning_rate"], of_run, of_learner)
 
 
 def _refuse(given: Mapping[str, Any]) -> None:

@@ -75,12 +75,14 @@ class PipelineTrainer:
         state = (self.model.read_state() or {}).get(STATE, {}) if self.resume else {}
         source = iter(self.scenarios)
         done = sum(1 for _ in zip(range(state.get("scenarios", 0)), source, strict=False))
-        groups: asyncio.Queue[TrajectoryGroup | None] = asyncio.Queue(self.most)
-        making = asyncio.ensure_future(self._make(source, groups))
+        groups: asyncio.Queue[TrajectoryGroup | None] = asyncio.Queue()
+        room = asyncio.Semaphore(self.most)  # bounds the groups that wait, and never the end mark
+        making = asyncio.ensure_future(self._make(source, groups, room))
+        making.add_done_callback(lambda _: groups.put_nowait(None))
         try:
             over = False
             while not over and (self.max_steps is None or await self.model.get_step() < self.max_steps):
-                batch, over = await self._batch(groups)
+                batch, over = await self._batch(groups, room)
                 done += len(batch)
                 await self._step(batch, done)
             if over:
@@ -89,10 +91,14 @@ class PipelineTrainer:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
 
-    async def _make(self, source: Iterator[Any], groups: asyncio.Queue[TrajectoryGroup | None]) -> None:
+    async def _make(
+        self, source: Iterator[Any], groups: asyncio.Queue[TrajectoryGroup | None], room: asyncio.Semaphore
+    ) -> None:
         async def work() -> None:
             for scenario in source:
-                await groups.put(await self.rollout_fn(self.model, scenario, self.config))
+                group = await self.rollout_fn(self.model, scenario, self.config)
+                await room.acquire()
+                groups.put_nowait(group)
 
         tasks = [asyncio.ensure_future(work()) for _ in range(self.workers)]
         try:
@@ -100,15 +106,17 @@ class PipelineTrainer:
         finally:
             for task in tasks:
                 task.cancel()
-            await groups.put(None)
 
-    async def _batch(self, groups: asyncio.Queue[TrajectoryGroup | None]) -> tuple[list[TrajectoryGroup], bool]:
+    async def _batch(
+        self, groups: asyncio.Queue[TrajectoryGroup | None], room: asyncio.Semaphore
+    ) -> tuple[list[TrajectoryGroup], bool]:
         """Return the next groups, and whether they are the last."""
         batch: list[TrajectoryGroup] = []
         while len(batch) < self.least or (len(batch) < self.most and not groups.empty()):
             group = await groups.get()
             if group is None:
                 return batch, True
+            room.release()
             batch.append(group)
         return batch, False
 

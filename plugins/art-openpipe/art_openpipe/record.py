@@ -56,7 +56,8 @@ class Record:
     model: str
     """The name that is sent."""
     base_url: str = ""
-    _open: list[str] = field(default_factory=list)
+    _open: dict[str, list[Call] | None] = field(default_factory=dict)
+    """By address: where its calls are wanted when it is closed."""
 
     async def open(self) -> None:
         """Answer at ``base_url`` from now on, every call with the newest weights and the sampling that it asks for."""
@@ -67,17 +68,21 @@ class Record:
         for rollout_id in list(self._open):
             await self._closed(rollout_id)
 
-    async def _opened(self, rollout_id: str | None = None) -> str:
+    async def _opened(self, rollout_id: str | None = None, calls: list[Call] | None = None) -> str:
         rollout_id = rollout_id or uuid.uuid4().hex
         self.run.store.add_rollout(rollout_id, task={"model": self.model}, split=CAPTURE, step=self.run.step)
         base_url = await self.run.door.open(rollout_id, newest=True)
-        self._open.append(rollout_id)
+        self._open[rollout_id] = calls
         return base_url + BASE
 
     async def _closed(self, rollout_id: str) -> None:
-        self._open.remove(rollout_id)
+        if rollout_id not in self._open:
+            return  # the run was closed meanwhile, and its store with it
+        calls = self._open.pop(rollout_id)
         await self.run.door.close(rollout_id)
         self.run.store.touch_rollout(rollout_id)
+        if calls is not None:
+            calls += await asyncio.to_thread(self.run.store.calls, rollout_id)
 
     @asynccontextmanager
     async def scope(self, calls: list[Call]) -> AsyncIterator[str]:
@@ -86,14 +91,13 @@ class Record:
         Calls to other models go where they went before.
         """
         rollout_id = uuid.uuid4().hex
-        base_url = await self._opened(rollout_id)
+        base_url = await self._opened(rollout_id, calls)
         address = RolloutAddress(rollout_id, base_url, API_KEY, self.model, passthrough=_AllBut([self.model]))
         try:
             with running(address):
                 yield base_url
         finally:
             await self._closed(rollout_id)
-            calls += await asyncio.to_thread(self.run.store.calls, rollout_id)
 
     async def find(self, choices: Iterable[Choice], *, strict: bool) -> dict[Key, Call]:
         """Return the recorded calls of the choices. With ``strict``, raises CaptureError for a choice that is none."""

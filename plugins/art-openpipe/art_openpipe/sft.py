@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from openai.types.chat.chat_completion import Choice
 
 from art_core.errors import ConfigError
+from art_core.rendering import Renderer
 from art_core.types import Call
 from art_core.types import Trajectory as Imitable
 from art_openpipe.record import Key, Record, key_of
 from art_openpipe.trajectories import Trajectory, messages_of
-from art_openpipe.types import Messages, MessagesAndChoices, Tools, TrainSFTConfig
+from art_openpipe.types import MessagesAndChoices, Tools, TrainSFTConfig
 
 AUTO = 2
 """Trajectories of one optimizer step where nobody says."""
@@ -70,25 +70,8 @@ def _calls(history: MessagesAndChoices, tools: Tools | None, recorded: dict[Key,
         if key in recorded:
             yield recorded[key]
         elif messages[place].get("role") == "assistant":
-            yield _rendered(messages[: place + 1], tools, folder)
+            yield _renderer(folder).call(messages[:place], messages[place], tools=tools)
 
 
-def _rendered(messages: Messages, tools: Tools | None, folder: str) -> Call:
-    """Return the last message as a call: its tokens after the template's prompt for it."""
-    template = functools.partial(_tokenizer(folder).apply_chat_template, tools=tools, tokenize=True, return_dict=False)
-    prompt = list(template(messages[:-1], add_generation_prompt=True))
-    whole = list(template(messages, add_generation_prompt=False))
-    if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
-        raise ConfigError(
-            "train_sft: the chat template shows an answer otherwise than after its own prompt (it adds or drops something, "
-            f"thinking for example), so its tokens are not known; the answer: {messages[-1].get('content')!r:.80}"
-        )
-    said = tuple(whole[len(prompt) :])
-    return Call(prompt_ids=tuple(prompt), sampled_ids=said, logprobs=(0.0,) * len(said), policy_version=-1)
-
-
-@functools.cache
-def _tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
+_renderer = functools.lru_cache(maxsize=1)(Renderer)
+"""That of a model folder: ``train_sft`` asks for it at every batch."""

@@ -109,6 +109,17 @@ async def test_what_was_captured_before_a_failure_is_kept(desk):
     assert said(group.exceptions[0].trajectory) == ["ok"]
 
 
+async def test_a_rollout_that_outlives_its_backend_keeps_its_own_error_and_what_it_had_said(desk):
+    async def rollout():
+        await desk.ask("hello")
+        await desk.backend.close()
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken") as error:
+        await art.capture_auto_trajectory(rollout())
+    assert said(error.value.trajectory) == ["ok"]
+
+
 async def test_concurrent_captures_do_not_mix(make_desk):
     desk = await make_desk(lambda request: request["messages"][-1]["content"].upper())
 

@@ -7,7 +7,6 @@ import openai
 import pytest
 
 import art_openpipe as art
-from art_core import losses
 from art_core.errors import CaptureError, ConfigError, RewardError
 from art_core.testing import FakeEngine
 
@@ -221,6 +220,30 @@ async def test_trackers_are_told_of_steps_groups_and_checkpoints(make_desk):
     assert json.loads((desk.backend.folder(desk.model) / "metrics.jsonl").read_text())["step"] == 1
 
 
+async def test_a_tracker_object_is_told_of_one_model_only_and_a_name_of_all(make_desk):
+    class Tracker:
+        def log(self, step, metrics): ...
+
+        def close(self): ...
+
+    desk = await make_desk(trackers=[Tracker()])
+    await desk.model.register(desk.backend)
+    other = art.TrainableModel(name="other", project="p", base_model="tiny")
+    with pytest.raises(ConfigError, match="by name, or each model a LocalBackend of its own"):
+        await other.register(desk.backend)
+    async with art.LocalBackend(path=desk.backend._path, trackers=["jsonl"], engine=FakeEngine()) as backend:
+        third = art.TrainableModel(name="third", project="p", base_model="tiny")
+        await other.register(backend)
+        await third.register(backend)
+
+
+async def test_one_model_may_be_registered_several_times_at_once(tmp_path):
+    model, again = (art.TrainableModel(name="m", project="p", base_model="tiny") for _ in range(2))
+    async with art.LocalBackend(path=str(tmp_path), engine=FakeEngine()) as backend:
+        await asyncio.gather(model.register(backend), again.register(backend), model.register(backend))
+        assert model.inference_base_url == again.inference_base_url
+
+
 async def test_a_run_goes_on_where_it_stopped_and_its_earlier_choices_are_still_known(make_desk):
     desk = await make_desk()
     group = await desk.group(0.0, 1.0)
@@ -241,50 +264,6 @@ async def test_only_the_newest_and_the_best_checkpoint_are_left(desk):
     await desk.model.delete_checkpoints()
     folders = sorted(it.name for it in (desk.run.run_dir / "checkpoints").iterdir())
     assert folders == ["step-000002", "step-000004"]
-
-
-async def test_arguments_of_train_are_mapped(desk):
-    async def trained(**given):
-        await desk.backend.train(desk.model, [await desk.group(0.0, 1.0, 0.0)], **given)
-        return desk.learner.loss
-
-    loss = await trained(kl_penalty_coef=0.1, truncated_importance_sampling=2.0, verbose=True)
-    assert (loss.func, loss.keywords) == (
-        losses.cispo,
-        {"clip_low": 1.0, "clip_high": 4.0, "kl": 0.1, "importance_cap": 2.0},
-    )
-    fixed = {"kl_penalty_coef": 0.1, "truncated_importance_sampling": 2.0}
-    loss = await trained(loss_fn="ppo", epsilon=0.1, epsilon_high=0.3, scale_rewards=False, **fixed)
-    assert (loss.func, loss.keywords["clip_low"], loss.keywords["clip_high"]) == (losses.grpo, 0.1, 0.3)
-    assert desk.run.config.advantage == "mean" and desk.run.config.kl == 0.1
-    assert (await trained(loss_fn="ppo", importance_sampling_level="sequence", **fixed)).func is losses.gspo
-    await trained(save_checkpoint=False, **fixed)
-    assert not (desk.run.run_dir / "checkpoints" / "step-000004").exists()
-    with pytest.raises(ConfigError, match="cannot change that half way"):
-        await trained()
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"mask_prob_ratio": True},
-        {"adam_params": {"beta1": 0.9}},
-        {"loss_fn_config": {"a": 1}},
-        {"precalculate_logprobs": True},
-        {"kl_penalty_reference_step": 3},
-        {"advantage_balance": 0.5},
-        {"packed_sequence_length": 4096},
-        {"loss_fn": "dapo"},
-        {"importance_sampling_level": "average"},
-        {"nonsense": 1},
-    ],
-    ids=lambda given: next(iter(given)),
-)
-async def test_arguments_that_art_has_not_are_refused_by_name(desk, given):
-    with pytest.raises(ConfigError, match=next(iter(given))):
-        await desk.backend.train(desk.model, [], **given)
-    with pytest.raises(ConfigError, match=next(iter(given))):
-        await desk.model.train([], config=art.TrainConfig(**given))
 
 
 async def test_the_internal_configuration_is_mapped_or_refused():

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import weakref
 
 import litellm
 import pytest
 
 import art_openpipe as art
 from art_core.errors import ConfigError
+from art_core.rendering import Renderer
 from art_openpipe.pipeline_trainer import PipelineTrainer
 from art_openpipe.utils import format_message, get_model_step, iterate_dataset, limit_concurrency, log_http_errors
 from art_openpipe.utils.litellm import convert_litellm_choice_to_openai
@@ -57,6 +59,31 @@ async def test_at_most_so_many_run_at_a_time():
 
     await asyncio.gather(*(work() for _ in range(8)))
     assert most == 2
+
+
+async def test_of_each_key_so_many_run_and_keys_that_are_over_are_forgotten():
+    class Key:
+        """A key that can be watched."""
+
+    running, seen, release = [], [], asyncio.Event()
+
+    @limit_concurrency(1, derive_key=lambda key: key)
+    async def work(key):
+        running.append(key)
+        seen.append(weakref.ref(key))
+        await release.wait()
+        running.remove(key)
+
+    one, other = Key(), Key()
+    tasks = [asyncio.ensure_future(work(key)) for key in (one, one, other)]
+    while len(running) < 2:
+        await asyncio.sleep(0)
+    assert running == [one, other]
+    release.set()
+    await asyncio.gather(*tasks)
+    tasks.clear()
+    del one, other
+    assert len(seen) == 3 and [it() for it in seen] == [None] * 3
 
 
 async def test_errors_of_servers_are_logged_and_raised(caplog):
@@ -140,7 +167,51 @@ async def test_a_pipeline_goes_on_where_all_rollouts_of_a_group_failed_and_stops
     assert await desk.model.get_step() == 2
 
 
-async def test_conversations_without_choices_are_imitated_by_the_template(desk, tmp_path):
+@pytest.mark.parametrize("failing", [False, True])
+async def test_a_pipeline_ends_where_more_groups_wait_than_it_takes(desk, failing):
+    made = asyncio.Event()
+    given = []
+
+    async def rollout(model, scenario, config):
+        group = await desk.group(0.0, 1.0)
+        given.append(scenario)
+        if len(given) == 6:
+            made.set()
+        return group
+
+    class Backend:
+        """Takes its steps when more groups were made than may wait."""
+
+        opened = staticmethod(desk.backend.opened)
+
+        async def train(self, model, groups):
+            await made.wait()
+            if failing:
+                raise ArithmeticError("the script's own")
+            return await desk.backend.train(model, groups)
+
+    trainer = PipelineTrainer(
+        desk.model,
+        Backend(),
+        rollout,
+        range(50),
+        num_rollout_workers=4,
+        min_batch_size=2,
+        max_batch_size=2,
+        max_steps=1,
+    )
+    async with asyncio.timeout(20):
+        if failing:
+            with pytest.raises(ArithmeticError, match="the script's own"):
+                await trainer.train()
+        else:
+            await trainer.train()
+    assert await desk.model.get_step() == (0 if failing else 1)
+    # Of two that were taken, two that wait, and four workers that each have one in hand.
+    assert len(given) <= 8
+
+
+async def test_conversations_without_choices_are_imitated_to_the_end_of_their_turn(desk, tmp_path):
     good = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]
     file = tmp_path / "good.jsonl"
     file.write_text("".join(json.dumps({"messages": good}) + "\n" for _ in range(3)))
@@ -150,8 +221,34 @@ async def test_conversations_without_choices_are_imitated_by_the_template(desk, 
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(desk.run.folder)
-    assert "Hello there" in tokenizer.decode(tree.tokens[tree.target_tokens])
-    assert tokenizer.decode(tree.tokens) == tokenizer.apply_chat_template(good, tokenize=False)
+    assert tokenizer.decode(tree.tokens[tree.target_tokens]) == "Hello there" + tokenizer.eos_token
+    assert tokenizer.decode(tree.tokens) == tokenizer.apply_chat_template(good, tokenize=False).rstrip()
+
+
+async def test_tool_calls_are_imitated_as_the_engine_shows_them(desk):
+    look = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    function = {"name": "look", "arguments": '{"where": "desk"}'}
+    messages = [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "t1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "t1", "content": "a key"},
+        {"role": "assistant", "content": "There."},
+    ]
+    await desk.model.train_sft([art.Trajectory(messages_and_choices=messages, tools=[look])], art.TrainSFTConfig())
+    [tree] = desk.learner.trees[-1]
+    renderer = Renderer(desk.run.folder)
+    calls = (
+        renderer.call(messages[:1], messages[1], tools=[look]),
+        renderer.call(messages[:3], messages[3], tools=[look]),
+    )
+    assert tree.tokens.tolist() == [*calls[1].prompt_ids, *calls[1].sampled_ids]
+    assert tree.num_targets == sum(len(call.sampled_ids) for call in calls)
+
+
+async def test_conversations_that_the_template_cannot_say_are_refused(desk):
+    trajectory = art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "Nobody asked."}])
+    with pytest.raises(ConfigError, match="chat template cannot render"):
+        await desk.model.train_sft([trajectory], art.TrainSFTConfig())
 
 
 async def test_the_models_own_choices_are_imitated_as_they_were_sampled(desk):

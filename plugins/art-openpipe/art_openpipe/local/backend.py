@@ -7,11 +7,11 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import art_core
 import art_openpipe
@@ -40,6 +40,8 @@ LEARNER = "openpipe/learner"
 """Under which the store keeps what the learner was loaded with."""
 USUAL = {"keep_checkpoints": None}
 """Settings that differ from art's defaults: checkpoints stay until ``delete_checkpoints``."""
+OF_STEP = ("advantage", "checkpoint_every", "kl", "importance_cap")
+"""Fields of the config that a step may ask for otherwise."""
 
 
 @dataclass
@@ -49,6 +51,8 @@ class Opened:
     run: Run
     record: Record
     trackers: Trackers
+    own: Mapping[str, Any]
+    """The backend's settings of what a step may ask for otherwise."""
     tuned: bool = False
     """Whether the learner has been given a step's settings, and some of them cannot change any more."""
     begun: dict[str, Any] = field(default_factory=dict)
@@ -82,7 +86,11 @@ class LocalBackend:
         self._trackers = tuple(trackers)
         self._settings = settings
         self._opened: dict[Path, Opened] = {}
+        self._opening: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+        """By folder; each is kept by those who wait for it or hold it."""
         self._lifetimes: list[AsyncIterator[Opened]] = []
+        self._told: Path | None = None
+        """The folder of the model whose run the tracker objects are told of."""
         _backends.add(self)
 
     def __deepcopy__(self, memo: Any) -> LocalBackend:
@@ -117,13 +125,15 @@ class LocalBackend:
         if not model.trainable:
             return
         folder = self.folder(model)
-        if folder not in self._opened:
-            self._opened[folder] = await self._open(model)
+        async with self._opening.setdefault(folder, asyncio.Lock()):
+            if folder not in self._opened:
+                self._opened[folder] = await self._open(model)
         model.inference_base_url, model.inference_api_key = self._opened[folder].record.base_url, API_KEY
         model.inference_model_name = model.name
 
     async def _open(self, model: TrainableModel) -> Opened:
         folder = self.folder(model)
+        self._claim_trackers(folder)
         begun = await asyncio.to_thread(_begun, folder)
         base_model = os.environ.get("ART_MODEL") or model.base_model
         own = dev.settings_of(model._internal_config)
@@ -132,17 +142,29 @@ class LocalBackend:
                 "ART_MODEL=%s: the settings %s were for %s, and are left out", base_model, own, model.base_model
             )
             own = {}
-        given = {**USUAL, **own, **self._settings, **begun}
-        run = art_core.open_run(folder, model=base_model, plugins=Plugins(art_openpipe), **given)
+        given = {**USUAL, **own, **self._settings}
+        run = art_core.open_run(folder, model=base_model, plugins=Plugins(art_openpipe), **{**given, **begun})
         if run.config.engine_args and given.get("engine", "embedded") == "embedded":
             log.warning("engine_args=%s are vLLM's, and engine='embedded' reads none", run.config.engine_args)
         # A generator, because an event loop closes those that are open when it ends: scripts need not close anything.
-        lifetime = self._lifetime(model, run, begun)
+        lifetime = self._lifetime(model, run, begun, given)
         opened = await anext(lifetime)
         self._lifetimes.append(lifetime)
         return opened
 
-    async def _lifetime(self, model: TrainableModel, run: Run, begun: dict[str, Any]) -> AsyncIterator[Opened]:
+    def _claim_trackers(self, folder: Path) -> None:
+        """Note whose tracker objects these are. Raises ConfigError where they are another model's."""
+        objects = [type(it).__name__ for it in self._trackers if not isinstance(it, str)]
+        if objects and self._told not in (None, folder):
+            raise ConfigError(
+                f"LocalBackend(trackers=) has objects ({', '.join(objects)}), which are told of the run in {self._told}; they "
+                f"cannot be told of that in {folder} too. Give trackers by name, or each model a LocalBackend of its own"
+            )
+        self._told = folder
+
+    async def _lifetime(
+        self, model: TrainableModel, run: Run, begun: dict[str, Any], given: Mapping[str, Any]
+    ) -> AsyncIterator[Opened]:
         # The only generator that is open here: a loop that ends closes all of them at the same time.
         names = dict.fromkeys(["jsonl", *(it for it in self._trackers if isinstance(it, str))])
         factories = {name: run.plugins.choose("register_trackers", name) for name in names}
@@ -151,7 +173,10 @@ class LocalBackend:
         async with run:
             named = {name: factory(run.run_dir, run.config) for name, factory in factories.items()}
             named |= {f"tracker {n}": it for n, it in enumerate(self._trackers, 1) if not isinstance(it, str)}
-            opened = Opened(run, Record(run, model.name), Trackers(named, log.warning), begun=begun)
+            own = {name: given.get(name, getattr(art_core.TrainConfig, name)) for name in OF_STEP}
+            loss = given.get("loss")
+            own["loss"] = run.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
+            opened = Opened(run, Record(run, model.name), Trackers(named, log.warning), own, begun=begun)
             await opened.record.open()
             try:
                 yield opened
@@ -174,9 +199,11 @@ class LocalBackend:
         """Take one optimizer step on the groups, serve and save the new weights.
 
         Keywords are OpenPipe ART's; what art has under another name is mapped, what it has not is refused by name
-        (``arguments.py``). Raises CaptureError where a choice was not answered by this model, ConfigError where there is none.
+        (``arguments.py``); what is left out is as ``LocalBackend`` was given it. Raises CaptureError where a choice was not
+        answered by this model, ConfigError where there is none.
         """
-        wanted, opened = settings(given), self.opened(model)
+        opened = self.opened(model)
+        wanted = settings(given, opened.own)
         run, groups = opened.run, _checked(trajectory_groups)
         run.config = replace(run.config, **wanted.of_run)
         found = await Handover(opened.record, "train", run.step + 1).groups(groups)
@@ -200,13 +227,15 @@ class LocalBackend:
             if changed:
                 raise ConfigError(
                     f"this run began with {before}, and the learner cannot change that half way ({changed} was asked for); keep "
-                    "kl_penalty_coef and truncated_importance_sampling the same in every step, or train under another name"
+                    "kl_penalty_coef and truncated_importance_sampling, or LocalBackend(kl=, importance_cap=), the same in every "
+                    "step, or train under another name"
                 )
         else:
             run.config = replace(run.config, **wanted.of_learner)
             run.store.set_meta(LEARNER, wanted.of_learner)
         learner = await run.learner()
-        _set(learner, "loss", wanted.loss)
+        if wanted.loss_given or hasattr(learner, "loss"):
+            _set(learner, "loss", wanted.loss)
         if wanted.learning_rate is not None:
             _set(learner, "learning_rate", wanted.learning_rate)
         opened.tuned = True
@@ -217,6 +246,7 @@ class LocalBackend:
         """Imitate the trajectories, one pass over them; see ``sft.py``."""
         opened = self.opened(model)
         run = opened.run
+        run.config = replace(run.config, **settings({}, opened.own).of_run)
         measured = []
         for batch, rate in sft.batches(list(trajectories), config):
             found = await sft.imitable(opened.record, batch)

@@ -11,6 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import tenacity
 
@@ -77,7 +78,8 @@ def limit_concurrency(n: int, derive_key: Callable[..., Any] | None = None) -> C
     """Return a decorator for coroutine functions: at most ``n`` run at a time, or ``n`` of each key of their arguments."""
 
     def decorator(function: Function) -> Function:
-        gates: dict[Any, asyncio.Semaphore] = {}
+        # Each is kept by those who wait or run, and gone with the last of them.
+        gates: WeakValueDictionary[Any, asyncio.Semaphore] = WeakValueDictionary()
 
         @functools.wraps(function)
         async def limited(*args: Any, **kwargs: Any) -> Any:
