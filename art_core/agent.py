@@ -227,8 +227,15 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 def as_json(state: Any) -> str:
-    """Return a state as JSON: arrays and numbers of numpy as lists and numbers, what JSON has no form for as text."""
-    return json.dumps(state, ensure_ascii=False, default=_plain)
+    """Return a state as JSON: arrays and numbers of numpy as lists and numbers, what JSON has no form for as text, also where
+    it is a key."""
+    return json.dumps(_keyed(state), ensure_ascii=False, default=_plain)
+
+
+def _keyed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): _keyed(item) for key, item in value.items()}
+    return [_keyed(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: Any) -> Any:

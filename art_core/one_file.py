@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from art_core.errors import ConfigError, StoreError
@@ -25,9 +25,10 @@ def write_one_file(checkpoint: Path, base: str, path: Path) -> None:
 
     Raises StoreError where that fails.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file, save_file
 
-    adapter = checkpoint / "adapter"
+    adapter, unfinished = checkpoint / "adapter", path.with_name(f".{path.name}.unfinished")
     try:
         head = {"format": "pt", BASE: base}
         if adapter.is_dir():
@@ -36,13 +37,14 @@ def write_one_file(checkpoint: Path, base: str, path: Path) -> None:
         for file in sorted((adapter if adapter.is_dir() else checkpoint).glob("*model*.safetensors")):
             tensors |= load_file(file)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.unfinished")
         save_file(tensors, unfinished, head)
         with unfinished.open("rb") as written:
             os.fsync(written.fileno())
         unfinished.chmod((checkpoint / "learner.json").stat().st_mode)  # safetensors keeps it from all other users
         unfinished.replace(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
         raise StoreError(f"{path} could not be written: {error}; check space and permissions") from error
 
 

@@ -5,7 +5,7 @@ A tracker that fails or hangs never stops a run: the first time it is said, and 
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import queue
 import threading
 import time
@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from art_core.attribution import exempt
+from art_core.errors import ConfigError
 from art_core.types import Group
 
 WAITING = 256
-"""What a tracker may be behind by; of what comes then, it is told nothing."""
+"""Calls of one kind that a tracker may be behind by; of what comes then, it is told nothing."""
+GROUPS_WAITING = 8
+"""The same of ``log_groups``: groups hold every token of their runs."""
 CLOSE_SECONDS = 60.0
 """For a tracker to do what it was told, and to close, at a run's end."""
 
@@ -59,7 +62,7 @@ class _Told:
 
     def __init__(self, name: str, tracker: Tracker, say: Callable[[str], None]) -> None:
         self.name, self._tracker, self._say = name, tracker, say
-        self._waiting: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
         self._failed = self._behind = False
         # As a daemon, so that one that hangs does not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name=f"art-tracker-{name}", daemon=True)
@@ -68,30 +71,29 @@ class _Told:
     def tell(self, what: str, *arguments: Any) -> None:
         if not hasattr(self._tracker, what):
             return
-        try:
-            self._waiting.put_nowait((what, arguments))
-        except queue.Full:
-            if not self._behind:
-                self._say(f"the tracker {self.name} is {WAITING} calls behind and is not told what comes meanwhile")
-            self._behind = True
-
-    def finish(self) -> None:
-        """Let it end after what it was told."""
-        self.tell("close")
-        with contextlib.suppress(queue.Full):  # it hangs; ``ended`` says so
-            self._waiting.put_nowait(None)
+        with self._waiting.mutex:
+            waiting = sum(told[0] == what for told in self._waiting.queue)
+        bound = GROUPS_WAITING if what == "log_groups" else WAITING
+        if waiting < bound:
+            return self._waiting.put((what, arguments))
+        if not self._behind:
+            self._say(
+                f"the tracker {self.name} is {bound} calls of {what} behind and is not told of those that come meanwhile"
+            )
+        self._behind = True
 
     def ended(self, seconds: float) -> bool:
         self._thread.join(max(seconds, 0.0))
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        what = ""
         with exempt():  # its calls are nobody's rollout
-            while (told := self._waiting.get()) is not None:
-                what, arguments = told
+            while what != "close":
+                what, arguments = self._waiting.get()
                 try:
                     getattr(self._tracker, what)(*arguments)
-                except Exception as error:  # noqa: BLE001 - the boundary to the tracker: the run goes on without it
+                except BaseException as error:  # noqa: BLE001 - the boundary to the tracker: the run goes on without it
                     if not self._failed:
                         self._say(
                             f"the tracker {self.name} failed in {what}: {type(error).__name__}: {error}; the run goes on, and "
@@ -100,12 +102,48 @@ class _Told:
                     self._failed = True
 
 
-class Trackers:
-    """The trackers of one run; told from the run's thread, they never hold it up."""
+Factory = Callable[[Path, Any], Tracker]
+"""``(run_dir, config)`` -> a tracker, as ``register_trackers`` offers them."""
 
-    def __init__(self, named: Mapping[str, Tracker], say: Callable[[str], None]) -> None:
+
+def find_trackers(choose: Callable[[str], Factory], trackers: Sequence[str | Tracker]) -> dict[str, Factory]:
+    """Return what makes each tracker, by name: for a name what ``choose`` finds, for an object itself.
+
+    Raises ConfigError for an object that is no tracker, and what a factory's ``check`` raises where it cannot work here.
+    """
+    found: dict[str, Factory] = {}
+    objects = 0
+    for tracker in trackers:
+        if isinstance(tracker, str):
+            found[tracker] = choose(tracker)
+            getattr(found[tracker], "check", lambda: None)()
+            continue
+        if not (hasattr(tracker, "log") and hasattr(tracker, "close")):
+            raise ConfigError(f"{tracker!r:.80} is no tracker: it needs log(step, metrics) and close()")
+        objects += 1
+        found[f"{type(tracker).__name__} {objects}"] = functools.partial(_itself, tracker)
+    return found
+
+
+def _itself(tracker: Tracker, run_dir: Path, config: Any) -> Tracker:
+    return tracker
+
+
+class Trackers:
+    """The trackers of one run; told from the run's thread, they never hold it up.
+
+    ``found`` is what ``find_trackers`` returned. Raises what a factory raises, with those made before it closed.
+    """
+
+    def __init__(self, found: Mapping[str, Factory], run_dir: Path, config: Any, say: Callable[[str], None]) -> None:
         self._say = say
-        self._told = [_Told(name, tracker, say) for name, tracker in named.items()]
+        self._told: list[_Told] = []
+        try:
+            for name, factory in found.items():
+                self._told.append(_Told(name, factory(run_dir, config), say))
+        except BaseException:
+            self.close()
+            raise
 
     def tell(self, what: str, *arguments: Any) -> None:
         """Call the method ``what`` of every tracker that has it."""
@@ -115,8 +153,7 @@ class Trackers:
     def close(self) -> None:
         """Wait until all have done what they were told and closed; say which have not within ``CLOSE_SECONDS``."""
         until = time.monotonic() + CLOSE_SECONDS
-        for told in self._told:
-            told.finish()
+        self.tell("close")
         for told in self._told:
             if not told.ended(until - time.monotonic()):
                 self._say(f"the tracker {told.name} has not ended in {CLOSE_SECONDS:g} s and is left behind")

@@ -25,6 +25,7 @@ from art_core.episodes import Actor, Episode, play
 from art_core.errors import CaptureError, ConfigError, StoreError
 from art_core.one_file import write_one_file
 from art_core.run import Run
+from art_core.store import Store
 from art_core.threads import in_thread
 from art_core.training import open_run, why_failed
 from art_core.types import Group, RolloutAddress, Trajectory
@@ -32,6 +33,9 @@ from art_core.types import Group, RolloutAddress, Trajectory
 if TYPE_CHECKING:
     from torch import Tensor
 
+KEPT = ("actions", "rewards", "total_reward", "steps", "done")
+"""Of an episode, as its rollout's output."""
+FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 FORMS = "give agent= and environment= to train an agent, or a model and a reference model for the loss alone"
 
 
@@ -71,7 +75,8 @@ class GRPOTrainer:
     ) -> None:
         if (agent is None) != (environment is None) or (agent is None) == (reference_model is None):
             raise ConfigError(f"GRPOTrainer has two forms: {FORMS}")
-        self._loss = None
+        self._loss: ActionLoss | None = None
+        self._holding: asyncio.Task[None] | None = None
         if reference_model is not None:
             if settings:
                 raise ConfigError(f"GRPOTrainer(model, reference_model) has no {sorted(settings)}: {FORMS}")
@@ -89,10 +94,10 @@ class GRPOTrainer:
             settings["learning_rate"] = learning_rate
         self._groups = -(-episodes_per_batch // batch_size)
         self._settings = {"kl": kl_penalty, "group_size": batch_size, "tasks_per_step": self._groups, **settings}
-        self._model = _start(agent, model)
+        self._model = _start(agent, model, settings.get("run_dir"))
         self._screen = display(progress)
-        self._holding: asyncio.Task[None] | None = None
         self._begun = 0
+        self._resetting = asyncio.Lock()
 
     # the loss alone
 
@@ -120,18 +125,15 @@ class GRPOTrainer:
         CaptureError where no episode asked the model: then there is nothing to train.
         """
         run, played = await self._run(), dict[str, Episode]()
-        starts = [await self._begin() for _ in range(self._groups)]
-        tasks = [
-            {"start": self._begun - len(starts) + n, "state": json.loads(as_json(state))}
-            for n, (_, state) in enumerate(starts)
-        ]
-        given = dict(zip((task["start"] for task in tasks), starts, strict=True))
+        given = dict([await self._begin() for _ in range(self._groups)])
+        tasks = [{"start": number, "state": json.loads(as_json(state))} for number, (_, state) in given.items()]
 
         async def one(start: tuple[Environment, State], address: RolloutAddress) -> Any:
             episode = played[address.rollout_id] = Episode()
-            agent = _Noted(copy.copy(self.agent), episode)
-            await play(agent, _copy(start[0]), copy.deepcopy(start[1]), episode, self.max_episode_length)
-            return json.loads(as_json(episode))
+            agent, (environment, state) = _Noted(copy.copy(self.agent), episode), _copy(start)
+            await play(agent, environment, state, episode, self.max_episode_length)
+            # Without the states, which are most of it and in the prompts where the model was shown them.
+            return json.loads(as_json({name: episode[name] for name in KEPT}))
 
         self._screen.phase(f"step {run.step + 1}: episodes", len(tasks) * self.batch_size)
         groups = await run.collect(
@@ -167,18 +169,17 @@ class GRPOTrainer:
         }
 
     async def save_checkpoint(self, path: str | Path) -> None:
-        """Write the weights of the moment to ``path`` as one file of safetensors, whatever its ending: an adapter where one is
-        trained, else all weights. ``Agent.load_checkpoint`` reads it. Where ``path`` is a folder, or has no ending, the whole
-        checkpoint is copied there, with the optimizer's state. Raises StoreError where it cannot be written.
+        """Write the weights of the moment to ``path``, for ``Agent.load_checkpoint``.
+
+        Where it ends in .pt, .pth, .bin, .ckpt or .safetensors: one file of safetensors, an adapter where one is trained, else
+        all weights. Else a folder, with the optimizer's state, which takes the place of a checkpoint that is there. Raises
+        ConfigError where another folder is there, StoreError where it cannot be written.
         """
         run, path = await self._run(), Path(path).expanduser()
         folder = await run.checkpoint()
-        if path.suffix and not path.is_dir():
+        if path.suffix in FILES:
             return await in_thread(write_one_file, folder, str(run.store.meta("model")), path)
-        try:
-            await in_thread(functools.partial(shutil.copytree, folder, path, dirs_exist_ok=True))
-        except (OSError, shutil.Error) as error:
-            raise StoreError(f"{path} could not be written: {error}; check space and permissions") from error
+        await in_thread(_copy_checkpoint, folder, path)
 
     async def aclose(self) -> None:
         """Save and close the run; the next call opens it again, where it stopped."""
@@ -214,6 +215,7 @@ class GRPOTrainer:
         try:
             with self._screen:
                 async with open_run(model=self._model, **self._settings) as run:
+                    run.on_rollout = self._screen.advance
                     self._settings["run_dir"] = run.run_dir  # where it goes on, if it is opened again
                     opened.set_result(run)
                     await self._closing.wait()
@@ -222,11 +224,15 @@ class GRPOTrainer:
                 raise
             opened.set_exception(error)  # whoever waits for the run is told
 
-    async def _begin(self) -> tuple[Environment, State]:
-        """Return an environment that was reset, and its first state."""
-        environment = _copy(self.environment)
-        self._begun += 1
-        return environment, await environment.reset()
+    async def _begin(self) -> tuple[int, tuple[Environment, State]]:
+        """Begin an episode, and return its number with a copy of the environment there and its first state.
+
+        It is the environment itself that is reset: where it draws from a generator of its own, that goes on.
+        """
+        async with self._resetting:
+            state = await self.environment.reset()
+            self._begun += 1
+            return self._begun - 1, _copy((self.environment, state))
 
     def _check_captured(self, episodes: Sequence[Episode]) -> None:
         if any(episode.trajectory and episode.trajectory.calls for episode in episodes):
@@ -264,23 +270,46 @@ def _check_sizes(batch_size: int, episodes_per_batch: int, max_episode_length: i
         raise ConfigError(f"max_episode_length={max_episode_length}: give the number of actions, at least 1")
 
 
-def _start(agent: Any, model: Any) -> str:
-    """Return the model that training starts from."""
+def _start(agent: Any, model: Any, run_dir: Any) -> str:
+    """Return the model that training starts from; of a run that goes on, what it was begun with."""
     if model is not None:
         return str(model)
+    if run_dir and (file := Path(run_dir).expanduser() / "run.sqlite").is_file():
+        with Store(file) as store:
+            if begun := store.meta("model"):
+                return str(begun)
     if not isinstance(agent, Agent):
         raise ConfigError(f"{type(agent).__name__} is no art_core.agent.Agent, so its model is not known: give model=")
     return agent.start_model()
 
 
-def _copy(environment: Any) -> Any:
+def _copy(start: tuple[Any, State]) -> tuple[Any, State]:
+    """Return a copy of an environment and its state, together: what one has of the other stays so."""
     try:
-        return copy.deepcopy(environment)
+        return copy.deepcopy(start)
     except TypeError as error:
         raise ConfigError(
-            f"{type(environment).__name__} cannot be copied ({error}), and every episode needs an environment of its own: write "
+            f"{type(start[0]).__name__} cannot be copied ({error}), and every episode needs an environment of its own: write "
             "__deepcopy__(self, memo), which returns one in the same state; it may share what is only read"
         ) from error
+
+
+def _copy_checkpoint(folder: Path, path: Path) -> None:
+    """Copy a checkpoint's folder to ``path``, which is whole or as it was."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    if path.exists() and not (path / "learner.json").is_file():
+        raise ConfigError(
+            f"{path} is there and is no checkpoint; give another path, or one that ends in .pt for a single file"
+        )
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(folder, unfinished)
+        if path.exists():
+            shutil.rmtree(path)
+        unfinished.rename(path)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise StoreError(f"{path} could not be written: {error}; check space and permissions") from error
 
 
 def _finished(played: Mapping[str, Episode], trajectory: Trajectory) -> Episode:

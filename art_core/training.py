@@ -30,7 +30,7 @@ from art_core.rollout import task_input
 from art_core.run import Run
 from art_core.scoring import of_nodes, why_unscored
 from art_core.threads import in_thread
-from art_core.trackers import Tracker, Trackers
+from art_core.trackers import Tracker, Trackers, find_trackers
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward
 
 Sample = Callable[[int], Awaitable[tuple[list[Group], dict[str, float]]]]
@@ -106,7 +106,8 @@ async def train(
     run.adapt(agent)
     run.reward(eval_reward or reward)
     name = name_of(run.reward(reward))
-    factories = _tracker_factories(run, trackers)
+    # That of the metrics file first, always.
+    found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), ["jsonl", *trackers])
     with screen:
         screen.phase("starting the engine", None)
         async with run, screen.rates(run.throughput().taken):
@@ -116,7 +117,8 @@ async def train(
                 screen.say(choice)
             if dry_run:
                 return await _dry_run(run, agent, tasks[0], reward, screen, shape)
-            told = _open_trackers(run, factories, trackers, screen)
+            write_metrics(run)
+            told = Trackers(found, run.run_dir, run.config, screen.say)
             sample = functools.partial(_sample, run, agent, tasks, reward, screen, shape)
             evaluate_now = Evaluator(
                 run, agent, eval_tasks, eval_reward or reward, tuple(eval_temperatures), screen, shape, told.tell
@@ -140,10 +142,12 @@ async def _train(
         screen.say(f"stopped: {run.run_dir} holds everything up to step {run.step}; with it as run_dir the run goes on")
         raise
     finally:
-        report = write_report(run)
-        trackers.tell("log_report", report)
-        await in_thread(trackers.close)
-        write_metrics(run)
+        try:
+            report = write_report(run)
+            trackers.tell("log_report", report)
+        finally:
+            await in_thread(trackers.close)
+            write_metrics(run)
     return TrainResult(run.run_dir, report, before, after)
 
 
@@ -283,25 +287,6 @@ def _checkpointed(run: Run) -> Path | None:
     """Return the checkpoint of the weights of the moment, where there is one."""
     newest = last_checkpoint(run.run_dir)
     return newest if newest is not None and checkpoint_step(newest) == run.step else None
-
-
-def _tracker_factories(run: Run, trackers: Sequence[str | Tracker]) -> dict[str, Callable[..., Tracker]]:
-    """Look up the trackers that are given by name, that of the metrics file first; one that cannot work here is refused."""
-    names = dict.fromkeys(["jsonl", *(it for it in trackers if isinstance(it, str))])
-    factories = {name: run.plugins.choose("register_trackers", name) for name in names}
-    for factory in factories.values():
-        getattr(factory, "check", lambda: None)()
-    return factories
-
-
-def _open_trackers(
-    run: Run, factories: Mapping[str, Callable[..., Tracker]], trackers: Sequence[str | Tracker], screen: Display
-) -> Trackers:
-    write_metrics(run)
-    named = {name: factory(run.run_dir, run.config) for name, factory in factories.items()}
-    objects = [it for it in trackers if not isinstance(it, str)]
-    named |= {f"{type(it).__name__} {number}": it for number, it in enumerate(objects, 1)}
-    return Trackers(named, screen.say)
 
 
 async def _dry_run(

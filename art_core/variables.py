@@ -68,4 +68,4 @@ def load_env_file(path: Path = Path(".env")) -> None:
             f"{path.absolute()}{where}: this is no NAME=VALUE; close its quotes, or put # before it (its text is not shown, "
             "because it may be a secret)"
         )
-    load_dotenv(stream=io.StringIO(text))
+    load_dotenv(stream=io.StringIO(text), interpolate=False)  # a secret may hold a ${...}, and is what stands there

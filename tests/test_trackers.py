@@ -143,6 +143,62 @@ async def test_a_tracker_that_hangs_is_left_behind(tmp_path, monkeypatch):
     assert len(about) == 2 and "behind" in about[0] and "has not ended in 0.05 s" in about[1]
 
 
+async def test_a_tracker_that_catches_up_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "WAITING", 1)
+    free, told = threading.Event(), []
+
+    class Slow(Told):
+        def log(self, step, metrics):
+            free.wait()
+
+        def log_report(self, report):
+            told.append("report")
+
+        def close(self):
+            told.append("closed")
+
+    class Frees:
+        def log(self, step, metrics):
+            pass
+
+        def close(self):
+            free.set()
+
+    await train(tmp_path, Slow(), Frees(), steps=4)
+    assert told == ["report", "closed"]
+
+
+async def test_what_cannot_be_written_or_made_leaves_no_tracker_open(tmp_path, monkeypatch):
+    def full(run):
+        raise OSError("no space left")
+
+    tracker = Told()
+    monkeypatch.setattr("art_core.training.write_report", full)
+    with pytest.raises(OSError, match="no space"):
+        await train(tmp_path, tracker)
+    assert tracker.told[-1] == ("close",)
+
+    def refuses(run_dir, config):
+        raise ConfigError("not today")
+
+    other = Told()
+    with pytest.raises(ConfigError, match="not today"):
+        trackers.Trackers({"other": lambda *_: other, "refuses": refuses}, tmp_path, None, print)
+    assert other.told == [("close",)]
+
+
+async def test_a_tracker_that_exits_is_named_and_a_thing_that_is_none_is_refused(tmp_path):
+    class Exits(Told):
+        def log(self, step, metrics):
+            raise SystemExit(3)
+
+    tracker, screen = Exits(), Lines()
+    await train(tmp_path, tracker, progress=screen)
+    assert tracker.told[-1] == ("close",) and any("Exits 1 failed in log: SystemExit" in line for line in screen.lines)
+    with pytest.raises(ConfigError, match="is no tracker"):
+        await train(tmp_path, object(), run_dir=tmp_path / "other")
+
+
 async def test_a_tracker_that_cannot_work_here_is_refused_before_anything_runs(tmp_path):
     def factory(run_dir, config):
         raise AssertionError("made")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -150,6 +151,62 @@ async def test_a_run_is_opened_again_where_it_stopped(tmp_path):
     await trained.update_policy(await trained.collect_episodes())
     await trained.aclose()
     assert {t.task["start"] for t in art.load_trajectories(tmp_path / "run")} == {0, 1, 2, 3}
+    assert art.load_trajectories(tmp_path / "run")[-1].calls[0].policy_version == 1
+
+
+async def test_an_environment_with_a_generator_of_its_own_begins_differently_every_time(tmp_path):
+    class Own(Guess):
+        def __init__(self):
+            super().__init__()
+            self.generator = random.Random(0)
+
+        async def reset(self):
+            self.log = []
+            return {"secret": self.generator.random(), "asked": 0}
+
+    async with trainer(tmp_path, environment=Own()) as trained:
+        batches = [await trained.collect_episodes() for _ in range(3)]
+    assert len({e["states"][0]["secret"] for batch in batches for e in batch}) == 6
+
+
+async def test_a_trained_agent_is_trained_further_where_its_run_is_given(tmp_path):
+    agent = Guesser()
+    async with trainer(tmp_path, agent) as trained:
+        await trained.update_policy(await trained.collect_episodes())
+    with pytest.raises(ConfigError, match="run_dir="):
+        trainer(tmp_path, agent, run_dir=tmp_path / "other")
+    async with trainer(tmp_path, agent) as again:
+        await again.collect_episodes()
+
+
+async def test_keys_of_any_kind_are_kept_as_text(tmp_path):
+    class Board(Guess):
+        async def reset(self):
+            return {**await super().reset(), "cells": {(0, 1): 2}}
+
+        async def step(self, action):
+            *step, _ = await super().step(action)
+            return *step, {(1, 1): "moved"}
+
+    async with trainer(tmp_path, environment=Board()) as trained:
+        episodes = await trained.collect_episodes()
+    assert all(e["error"] is None and e["infos"][0] == {(1, 1): "moved"} for e in episodes)
+    assert episodes[0].trajectory.task["state"]["cells"] == {"(0, 1)": 2}
+
+
+async def test_a_folder_that_is_no_checkpoint_is_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    async with trainer(tmp_path) as trained:
+        await trained.update_policy(await trained.collect_episodes())
+        with pytest.raises(ConfigError, match="no checkpoint"):
+            await trained.save_checkpoint(tmp_path / "mine")
+        await trained.save_checkpoint(tmp_path / "qwen2.5")
+    assert (tmp_path / "mine" / "notes").is_file() and (tmp_path / "qwen2.5").is_dir()
+
+
+async def test_the_loss_alone_is_closed_as_it_is():
+    await GRPOTrainer(object(), object()).aclose()
 
 
 @pytest.mark.parametrize(

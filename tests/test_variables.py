@@ -38,7 +38,7 @@ def test_a_file_as_shells_and_windows_write_it_is_read_and_the_environment_beats
         "QUOTED='two # words'",
         "WANDB_API_KEY=file",
         "",
-        "LATER=${QUOTED}",
+        "SECRET='pa${QUOTED}x'",
     ]
     (folder / ".env").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
     load_env_file()
@@ -47,7 +47,7 @@ def test_a_file_as_shells_and_windows_write_it_is_read_and_the_environment_beats
         "two # words",
         "the environment's",
     ]
-    assert os.environ["LATER"] == os.environ["QUOTED"]
+    assert os.environ["SECRET"] == "pa${QUOTED}x", "a value is what stands there"
 
 
 def test_a_folder_of_that_name_is_left_alone(folder):
