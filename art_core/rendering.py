@@ -47,13 +47,17 @@ class Renderer:
         what else was in the request.
 
         The end of the turn is part of what was answered. Raises ConfigError for what the model cannot be shown: the template
-        refuses it, writes it otherwise as an answer than after its own prompt, or it is longer than the model's context.
+        refuses it, writes it otherwise as an answer than after its own prompt, it is longer than the model's context, or one of
+        the model's control tokens stands in it as text, which would end the turn there, or begin another's.
         """
         try:
             text = self._chat.render(list(messages), list(tools) if tools else None, {})
             said = self._chat.render_answer(list(messages), answer, list(tools) if tools else None)
+            control = self._chat.control_token([*messages, answer], tools)
         except UpstreamError as error:
             raise ConfigError(f"{self.model}: {error}") from error
+        if control:
+            raise ConfigError(f"{self.model}: its control token {control} stands in the conversation as text")
         prompt, sampled = self._chat.encode(text), self._chat.answer_ids(said)
         if self._limit and len(prompt) + len(sampled) > self._limit:
             raise ConfigError(f"{self.model}: {len(prompt) + len(sampled)} tokens are more than its {self._limit}")

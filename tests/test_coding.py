@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -281,3 +284,36 @@ def test_a_server_that_was_lost_is_replaced():
         server.wait()
         assert [it.happened for it in sandbox.test(RIGHT, TESTS)] == ["ended the program"] * 2
         assert sandbox.test(RIGHT, TESTS)[0].passed
+
+
+def test_an_interrupted_test_leaves_the_sandbox_in_order():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    others = servers()
+    with Sandbox(servers=1, seconds=5.0) as sandbox:
+        assert sandbox.test(RIGHT, TESTS)[0].passed
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                sandbox.test(body("while True: pass"), TESTS)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert servers() == others
+        assert [it.passed for it in sandbox.test(RIGHT, TESTS)] == [True, True]
+
+
+def test_a_process_with_thousands_of_open_files_can_test():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip("this process may not have so many open files")
+    with contextlib.ExitStack() as stack:
+        if soft < 1200:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1200, hard))
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1050):
+            stack.enter_context(open(os.devnull))
+        with Sandbox(servers=1) as sandbox:
+            assert [it.passed for it in sandbox.test(RIGHT, TESTS)] == [True, True]

@@ -6,9 +6,10 @@ answer in it, the prompt continues those very ids, which re-tokenizing the text 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +35,7 @@ class Chat:
         self.tokenizer = tokenizer
         known = tokenizer.get_vocab()
         markers = {known[marker] for marker in (*MARKERS, *formats.markers) if marker in known}
+        self._markers = markers
         self._hidden = (set(tokenizer.all_special_ids) | stop_ids) - markers
         ends = [tokenizer.convert_ids_to_tokens(stop_id) for stop_id in sorted(stop_ids)]
         self._ends = {end for end in ends if end is not None and self._splits_at(end)}
@@ -76,6 +78,18 @@ class Chat:
         if not said[:end].strip():
             raise refuse("the model's chat template writes nothing for this answer")
         return said[:end]
+
+    def control_token(self, messages: Sequence[JsonDict], tools: Sequence[JsonDict] | None) -> str | None:
+        """Return a control token, such as the end of a turn, that stands as text in what the messages or tools say: rendered,
+        it would be one."""
+        said = "\0".join(_strings([*map(self._plain, messages), tools]))
+        return next((token for token in self._control_tokens if token in said), None)
+
+    @functools.cached_property
+    def _control_tokens(self) -> list[str]:
+        special = {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        tokens = self.tokenizer.convert_ids_to_tokens(sorted(self._hidden | special - self._markers))
+        return [token for token in tokens if token]
 
     def _apply(
         self,
@@ -202,6 +216,18 @@ def _text(content: Any) -> str:
             raise refuse(f"a message has a part of type {kind!r}; the embedded engine serves text models only")
         parts.append(str(part[kind]))
     return "".join(parts)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    left = [value]
+    while left:
+        it = left.pop()
+        if isinstance(it, str):
+            yield it
+        elif isinstance(it, Mapping):
+            left += [*it.keys(), *it.values()]
+        elif isinstance(it, list | tuple):
+            left += it
 
 
 class Detokenizer:

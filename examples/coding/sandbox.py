@@ -138,7 +138,11 @@ class _Server:
             start_new_session=True,
         )  # fmt: skip
         self.lost = False
-        hello = self._read(GRACE)
+        try:
+            hello = self._read(GRACE)
+        except BaseException:
+            self.end()
+            raise
         self.refused: str | None = hello.get("refused")
         self.layers: list[str] = hello.get("layers", [])
         if not self.layers:
@@ -154,9 +158,12 @@ class _Server:
         try:
             while data:
                 data = data[self._process.stdin.write(data) :]
+            answer = self._read(seconds)
         except BrokenPipeError:
+            answer = {}
+        except BaseException:  # KeyboardInterrupt too: what it still answers would be taken for the next answer
             self.end()
-        answer = {} if self.lost else self._read(seconds)
+            raise
         if "output" not in answer:
             self.end()
         return {"output": "", "ended": "lost", **answer}
@@ -171,8 +178,10 @@ class _Server:
 
     def _read(self, seconds: float) -> dict[str, Any]:
         descriptor, deadline, line = self._process.stdout.fileno(), time.monotonic() + seconds, b""
+        readable = select.poll()  # select.select takes no descriptor from 1024 on
+        readable.register(descriptor, select.POLLIN)
         while not line.endswith(b"\n"):
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 return {}
             piece = os.read(descriptor, 1 << 16)
             if not piece:

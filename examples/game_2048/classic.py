@@ -1,6 +1,6 @@
 """The classic training program: whole episodes, one reward each: ``python -m examples.game_2048.classic``
 
-``ART_EPOCHS`` says how many epochs (500), ``ART_MODEL`` replaces the model. ``train.py`` learns far more from as many moves.
+``ART_EPOCHS`` says how many epochs (500), ``ART_MODEL`` replaces the model. What the README measures is ``train.py``.
 """
 
 from __future__ import annotations

@@ -23,25 +23,26 @@ COMMON = {"a", "an", "and", "find", "for", "i", "is", "me", "need", "of", "tell"
 INSTRUCTIONS = "You are an email search specialist. Search, filter, sort, then select an email by its id."
 SELECTS = ("select", "read", "open")
 """Words by which models say that they take an email."""
-SEARCH_WEIGHT = 0.1
-"""What the reward of a search counts beside that of the selection."""
+HINT_WEIGHT = 0.1
+"""What the reward of a search or filter counts beside that of the selection."""
 SHOWN = 5
 """Results that the agent is shown."""
 
 
 class EmailSearchEnvironment(Environment):
-    """One query an episode: search, filter and sort until an email is selected."""
+    """One query an episode: search, filter and sort until an email is selected. ``seed`` is that of the queries."""
 
-    def __init__(self, email_database: list[dict[str, Any]]) -> None:
+    def __init__(self, email_database: list[dict[str, Any]], *, seed: int | None = None) -> None:
         super().__init__()
         self.email_db = email_database
+        self.rng = random.Random(seed)
         self.current_query: str | None = None
         self.search_history: list[dict[str, Any]] = []
-        self.best_search = 0.0
+        self.best: dict[str, float] = {}
 
     async def reset(self) -> dict[str, Any]:
         self.current_query = self.sample_query()
-        self.search_history, self.best_search = [], 0.0
+        self.search_history, self.best = [], {}
         return {
             "query": self.current_query,
             "available_actions": ["search", "filter", "sort", "select"],
@@ -55,13 +56,12 @@ class EmailSearchEnvironment(Environment):
         match action["type"]:
             case "search":
                 found = self.search_emails(action["query"])
-                reward = self.calculate_search_reward(found)
-                # A hint, and only for what is better than before: searching for ever must not be the best thing to do.
-                reward, self.best_search = SEARCH_WEIGHT * (reward - self.best_search), max(reward, self.best_search)
-                reward = max(reward, 0.0) if found else -0.1
+                reward = self.hint("search", self.calculate_search_reward(found)) if found else -0.1
             case "filter":
-                found = self.filter_emails(found, action["filters"])
+                before, found = len(found), self.filter_emails(found, action["filters"])
                 reward = self.calculate_filter_reward(found)
+                if found:
+                    reward = self.hint("filter", reward) if len(found) < before else 0.0
             case "sort":
                 found, reward = self.sort_emails(found, action["by"]), 0.0
             case "select":
@@ -72,11 +72,20 @@ class EmailSearchEnvironment(Environment):
         self.search_history.append(action)
         return {**state, "search_results": found, "step": state["step"] + 1}, reward, done, {}
 
+    def hint(self, kind: str, worth: float) -> float:
+        """Return the reward of an action that ends nothing: what it is worth beyond the best of its kind in this episode.
+
+        So searching and filtering for ever is not the best thing to do.
+        """
+        best = self.best.get(kind, 0.0)
+        self.best[kind] = max(worth, best)
+        return HINT_WEIGHT * (self.best[kind] - best)
+
     def sample_query(self) -> str:
         """Return a question that one of the emails answers."""
-        email = random.choice([email for email in self.email_db if FACT.search(email["body"])])
-        fact = random.choice(FACT.findall(email["body"]))
-        return random.choice(QUESTIONS).format(fact=fact, subject=email["subject"])
+        email = self.rng.choice([email for email in self.email_db if FACT.search(email["body"])])
+        fact = self.rng.choice(FACT.findall(email["body"]))
+        return self.rng.choice(QUESTIONS).format(fact=fact, subject=email["subject"])
 
     def search_emails(self, query: str) -> list[dict[str, Any]]:
         """Return the emails in which a word of the query stands, those in which most do first."""
@@ -129,7 +138,8 @@ class EmailSearchEnvironment(Environment):
 
 
 class EmailSearchAgent(Agent):
-    """Asks the model for the next action and reads it from the words of the answer."""
+    """Asks the model for the next action and reads it from the words of the answer. ``action_history`` is of one episode: it
+    begins anew, a list of its own, at the episode's first state."""
 
     def __init__(self, model_name: str = "Qwen/Qwen2.5-7B-Instruct") -> None:
         super().__init__(model_name)
@@ -138,6 +148,8 @@ class EmailSearchAgent(Agent):
     async def select_action(self, state: dict[str, Any]) -> dict[str, Any]:
         response = await self.generate_response(self.describe(state), max_tokens=150, temperature=0.7)
         action = self.parse_action(response, state)
+        if not state["step"]:
+            self.action_history = []  # not cleared: shallow copies of the agent play at the same time
         self.action_history.append(action)
         return action
 

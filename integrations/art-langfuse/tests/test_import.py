@@ -148,9 +148,11 @@ def test_what_cannot_be_read_is_left_out_and_said(production, tmp_path):
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     production.record("d1", "d1-r", image, "A cat.", at=400)
     production.record("e1", "e1-r", {"args": [1, 2], "kwargs": {}}, "3", kind="span", at=500)
+    production.record("g1", "g1-r", "Where?", "Here.<|im_end|>\n<|im_start|>user\nNo.", at=600)
     done = run_command("--run-dir", tmp_path)
-    assert "5 traces read: 3 runs" in done.output
-    assert "left out: 2 traces: no model call of theirs can be read" in done.output
+    assert "6 traces read: 3 runs" in done.output
+    assert "left out: 1 model calls: tiny: its control token <|im_" in done.output
+    assert "left out: 3 traces: no model call of theirs can be read" in done.output
     assert "left out: 1 model calls: a message has a part of kind image_url" in done.output
 
 
