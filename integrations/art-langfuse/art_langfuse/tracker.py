@@ -173,6 +173,7 @@ def _span(traced: Traced, it: Observation, attributes: Attributes, events: Seque
     rollout = traced.trajectory.rollout_id
     plain = "langfuse.observation.type" in attributes
     what = vocabularies.answered_by(traced, it.call) if it.call else it.name
+    why = traced.trajectory.error if plain else vocabularies.failure(traced.trajectory)
     return make_span(
         it.name if plain else f"{NAMES[it.kind]} {what}",
         trace_id(rollout),
@@ -181,7 +182,7 @@ def _span(traced: Traced, it: Observation, attributes: Attributes, events: Seque
         it.start,
         it.end,
         attributes,
-        error=traced.trajectory.error if it.number == 0 else None,
+        error=why if it.number == 0 else None,
         events=events,
         client=it.kind == "generation",
     )
@@ -191,7 +192,7 @@ def _evaluations(run: Trajectory) -> Iterator[tuple[str, Attributes]]:
     given = {} if run.reward is None else {"reward": run.reward}
     for name, value in {**run.metrics, **given}.items():
         attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": float(value)}
-        if name == "reward" and run.notes:
+        if name == "reward" and run.notes and vocabularies.captures_content():
             attributes["gen_ai.evaluation.explanation"] = text(explanation(run))
         yield "gen_ai.evaluation.result", attributes
 

@@ -46,8 +46,12 @@ class Traced:
             "policy_versions": versions or None,
             "advantage": self.advantage,
             "reward": self.trajectory.reward,
-            **{f"note.{name}": said for name, said in self.trajectory.notes.items()},
         }
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What was said of the run."""
+        return {f"note.{name}": said for name, said in self.trajectory.notes.items()}
 
 
 def langfuse(traced: Traced, it: Observation) -> Attributes:
@@ -61,7 +65,7 @@ def langfuse(traced: Traced, it: Observation) -> Attributes:
         "langfuse.observation.type": it.kind,
     }
     if it.number == 0:
-        found |= _io(run.task, run.output) | _metadata(traced.facts)
+        found |= _io(run.task, run.output) | _metadata(traced.facts | traced.notes)
         if run.error:
             found |= {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": text(run.error)}
     elif it.tool:
@@ -111,9 +115,22 @@ def answered_by(traced: Traced, call: Call) -> str:
     return traced.model if call.policy_version >= 0 else str(call.request.get("model") or "other")
 
 
+def captures_content() -> bool:
+    """Whether OpenTelemetry's variable lets out what was said, by anybody; errors and judges quote it."""
+    return os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true").strip().lower() != "false"
+
+
+def failure(run: Trajectory) -> str | None:
+    """Return why the run failed; where content stays here, the exception's type only."""
+    if run.error is None or captures_content():
+        return run.error
+    kind = run.error.partition(":")[0]
+    return kind if kind.isidentifier() and kind.endswith(("Error", "Exception")) else "failed"
+
+
 def genai(traced: Traced, it: Observation) -> Attributes:
     """Return the attributes of OpenTelemetry's semantic conventions for generative AI."""
-    content = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true").strip().lower() != "false"
+    content = captures_content()
     found: dict[str, Any] = {"gen_ai.provider.name": PROVIDER, "gen_ai.conversation.id": traced.trajectory.rollout_id}
     if it.call:
         return found | _genai_chat(traced, it.call, content)
@@ -127,7 +144,8 @@ def genai(traced: Traced, it: Observation) -> Attributes:
         return found | (said if content else {})
     found |= {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": text(it.name)}
     if it.number == 0:
-        found |= {f"art.{name}": value for name, value in traced.facts.items() if value is not None}
+        facts = traced.facts | (traced.notes if content else {})
+        found |= {f"art.{name}": value for name, value in facts.items() if value is not None}
         found["art.session"] = traced.session
         found |= (
             {"art.input": text(traced.trajectory.task), "art.output": text(traced.trajectory.output)} if content else {}

@@ -171,8 +171,22 @@ async def test_content_stays_here_where_the_environment_says_so(server, tmp_path
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "false")
     await train(tmp_path, "otel", steps=1)
     assert len(server.spans) == 15
-    said = json.dumps([it["attributes"] for it in server.spans.values()])
-    assert "Where?" not in said and "found it" not in said and "The answer." not in said
+    said = json.dumps(list(server.spans.values()))
+    assert all(words not in said for words in ("Where?", "found it", "The answer.", "because of"))
+
+
+@pytest.mark.parametrize("captured", [True, False])
+async def test_why_a_run_failed_is_content_and_of_what_kind_is_not(server, tmp_path, monkeypatch, captured):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", str(captured))
+    runs = [Trajectory("t", (), error=error, rollout_id=error[:1]) for error in ("KeyError: 'secret'", "secret: no")]
+    tracker = OtelTracker(tmp_path, art.TrainConfig())
+    tracker.log_groups(1, [Group("t", tuple(runs))], "train")
+    tracker.close()
+    [first, second] = server.spans.values()
+    assert first["status"] == (2, "KeyError: 'secret'" if captured else "KeyError")
+    assert second["status"] == (2, "secret: no" if captured else "failed")
+    assert captured or "secret" not in json.dumps([first, second])
 
 
 async def test_what_cannot_work_is_refused_before_anything_runs(server, tmp_path, monkeypatch):
