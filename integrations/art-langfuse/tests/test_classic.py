@@ -2,6 +2,11 @@
 
 import json
 import logging
+import os
+import socket
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -135,6 +140,39 @@ def test_a_server_that_is_away_is_logged_and_caught_up_with(server, tracker, mon
     second = tracker.track_episode(EPISODE)
     tracker.flush()
     assert set(server.traces()) == {first.id, second.id}
+
+
+SILENT = """
+import art_langfuse.classic as classic
+classic.CLOSE_SECONDS = 0.5
+tracker = classic.ARTLangfuseTracker()
+for number in range(5):
+    tracker.track_episode({"episode_id": number})
+print("ends", flush=True)
+"""
+
+
+def test_a_server_that_stays_silent_holds_up_the_end_of_a_program_once(server):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and never answers
+        environment = {**os.environ, "LANGFUSE_HOST": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        program = subprocess.Popen(
+            [sys.executable, "-c", SILENT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        with program:
+            assert program.stdout.readline() == "ends\n"
+            began = time.monotonic()
+            said = program.communicate(timeout=60)[1]
+    assert time.monotonic() - began < 8 and program.returncode == 0
+    assert "has not taken 5 observations; they are lost" in said
+
+
+def test_what_is_tracked_after_the_end_is_said_and_not_sent(server, caplog):
+    tracker = ARTLangfuseTracker()
+    tracker.close()
+    trace = tracker.track_episode(EPISODE)
+    tracker.flush()
+    tracker.close()
+    assert f"trace {trace.id} is not sent" in caplog.text and not server.spans
 
 
 def test_keys_that_are_missing_are_named(monkeypatch, server, caplog):
