@@ -19,6 +19,7 @@ from art_core.errors import StoreError
 from art_core.folder import write_whole
 from art_core.types import Group
 from art_wandb.opening import open_run
+from art_wandb.shown import without_access
 from art_wandb.tables import COLUMNS, rows
 
 if TYPE_CHECKING:
@@ -100,7 +101,10 @@ class WandbTracker:
             id=known.get("id") or os.environ.get("WANDB_RUN_ID") or None,
             # Offline too: wandb sync would otherwise write what comes later over what came first.
             resume=None if "WANDB_RESUME" in os.environ else "allow",
-            config={**dataclasses.asdict(self._config), "art_core": importlib.metadata.version("art-core")},
+            config={
+                **without_access(dataclasses.asdict(self._config)),
+                "art_core": importlib.metadata.version("art-core"),
+            },
             tags=["ART", Path(self._config.model).name, *filter(None, os.environ.get("WANDB_TAGS", "").split(","))],
         )
         if run.disabled:
