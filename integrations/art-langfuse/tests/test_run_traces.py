@@ -128,6 +128,27 @@ async def test_a_run_that_goes_on_doubles_nothing(server, tmp_path):
     assert len([it for it in server.scores.values() if it["name"] == "reward" and it.get("traceId")]) == 4
 
 
+def tell_steps(run_dir, *trackers):
+    """A run in ``run_dir`` tells each tracker its first step and an evaluation, as often as it is opened."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    for kind in trackers:
+        tracker = kind(run_dir, art.TrainConfig())
+        tracker.log(1, {"reward": 0.5, "seconds": 1.0})
+        if kind is LangfuseTracker:
+            tracker.log_evaluation(1, {"name": "after", "success": 1.0})
+        tracker.close()
+
+
+def test_runs_of_two_folders_with_one_name_are_not_one_run(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    tell_steps(tmp_path / "first" / "email", LangfuseTracker, OtelTracker)
+    tell_steps(tmp_path / "second" / "email", LangfuseTracker, OtelTracker)
+    assert (len(server.scores), len(server.spans)) == (6, 2)
+    tell_steps(tmp_path / "first" / "email", LangfuseTracker, OtelTracker)  # goes on: what comes again replaces
+    assert (len(server.scores), len(server.spans)) == (6, 2)
+    assert {it["sessionId"] for it in server.scores.values()} == {"email"}
+
+
 def told_in(run_dir, step):
     with Store(run_dir / "run.sqlite") as store:
         return {it.rollout_id for it in store.rollouts(step=step)}
