@@ -22,7 +22,7 @@ from art_langfuse.account import Account, account
 from art_langfuse.api import Project
 from art_langfuse.conversations import value_of
 from art_langfuse.outbox import NotDelivered, Outbox
-from art_langfuse.spans import make_span, text
+from art_langfuse.spans import as_json, make_span, text
 
 if TYPE_CHECKING:
     from langfuse.api import ObservationV2
@@ -108,7 +108,7 @@ class ARTLangfuseTracker:
         }
         attributes = _attributes("generation", prompt, response, {**metadata, **settings}) | {
             "langfuse.observation.model.name": str(metadata.get("model_name", "unknown")),
-            "langfuse.observation.model.parameters": json.dumps(settings),
+            "langfuse.observation.model.parameters": as_json(settings),
         }
         if metadata.get("token_count"):
             attributes["langfuse.observation.usage_details"] = json.dumps({"total": int(metadata["token_count"])})
@@ -232,7 +232,7 @@ def _new_id(size: int) -> str:
 
 def _attributes(kind: str, given: Any, gave: Any, metadata: Mapping[str, Any], error: Any = None) -> dict[str, Any]:
     known = {key: it for key, it in metadata.items() if it is not None}
-    said = {f"langfuse.observation.metadata.{key}": json.dumps(it, default=str) for key, it in known.items()}
+    said = {f"langfuse.observation.metadata.{key}": as_json(it) for key, it in known.items()}
     failed = (
         {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": text(error)} if error else {}
     )

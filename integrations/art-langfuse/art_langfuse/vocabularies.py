@@ -13,7 +13,7 @@ from typing import Any
 
 from art_core.types import Call, JsonDict, Trajectory
 from art_langfuse.observations import Observation
-from art_langfuse.spans import Attributes, text
+from art_langfuse.spans import Attributes, as_json, text
 
 PROVIDER = "art"
 SETTINGS = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "tool_choice")
@@ -93,7 +93,7 @@ def _langfuse_generation(traced: Traced, call: Call) -> Attributes:
         **_io(shown if set(shown) != {"messages"} else shown["messages"], dict(call.response)),
         **_metadata(facts),
         "langfuse.observation.model.name": answered_by(traced, call),
-        "langfuse.observation.model.parameters": json.dumps(settings, default=str),
+        "langfuse.observation.model.parameters": as_json(settings),
         "langfuse.observation.usage_details": json.dumps(
             {"input": len(call.prompt_ids), "output": len(call.sampled_ids)}
         ),
@@ -107,7 +107,7 @@ def _io(given: Any, gave: Any) -> dict[str, str]:
 
 def _metadata(facts: Mapping[str, Any]) -> dict[str, str]:
     # Langfuse reads every value as JSON, so that "1" and 1 stay apart.
-    return {f"langfuse.observation.metadata.{name}": json.dumps(it) for name, it in facts.items() if it is not None}
+    return {f"langfuse.observation.metadata.{name}": as_json(it) for name, it in facts.items() if it is not None}
 
 
 def answered_by(traced: Traced, call: Call) -> str:
@@ -170,11 +170,11 @@ def _genai_chat(traced: Traced, call: Call, content: bool) -> Attributes:
     }
     if content:
         *shown, answer = call.messages()
-        found["gen_ai.input.messages"] = json.dumps([_in_parts(message) for message in shown], default=str)
+        found["gen_ai.input.messages"] = as_json([_in_parts(message) for message in shown])
         ended = {**_in_parts(answer), "finish_reason": found["gen_ai.response.finish_reasons"][0]}
-        found["gen_ai.output.messages"] = json.dumps([ended], default=str)
+        found["gen_ai.output.messages"] = as_json([ended])
         if request.get("tools"):
-            found["gen_ai.tool.definitions"] = json.dumps(request["tools"], default=str)
+            found["gen_ai.tool.definitions"] = as_json(request["tools"])
     return found
 
 

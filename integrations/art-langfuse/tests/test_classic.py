@@ -59,6 +59,19 @@ def test_an_episode_is_a_trace_with_a_span_for_each_action(server, tracker):
     assert action["metadata"]["reasoning"] == "Initial search for meeting-related emails"
 
 
+def test_what_json_cannot_say_is_its_repr_and_loses_nothing_else(server, tracker):
+    ring = []
+    ring.append(ring)
+    board = {(0, 1): "x", "next": {(1, 1): "o"}, "ring": ring}
+    actions = [{"type": "put", "state": board, "reasoning": board}]
+    trace = tracker.track_episode({**EPISODE, "initial_state": board, "final_result": board, "actions": actions})
+    tracker.track_model_generation("Where?", "Here.", {"temperature": board, "token_count": 3})
+    assert tracker.get_performance_analytics([trace.id])["average_reward"] == 0.85
+    root, action = sorted(server.observations(trace.id), key=lambda it: it["name"], reverse=True)
+    assert json.loads(root["output"])["final_result"] == repr(board)
+    assert action["metadata"]["reasoning"] == {"(0, 1)": "x", "next": "{(1, 1): 'o'}", "ring": "[[...]]"}
+
+
 def test_analytics_of_the_example_are_its_numbers(tracker):
     trace = tracker.track_episode(EPISODE)
     assert tracker.get_performance_analytics([trace.id]) == {

@@ -149,6 +149,17 @@ def test_runs_of_two_folders_with_one_name_are_not_one_run(server, tmp_path, mon
     assert {it["sessionId"] for it in server.scores.values()} == {"email"}
 
 
+@pytest.mark.parametrize("kind", [LangfuseTracker, OtelTracker])
+def test_a_run_whose_state_json_cannot_say_loses_no_trace(server, tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    runs = [Trajectory({(0, 1): "x"}, (), output=[{(0, 1): "o"}], rollout_id=it) for it in "ab"]
+    tracker = kind(tmp_path, art.TrainConfig())
+    tracker.log_groups(1, [Group("t", tuple(runs))], "train")
+    tracker.close()
+    said = [list(it["attributes"].values()) for it in server.spans.values()]
+    assert len(said) == 2 and all('{"(0, 1)": "x"}' in it and "\"[{(0, 1): 'o'}]\"" in it for it in said)
+
+
 def told_in(run_dir, step):
     with Store(run_dir / "run.sqlite") as store:
         return {it.rollout_id for it in store.rollouts(step=step)}

@@ -150,6 +150,14 @@ def test_tables_have_a_most_of_rows_and_cells_a_most_of_characters(tmp_path):
     assert (row["calls"], row["prompt_tokens"], row["sampled_tokens"]) == (2, 6, 4)
 
 
+def test_a_cell_that_json_cannot_say_is_its_repr(tmp_path):
+    ring = {}
+    ring["self"] = ring
+    groups = [Group(task="q", trajectories=(Trajectory({(0, 1): "x"}, (CALL,), output=ring), Trajectory("q", (CALL,))))]
+    (table,) = told(tmp_path / "run", ("log_groups", 1, groups, "train")).tables("trajectories/train")
+    assert [row[1:3] for row in table["data"]] == [["{(0, 1): 'x'}", "{'self': {...}}"], ["q", "null"]]
+
+
 def test_an_evaluation_at_another_temperature_has_curves_of_its_own(tmp_path):
     found = {
         "name": "after",
