@@ -112,6 +112,20 @@ def test_what_was_imported_is_not_imported_twice(production, tmp_path):
     assert len(art.load_trajectories(tmp_path)) == 4
 
 
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_what_an_import_that_was_ended_left_half_is_mended(production, tmp_path, kept):
+    run_command("--run-dir", tmp_path / "whole")
+    [whole, *_] = art.load_trajectories(tmp_path / "whole")
+    with Store(tmp_path / "run" / "run.sqlite") as store:
+        store.add_rollout("langfuse-a1", task=whole.task, split="train")
+        for call in whole.calls[:kept]:
+            store.record("langfuse-a1", call)
+    done = run_command("--run-dir", tmp_path / "run")
+    assert "3 traces read: 3 runs with 6 model calls" in done.output
+    assert art.load_trajectories(tmp_path / "run")[0] == whole
+    assert "3 were there" in run_command("--run-dir", tmp_path / "run").output
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
