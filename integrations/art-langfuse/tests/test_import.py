@@ -4,7 +4,10 @@ import json
 import re
 
 import pytest
+from http_server import serving
 from langfuse_server import PUBLIC, SECRET, langfuse_server
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from team_agent import Judge, agent, answers
 from typer.testing import CliRunner
 
@@ -156,6 +159,16 @@ def test_a_server_that_stays_away_is_said_and_the_same_command_goes_on(productio
     production.faults.clear()
     assert "3 traces read" in run_command("--run-dir", tmp_path).output
     assert len(art.load_trajectories(tmp_path)) == 3
+
+
+def test_an_answer_that_is_no_json_is_said(server, tmp_path, monkeypatch):
+    page = Route("/api/public/traces", lambda request: PlainTextResponse("<html>Sign in</html>"))
+    with serving(page) as url:  # it does not know the API for observations
+        monkeypatch.setenv("LANGFUSE_HOST", url)
+        with pytest.raises(
+            NotRead, match=r"/api/public/traces answers 200 with no JSON \('<html>Sign in.*LANGFUSE_HOST"
+        ):
+            run_command("--run-dir", tmp_path)
 
 
 def test_what_cannot_be_read_is_left_out_and_said(production, tmp_path):

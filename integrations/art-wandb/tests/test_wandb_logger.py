@@ -101,6 +101,17 @@ def test_a_checkpoint_is_a_file_or_a_folder(tmp_path):
     assert [it.path for it in second.manifest.contents] == ["adapter/adapter_model.safetensors"]
 
 
+def test_a_run_ends_also_where_a_table_cannot_be_logged(tmp_path):
+    logger = ARTWandbLogger("mine", "first")
+    logger.initialize_run(CONFIG)
+    logger.log_episode({"episode_id": object()})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        logger.finish_run()
+    (run,) = runs_in(tmp_path)
+    assert run.finished
+    logger.finish_run()
+
+
 def test_before_and_after_a_run_nothing_is_logged_and_nothing_fails(tmp_path):
     logger = ARTWandbLogger()
     assert logger.project_name == "art-training" and logger.experiment_name.startswith("art_experiment_2")
