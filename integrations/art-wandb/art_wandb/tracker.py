@@ -166,7 +166,12 @@ class WandbTracker:
 
     @contextmanager
     def _staging(self) -> Iterator[None]:
-        """Have wandb copy what it uploads, maybe later, into the run folder; it asks the environment each time."""
+        """Have wandb copy what it uploads, maybe later, into the run folder, where ``WANDB_DATA_DIR`` names no other.
+
+        wandb asks the environment each time, and has neither a setting nor an argument for it. So ``os.environ`` of the whole
+        process has the variable for as long as a row or an artifact is logged, and a child process of an agent that is started
+        just then inherits it. Nothing but wandb reads it; where that matters, set ``WANDB_DATA_DIR`` before training.
+        """
         before = os.environ.get("WANDB_DATA_DIR")
         os.environ.setdefault("WANDB_DATA_DIR", str(self._run_dir / "wandb"))
         try:
