@@ -198,6 +198,7 @@ class ARTLangfuseTracker:
             with self._change:
                 self._busy = False
                 self._change.notify_all()
+        self._deliver([])  # what was not taken is tried once more
         self._end()
 
     def _deliver(self, spans: Sequence[ReadableSpan]) -> None:

@@ -164,6 +164,7 @@ def _run_id(path: Path) -> str:
     except FileNotFoundError:
         known = ""
     if not known:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, known := uuid.uuid4().hex)
     return known
 
