@@ -127,7 +127,13 @@ class Project:
         answer = self._http.get(path, params=query)
         if not answer.is_success:
             raise_for(answer.status_code, f"{self.host}{path}: {answer.text[:300]}", answer.headers)
-        return answer.json()
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise NotRead(
+                f"{self.host}{path} answers {answer.status_code} with no JSON ({answer.text[:100]!r}); check that LANGFUSE_HOST "
+                "is Langfuse's address, and that no proxy answers in its place"
+            ) from error
 
     def _once(self, ask: Callable[[], Any]) -> Any:
         import httpx

@@ -9,11 +9,11 @@ import atexit
 import json
 import logging
 import re
+import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from art_langfuse.account import Account, account
 from art_langfuse.api import Project
 from art_langfuse.conversations import value_of
 from art_langfuse.outbox import NotDelivered, Outbox
-from art_langfuse.spans import make_span, text
+from art_langfuse.spans import as_json, make_span, text
 
 if TYPE_CHECKING:
     from langfuse.api import ObservationV2
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 ACTION = re.compile(r"action_\d+_(.*)", re.DOTALL)
 """An action's span; its type may have underscores."""
 POLL_SECONDS = 0.5
+CLOSE_SECONDS = 20.0
+"""That the end of a program waits for what was not sent yet, however much it is."""
 
 log = logging.getLogger("art_langfuse")
 
@@ -51,8 +53,8 @@ class TracesMissing(ArtError):
 class ARTLangfuseTracker:
     """Sends to the project that ``LANGFUSE_PUBLIC_KEY``, ``LANGFUSE_SECRET_KEY`` and ``LANGFUSE_HOST`` name.
 
-    Every ``track_`` method returns at once; a thread sends, tries again where Langfuse fails, and has sent everything when the
-    program ends. What could not be sent is logged, and never raised. ``flush`` waits for it.
+    Every ``track_`` method returns at once; a thread sends, and tries again where Langfuse fails. The end of the program waits
+    for it, up to ``CLOSE_SECONDS``. What could not be sent is logged, and never raised. ``flush`` waits until it is tried.
     """
 
     def __init__(self, wait: float = 60.0) -> None:
@@ -64,10 +66,14 @@ class ARTLangfuseTracker:
         post, self._end = langfuse_post(self._account)
         self._outbox: Outbox[ReadableSpan] = Outbox(f"Langfuse at {self._account.host}, observations", post, 200)
         self._project = Project(self._account)
-        self._sending = ThreadPoolExecutor(1, thread_name_prefix="art-langfuse")
         self._sent: dict[str, int] = {}
         """Trace -> its observations, for those that were sent from here."""
-        self._closed = False
+        self._change = threading.Condition()
+        self._new: list[ReadableSpan] = []
+        self._busy, self._closed = False, False
+        # As a daemon, so that a server that stays silent does not keep the process from ending.
+        self._sending = threading.Thread(target=self._work, name="art-langfuse", daemon=True)
+        self._sending.start()
         atexit.register(self.close)
 
     def track_episode(self, episode_data: Mapping[str, Any]) -> Trace:
@@ -102,7 +108,7 @@ class ARTLangfuseTracker:
         }
         attributes = _attributes("generation", prompt, response, {**metadata, **settings}) | {
             "langfuse.observation.model.name": str(metadata.get("model_name", "unknown")),
-            "langfuse.observation.model.parameters": json.dumps(settings),
+            "langfuse.observation.model.parameters": as_json(settings),
         }
         if metadata.get("token_count"):
             attributes["langfuse.observation.usage_details"] = json.dumps({"total": int(metadata["token_count"])})
@@ -153,29 +159,55 @@ class ARTLangfuseTracker:
 
     def flush(self) -> None:
         """Return when everything was sent, or could not be."""
-        self._sending.submit(lambda: None).result()
+        with self._change:
+            self._change.wait_for(lambda: self._closed or not (self._new or self._busy))
 
     def close(self) -> None:
-        """Send what is left, and end. The end of the program does it too."""
-        if self._closed:
-            return
-        self._closed = True
+        """Send what is left, and end; what was not taken in ``CLOSE_SECONDS`` is logged. The end of the program does it too."""
+        with self._change:
+            if self._closed:
+                return
+            self._closed = True
+            self._change.notify_all()
         atexit.unregister(self.close)
-        self._sending.shutdown()
-        self._deliver()
-        self._end()
+        self._sending.join(CLOSE_SECONDS)
+        if left := len(self._new) + len(self._outbox):
+            log.warning("Langfuse at %s has not taken %d observations; they are lost", self._account.host, left)
         self._project.close()
 
     def _send(self, own: str, trace: str, spans: list[ReadableSpan]) -> Trace:
-        self._sent[trace] = len(spans)
-        self._sending.submit(self._deliver, spans)
+        with self._change:
+            if self._closed:
+                log.warning(
+                    "this tracker was closed, so trace %s is not sent; make another ARTLangfuseTracker()", trace
+                )
+            else:
+                self._sent[trace] = len(spans)
+                self._new += spans
+                self._change.notify_all()
         return Trace(own, trace, f"{self._account.host}/trace/{trace}")
 
-    def _deliver(self, spans: Sequence[ReadableSpan] = ()) -> None:
+    def _work(self) -> None:
+        """Deliver all that has come meanwhile at once, so that a server that answers late costs its time once."""
+        closed = False
+        while not closed:
+            with self._change:
+                self._change.wait_for(lambda: self._new or self._closed)
+                spans, self._new, self._busy, closed = self._new, [], True, self._closed
+            self._deliver(spans)
+            with self._change:
+                self._busy = False
+                self._change.notify_all()
+        self._deliver([])  # what was not taken is tried once more
+        self._end()
+
+    def _deliver(self, spans: Sequence[ReadableSpan]) -> None:
         try:
             self._outbox.deliver(spans)
         except NotDelivered as error:
             log.warning("%s", error)
+        except Exception:  # the boundary of the thread, which nobody would miss
+            log.exception("Langfuse at %s: observations could not be sent", self._account.host)
 
     def _shown(self, trace_ids: Sequence[str]) -> dict[str, list[ObservationV2]]:
         """Return the observations of the traces, once Langfuse shows all of them."""
@@ -201,7 +233,7 @@ def _new_id(size: int) -> str:
 
 def _attributes(kind: str, given: Any, gave: Any, metadata: Mapping[str, Any], error: Any = None) -> dict[str, Any]:
     known = {key: it for key, it in metadata.items() if it is not None}
-    said = {f"langfuse.observation.metadata.{key}": json.dumps(it, default=str) for key, it in known.items()}
+    said = {f"langfuse.observation.metadata.{key}": as_json(it) for key, it in known.items()}
     failed = (
         {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": text(error)} if error else {}
     )

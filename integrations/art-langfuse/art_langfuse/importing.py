@@ -73,12 +73,13 @@ def import_traces(
     reward: str | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> Imported:
-    """Read the newest ``limit`` traces that meet the conditions and add to the store those that it has not.
+    """Read the newest ``limit`` traces that meet the conditions and add to the store those that it has not, or not whole.
 
     Runs of one input are one group. Scores of a trace become metrics, their comments notes, and the one named ``reward`` the
     run's reward; None takes ``"reward"``, or the only score that there is.
     """
     found = Imported()
+    whole = {it.rollout_id for it in store.rollouts() if it.finished}
     wanted: dict[str, None] = {}
     for trace in project.traces(conditions):
         wanted[trace] = None
@@ -90,17 +91,22 @@ def import_traces(
         scores = project.scores(together)
         for trace in together:
             found.traces += 1
-            _import_one(project, store, trace, scores[trace], renderer, reward, found)
+            known = _name(trace) in whole
+            _import_one(project, store, trace, scores[trace], renderer, reward, found, known)
             progress()
     return found
 
 
+def _name(trace: str) -> str:
+    """Return the rollout that the trace becomes."""
+    return f"langfuse-{trace}"
+
+
 def _import_one(
     project: Project, store: Store, trace: str, scores: Sequence[Any], renderer: Renderer, reward: str | None,
-    found: Imported,
+    found: Imported, known: bool,
 ) -> None:  # fmt: skip
-    name = f"langfuse-{trace}"
-    known = store.has_rollout(name)
+    name = _name(trace)
     try:
         run = _read(trace, project.observations(trace), renderer, Counter() if known else found.left_out)
     except Unreadable as error:
@@ -112,13 +118,15 @@ def _import_one(
     if known:
         found.already += 1
         return
-    store.add_rollout(name, task=run.task, split=SPLIT, task_id=group, group=f"langfuse-{group}")
-    for call in run.calls:
+    if not store.has_rollout(name):
+        store.add_rollout(name, task=run.task, split=SPLIT, task_id=group, group=f"langfuse-{group}")
+    for call in run.calls:  # takes the place of what an import that was ended kept of it
         store.record(name, call)
+    found.rewarded += _score(store, name, run, scores, reward)
+    # Last, so that only what is whole is finished.
     store.finish_rollout(name, output=run.output, error=run.error, seconds=run.seconds)
     found.runs.append(name)
     found.calls += len(run.calls)
-    found.rewarded += _score(store, name, run, scores, reward)
 
 
 def _read(trace: str, observed: Sequence[ObservationV2], renderer: Renderer, left_out: Counter[str]) -> _Run:

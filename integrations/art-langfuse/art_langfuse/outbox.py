@@ -82,6 +82,10 @@ class Outbox(Generic[Item]):
         self._reachable = True
         self._lost = 0
 
+    def __len__(self) -> int:
+        """How many things wait."""
+        return len(self._waiting)
+
     def deliver(self, items: Iterable[Item] = ()) -> None:
         """Send what waits and ``items`` after it; raises NotDelivered where some of it was not taken."""
         self._waiting.extend(items)

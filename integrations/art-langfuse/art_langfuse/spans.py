@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SCOPE = "art_langfuse"
 PROTOCOLS = ("http/protobuf", "grpc")
+UNSAYABLE = (TypeError, ValueError, RecursionError)
+"""What ``json.dumps`` raises for keys that are no text, for circles and for what is too deep."""
 
 Attributes = Mapping[str, Any]
 
@@ -28,7 +30,25 @@ def text(value: Any) -> str:
     """Return a value as an attribute can hold it: text as it is, everything else as JSON."""
     if isinstance(value, str):  # half a pair of UTF-16, which a model may write, is no UTF-8
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return json.dumps(value, default=str)
+    return as_json(value)
+
+
+def as_json(value: Any) -> str:
+    """Return any value as JSON; what JSON cannot say, such as an object that holds itself, is its repr."""
+    try:
+        return json.dumps(value, default=str)
+    except UNSAYABLE:
+        if isinstance(value, Mapping):
+            value = {it if isinstance(it, str) else repr(it): _or_repr(value[it]) for it in value}
+        return json.dumps(_or_repr(value), default=str)
+
+
+def _or_repr(value: Any) -> Any:
+    try:
+        json.dumps(value, default=str)
+    except UNSAYABLE:
+        return repr(value)
+    return value
 
 
 def make_span(

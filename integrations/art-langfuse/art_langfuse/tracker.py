@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from art_core.folder import write_whole
 from art_core.store import look
 from art_core.types import Group, JsonDict, Trajectory
 from art_langfuse import vocabularies
@@ -37,7 +39,7 @@ class LangfuseTracker:
     """Sends to the project that ``LANGFUSE_PUBLIC_KEY``, ``LANGFUSE_SECRET_KEY`` and ``LANGFUSE_HOST`` name.
 
     A trace per run of the agent, with an observation for each node, model call and tool; the session is the run folder's
-    name. Ids follow from the rollouts' ids, and times from the store: what is sent again is there once.
+    name. Ids follow from the rollouts' ids and the run's own, and times from the store: what is sent again is there once.
     """
 
     check = staticmethod(account)
@@ -82,9 +84,10 @@ class LangfuseTracker:
     def _of_session(self, step: int, numbers: Mapping[str, float], **facts: Any) -> Iterator[JsonDict]:
         now = datetime.now(UTC).isoformat()
         about = {"sessionId": self._session, "metadata": {"step": step, **facts}}
+        own = _run_id(self._run_dir / "langfuse.id")
         for name, value in numbers.items():
             if math.isfinite(value):
-                yield _score(f"{self._session}/{step}/{list(facts.values())}/{name}", name, value, now, about)
+                yield _score(f"{own}/{step}/{list(facts.values())}/{name}", name, value, now, about)
 
 
 class OtelTracker:
@@ -101,7 +104,7 @@ class OtelTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send a step as a span that has its metrics."""
         end = time.time()
-        name = f"{self._session}/step/{step}"
+        name = f"{_run_id(self._run_dir / 'otel.id')}/step/{step}"
         attributes = {"art.session": self._session, "art.step": step}
         attributes |= {f"art.metric.{key}": value for key, value in metrics.items()}
         start = end - metrics.get("seconds", 0.0)
@@ -154,6 +157,18 @@ def _traced(groups: Sequence[Group], session: str, model: str, split: str, step:
             yield Traced(run, session, model, split, step, advantage)
 
 
+def _run_id(path: Path) -> str:
+    """Return the id of the run that ``path`` keeps: run folders of one name, as two checkouts have, are not one run."""
+    try:
+        known = path.read_text().strip()
+    except FileNotFoundError:
+        known = ""
+    if not known:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, known := uuid.uuid4().hex)
+    return known
+
+
 def _starts(run_dir: Path, groups: Sequence[Group]) -> dict[str, float]:
     """Return when the runs were begun, as the store has it: the same however often they are sent."""
     runs = [t for group in groups for t in group.trajectories]
@@ -173,6 +188,7 @@ def _span(traced: Traced, it: Observation, attributes: Attributes, events: Seque
     rollout = traced.trajectory.rollout_id
     plain = "langfuse.observation.type" in attributes
     what = vocabularies.answered_by(traced, it.call) if it.call else it.name
+    why = traced.trajectory.error if plain else vocabularies.failure(traced.trajectory)
     return make_span(
         it.name if plain else f"{NAMES[it.kind]} {what}",
         trace_id(rollout),
@@ -181,7 +197,7 @@ def _span(traced: Traced, it: Observation, attributes: Attributes, events: Seque
         it.start,
         it.end,
         attributes,
-        error=traced.trajectory.error if it.number == 0 else None,
+        error=why if it.number == 0 else None,
         events=events,
         client=it.kind == "generation",
     )
@@ -191,7 +207,7 @@ def _evaluations(run: Trajectory) -> Iterator[tuple[str, Attributes]]:
     given = {} if run.reward is None else {"reward": run.reward}
     for name, value in {**run.metrics, **given}.items():
         attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": float(value)}
-        if name == "reward" and run.notes:
+        if name == "reward" and run.notes and vocabularies.captures_content():
             attributes["gen_ai.evaluation.explanation"] = text(explanation(run))
         yield "gen_ai.evaluation.result", attributes
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from art_core.types import Call, JsonDict, Trajectory
 from art_langfuse.observations import Observation
-from art_langfuse.spans import Attributes, text
+from art_langfuse.spans import Attributes, as_json, text
 
 PROVIDER = "art"
 SETTINGS = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "tool_choice")
@@ -46,8 +46,12 @@ class Traced:
             "policy_versions": versions or None,
             "advantage": self.advantage,
             "reward": self.trajectory.reward,
-            **{f"note.{name}": said for name, said in self.trajectory.notes.items()},
         }
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What was said of the run."""
+        return {f"note.{name}": said for name, said in self.trajectory.notes.items()}
 
 
 def langfuse(traced: Traced, it: Observation) -> Attributes:
@@ -61,7 +65,7 @@ def langfuse(traced: Traced, it: Observation) -> Attributes:
         "langfuse.observation.type": it.kind,
     }
     if it.number == 0:
-        found |= _io(run.task, run.output) | _metadata(traced.facts)
+        found |= _io(run.task, run.output) | _metadata(traced.facts | traced.notes)
         if run.error:
             found |= {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": text(run.error)}
     elif it.tool:
@@ -89,7 +93,7 @@ def _langfuse_generation(traced: Traced, call: Call) -> Attributes:
         **_io(shown if set(shown) != {"messages"} else shown["messages"], dict(call.response)),
         **_metadata(facts),
         "langfuse.observation.model.name": answered_by(traced, call),
-        "langfuse.observation.model.parameters": json.dumps(settings, default=str),
+        "langfuse.observation.model.parameters": as_json(settings),
         "langfuse.observation.usage_details": json.dumps(
             {"input": len(call.prompt_ids), "output": len(call.sampled_ids)}
         ),
@@ -103,7 +107,7 @@ def _io(given: Any, gave: Any) -> dict[str, str]:
 
 def _metadata(facts: Mapping[str, Any]) -> dict[str, str]:
     # Langfuse reads every value as JSON, so that "1" and 1 stay apart.
-    return {f"langfuse.observation.metadata.{name}": json.dumps(it) for name, it in facts.items() if it is not None}
+    return {f"langfuse.observation.metadata.{name}": as_json(it) for name, it in facts.items() if it is not None}
 
 
 def answered_by(traced: Traced, call: Call) -> str:
@@ -111,9 +115,22 @@ def answered_by(traced: Traced, call: Call) -> str:
     return traced.model if call.policy_version >= 0 else str(call.request.get("model") or "other")
 
 
+def captures_content() -> bool:
+    """Whether OpenTelemetry's variable lets out what was said, by anybody; errors and judges quote it."""
+    return os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true").strip().lower() != "false"
+
+
+def failure(run: Trajectory) -> str | None:
+    """Return why the run failed; where content stays here, the exception's type only."""
+    if run.error is None or captures_content():
+        return run.error
+    kind = run.error.partition(":")[0]
+    return kind if kind.isidentifier() and kind.endswith(("Error", "Exception")) else "failed"
+
+
 def genai(traced: Traced, it: Observation) -> Attributes:
     """Return the attributes of OpenTelemetry's semantic conventions for generative AI."""
-    content = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true").strip().lower() != "false"
+    content = captures_content()
     found: dict[str, Any] = {"gen_ai.provider.name": PROVIDER, "gen_ai.conversation.id": traced.trajectory.rollout_id}
     if it.call:
         return found | _genai_chat(traced, it.call, content)
@@ -127,7 +144,8 @@ def genai(traced: Traced, it: Observation) -> Attributes:
         return found | (said if content else {})
     found |= {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": text(it.name)}
     if it.number == 0:
-        found |= {f"art.{name}": value for name, value in traced.facts.items() if value is not None}
+        facts = traced.facts | (traced.notes if content else {})
+        found |= {f"art.{name}": value for name, value in facts.items() if value is not None}
         found["art.session"] = traced.session
         found |= (
             {"art.input": text(traced.trajectory.task), "art.output": text(traced.trajectory.output)} if content else {}
@@ -152,11 +170,11 @@ def _genai_chat(traced: Traced, call: Call, content: bool) -> Attributes:
     }
     if content:
         *shown, answer = call.messages()
-        found["gen_ai.input.messages"] = json.dumps([_in_parts(message) for message in shown], default=str)
+        found["gen_ai.input.messages"] = as_json([_in_parts(message) for message in shown])
         ended = {**_in_parts(answer), "finish_reason": found["gen_ai.response.finish_reasons"][0]}
-        found["gen_ai.output.messages"] = json.dumps([ended], default=str)
+        found["gen_ai.output.messages"] = as_json([ended])
         if request.get("tools"):
-            found["gen_ai.tool.definitions"] = json.dumps(request["tools"], default=str)
+            found["gen_ai.tool.definitions"] = as_json(request["tools"])
     return found
 
 

@@ -2,6 +2,11 @@
 
 import json
 import logging
+import os
+import socket
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -52,6 +57,19 @@ def test_an_episode_is_a_trace_with_a_span_for_each_action(server, tracker):
     assert (action["name"], action["type"], action["parentObservationId"]) == ("action_0_search", "SPAN", root["id"])
     assert json.loads(action["output"])["reward"] == 0.3
     assert action["metadata"]["reasoning"] == "Initial search for meeting-related emails"
+
+
+def test_what_json_cannot_say_is_its_repr_and_loses_nothing_else(server, tracker):
+    ring = []
+    ring.append(ring)
+    board = {(0, 1): "x", "next": {(1, 1): "o"}, "ring": ring}
+    actions = [{"type": "put", "state": board, "reasoning": board}]
+    trace = tracker.track_episode({**EPISODE, "initial_state": board, "final_result": board, "actions": actions})
+    tracker.track_model_generation("Where?", "Here.", {"temperature": board, "token_count": 3})
+    assert tracker.get_performance_analytics([trace.id])["average_reward"] == 0.85
+    root, action = sorted(server.observations(trace.id), key=lambda it: it["name"], reverse=True)
+    assert json.loads(root["output"])["final_result"] == repr(board)
+    assert action["metadata"]["reasoning"] == {"(0, 1)": "x", "next": "{(1, 1): 'o'}", "ring": "[[...]]"}
 
 
 def test_analytics_of_the_example_are_its_numbers(tracker):
@@ -135,6 +153,39 @@ def test_a_server_that_is_away_is_logged_and_caught_up_with(server, tracker, mon
     second = tracker.track_episode(EPISODE)
     tracker.flush()
     assert set(server.traces()) == {first.id, second.id}
+
+
+SILENT = """
+import art_langfuse.classic as classic
+classic.CLOSE_SECONDS = 0.5
+tracker = classic.ARTLangfuseTracker()
+for number in range(5):
+    tracker.track_episode({"episode_id": number})
+print("ends", flush=True)
+"""
+
+
+def test_a_server_that_stays_silent_holds_up_the_end_of_a_program_once(server):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and never answers
+        environment = {**os.environ, "LANGFUSE_HOST": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        program = subprocess.Popen(
+            [sys.executable, "-c", SILENT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        with program:
+            assert program.stdout.readline() == "ends\n"
+            began = time.monotonic()
+            said = program.communicate(timeout=60)[1]
+    assert time.monotonic() - began < 8 and program.returncode == 0
+    assert "has not taken 5 observations; they are lost" in said
+
+
+def test_what_is_tracked_after_the_end_is_said_and_not_sent(server, caplog):
+    tracker = ARTLangfuseTracker()
+    tracker.close()
+    trace = tracker.track_episode(EPISODE)
+    tracker.flush()
+    tracker.close()
+    assert f"trace {trace.id} is not sent" in caplog.text and not server.spans
 
 
 def test_keys_that_are_missing_are_named(monkeypatch, server, caplog):

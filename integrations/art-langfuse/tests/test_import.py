@@ -4,7 +4,10 @@ import json
 import re
 
 import pytest
+from http_server import serving
 from langfuse_server import PUBLIC, SECRET, langfuse_server
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from team_agent import Judge, agent, answers
 from typer.testing import CliRunner
 
@@ -112,6 +115,20 @@ def test_what_was_imported_is_not_imported_twice(production, tmp_path):
     assert len(art.load_trajectories(tmp_path)) == 4
 
 
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_what_an_import_that_was_ended_left_half_is_mended(production, tmp_path, kept):
+    run_command("--run-dir", tmp_path / "whole")
+    [whole, *_] = art.load_trajectories(tmp_path / "whole")
+    with Store(tmp_path / "run" / "run.sqlite") as store:
+        store.add_rollout("langfuse-a1", task=whole.task, split="train")
+        for call in whole.calls[:kept]:
+            store.record("langfuse-a1", call)
+    done = run_command("--run-dir", tmp_path / "run")
+    assert "3 traces read: 3 runs with 6 model calls" in done.output
+    assert art.load_trajectories(tmp_path / "run")[0] == whole
+    assert "3 were there" in run_command("--run-dir", tmp_path / "run").output
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -142,6 +159,16 @@ def test_a_server_that_stays_away_is_said_and_the_same_command_goes_on(productio
     production.faults.clear()
     assert "3 traces read" in run_command("--run-dir", tmp_path).output
     assert len(art.load_trajectories(tmp_path)) == 3
+
+
+def test_an_answer_that_is_no_json_is_said(server, tmp_path, monkeypatch):
+    page = Route("/api/public/traces", lambda request: PlainTextResponse("<html>Sign in</html>"))
+    with serving(page) as url:  # it does not know the API for observations
+        monkeypatch.setenv("LANGFUSE_HOST", url)
+        with pytest.raises(
+            NotRead, match=r"/api/public/traces answers 200 with no JSON \('<html>Sign in.*LANGFUSE_HOST"
+        ):
+            run_command("--run-dir", tmp_path)
 
 
 def test_what_cannot_be_read_is_left_out_and_said(production, tmp_path):

@@ -63,8 +63,8 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry.instr
 """
 
 
-def run_script(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+def run_script(code, folder=None):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=folder)
 
 
 def test_the_classic_program_has_sent_its_episode_when_it_ends(server):
@@ -80,8 +80,8 @@ def test_what_waits_when_a_program_ends_is_tried_once_more(server, monkeypatch):
     assert len(server.spans) == 2
 
 
-def test_no_client_of_the_user_is_patched_and_no_provider_touched(server):
-    done = run_script(UNTOUCHED)
+def test_no_client_of_the_user_is_patched_and_no_provider_touched(server, tmp_path):
+    done = run_script(UNTOUCHED, tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(server.traces()) == 1 and [it["name"] for it in server.scores.values()] == ["reward"]
 

@@ -128,6 +128,38 @@ async def test_a_run_that_goes_on_doubles_nothing(server, tmp_path):
     assert len([it for it in server.scores.values() if it["name"] == "reward" and it.get("traceId")]) == 4
 
 
+def tell_steps(run_dir, *trackers):
+    """A run in ``run_dir`` tells each tracker its first step and an evaluation, as often as it is opened."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    for kind in trackers:
+        tracker = kind(run_dir, art.TrainConfig())
+        tracker.log(1, {"reward": 0.5, "seconds": 1.0})
+        if kind is LangfuseTracker:
+            tracker.log_evaluation(1, {"name": "after", "success": 1.0})
+        tracker.close()
+
+
+def test_runs_of_two_folders_with_one_name_are_not_one_run(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    tell_steps(tmp_path / "first" / "email", LangfuseTracker, OtelTracker)
+    tell_steps(tmp_path / "second" / "email", LangfuseTracker, OtelTracker)
+    assert (len(server.scores), len(server.spans)) == (6, 2)
+    tell_steps(tmp_path / "first" / "email", LangfuseTracker, OtelTracker)  # goes on: what comes again replaces
+    assert (len(server.scores), len(server.spans)) == (6, 2)
+    assert {it["sessionId"] for it in server.scores.values()} == {"email"}
+
+
+@pytest.mark.parametrize("kind", [LangfuseTracker, OtelTracker])
+def test_a_run_whose_state_json_cannot_say_loses_no_trace(server, tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    runs = [Trajectory({(0, 1): "x"}, (), output=[{(0, 1): "o"}], rollout_id=it) for it in "ab"]
+    tracker = kind(tmp_path, art.TrainConfig())
+    tracker.log_groups(1, [Group("t", tuple(runs))], "train")
+    tracker.close()
+    said = [list(it["attributes"].values()) for it in server.spans.values()]
+    assert len(said) == 2 and all('{"(0, 1)": "x"}' in it and "\"[{(0, 1): 'o'}]\"" in it for it in said)
+
+
 def told_in(run_dir, step):
     with Store(run_dir / "run.sqlite") as store:
         return {it.rollout_id for it in store.rollouts(step=step)}
@@ -171,8 +203,22 @@ async def test_content_stays_here_where_the_environment_says_so(server, tmp_path
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "false")
     await train(tmp_path, "otel", steps=1)
     assert len(server.spans) == 15
-    said = json.dumps([it["attributes"] for it in server.spans.values()])
-    assert "Where?" not in said and "found it" not in said and "The answer." not in said
+    said = json.dumps(list(server.spans.values()))
+    assert all(words not in said for words in ("Where?", "found it", "The answer.", "because of"))
+
+
+@pytest.mark.parametrize("captured", [True, False])
+async def test_why_a_run_failed_is_content_and_of_what_kind_is_not(server, tmp_path, monkeypatch, captured):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", str(captured))
+    runs = [Trajectory("t", (), error=error, rollout_id=error[:1]) for error in ("KeyError: 'secret'", "secret: no")]
+    tracker = OtelTracker(tmp_path, art.TrainConfig())
+    tracker.log_groups(1, [Group("t", tuple(runs))], "train")
+    tracker.close()
+    [first, second] = server.spans.values()
+    assert first["status"] == (2, "KeyError: 'secret'" if captured else "KeyError")
+    assert second["status"] == (2, "secret: no" if captured else "failed")
+    assert captured or "secret" not in json.dumps([first, second])
 
 
 async def test_what_cannot_work_is_refused_before_anything_runs(server, tmp_path, monkeypatch):

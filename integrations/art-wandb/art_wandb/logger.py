@@ -104,13 +104,15 @@ class ARTWandbLogger:
         self.run.log_artifact(artifact)
 
     def finish_run(self) -> None:
-        """Log both tables and end the run."""
+        """Log both tables and end the run, also where a table cannot be logged, which is raised then."""
         if not self.run or self._finished:
             return
         self._finished = True
-        self.run.log({"episodes": self.episode_table})
-        self.run.log({"actions": self.action_table})
-        self.run.finish()
+        try:
+            self.run.log({"episodes": self.episode_table})
+            self.run.log({"actions": self.action_table})
+        finally:
+            self.run.finish()
 
 
 def efficiency(steps: int, most: float | None) -> float:

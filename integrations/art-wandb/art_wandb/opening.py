@@ -17,6 +17,9 @@ def open_run(**given: Any) -> wandb.Run:
     """Open a W&B run beside whatever runs the process has; ``given`` are keywords of ``wandb.init``, but ``settings``.
 
     W&B's own settings (``WANDB_MODE``, ``WANDB_PROJECT``, ...) say what ``given`` leaves open.
+
+    Where nothing says whether wandb may report about itself, ``WANDB_ERROR_REPORTING=false`` is put into ``os.environ`` and
+    stays there, for child processes too: wandb has no setting for it, and reads the variable whenever it would report.
     """
     if "WANDB_SERVICE" not in os.environ:
         # wandb would send reports about itself, and look up their address from offline runs too.

@@ -44,7 +44,15 @@ def _row(step: int, group: Group, index: int, run: Trajectory) -> list[Any]:
 
 
 def text(value: Any) -> str:
-    """Return a cell's text: words as they are, anything else as JSON; of a long one the beginning."""
-    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    """Return a cell's text: words as they are, anything else as JSON, or where that cannot say it as its repr; of a
+    long one the beginning."""
+    shown = value if isinstance(value, str) else _as_json(value)
     more = len(shown) - CHARACTERS
     return shown if more <= 0 else f"{shown[:CHARACTERS]} [... {more} characters left out]"
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, a circle, too deep
+        return repr(value)

@@ -19,6 +19,7 @@ from art_core.errors import StoreError
 from art_core.folder import write_whole
 from art_core.types import Group
 from art_wandb.opening import open_run
+from art_wandb.shown import without_access
 from art_wandb.tables import COLUMNS, rows
 
 if TYPE_CHECKING:
@@ -100,7 +101,10 @@ class WandbTracker:
             id=known.get("id") or os.environ.get("WANDB_RUN_ID") or None,
             # Offline too: wandb sync would otherwise write what comes later over what came first.
             resume=None if "WANDB_RESUME" in os.environ else "allow",
-            config={**dataclasses.asdict(self._config), "art_core": importlib.metadata.version("art-core")},
+            config={
+                **without_access(dataclasses.asdict(self._config)),
+                "art_core": importlib.metadata.version("art-core"),
+            },
             tags=["ART", Path(self._config.model).name, *filter(None, os.environ.get("WANDB_TAGS", "").split(","))],
         )
         if run.disabled:
@@ -162,7 +166,12 @@ class WandbTracker:
 
     @contextmanager
     def _staging(self) -> Iterator[None]:
-        """Have wandb copy what it uploads, maybe later, into the run folder; it asks the environment each time."""
+        """Have wandb copy what it uploads, maybe later, into the run folder, where ``WANDB_DATA_DIR`` names no other.
+
+        wandb asks the environment each time, and has neither a setting nor an argument for it. So ``os.environ`` of the whole
+        process has the variable for as long as a row or an artifact is logged, and a child process of an agent that is started
+        just then inherits it. Nothing but wandb reads it; where that matters, set ``WANDB_DATA_DIR`` before training.
+        """
         before = os.environ.get("WANDB_DATA_DIR")
         os.environ.setdefault("WANDB_DATA_DIR", str(self._run_dir / "wandb"))
         try:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import wandb
 from offline_run import runs_in
 
 from art_core.errors import ConfigError
@@ -101,6 +102,17 @@ def test_a_checkpoint_is_a_file_or_a_folder(tmp_path):
     assert [it.path for it in second.manifest.contents] == ["adapter/adapter_model.safetensors"]
 
 
+def test_a_run_ends_also_where_a_table_cannot_be_logged(tmp_path):
+    logger = ARTWandbLogger("mine", "first")
+    logger.initialize_run(CONFIG)
+    logger.log_episode({"episode_id": object()})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        logger.finish_run()
+    with pytest.raises(wandb.Error, match="finished"):
+        logger.run.log({})
+    logger.finish_run()
+
+
 def test_before_and_after_a_run_nothing_is_logged_and_nothing_fails(tmp_path):
     logger = ARTWandbLogger()
     assert logger.project_name == "art-training" and logger.experiment_name.startswith("art_experiment_2")
@@ -121,8 +133,6 @@ def test_before_and_after_a_run_nothing_is_logged_and_nothing_fails(tmp_path):
 
 
 def test_a_wandb_run_of_the_program_itself_is_left_alone(tmp_path):
-    import wandb
-
     theirs = wandb.init(mode="offline", project="theirs", settings=wandb.Settings(silent=True))
     logger = ARTWandbLogger("mine")
     logger.initialize_run(CONFIG)

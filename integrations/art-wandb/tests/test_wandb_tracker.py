@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from offline_run import runs_in
@@ -109,14 +110,33 @@ async def test_what_is_said_is_one_line_with_the_command_that_uploads(tmp_path, 
 CALL = Call(prompt_ids=(1, 2, 3), sampled_ids=(4, 5), logprobs=(-0.5, -0.5))
 
 
-def told(folder, *telling):
+def told(folder, *telling, **config):
     """A tracker of ``folder`` that was told these, and its run."""
     folder.mkdir(exist_ok=True)
-    tracker = WandbTracker(folder, TrainConfig(model="tiny"))
+    tracker = WandbTracker(folder, TrainConfig(model="tiny", **config))
     for method, *arguments in (("log", 1, {"reward": 0.5}), *telling):
         getattr(tracker, method)(*arguments)
     tracker.close()
     return runs_in(folder)[-1]
+
+
+def test_settings_that_give_access_stay_here(tmp_path):
+    run = told(
+        tmp_path / "run",
+        frozen_model="http://me:hidden@host:8000/v1",
+        engine_args={"api-key": "hidden", "tokenizer": "mine", "served": ["https://hidden@there/x", "a@b"]},
+        learner_args={"env": {"HF_TOKEN": "hidden", "lines": 3}, "keys": ["hidden"]},
+        executor_args={"Password": "hidden", "client_secret": {"a": "hidden"}, "workers": 16},
+    )
+    assert b"hidden" not in Path(run.file).read_bytes()
+    assert run.config["frozen_model"] == "http://host:8000/v1" and run.config["max_tokens"] == 512
+    assert run.config["engine_args"] == {
+        "api-key": "left out",
+        "tokenizer": "mine",
+        "served": ["https://there/x", "a@b"],
+    }
+    assert run.config["learner_args"] == {"env": {"HF_TOKEN": "left out", "lines": 3}, "keys": "left out"}
+    assert run.config["executor_args"] == {"Password": "left out", "client_secret": "left out", "workers": 16}
 
 
 def test_tables_have_a_most_of_rows_and_cells_a_most_of_characters(tmp_path):
@@ -128,6 +148,14 @@ def test_tables_have_a_most_of_rows_and_cells_a_most_of_characters(tmp_path):
     assert row["task"] == '{"input": "q"}' and row["reward"] is None and row["advantage"] == 0.5
     assert row["output"] == "o" * CHARACTERS + " [... 3000 characters left out]" and len(row["error"]) < 2100
     assert (row["calls"], row["prompt_tokens"], row["sampled_tokens"]) == (2, 6, 4)
+
+
+def test_a_cell_that_json_cannot_say_is_its_repr(tmp_path):
+    ring = {}
+    ring["self"] = ring
+    groups = [Group(task="q", trajectories=(Trajectory({(0, 1): "x"}, (CALL,), output=ring), Trajectory("q", (CALL,))))]
+    (table,) = told(tmp_path / "run", ("log_groups", 1, groups, "train")).tables("trajectories/train")
+    assert [row[1:3] for row in table["data"]] == [["{(0, 1): 'x'}", "{'self': {...}}"], ["q", "null"]]
 
 
 def test_an_evaluation_at_another_temperature_has_curves_of_its_own(tmp_path):
