@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from art_core.rollout import API_KEY
 from art_core.run import Run
 from art_core.store import Store
 from art_core.threads import in_thread
-from art_core.trackers import Tracker, Trackers
+from art_core.trackers import Tracker, Trackers, find_trackers
 from art_openpipe import dev, sft
 from art_openpipe.arguments import Settings, settings
 from art_openpipe.handover import Handover
@@ -166,25 +167,21 @@ class LocalBackend:
         self, model: TrainableModel, run: Run, begun: dict[str, Any], given: Mapping[str, Any]
     ) -> AsyncIterator[Opened]:
         # The only generator that is open here: a loop that ends closes all of them at the same time.
-        names = dict.fromkeys(["jsonl", *(it for it in self._trackers if isinstance(it, str))])
-        factories = {name: run.plugins.choose("register_trackers", name) for name in names}
-        for factory in factories.values():
-            getattr(factory, "check", lambda: None)()
+        found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), ["jsonl", *self._trackers])
         async with run:
-            named = {name: factory(run.run_dir, run.config) for name, factory in factories.items()}
-            named |= {f"tracker {n}": it for n, it in enumerate(self._trackers, 1) if not isinstance(it, str)}
             own = {name: given.get(name, getattr(art_core.TrainConfig, name)) for name in OF_STEP}
             loss = given.get("loss")
             own["loss"] = run.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
-            opened = Opened(run, Record(run, model.name), Trackers(named, log.warning), own, begun=begun)
-            await opened.record.open()
+            trackers = Trackers(found, run.run_dir, run.config, log.warning)
+            opened = Opened(run, Record(run, model.name), trackers, own, begun=begun)
             try:
+                await opened.record.open()
                 yield opened
             finally:
                 self._opened.pop(self.folder(model), None)
                 await model.aclose()
                 await opened.record.close()
-                await in_thread(opened.trackers.close)
+                await in_thread(trackers.close)
 
     def opened(self, model: Model) -> Opened:
         """Return the open run of a model; ConfigError where it is not registered here."""
