@@ -132,6 +132,7 @@ def test_the_edges_import_public_modules_of_the_core_only(side):
         "store",
         "arguments",
         "gathering",
+        "lessons",
         "metrics",
         "rendering",
         "variables",

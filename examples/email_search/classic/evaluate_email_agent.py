@@ -1,13 +1,13 @@
 """Measure the trained agent in the classic form: ART_MODEL=tiny python evaluate_email_agent.py"""
 
+import argparse
 import asyncio
 import json
-import sys
 
 from email_agent import EmailSearchAgent, EmailSearchEnvironment
 
 
-async def evaluate_agent():
+async def evaluate_agent(untrained=False):
     with open("test_queries.json") as f:
         test_queries = json.load(f)
     with open("email_database.json") as f:
@@ -15,7 +15,7 @@ async def evaluate_agent():
 
     env = EmailSearchEnvironment(email_db)
     agent = EmailSearchAgent("Qwen/Qwen2.5-7B-Instruct")
-    if "--untrained" not in sys.argv:
+    if not untrained:
         agent.load_checkpoint("best_checkpoint.pt")
 
     total_success, total_queries = 0, len(test_queries)
@@ -39,4 +39,6 @@ async def evaluate_agent():
 
 
 if __name__ == "__main__":
-    asyncio.run(evaluate_agent())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--untrained", action="store_true", help="measure the model as it was before training")
+    asyncio.run(evaluate_agent(**vars(parser.parse_args())))

@@ -1,5 +1,6 @@
 """Train the email search agent in the classic form: ART_MODEL=tiny ART_EPOCHS=10 python train_email_agent.py"""
 
+import argparse
 import asyncio
 import json
 import os
@@ -44,4 +45,5 @@ async def train_email_agent():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     asyncio.run(train_email_agent())

@@ -18,6 +18,7 @@ import art_core
 import art_openpipe
 from art_core.errors import ConfigError
 from art_core.folder import checkpoint_step, checkpoints
+from art_core.lessons import flat_advice
 from art_core.plugins import Plugins
 from art_core.rollout import API_KEY
 from art_core.run import Run
@@ -206,6 +207,8 @@ class LocalBackend:
         found = await Handover(opened.record, "train", run.step + 1).groups(groups)
         await self._tune(opened, wanted)
         measured = await run.learn(found)
+        if not measured["groups_with_contrast"]:
+            log.warning("step %d of %s: %s", run.step, model.name, flat_advice(1, found))
         metrics = {**of_groups(groups, "train"), **of_step(measured)}
         add_history(self.folder(model), run.step, metrics)
         opened.trackers.tell("log", run.step, measured)
