@@ -13,9 +13,12 @@ def test_the_email_agent_gets_visibly_better(tmp_path):
     from examples.email_search.train import run
 
     report = run(steps=12, run_dir=tmp_path / "run", eval_tasks=150).report
-    before, after = report["before"], report["after"]
-    assert 0.10 <= before["success"] <= 0.40
-    assert after["success"] - before["success"] > 0.15
+    assert 0.10 <= report["before"]["success"] <= 0.40
+    # At temperature 1 and at the agent's own: one alone has an interval of 15 points.
+    before, after = (
+        [it["success"] for it in report["evaluations"] if it["name"] == name] for name in ("before", "after")
+    )
+    assert sum(after) - sum(before) > 2 * 0.15
 
 
 def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
