@@ -5,6 +5,7 @@ Torch and transformers are loaded when it is first computed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +55,7 @@ class ActionLoss:
         with torch.no_grad():
             reference = self._log_probs_of(self.reference_model, states, actions).to(logprobs)
 
-        def row(values: Any) -> Tensor:
-            given = torch.as_tensor(values, dtype=logprobs.dtype, device=logprobs.device)
-            if given.ndim and given.shape != logprobs.shape:
-                raise ConfigError(
-                    f"{len(logprobs)} actions were given with values of shape {tuple(given.shape)}; give one each, or one for all"
-                )
-            return given.expand(logprobs.shape)
-
+        row = functools.partial(_row, logprobs)
         advantages = row(rewards) - row(group_baselines)
         if group_stds is not None:
             advantages = advantages / (row(group_stds) + 1e-4)
@@ -124,3 +118,15 @@ class ActionLoss:
         if self.tokenizer is None:
             raise ConfigError(f"{given!r:.80} is a text: give token ids, or GRPOTrainer(..., tokenizer=) to make them")
         return tuple(self.tokenizer.encode(given, add_special_tokens=False))
+
+
+def _row(logprobs: Tensor, values: Any) -> Tensor:
+    """Return ``values``, one number or one for each action, as a tensor like ``logprobs``."""
+    import torch
+
+    given = torch.as_tensor(values, dtype=logprobs.dtype, device=logprobs.device)
+    if given.ndim and given.shape != logprobs.shape:
+        raise ConfigError(
+            f"{len(logprobs)} actions were given with values of shape {tuple(given.shape)}; give one each, or one for all"
+        )
+    return given.expand(logprobs.shape)

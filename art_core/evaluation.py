@@ -233,7 +233,7 @@ async def evaluate(
     recorded is kept in ``run_dir`` (default: a new one under ``runs/``).
     """
     check_tasks(tasks)
-    begun = _begun(model)
+    begun = begun_with(model)
     base, weights = _served(model, begun, at_address=is_address(engine))
     config = make_config({**_settings_of_run(begun, base, settings), **settings}, model=base)
     screen = display(progress)
@@ -252,7 +252,7 @@ async def evaluate(
             )
 
 
-def _begun(model: str | Path) -> dict[str, Any]:
+def begun_with(model: str | Path) -> dict[str, Any]:
     """Return the ``model`` and the ``config`` that a run folder was begun with; empty for a name or a model folder."""
     file = Path(model).expanduser() / "run.sqlite"
     if not file.is_file():

@@ -23,10 +23,10 @@ from art_core.display import display
 from art_core.environment import Environment, State
 from art_core.episodes import Actor, Episode, play
 from art_core.errors import CaptureError, ConfigError, StoreError
+from art_core.evaluation import begun_with
 from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
 from art_core.one_file import write_one_file
 from art_core.run import Run
-from art_core.store import Store
 from art_core.threads import in_thread
 from art_core.training import open_run, why_failed
 from art_core.types import Group, RolloutAddress, Trajectory
@@ -286,10 +286,8 @@ def _start(agent: Any, model: Any, run_dir: Any) -> str:
     """Return the model that training starts from; of a run that goes on, what it was begun with."""
     if model is not None:
         return str(model)
-    if run_dir and (file := Path(run_dir).expanduser() / "run.sqlite").is_file():
-        with Store(file) as store:
-            if begun := store.meta("model"):
-                return str(begun)
+    if run_dir and (begun := begun_with(run_dir).get("model")):
+        return str(begun)
     if not isinstance(agent, Agent):
         raise ConfigError(f"{type(agent).__name__} is no art_core.agent.Agent, so its model is not known: give model=")
     return agent.start_model()

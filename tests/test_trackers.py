@@ -3,11 +3,11 @@
 import threading
 
 import pytest
+from screens import Lines
 
 import art_core as art
 from art_core import trackers
 from art_core.attribution import destination
-from art_core.display import Display
 from art_core.errors import ConfigError
 from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
@@ -44,17 +44,6 @@ class Told:
         self.threads.add(threading.current_thread().name)
         self.free.append(destination("gpt-4.1") is None)
         self.told.append(told)
-
-
-class Lines(Display):
-    """Keeps what is said."""
-
-    def __init__(self):
-        super().__init__(quiet=True)
-        self.lines = []
-
-    def say(self, text):
-        self.lines.append(text)
 
 
 def number():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -22,17 +22,22 @@ instead of 88 % (half of them are separators)."""
 WARMUP_STEPS = 30
 
 
-def make_model(vocab_size: int) -> Qwen3ForCausalLM:
-    """Return a Qwen3 of about 0.9M random parameters, on the CPU in float32."""
+SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": MAX_LENGTH,
+}
+
+
+def make_model(vocab_size: int, **shape: int) -> Qwen3ForCausalLM:
+    """Return a Qwen3 with random parameters, about 0.9M where ``shape`` says nothing else, on the CPU in float32."""
     config = Qwen3Config(
         vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=MAX_LENGTH,
+        **{**SHAPE, **shape},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=2,
@@ -41,6 +46,17 @@ def make_model(vocab_size: int) -> Qwen3ForCausalLM:
     model = Qwen3ForCausalLM(config).float()
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)
     return model
+
+
+def make_optimizers(model: Qwen3ForCausalLM, beside: Iterable[Tensor] = ()) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of a model's parameters, and of those that are trained ``beside`` them."""
+    # Muon finds copying circuits several times sooner than AdamW does; it is made for matrices only.
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(matrices, lr=MUON_LEARNING_RATE, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW([*others, *beside], lr=ADAM_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
 
 
 def train(
@@ -57,13 +73,7 @@ def train(
     The learning rate is constant until step ``decay_from`` and then falls linearly to 3 % at ``decay_to``. ``report`` is
     given the step, the running accuracy on the tokens of weight 1 by name of batch, and the CPU-seconds spent.
     """
-    # Muon finds copying circuits several times sooner than AdamW does; it is made for matrices only.
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = [
-        torch.optim.Muon(matrices, lr=MUON_LEARNING_RATE, momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW(others, lr=ADAM_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+    optimizers = make_optimizers(model)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     accuracy: dict[str, float] = {}
     began = time.process_time()

@@ -8,7 +8,6 @@ Seeded, on one CPU core; ``README.md`` says what to expect. Nothing is downloade
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 import random
 import time
@@ -20,7 +19,10 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from tiny.make import save
+from tiny.training import WARMUP_STEPS, make_model, make_optimizers
 
 from .agent import SYSTEM, messages
 from .players import HABIT
@@ -44,10 +46,13 @@ SHARES = {"habit": 0.6, "value": 0.2, "any": 0.2}
 """How often mediocre demonstrations follow the habit, take a good move, or any legal move."""
 SHARPNESS = 6.0
 """Of good demonstrations: the best move is this many nats likelier than the worst."""
-MUON_LEARNING_RATE = 0.02
-ADAM_LEARNING_RATE = 1e-3
-WARMUP_STEPS = 30
-EMBEDDING_STD = 0.1
+SHAPE = {
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_key_value_heads": 4,
+    "head_dim": 24,
+    "max_position_embeddings": 256,
+}
 SIGHTS = 6
 """What the model is asked about every cell while it learns to read."""
 TILES = [0, *(2**power for power in range(1, 18))]
@@ -80,27 +85,6 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         chat_template=CHAT_TEMPLATE,
         model_max_length=256,
     )
-
-
-def make_model(vocab_size: int) -> Qwen3ForCausalLM:
-    """Return a Qwen3 with random parameters, on the CPU in float32."""
-    config = Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=24,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    model = Qwen3ForCausalLM(config).float()
-    torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)
-    return model
 
 
 @dataclass(frozen=True)
@@ -176,13 +160,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
     """Take ``steps`` steps: the word after the prompt is to be as likely as in the demonstrations, and then the end."""
     # Not part of what is kept: moves alone teach to read a board many times slower.
     eye = torch.nn.Linear(model.config.hidden_size, SIGHTS)
-    # Muon is quicker than AdamW here; it is made for matrices only.
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = [
-        torch.optim.Muon(matrices, lr=MUON_LEARNING_RATE, momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW([*others, *eye.parameters()], lr=ADAM_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+    optimizers = make_optimizers(model, beside=eye.parameters())
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     words = torch.tensor([tokenizer.convert_tokens_to_ids(it) for it in DIRECTIONS])
     means, began = torch.zeros(3), time.process_time()
@@ -218,18 +196,6 @@ def lesson_losses(model: Qwen3ForCausalLM, eye: torch.nn.Module, lesson: Lesson,
     return torch.stack([moves, -logprobs[:, 1, model.config.eos_token_id].mean(), seen])
 
 
-def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
-    """Write the model in 16 bits, to be loaded in 32; return the SHA-256 of the weights."""
-    model.generation_config = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=2, pad_token_id=0
-    )
-    model.half().save_pretrained(folder)
-    config = folder / "config.json"
-    config.write_text(config.read_text().replace('"float16"', '"float32"'))
-    tokenizer.save_pretrained(folder)
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-
-
 def main() -> None:
     """Make the model and save it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -240,7 +206,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     tokenizer = make_tokenizer()
-    model = make_model(len(tokenizer))
+    model = make_model(len(tokenizer), **SHAPE)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(tokenizer)} tokens, {parameters / 1e6:.2f}M parameters", flush=True)
     train(model, tokenizer, args.steps, args.seed)

@@ -77,14 +77,6 @@ def shown(tokenizer: Any, board: str) -> list[int]:
     return tokenizer.apply_chat_template(prompt(board), add_generation_prompt=True, return_dict=False)
 
 
-def save(model: Any, tokenizer: Any, out: Path) -> None:
-    """Write the model in 16 bits, to be loaded in 32."""
-    model.half().save_pretrained(out)
-    config = out / "config.json"
-    config.write_text(config.read_text().replace('"float16"', '"float32"'))
-    tokenizer.save_pretrained(out)
-
-
 def main(
     out: Annotated[Path, typer.Option(help="Folder to write.")] = START,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 300,
@@ -94,6 +86,8 @@ def main(
     """Make the start model: some minutes on one core."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from tiny.make import save
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 from opentelemetry import trace as opentelemetry_trace
+from screens import Lines
 from team_agent import TOOL, Judge, agent, answers
 
 import art_core as art
 import art_langfuse
-from art_core.display import Display
 from art_core.errors import ConfigError
 from art_core.plugins import Plugins
 from art_core.store import Store
@@ -17,17 +17,6 @@ from art_core.testing import CountingLearner, FakeEngine
 from art_core.types import Call, Group, Trajectory
 from art_langfuse import LangfuseTracker, OtelTracker
 from art_langfuse.observations import observations, trace_id
-
-
-class Said(Display):
-    """Keeps what is said."""
-
-    def __init__(self):
-        super().__init__(quiet=True)
-        self.lines = []
-
-    def say(self, text):
-        self.lines.append(text)
 
 
 async def train(run_dir, *trackers, steps=2, **more):
@@ -91,7 +80,7 @@ async def test_rewards_explanations_and_metrics_are_scores(server, tmp_path):
 
 async def test_what_fails_at_times_gets_everything_once_and_training_goes_on(server, tmp_path):
     server.faults.extend([500, None, "cut", (429, {"retry-after": "1"}), "lost", 503, "lost", None, "cut"])
-    screen = Said()
+    screen = Lines()
     result = await train(tmp_path, "langfuse", steps=3, progress=screen)
     assert result.report["steps"] == 3 and not any("tracker" in line for line in screen.lines)
     runs = stored(tmp_path)
@@ -105,7 +94,7 @@ async def test_what_fails_at_times_gets_everything_once_and_training_goes_on(ser
 async def test_a_server_that_is_away_is_said_once_and_never_stops_training(server, tmp_path, monkeypatch):
     monkeypatch.setattr("art_langfuse.outbox.PATIENCE", 0.2)
     server.faults.extend([500] * 100)
-    screen = Said()
+    screen = Lines()
     result = await train(tmp_path, "langfuse", steps=2, progress=screen)
     assert result.report["steps"] == 2 and not server.spans
     [line] = [line for line in screen.lines if "the tracker langfuse" in line]

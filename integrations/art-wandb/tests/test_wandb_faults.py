@@ -12,9 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 from offline_run import runs_in
+from screens import Lines
 from tracked import train
-
-from art_core.display import Display
 
 HERE = Path(__file__).parent
 
@@ -22,17 +21,6 @@ HERE = Path(__file__).parent
 def wandb_processes(pid=None):
     """The processes of wandb that this process, or another, has."""
     return [it for it in psutil.Process(pid).children(recursive=True) if it.name().startswith("wandb")]
-
-
-class Lines(Display):
-    """Keeps what is said."""
-
-    def __init__(self):
-        super().__init__(quiet=True)
-        self.lines = []
-
-    def say(self, text):
-        self.lines.append(text)
 
 
 @pytest.mark.engines
