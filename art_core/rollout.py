@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
+import sysconfig
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +28,17 @@ from art_core.types import Group, RolloutAddress, RunAgent, Sampling, Trajectory
 
 API_KEY = "art-rollout"
 """Sent by clients that insist on a key; the address itself is what names the rollout."""
+CALLS_ELSEWHERE = (
+    "calls did not go through a rollout's address; install the plugin of its client library ('art plugins' lists what is "
+    "installed and what is missing), take the models it calls out of passthrough= and its nodes into train_nodes=, or let "
+    "the agent take a second argument and use address.base_url"
+)
+MODEL_CALL = re.compile(
+    r"NotFoundError|\w*(API|HTTP|Connect|Protocol|Timeout|URLError|Authentication|PermissionDenied|RateLimit|BadRequest|"
+    r"InternalServer|ModelCall)"
+)
+"""How errors begin that clients of models and of HTTP raise."""
+_LIBRARY = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}/|.*/(site|dist)-packages/")
 _READERS = ThreadPoolExecutor(8, thread_name_prefix="art-rollout")
 """Not the loop's own threads, which agents' tools may fill."""
 
@@ -53,6 +67,7 @@ class Rollout:
     output: Any = None
     """Set it inside the block, where the run has a result."""
     error: str | None = None
+    error_at: str = ""
     address: RolloutAddress | None = None
     """While the rollout is open."""
     _trajectory: Trajectory | None = None
@@ -104,7 +119,7 @@ class Rollout:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._stack.close()
         if error is not None and self.error is None:
-            self.error = describe(error)
+            self.error, self.error_at = describe(error), place(error)
         await self.door.close(self.rollout_id)
         seconds = self.seconds
         self.store.finish_rollout(self.rollout_id, output=self.output, error=self.error, seconds=seconds)
@@ -116,6 +131,7 @@ class Rollout:
             calls=calls,
             output=self.output,
             error=self.error,
+            error_at=self.error_at,
             rollout_id=self.rollout_id,
             seconds=seconds,
         )
@@ -126,6 +142,22 @@ def describe(error: BaseException) -> str:
     """Return the exception as one line with its type."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def place(error: BaseException) -> str:
+    """Return where the agent's own code raised it, or called the library that did; empty where none of its code is seen."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file, package = frame.f_code.co_filename, frame.f_globals.get("__package__") or ""
+        # Ours are called art_: the core, and plugins by the name that they are given.
+        if not (_LIBRARY.match(file) or package.startswith("art_")):
+            return f"{file}:{line} in {frame.f_code.co_name}"
+    return ""
+
+
+def failure(trajectory: Trajectory) -> str:
+    """Return why the run failed and, where that is known, at which line of the agent."""
+    said = str(trajectory.error)
+    return f"{said.rstrip('.')} ({trajectory.error_at})" if trajectory.error_at else said
 
 
 def task_id(task: Any) -> str:
@@ -162,6 +194,7 @@ async def run_once(
         except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
             late = isinstance(error, TimeoutError) and timeout is not None and rollout.seconds >= timeout
             rollout.error = f"TimeoutError: not done after {timeout:g} seconds" if late else describe(error)
+            rollout.error_at = "" if late else place(error)
         else:
             rollout.output = to_output(output) if to_output else output
     return rollout.trajectory
@@ -190,17 +223,18 @@ def check_captured(groups: Sequence[Group], nodes: Sequence[str] = ()) -> None:
             f"train_nodes={tuple(nodes)} made none of {len(calls)} calls; the calls came from {seen}{unnamed}. Name one of "
             "these; where a graph stopped at an interrupt before its node, run it with art_langgraph.answering"
         )
-    if not trajectories or calls:
-        return
-    advice = (
-        "its calls did not go through a rollout's address. Install the plugin of its client library ('art plugins' lists what is "
-        "installed and what is missing), take the models it calls out of passthrough= and its nodes into train_nodes=, or let "
-        "the agent take a second argument and use address.base_url"
-    )
+    if trajectories and not calls:
+        raise CaptureError(_why_no_call(trajectories))
+
+
+def _why_no_call(trajectories: Sequence[Trajectory]) -> str:
+    """Return what to say where not one run made a recorded call: the agent's own error first, where that is the reason."""
     failed = [t for t in trajectories if t.error]
-    if failed:
-        raise CaptureError(
-            f"all {len(failed)} runs of the agent failed before a model call was recorded; the first said: {failed[0].error}. "
-            f"Where that is a model call that failed, {advice}"
-        )
-    raise CaptureError(f"the agent ran {len(trajectories)} times and no model call was recorded: {advice}")
+    if len(failed) < len(trajectories):
+        some = f"; {len(failed)} runs failed, the first with {failure(failed[0])}" if failed else ""
+        return f"the agent ran {len(trajectories)} times and no model call was recorded: its {CALLS_ELSEWHERE}{some}"
+    first = str(failed[0].error)
+    said = f"{failure(failed[0])}: all {len(failed)} runs of the agent failed before a model call was recorded; this is the first"
+    if "OPENAI_API_KEY" in first:
+        return f"{said}. The policy answers without a key, so any text will do: set OPENAI_API_KEY=unused"
+    return f"{said}. If it is a model call that failed, its {CALLS_ELSEWHERE}" if MODEL_CALL.match(first) else said

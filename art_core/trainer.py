@@ -26,6 +26,7 @@ from art_core.errors import CaptureError, ConfigError, StoreError
 from art_core.evaluation import begun_with
 from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
 from art_core.one_file import write_one_file
+from art_core.rollout import failure
 from art_core.run import Run
 from art_core.threads import in_thread
 from art_core.training import open_run, why_failed
@@ -249,12 +250,14 @@ class GRPOTrainer:
     def _check_captured(self, episodes: Sequence[Episode]) -> None:
         if any(episode.trajectory and episode.trajectory.calls for episode in episodes):
             return
-        failed = [episode["error"] for episode in episodes if episode["error"]]
-        why = f"; {len(failed)} of them failed, the first with {failed[0]}" if failed else ""
+        failed = [episode.trajectory for episode in episodes if episode.trajectory and episode.trajectory.error]
+        asked = f"{type(self.agent).__name__}.select_action asked no model in any of {len(episodes)} episodes"
+        if len(failed) == len(episodes):
+            raise CaptureError(f"{failure(failed[0])}: {asked}, because all of them failed; this is the first")
+        some = f"; {len(failed)} of them failed, the first with {failure(failed[0])}" if failed else ""
         raise CaptureError(
-            f"{type(self.agent).__name__}.select_action asked no model in any of {len(episodes)} episodes{why}, so there is "
-            "nothing to train. Let it ask with await self.generate_response(...), or by a client whose plugin is installed "
-            "('art plugins' lists them); a strategy that computes its action needs no training"
+            f"{asked}{some}, so there is nothing to train. Let it ask with await self.generate_response(...), or by a client "
+            "whose plugin is installed ('art plugins' lists them); a strategy that computes its action needs no training"
         )
 
 

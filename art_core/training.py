@@ -26,7 +26,7 @@ from art_core.metrics import apart
 from art_core.pipeline import Pipeline
 from art_core.plugins import Plugins
 from art_core.rewards import name_of
-from art_core.rollout import task_input
+from art_core.rollout import failure, task_input
 from art_core.run import Run
 from art_core.scoring import of_nodes, why_unscored
 from art_core.threads import in_thread
@@ -243,7 +243,7 @@ async def _sample(
 
 def why_failed(groups: Sequence[Group]) -> list[str]:
     """Return the reason for which runs of the agent failed, the most frequent one where there are several."""
-    reasons = Counter(t.error for g in groups for t in g.trajectories if t.error)
+    reasons = Counter(failure(t) for g in groups for t in g.trajectories if t.error)
     return [reason for reason, _ in reasons.most_common(1)]
 
 

@@ -60,9 +60,7 @@ class Call:
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
-            raise ValueError(
-                "a Call needs at least one prompt token: the first sampled token has no context without it"
-            )
+            raise ValueError("a Call needs at least one prompt token, the context of the first sampled one")
         if len(self.logprobs) != len(self.sampled_ids):
             raise ValueError(
                 f"a Call with {len(self.sampled_ids)} sampled tokens has {len(self.logprobs)} logprobs; "
@@ -104,6 +102,8 @@ class Trajectory:
     """Numbers that a reward function adds: ``trajectory.metrics["success"] = 1.0``. ``success`` is what reports show."""
     error: str | None = None
     """Why the agent's run failed, with the exception's type; None where it did not."""
+    error_at: str = field(default="", kw_only=True, repr=False, compare=False)
+    """Where the agent's own code raised it, as ``FILE:LINE in FUNCTION``, where it did so in this process; not stored."""
     rollout_id: str = ""
     seconds: float = 0.0
     call_rewards: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)

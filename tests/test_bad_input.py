@@ -1,6 +1,7 @@
 """Bad input gets an error that says what happened and what to do, and loses nothing."""
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -87,8 +88,37 @@ async def test_an_upstream_that_gives_no_token_ids(tmp_path):
             return answer
 
     async with run_of(tmp_path, engine=NoIds()) as run:
-        with pytest.raises(CaptureError, match=r"all 2 runs .* failed before a model call was recorded.*502"):
+        with pytest.raises(CaptureError, match=r"502.*: all 2 runs .* failed before a model call was recorded"):
             await run.collect(ScriptedAgent(), ["a"], group_size=2)
+
+
+def own_bug(task_input):
+    return {"known": 1}[task_input]
+
+
+def own_client(task_input):
+    raise ConnectionRefusedError("model.example:443.")
+
+
+def no_key(task_input):
+    raise RuntimeError("set the OPENAI_API_KEY environment variable.")
+
+
+@pytest.mark.parametrize(
+    ("agent", "begins", "advised"),
+    [
+        (own_bug, rf"KeyError: 'a' \({__file__}:\d+ in own_bug\): all 2 runs .*", ""),
+        (own_client, rf"ConnectionRefusedError: model.example:443 \({__file__}:\d+ in own_client\): .*", "art plugins"),
+        (no_key, r"RuntimeError: .*", "set OPENAI_API_KEY=unused"),
+    ],
+)
+async def test_an_agent_that_fails_before_it_asks_is_told_its_own_error_first(tmp_path, agent, begins, advised):
+    async with run_of(tmp_path) as run:
+        with pytest.raises(CaptureError) as refused:
+            await run.collect(agent, ["a"], group_size=2)
+    said = str(refused.value)
+    assert re.fullmatch(begins, said) and ".." not in said and advised in said
+    assert advised == "art plugins" or "plugin" not in said
 
 
 async def test_a_context_that_is_too_long_is_the_400_that_frameworks_know(tmp_path):

@@ -126,6 +126,18 @@ async def test_an_agent_that_asks_no_model_is_told_so(tmp_path):
             await trained.collect_episodes()
 
 
+async def test_an_agent_that_fails_before_it_asks_is_told_its_own_error_first(tmp_path):
+    class Broken(Agent):
+        async def select_action(self, state):
+            return {"type": state["no such key"]}
+
+    async with trainer(tmp_path, Broken()) as trained:
+        with pytest.raises(
+            CaptureError, match=rf"^KeyError: 'no such key' \({__file__}:\d+ in select_action\): Broken"
+        ):
+            await trained.collect_episodes()
+
+
 async def test_an_environment_that_cannot_be_copied_or_pays_in_words_is_told_so(tmp_path):
     class Open(Guess):
         def __init__(self):
