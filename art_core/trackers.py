@@ -1,6 +1,6 @@
 """Tells trackers how a run goes, each in a thread of its own. Knows nothing about what a tracker does with it.
 
-A tracker that fails or hangs never stops a run: the first time it is said, and the run goes on.
+A tracker that fails or hangs never stops a run: the first time it is said, and what fails at its end; the run goes on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ GROUPS_WAITING = 8
 """The same of ``log_groups``: groups hold every token of their runs."""
 CLOSE_SECONDS = 60.0
 """For a tracker to do what it was told, and to close, at a run's end."""
+
+SILENT_SECONDS = 5.0
+"""Of these, that pass before it is said who is waited for."""
 
 
 class Tracker(Protocol):
@@ -53,7 +56,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what is left, and end; it has ``CLOSE_SECONDS`` for both."""
+        """Send what is left, and end; it has ``CLOSE_SECONDS`` for both. What it raises, such as how much was lost, is said."""
         ...
 
 
@@ -94,10 +97,11 @@ class _Told:
                 try:
                     getattr(self._tracker, what)(*arguments)
                 except BaseException as error:  # noqa: BLE001 - the boundary to the tracker: the run goes on without it
-                    if not self._failed:
+                    closing = what == "close"
+                    if closing or not self._failed:  # at the end it may say how much was lost
                         self._say(
-                            f"the tracker {self.name} failed in {what}: {type(error).__name__}: {error}; the run goes on, and "
-                            "what it missed is in the run folder"
+                            f"the tracker {self.name} failed in {what}: {type(error).__name__}: {error}; "
+                            f"{'' if closing else 'the run goes on, and '}what it missed is in the run folder"
                         )
                     self._failed = True
 
@@ -155,5 +159,7 @@ class Trackers:
         until = time.monotonic() + CLOSE_SECONDS
         self.tell("close")
         for told in self._told:
+            if not told.ended(min(SILENT_SECONDS, left := until - time.monotonic())) and left > SILENT_SECONDS:
+                self._say(f"waiting for the tracker {told.name}, {left:.0f} s at most")
             if not told.ended(until - time.monotonic()):
                 self._say(f"the tracker {told.name} has not ended in {CLOSE_SECONDS:g} s and is left behind")

@@ -132,6 +132,31 @@ async def test_a_tracker_that_hangs_is_left_behind(tmp_path, monkeypatch):
     assert len(about) == 2 and "behind" in about[0] and "has not ended in 0.05 s" in about[1]
 
 
+async def test_who_is_waited_for_at_the_end_is_said_and_so_is_what_was_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "SILENT_SECONDS", 0.05)
+    waited = threading.Event()
+
+    class Slow(Told):
+        def log(self, step, metrics):
+            raise OSError("no network")
+
+        def close(self):
+            assert waited.wait(30)
+            raise OSError("2 steps were never sent")
+
+    class Screen(Lines):
+        def say(self, text):
+            super().say(text)
+            if "waiting for the tracker Slow 1, 60 s at most" in text:
+                waited.set()
+
+    screen = Screen()
+    await train(tmp_path, Slow(), progress=screen)
+    failed, _, lost = [line for line in screen.lines if "Slow 1" in line]
+    assert "failed in log: OSError: no network; the run goes on" in failed
+    assert "failed in close: OSError: 2 steps were never sent; what it missed is in the run folder" in lost
+
+
 async def test_a_tracker_that_catches_up_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(trackers, "WAITING", 1)
     free, told = threading.Event(), []

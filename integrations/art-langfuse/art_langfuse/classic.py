@@ -198,12 +198,15 @@ class ARTLangfuseTracker:
             with self._change:
                 self._busy = False
                 self._change.notify_all()
-        self._deliver([])  # what was not taken is tried once more
+        self._deliver([], last=True)
         self._end()
 
-    def _deliver(self, spans: Sequence[ReadableSpan]) -> None:
+    def _deliver(self, spans: Sequence[ReadableSpan], last: bool = False) -> None:
         try:
-            self._outbox.deliver(spans)
+            if last:  # what was not taken is tried once more
+                self._outbox.close()
+            else:
+                self._outbox.deliver(spans)
         except NotDelivered as error:
             log.warning("%s", error)
         except Exception:  # the boundary of the thread, which nobody would miss

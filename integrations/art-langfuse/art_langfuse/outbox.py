@@ -1,11 +1,13 @@
 """What is to be sent, in order and in batches, until it has arrived. Knows nothing about what it is, or by which protocol.
 
 A server that is slow, fails at times or cuts connections costs attempts only. One that stays away for longer than ``PATIENCE``
-is asked once at each further delivery, so that nobody waits for it; what could not be sent stays until it can, up to ``MOST``.
+is asked once at each further delivery, and where that takes seconds half of the time at most, so that nobody waits for it; what
+could not be sent stays until it can, up to ``MOST``.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -79,7 +81,8 @@ class Outbox(Generic[Item]):
     def __init__(self, what: str, post: Callable[[Sequence[Item]], None], batch: int) -> None:
         self._what, self._post, self._batch = what, post, batch
         self._waiting: deque[Item] = deque()
-        self._reachable = True
+        self._away, self._ask_again = "", 0.0
+        """Why the server takes nothing, as far as is known, and when it is asked again."""
         self._lost = 0
 
     def __len__(self) -> int:
@@ -89,28 +92,47 @@ class Outbox(Generic[Item]):
     def deliver(self, items: Iterable[Item] = ()) -> None:
         """Send what waits and ``items`` after it; raises NotDelivered where some of it was not taken."""
         self._waiting.extend(items)
-        patience, size, refused = PATIENCE if self._reachable else 0.0, self._batch, ""
+        self._send("wait to be sent again")
+
+    def close(self) -> None:
+        """Send what waits, or try to; raises NotDelivered, with how much was never taken."""
+        self._send("were never sent")
+        if self._lost:
+            raise NotDelivered(f"{self._what}: {self._lost} were refused or given up")
+
+    def _send(self, otherwise: str) -> None:
+        patience, size, refused = 0.0 if self._away else PATIENCE, self._batch, ""
+        if time.monotonic() < self._ask_again:
+            raise NotDelivered(self._left(otherwise))
+
+        def attempt() -> None:
+            nonlocal began
+            began = time.monotonic()
+            self._post(batch)
+
         while self._waiting:
-            batch = list(islice(self._waiting, size))
+            batch, began = list(islice(self._waiting, size)), 0.0
             try:
-                patiently(lambda: self._post(batch), patience)  # noqa: B023 - called before the next one
+                patiently(attempt, patience)
             except Refused as error:
                 if len(batch) > 1:  # find out which of them it is
                     size = len(batch) // 2
                     continue
                 refused, self._lost = str(error), self._lost + 1
             except (Temporary, Denied) as error:
-                self._reachable = False
-                raise NotDelivered(self._left(error)) from error
-            self._reachable, size = True, self._batch
+                now = time.monotonic()
+                # One that says nothing costs the whole timeout of a question, in seconds.
+                self._away, self._ask_again = str(error), now + int(now - began)
+                raise NotDelivered(self._left(otherwise)) from error
+            self._away, self._ask_again, size = "", 0.0, self._batch
             for _ in batch:
                 self._waiting.popleft()
         if refused:
             raise NotDelivered(f"{self._what}: {self._lost} were refused and left out: {refused}")
 
-    def _left(self, error: Exception) -> str:
+    def _left(self, are: str) -> str:
         while len(self._waiting) > MOST:
             self._waiting.popleft()
             self._lost += 1
         lost = f", {self._lost} were given up" if self._lost else ""
-        return f"{self._what}: {len(self._waiting)} wait to be sent again{lost}: {error}"
+        return f"{self._what}: {len(self._waiting)} {are}{lost}: {self._away}"

@@ -7,12 +7,14 @@ least of all.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ConfigError
-from art_langfuse.outbox import Temporary, raise_for
+from art_langfuse.outbox import Denied, Refused, Temporary, raise_for
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -101,27 +103,56 @@ def http_post(**settings: Any) -> tuple[Callable[[Sequence[ReadableSpan]], None]
     import requests
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    answers: list[requests.Response] = []
     session = requests.Session()
-    session.hooks["response"].append(lambda response, **_: answers.append(response))
+    failed: list[Exception] = []
+    ask = session.request
+
+    def once(method: str, url: str, **more: Any) -> requests.Response:
+        """Ask. What is no success is raised, so that the exporter does not try it again: the outbox does."""
+        try:
+            answer = ask(method, url, **more)
+            if not 200 <= answer.status_code < 300:
+                raise_for(answer.status_code, f"{url}: {answer.text[:200]}", answer.headers)
+        except requests.RequestException as error:  # the connection was lost, with half an answer or none
+            failed.append(Temporary(f"{url} cannot be reached, or cuts connections: {type(error).__name__}"))
+            raise failed[-1] from error
+        except (Temporary, Refused, Denied) as error:
+            failed.append(error)
+            raise
+        return answer
+
+    session.request = once  # type: ignore[method-assign]
     exporter = OTLPSpanExporter(session=session, **settings)
 
     def post(spans: Sequence[ReadableSpan]) -> None:
-        answers.clear()
-        taken = _export(exporter, spans)
-        if taken and not answers[-1].is_redirect:  # which the exporter takes for success
-            return
-        if not answers or answers[-1].status_code < 300:  # the connection was lost, with half an answer or none
-            raise Temporary("the server cannot be reached, or cuts connections")
-        raise_for(answers[-1].status_code, f"{answers[-1].url}: {answers[-1].text[:200]}", answers[-1].headers)
+        failed.clear()
+        said = _export(exporter, spans)
+        if said is not None:
+            raise failed[-1] if failed else Refused(said)
 
     return post, exporter.shutdown
 
 
-def _export(exporter: SpanExporter, spans: Sequence[ReadableSpan]) -> bool:
+def _export(exporter: SpanExporter, spans: Sequence[ReadableSpan]) -> str | None:
+    """Export; None where the spans were taken, else what the exporter logs: our own errors say it, so it is said once."""
     from opentelemetry.sdk.trace.export import SpanExportResult
 
-    return exporter.export(spans) is SpanExportResult.SUCCESS
+    said, thread = ["the exporter does not say why"], threading.get_ident()
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.thread == thread:  # others may have exporters of their own
+            said.append(record.getMessage())
+        return record.thread != thread
+
+    modules = {it.__module__ for it in type(exporter).__mro__ if it.__module__.startswith("opentelemetry.exporter.")}
+    loggers = [logging.getLogger(module) for module in modules]
+    for logger in loggers:
+        logger.addFilter(keep)
+    try:
+        return None if exporter.export(spans) is SpanExportResult.SUCCESS else said[-1]
+    finally:
+        for logger in loggers:
+            logger.removeFilter(keep)
 
 
 def environment_post() -> tuple[Callable[[Sequence[ReadableSpan]], None], Callable[[], None]]:
@@ -133,8 +164,9 @@ def environment_post() -> tuple[Callable[[Sequence[ReadableSpan]], None], Callab
     exporter = OTLPSpanExporter()
 
     def post(spans: Sequence[ReadableSpan]) -> None:
-        if not _export(exporter, spans):
-            raise Temporary("the collector did not take them; OpenTelemetry's log says why")
+        said = _export(exporter, spans)
+        if said is not None:
+            raise Temporary(said)
 
     return post, exporter.shutdown
 

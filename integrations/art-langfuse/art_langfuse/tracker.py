@@ -74,9 +74,9 @@ class LangfuseTracker:
         self._scores.deliver(self._of_session(step, numbers, **about))
 
     def close(self) -> None:
-        """Send what could not be sent before, and end."""
+        """Send what could not be sent before, and end; raises NotDelivered, with how much was never sent."""
         try:
-            _both(self._spans.deliver, self._scores.deliver)
+            _both(self._spans.close, self._scores.close)
         finally:
             self._end()
             self._project.close()
@@ -121,9 +121,9 @@ class OtelTracker:
         self._spans.deliver(spans)
 
     def close(self) -> None:
-        """Send what could not be sent before, and end."""
+        """Send what could not be sent before, and end; raises NotDelivered, with how much was never sent."""
         try:
-            self._spans.deliver()
+            self._spans.close()
         finally:
             self._end()
 

@@ -82,7 +82,7 @@ async def test_what_fails_at_times_gets_everything_once_and_training_goes_on(ser
     server.faults.extend([500, None, "cut", (429, {"retry-after": "1"}), "lost", 503, "lost", None, "cut"])
     screen = Lines()
     result = await train(tmp_path, "langfuse", steps=3, progress=screen)
-    assert result.report["steps"] == 3 and not any("tracker" in line for line in screen.lines)
+    assert result.report["steps"] == 3 and not any("failed" in line for line in screen.lines)
     runs = stored(tmp_path)
     assert sorted(server.traces()) == sorted(trace_id(run.rollout_id) for run in runs)
     assert len(server.spans) == 7 * len(runs)
@@ -91,14 +91,22 @@ async def test_what_fails_at_times_gets_everything_once_and_training_goes_on(ser
     assert not server.faults
 
 
-async def test_a_server_that_is_away_is_said_once_and_never_stops_training(server, tmp_path, monkeypatch):
+async def test_a_server_that_is_away_is_said_once_and_at_the_end_with_what_was_lost(
+    server, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr("art_langfuse.outbox.PATIENCE", 0.2)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     server.faults.extend([500] * 100)
     screen = Lines()
-    result = await train(tmp_path, "langfuse", steps=2, progress=screen)
+    result = await train(tmp_path, "langfuse", "otel", steps=2, progress=screen)
     assert result.report["steps"] == 2 and not server.spans
-    [line] = [line for line in screen.lines if "the tracker langfuse" in line]
-    assert "wait to be sent again" in line and "500" in line
+    runs = len(stored(tmp_path))
+    for name, what, why in (("langfuse", "observations", "answer 500"), ("otel", "spans", "cannot be reached")):
+        first, last = [line for line in screen.lines if f"the tracker {name} failed" in line]
+        assert "wait to be sent again" in first and why in first
+        sent = 7 * runs + (2 if name == "otel" else 0)
+        assert f"{what}: {sent} were never sent" in last and why in last
+    assert not [it for it in caplog.records if it.name.startswith("opentelemetry")], "ours say it"
 
 
 async def test_a_run_that_goes_on_doubles_nothing(server, tmp_path):
