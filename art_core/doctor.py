@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from art_core import unsloth
 from art_core.errors import ConfigError
 from art_core.plugins import ADAPTERS, WITHOUT_PLUGIN, Installed, Plugins, as_function
-from art_core.variables import CLASSIC
+from art_core.variables import CHECKED
 
 NEEDED_BY = {
     "torch": "training and the embedded engine: pip install 'art-core[train]'",
@@ -52,14 +52,12 @@ def examine() -> list[Finding]:
 
 
 def variables() -> list[Finding]:
-    """Return which classic environment variables are set, never their values, and what is done with each."""
+    """Return which of the ``CHECKED`` environment variables are set, never their values, and what is done with each."""
     have = {it.distribution for it in Plugins().installed()}
     found = []
-    for it in CLASSIC:
-        state = "not set" if not it.is_set() else "refused" if it.refused else "set"
-        found.append(
-            Finding(it.name, state, it.does if it.needs in {"", *have} else f"{it.does}: pip install {it.needs}")
-        )
+    for it in CHECKED:
+        does = it.does if it.needs in {"", *have} else f"{it.does}: pip install {it.needs}"
+        found.append(Finding(it.name, it.state(), does))
     return found
 
 

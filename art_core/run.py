@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from art_core import agreement, losses, scoring, sft
+from art_core import agreement, losses, scoring, sft, variables
 from art_core.attribution import exempt, in_child_processes
 from art_core.collecting import Kept, Runs
 from art_core.config import TrainConfig, check_tasks, model_folder
@@ -87,6 +87,7 @@ class Run:
 
     async def __aenter__(self) -> Run:
         self._resolve_names()
+        variables.say_refused()
         async with AsyncExitStack() as stack:
             stack.enter_context(claimed(self.run_dir))
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
@@ -314,11 +315,10 @@ class Run:
         """Imitate the trajectories: raise the likelihood of what was sampled in them, by supervised steps (``losses.sft``).
 
         Taken are those without an error and, with ``min_reward``, with at least that reward; of them the calls of
-        ``train_nodes``. Every epoch goes through them
-        in an order of its own, ``batch_size`` for one optimizer step. Each step counts as one of the run: it is served,
-        written to the run folder and checkpointed, and its metrics are an item of the list. Only sampled tokens are trained,
-        at temperature 1, whatever theirs was: the model itself should say them; calls that were cut off at their token limit
-        too, whatever ``overlong`` and the loss say. Raises ConfigError where nothing is left.
+        ``train_nodes``. Every epoch goes through them in an order of its own, ``batch_size`` for one optimizer step. Each step
+        counts as one of the run: it is served, written to the run folder and checkpointed, and its metrics are an item of the
+        list. Only sampled tokens are trained, at temperature 1, whatever theirs was: the model itself should say them; calls
+        that were cut off at their token limit too, whatever ``overlong`` says. Raises ConfigError where nothing is left.
         """
         good, seed = sft.chosen(trajectories, min_reward, self.config.train_nodes), f"{self.config.seed}/{self.step}"
         return [await finished(self._imitate(groups)) for groups in sft.batches(good, epochs, batch_size, seed)]

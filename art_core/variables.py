@@ -1,8 +1,11 @@
-"""The environment variables that people set: where ``.env`` is read, and what is done with each classic one. Shows no values."""
+"""The environment variables that people set: where ``.env`` is read, and what is done with those that matter at a start, the
+classic ones and ``ART_JUDGE``. Shows no values."""
 
 from __future__ import annotations
 
+import functools
 import io
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +21,7 @@ NO_OPENPIPE = (
 
 @dataclass(frozen=True)
 class Variable:
-    """One that the classic programs set."""
+    """One that people set before a start."""
 
     name: str
     does: str
@@ -26,21 +29,44 @@ class Variable:
     needs: str = ""
     """The distribution that reads it; empty for the core, or for nobody."""
     refused: bool = False
+    least: int | None = None
+    """Where it must be a whole number."""
+    most: int | None = None
 
-    def is_set(self) -> bool:
-        return bool(os.environ.get(self.name))
+    def state(self) -> str:
+        """Return whether it is set, and whether it can be used; never its value."""
+        value = os.environ.get(self.name, "").strip()
+        if not value:
+            return "not set"
+        if self.refused:
+            return "refused"
+        fits = value.isdecimal() and (self.least or 0) <= int(value) <= (self.most or int(value))
+        if self.least is None or fits:
+            return "set"
+        return f"no whole number from {self.least}{'' if self.most is None else f' to {self.most}'}: refused at a start"
 
 
-CLASSIC = (
+CHECKED = (
     Variable("OPENAI_API_KEY", "key of a judge such as ART_JUDGE=openai/gpt-4.1-mini, and of agents outside of runs"),
     Variable("OPENPIPE_API_KEY", NO_OPENPIPE, refused=True),
     Variable("WANDB_API_KEY", "key of trackers=['wandb']; without it runs are kept offline", "art-wandb"),
     Variable("LANGFUSE_SECRET_KEY", "key of trackers=['langfuse'] and art import langfuse", "art-langfuse"),
     Variable("LANGFUSE_PUBLIC_KEY", "the other half of that key", "art-langfuse"),
     Variable("LANGFUSE_HOST", "address of the Langfuse server", "art-langfuse"),
-    Variable("ART_SERVER_PORT", "port of art serve, where --port is not given", "art-server"),
-    Variable("ART_CLIENT_WORKERS", "episodes at a time of art worker, where --workers is not given", "art-server"),
+    Variable("ART_SERVER_PORT", "port of art serve, where --port is not given", "art-server", least=0, most=65535),
+    Variable(
+        "ART_CLIENT_WORKERS", "episodes at a time of art worker, where --workers is not given", "art-server", least=1
+    ),
+    Variable("ART_JUDGE", "LiteLLM's name of the judge of reward='ruler' and art judge", "art-ruler"),
 )
+
+
+@functools.cache
+def say_refused() -> None:
+    """Log, once in a process, which variables are set of which nothing is done."""
+    for it in CHECKED:
+        if it.state() == "refused":
+            logging.getLogger(__name__).warning("%s is set, and nothing is done with it: %s", it.name, it.does)
 
 
 def load_env_file(path: Path = Path(".env")) -> None:
@@ -61,11 +87,14 @@ def load_env_file(path: Path = Path(".env")) -> None:
             f"{path.absolute()} cannot be read: {reason}; every art command reads .env in its working folder: mend the file, or "
             "start elsewhere"
         ) from None
-    wrong = [it.original.line for it in parse_stream(io.StringIO(text)) if it.error]
+    # A name alone, as in "export NAME", says nothing to us, and a key that was pasted without its name looks like one.
+    unusable = [it.original for it in parse_stream(io.StringIO(text)) if it.error or (it.key and it.value is None)]
+    # Where it begins, blank lines before it left out.
+    wrong = [it.line + it.string[: -len(it.string.lstrip()) or None].count("\n") for it in unusable]
     if wrong or "\0" in text:
         where = f", line {wrong[0]}" if wrong else ""
         raise ConfigError(
-            f"{path.absolute()}{where}: this is no NAME=VALUE; close its quotes, or put # before it (its text is not shown, "
-            "because it may be a secret)"
+            f"{path.absolute()}{where}: this is no NAME=VALUE; write one, close its quotes, or put # before it (its text is not "
+            "shown, because it may be a secret)"
         )
     load_dotenv(stream=io.StringIO(text), interpolate=False)  # a secret may hold a ${...}, and is what stands there

@@ -5,7 +5,7 @@ import re
 
 from doc_blocks import ROOT
 
-from art_core.variables import CLASSIC
+from art_core.variables import CHECKED
 
 PAGE = (ROOT / "docs" / "environment.md").read_text()
 CODE = [
@@ -57,7 +57,7 @@ def test_the_settings_of_a_server_and_the_classic_variables_stand_there_too():
     from art_server.settings import Settings
 
     prefix = Settings.model_config["env_prefix"]
-    names = {variable.name for variable in CLASSIC} | {f"{prefix}{name.upper()}" for name in Settings.model_fields}
+    names = {variable.name for variable in CHECKED} | {f"{prefix}{name.upper()}" for name in Settings.model_fields}
     assert {name for name in names if f"`{name}`" not in PAGE} == set()
 
 

@@ -6,12 +6,14 @@ import sys
 
 import pytest
 
+import art_core
 from art_core import doctor
 from art_core.errors import ConfigError
 from art_core.plugins import Plugins
-from art_core.variables import CLASSIC, load_env_file
+from art_core.testing import CountingLearner, FakeEngine
+from art_core.variables import CHECKED, load_env_file, say_refused
 
-NAMES = [variable.name for variable in CLASSIC]
+NAMES = [variable.name for variable in CHECKED]
 SECRET = "not-to-be-shown-7312"
 
 
@@ -60,6 +62,8 @@ def test_a_folder_of_that_name_is_left_alone(folder):
     [
         (f'GOOD=1\nOPENAI_API_KEY="{SECRET}\n'.encode(), r"\.env, line 2: this is no NAME=VALUE"),
         (f"GOOD=1\n{SECRET} and so on\n".encode(), r"\.env, line 2: this is no NAME=VALUE"),
+        (f"GOOD=1\n\n{SECRET}\n".encode(), r"\.env, line 3: this is no NAME=VALUE"),
+        (b"export GOOD\n", r"\.env, line 1: this is no NAME=VALUE"),
         (f"OPENAI_API_KEY={SECRET}".encode("utf-16"), r"\.env cannot be read: it is not UTF-8"),
         (f"OPENAI_API_KEY={SECRET}\0\n".encode(), r"\.env: this is no NAME=VALUE"),
     ],
@@ -82,7 +86,8 @@ def test_every_command_reads_it_before_the_plugins(folder):
 
 
 def test_doctor_says_of_every_classic_variable_whether_it_is_set_and_never_its_value(folder):
-    (folder / ".env").write_text("".join(f"{name}={SECRET}\n" for name in NAMES[1:]))
+    numbers = {"ART_SERVER_PORT": "8000", "ART_CLIENT_WORKERS": "4"}
+    (folder / ".env").write_text("".join(f"{name}={numbers.get(name, SECRET)}\n" for name in NAMES[1:]))
     load_env_file()
     found = {it.part: it.state for it in doctor.variables()}
     assert found.pop("OPENAI_API_KEY") == "not set" and found.pop("OPENPIPE_API_KEY") == "refused"
@@ -90,9 +95,32 @@ def test_doctor_says_of_every_classic_variable_whether_it_is_set_and_never_its_v
     assert SECRET not in repr(doctor.variables())
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "state"),
+    [
+        ("ART_SERVER_PORT", "http", "no whole number from 0 to 65535"),
+        ("ART_SERVER_PORT", "65536", "no whole number from 0 to 65535"),
+        ("ART_CLIENT_WORKERS", "0", "no whole number from 1: refused at a start"),
+    ],
+)
+def test_doctor_says_of_a_number_that_a_start_refuses_it(folder, monkeypatch, name, value, state):
+    monkeypatch.setenv(name, value)
+    assert {it.part: it.state for it in doctor.variables()}[name].startswith(state)
+
+
+async def test_a_start_says_once_that_a_key_is_not_used(folder, monkeypatch, caplog):
+    monkeypatch.setenv("OPENPIPE_API_KEY", SECRET)
+    say_refused.cache_clear()
+    for name in ("one", "two"):
+        async with art_core.open_run(name, engine=FakeEngine(), learner=CountingLearner()):
+            pass
+    [said] = [it.getMessage() for it in caplog.records if it.name == "art_core.variables"]
+    assert said.startswith("OPENPIPE_API_KEY is set, and nothing is done with it: ") and SECRET not in said
+
+
 def test_doctor_says_which_distribution_is_missing_for_a_variable():
     have = {it.distribution for it in Plugins().installed()}
-    for variable, found in zip(CLASSIC, doctor.variables(), strict=True):
+    for variable, found in zip(CHECKED, doctor.variables(), strict=True):
         assert found.advice.startswith(variable.does)
         assert ("pip install" in found.advice) == (variable.needs not in {"", *have})
 
