@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import inspect
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -80,8 +81,10 @@ class GRPOTrainer:
         self._loss: ActionLoss | None = None
         self._holding: asyncio.Task[None] | None = None
         if reference_model is not None:
-            if settings:
-                raise ConfigError(f"GRPOTrainer(model, reference_model) has no {sorted(settings)}: {FORMS}")
+            _check_loss_alone({
+                "learning_rate": learning_rate, "batch_size": batch_size, "episodes_per_batch": episodes_per_batch,
+                "max_episode_length": max_episode_length, "kl_penalty": kl_penalty, "discount": discount, **settings,
+            })  # fmt: skip
             self._loss = ActionLoss(model, reference_model, 0.1 if beta is None else beta, tokenizer)
             return
         if beta is not None or tokenizer is not None:
@@ -271,6 +274,16 @@ class _Noted:
         with asking() as ids:
             self._episode.asked.append(ids)
             return await self._agent.select_action(state)
+
+
+def _check_loss_alone(given: Mapping[str, Any]) -> None:
+    usual = inspect.signature(GRPOTrainer).parameters
+    strange = sorted(name for name, value in given.items() if name not in usual or value != usual[name].default)
+    if strange:
+        raise ConfigError(
+            f"GRPOTrainer(model, reference_model) has no {strange}, which train an agent; the loss takes beta= and "
+            f"tokenizer=: {FORMS}"
+        )
 
 
 def _check_sizes(batch_size: int, episodes_per_batch: int, max_episode_length: int) -> None:

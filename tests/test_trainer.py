@@ -245,7 +245,11 @@ async def test_the_loss_alone_is_closed_as_it_is():
         ({"agent": Guesser(), "environment": Guess(), "batch_size": 5}, "multiple of batch_size=5"),
         ({"agent": Guesser(), "environment": Guess(), "max_episode_length": 0}, "max_episode_length"),
         ({"agent": Guesser(), "environment": Guess(), "beta": 0.2}, "kl_penalty="),
-        ({"model": object(), "reference_model": object(), "steps": 3}, "has no"),
+        ({"model": object(), "reference_model": object(), "steps": 3}, r"has no \['steps'\]"),
+        (
+            {"model": object(), "reference_model": object(), "learning_rate": 1e-5, "batch_size": 4, "kl_penalty": 0.1},
+            r"has no \['batch_size', 'kl_penalty', 'learning_rate'\], which train an agent",
+        ),
     ],
 )
 def test_what_fits_neither_form_is_refused(arguments, says):
