@@ -37,8 +37,8 @@ def hold(opened: IO[str] | int, otherwise: str) -> None:
     held already."""
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(otherwise) from error
+    except BlockingIOError:
+        raise ConfigError(otherwise) from None
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -54,7 +54,7 @@ def load_config(model: str | Path) -> PreTrainedConfig:
         else:
             config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(_unloadable(model, error)) from error
+        raise _unloadable(model, error) from _cause(error)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and set(config.sub_configs) - {"text_config"}:
         text_model = TEXT_MODELS.get(config.model_type)
         raise ConfigError(
@@ -72,7 +72,7 @@ def load_causal_lm(model: str | Path, dtype: torch.dtype) -> PreTrainedModel:
         with no_progress_bars():
             return AutoModelForCausalLM.from_pretrained(model, config=config, dtype=dtype, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(_unloadable(model, error)) from error
+        raise _unloadable(model, error) from _cause(error)
 
 
 def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
@@ -88,7 +88,9 @@ def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"no tokenizer could be loaded from {model}: {error}; save it beside the model") from error
+        raise ConfigError(
+            f"no tokenizer could be loaded from {model}: {_said(error)}; save it beside the model"
+        ) from _cause(error)
 
 
 def load_generation_config(model: str | Path) -> GenerationConfig:
@@ -148,8 +150,18 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PeftModel:
         return PeftModel.from_pretrained(model, str(folder))
 
 
-def _unloadable(model: str | Path, error: Exception) -> str:
-    return (
-        f"{model} cannot be loaded as a causal language model: {error}; give a folder that save_pretrained wrote, "
-        "a hub name that exists (gated models need a login), or 'tiny'"
+def _unloadable(model: str | Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{model} cannot be loaded as a causal language model: {_said(error)}; give a folder that save_pretrained wrote, a hub "
+        "name that exists (gated models need a login), or without a network model='tiny', which ships with art (ART_MODEL=tiny "
+        "for a classic Agent)"
     )
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _cause(error: Exception) -> Exception | None:
+    """Return what a traceback is to show beside ours: nothing of a file that is not there, which our message says."""
+    return None if isinstance(error, OSError) else error

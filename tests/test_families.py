@@ -225,6 +225,18 @@ def test_code_in_a_models_folder_is_not_run(tmp_path):
         load_causal_lm(folder, torch.float32)
 
 
+def test_a_name_without_a_network_is_one_line_with_what_there_is_here(monkeypatch):
+    def away(*_, **__):
+        raise OSError("We couldn't connect.\nSee 'https://hub.example'.")
+
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", away)
+    with pytest.raises(
+        ConfigError, match=r"model: We couldn't connect\. See 'https://hub.example'; give .*model='tiny'"
+    ) as refused:
+        load_causal_lm("somebody/model", torch.float32)
+    assert refused.value.__suppress_context__ and refused.value.__cause__ is None
+
+
 @pytest.mark.parametrize(("config", "limit"), [
     (transformers.Qwen2Config(max_position_embeddings=32768), 32768),
     (transformers.Qwen2Config(max_position_embeddings=32768, rope_parameters={

@@ -163,7 +163,8 @@ class ServingProcess:
             future.set_result(content)
         else:
             error, text = content
-            error.add_note(f"In the serving process:\n{text}")
+            if not isinstance(error, ConfigError):  # which says all that there is to do
+                error.add_note(f"In the serving process:\n{text}")
             future.set_exception(error)
 
 
