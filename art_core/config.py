@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,12 +133,13 @@ EXAMPLES = {
 """Every setting that is a dict of options, as it is written on the command line."""
 
 
-def make_config(settings: Mapping[str, Any], **known: Any) -> TrainConfig:
-    """Return the config; ConfigError for a keyword that is none of its fields, with the nearest that is."""
+def make_config(settings: Mapping[str, Any], caller: Callable[..., Any] | None = None, **known: Any) -> TrainConfig:
+    """Return the config; ConfigError for a keyword that is none of its fields, with the nearest that is, also of ``caller``."""
     names = [field.name for field in dataclasses.fields(TrainConfig)]
     for name in settings:
         if name not in names:
-            near = [] if name in PARTS else difflib.get_close_matches(name, [*names, *PARTS], n=1)
+            others = inspect.signature(caller).parameters if caller else PARTS
+            near = [] if name in PARTS else difflib.get_close_matches(name, [*names, *others], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}"
             raise ConfigError(f"{name!r} is not a setting of a run{hint}")
     values = {**known, **settings}

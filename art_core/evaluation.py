@@ -235,7 +235,7 @@ async def evaluate(
     check_tasks(tasks)
     begun = begun_with(model)
     base, weights = _served(model, begun, at_address=is_address(engine))
-    config = make_config({**_settings_of_run(begun, base, settings), **settings}, model=base)
+    config = make_config({**_settings_of_run(begun, base, settings), **settings}, evaluate, model=base)
     screen = display(progress)
     run = Run(run_dir, config, engine=engine, plugins=plugins)
     name = name_of(run.reward(reward))  # what is misspelt, missing or no reward is refused before anything runs

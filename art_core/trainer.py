@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from art_core.agent import Agent, as_json, asking
 from art_core.classic_loss import ActionLoss
+from art_core.config import PARTS, make_config
 from art_core.display import display
 from art_core.environment import Environment, State
 from art_core.episodes import Actor, Episode, play
@@ -91,7 +92,7 @@ class GRPOTrainer:
             raise ConfigError(
                 f"beta= and tokenizer= are of the loss alone; kl_penalty= is what an agent is trained with: {FORMS}"
             )
-        _check_sizes(batch_size, episodes_per_batch, max_episode_length)
+        _check_given(batch_size, episodes_per_batch, max_episode_length, settings)
         self.agent, self.environment = agent, environment
         self.batch_size, self.episodes_per_batch = batch_size, episodes_per_batch
         self.max_episode_length, self.kl_penalty, self.discount = max_episode_length, kl_penalty, discount
@@ -286,7 +287,10 @@ def _check_loss_alone(given: Mapping[str, Any]) -> None:
         )
 
 
-def _check_sizes(batch_size: int, episodes_per_batch: int, max_episode_length: int) -> None:
+def _check_given(
+    batch_size: int, episodes_per_batch: int, max_episode_length: int, settings: Mapping[str, Any]
+) -> None:
+    make_config({name: it for name, it in settings.items() if name not in (*PARTS, "run_dir")}, GRPOTrainer)
     if batch_size < 2:
         raise ConfigError(f"batch_size={batch_size}: at least 2 episodes that begin alike can be compared")
     if episodes_per_batch < batch_size or episodes_per_batch % batch_size:

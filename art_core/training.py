@@ -93,7 +93,7 @@ async def train(
     Further keywords are fields of ``TrainConfig``. With the ``run_dir`` of an interrupted run, it goes on where it stopped.
     """
     config = make_config(
-        settings, model=model, steps=steps, tasks_per_step=tasks_per_step, group_size=group_size, seed=seed,
+        settings, train, model=model, steps=steps, tasks_per_step=tasks_per_step, group_size=group_size, seed=seed,
         temperature=temperature, passthrough=passthrough if isinstance(passthrough, str) else tuple(passthrough),
     )  # fmt: skip
     check_tasks(tasks)

@@ -48,6 +48,14 @@ def test_a_setting_that_does_not_exist_names_the_nearest(tmp_path):
         run_of(tmp_path, learning_rat=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"), [("eval_evry", "eval_every"), ("rewards", "reward"), ("trackrs", "trackers")]
+)
+async def test_a_keyword_of_train_that_is_misspelt_names_the_nearest(tmp_path, given, meant):
+    with pytest.raises(ConfigError, match=f"'{given}' is not a setting of a run; did you mean '{meant}'"):
+        await art.train(ScriptedAgent(), ["a"], model="tiny", steps=1, run_dir=tmp_path / "run", **{given: 2})
+
+
 @pytest.mark.parametrize("given", ['{"enforce-eager": True}', None, ["enforce-eager"]])
 @pytest.mark.parametrize("name", ["engine_args", "learner_args", "executor_args"])
 def test_options_that_are_no_dict(tmp_path, name, given):

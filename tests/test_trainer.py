@@ -245,6 +245,7 @@ async def test_the_loss_alone_is_closed_as_it_is():
         ({"agent": Guesser(), "environment": Guess(), "batch_size": 5}, "multiple of batch_size=5"),
         ({"agent": Guesser(), "environment": Guess(), "max_episode_length": 0}, "max_episode_length"),
         ({"agent": Guesser(), "environment": Guess(), "beta": 0.2}, "kl_penalty="),
+        ({"agent": Guesser(), "environment": Guess(), "episode_per_batch": 8}, "did you mean 'episodes_per_batch'"),
         ({"model": object(), "reference_model": object(), "steps": 3}, r"has no \['steps'\]"),
         (
             {"model": object(), "reference_model": object(), "learning_rate": 1e-5, "batch_size": 4, "kl_penalty": 0.1},
