@@ -5,31 +5,45 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from art_core.errors import ConfigError, StoreError
 
+STARTED = {".lock", "checkpoints", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm"}
+"""What is in a run folder once it is opened."""
 CHECKPOINT = re.compile(r"step-(\d+)")
 
 
 @contextmanager
-def claimed(run_dir: Path) -> Iterator[None]:
-    """Make the run folder and hold it: no other process may write to it meanwhile.
+def claimed(run_dir: Path) -> Iterator[bool]:
+    """Make the run folder and hold it: no other process may write to it meanwhile. Yields whether it was not there before.
 
     Raises StoreError where it cannot be made, ConfigError where another process holds it.
     """
+    made = False
     try:
-        (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            run_dir.mkdir()
+            made = True
+        (run_dir / "checkpoints").mkdir(exist_ok=True)
         lock = (run_dir / ".lock").open("w")
     except OSError as error:
         raise StoreError(f"the run folder {run_dir} cannot be made: {error}; give another run_dir=") from error
     with lock:
         hold(lock, f"another process is working in the run folder {run_dir}; wait for it, or give another run_dir=")
-        yield
+        yield made
+
+
+def remove_unused(run_dir: Path) -> None:
+    """Remove a run folder in which is only what every start makes; whoever calls it holds the folder and recorded nothing."""
+    if {path.name for path in run_dir.rglob("*")} <= STARTED:
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def hold(opened: IO[str] | int, otherwise: str) -> None:

@@ -19,7 +19,7 @@ from art_core.attribution import exempt, in_child_processes
 from art_core.collecting import Kept, Runs
 from art_core.config import TrainConfig, check_tasks, model_folder
 from art_core.engines import PolicyEngine
-from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir
+from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir, remove_unused
 from art_core.gathering import gather_limited
 from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary, untrained
 from art_core.plugins import Plugins, redirect_clients
@@ -30,18 +30,7 @@ from art_core.store import Store
 from art_core.threads import finished, in_thread, widen_default_executor
 from art_core.throughput import Throughput
 from art_core.token_tree import group_tree
-from art_core.types import (
-    Engine,
-    Group,
-    GroupReward,
-    Learner,
-    Loss,
-    Reward,
-    RunAgent,
-    Sampling,
-    TokenTree,
-    Trajectory,
-)
+from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, TokenTree, Trajectory
 from art_core.update import Updates
 
 
@@ -89,7 +78,8 @@ class Run:
         self._resolve_names()
         variables.say_refused()
         async with AsyncExitStack() as stack:
-            stack.enter_context(claimed(self.run_dir))
+            if stack.enter_context(claimed(self.run_dir)):
+                stack.push(self._start_failed)
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
             agreement.check_begun_with(self.store, self.run_dir, self.config, self.folder, self._loss_name)
             self.rewards.begin()
@@ -104,6 +94,11 @@ class Run:
             await self._resume()
             self._stack = stack.pop_all()
         return self
+
+    def _start_failed(self, kind: object, error: BaseException | None, _: object) -> None:
+        """Leave no folder behind that this start made and nothing was recorded in; called when all in it is closed."""
+        if error is not None and not hasattr(self, "_stack"):
+            remove_unused(self.run_dir)
 
     async def __aexit__(self, *_: object) -> None:
         async with self._stack, self._learning:

@@ -185,12 +185,41 @@ async def test_a_run_folder_in_which_a_start_has_failed_may_be_begun_with_anothe
 
     other = tmp_path / "other"
     other.mkdir()
+    (tmp_path / "run").mkdir()
     (other / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="no such file"):
         async with run_of(tmp_path, model=str(other), engine=SimpleNamespace(start=fail)):
             pass
+    assert (tmp_path / "run" / "run.sqlite").exists(), "a folder that was there before is left"
     async with run_of(tmp_path) as run:
         assert run.store.meta("model") == "tiny"
+
+
+@pytest.mark.parametrize("left", [None, "server.log"])
+async def test_a_start_that_fails_leaves_no_folder_unless_something_is_in_it(tmp_path, left):
+    async def fail():
+        if left:
+            (tmp_path / "run" / left).write_text("why")
+        raise ConfigError("no such file")
+
+    with pytest.raises(ConfigError, match="no such file"):
+        async with run_of(tmp_path, engine=SimpleNamespace(start=fail)):
+            pass
+    assert [it.name for it in tmp_path.iterdir()] == (["run"] if left else [])
+
+
+async def test_a_run_that_fails_when_it_closes_keeps_what_was_recorded(tmp_path):
+    class Full(CountingLearner):
+        def save(self, folder):
+            raise StoreError("no space left")
+
+    with pytest.raises(StoreError, match="no space left"):
+        async with run_of(tmp_path, learner=Full(), checkpoint_every=9) as run:
+            groups = await run.score(
+                await run.collect(ScriptedAgent(), ["a"], group_size=2), lambda trajectory: trajectory.seconds
+            )
+            await run.learn(groups)
+    assert len(art.load_trajectories(tmp_path / "run")) == 2
 
 
 async def test_a_run_folder_that_cannot_be_made(tmp_path):
