@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from art_core.types import Group, TokenTree
+from art_core.types import Group, TokenTree, Trajectory
 
 OURS = frozenset(
     {
@@ -50,10 +50,15 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def untrained(trees: Sequence[TokenTree]) -> float:
-    """Return the share of the targets that are not trained: their calls were cut off, aborted or forced."""
-    targets, trained = sum(it.num_targets for it in trees), sum(int(np.count_nonzero(it.weights)) for it in trees)
-    return 1 - trained / targets if targets else 0.0
+def left_out(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return which share of the targets is not trained (``untrained``), and which a grammar forced (``forced``).
+
+    What is untrained and not forced is of calls that were cut off or aborted.
+    """
+    targets = max(1, sum(it.num_targets for it in trees))
+    untrained = sum(int(np.count_nonzero(it.weights == 0)) for it in trees)
+    forced = sum(len(call.forced) for trajectory in trajectories for call in trajectory.calls)
+    return {"untrained": untrained / targets, "forced": forced / targets}
 
 
 def joined(metrics: Mapping[str, float], more: Mapping[str, float], whose: str = "learner") -> dict[str, float]:

@@ -15,14 +15,14 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument(
     "model", nargs="?", default=str(START), help="a model folder, a Hugging Face name, the folder of a run"
 )
-parser.add_argument("--tasks", type=int, default=200)
+parser.add_argument("--eval-tasks", type=int, default=200, help="held-out tasks (default 200)")
 parser.add_argument("--temperature", type=float, help="default: the agent's own, 0")
 
 
 if __name__ == "__main__":
     options = parser.parse_args()
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
-    tasks = held_out_tasks(options.tasks)
+    tasks = held_out_tasks(options.eval_tasks)
     report = asyncio.run(
         art.evaluate(write_function, tasks, model=options.model, reward=reward, temperature=options.temperature)
     )

@@ -40,6 +40,7 @@ const KNOWN = {
   tokens_per_second: "Of the learner",
   cache_hit_rate: "Prompt tokens computed before",
   untrained: "Share of the tokens left out",
+  forced: "Share of the tokens that a grammar forced",
 };
 const USUAL = [
   "loss",
