@@ -15,6 +15,8 @@ OPENAI2 := .openai2
 PROJECTS := . $(wildcard plugins/*/) $(wildcard integrations/*/)
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
 SEED ?= 0
+# Processes of make test; a file stays in one, because its fixtures are shared.
+WORKERS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: setup demo docs test test-engines test-long browser lint tiny
@@ -40,7 +42,7 @@ docs: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -m "not engines and not long"
+	$(BIN)/python -m pytest -m "not engines and not long" --numprocesses=$(WORKERS) --dist=loadfile
 
 $(ENGINES)/.ready: $(VENV)/.ready requirements-engines.txt
 	rm -rf $(ENGINES)

@@ -19,8 +19,10 @@ SEED = int(os.environ.get("ART_SEED", 0))
 async def train_email_agent():
     with open("email_database.json") as f:
         email_db = json.load(f)
+    with open("test_queries.json") as f:
+        held_out = {query["email_id"] for query in json.load(f)}
 
-    env = EmailSearchEnvironment(email_db, seed=SEED)
+    env = EmailSearchEnvironment(email_db, seed=SEED, held_out=held_out)
     agent = EmailSearchAgent("Qwen/Qwen2.5-7B-Instruct")
     trainer = GRPOTrainer(
         agent=agent,
