@@ -112,6 +112,7 @@ async def train(
         screen.phase("starting the engine", None)
         async with run, screen.rates(run.throughput().taken):
             run.store.set_meta("reward", name)
+            run.store.set_meta("planned_steps", None if dry_run else steps)
             run.on_rollout = screen.advance
             if choice := getattr(await run.learner(), "choice", ""):
                 screen.say(choice)
