@@ -35,6 +35,18 @@ def _rate(rates: Mapping[str, float]) -> str:
     return f"- {rates['tokens_per_second']:.0f} tokens/s{cached}"
 
 
+def _earned(metrics: Mapping[str, float]) -> list[str]:
+    """Where single calls have rewards, that of the run says nothing if it is always 0."""
+    shown = []
+    if metrics.get("reward") or "call_reward" not in metrics:
+        shown.append(f"reward {metrics.get('reward', float('nan')):6.3f}")
+    if "call_reward" in metrics:
+        shown.append(f"reward of calls {metrics['call_reward']:6.3f}")
+    if "success" in metrics:
+        shown.append(f"success {metrics['success']:6.1%}")
+    return shown
+
+
 class Display:
     """A bar for the whole run, a bar for what is being done now, and a line for every finished step."""
 
@@ -116,9 +128,7 @@ class Display:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print one line for a finished step."""
-        shown = [f"step {step:3d}", f"reward {metrics.get('reward', float('nan')):6.3f}"]
-        if "success" in metrics:
-            shown.append(f"success {metrics['success']:6.1%}")
+        shown = [f"step {step:3d}", *_earned(metrics)]
         shown.append(f"groups with contrast {metrics.get('groups_with_contrast', 0):.0f}")
         if "groups_sampled" in metrics:
             shown[-1] += f" of {metrics['groups_sampled']:.0f}"
