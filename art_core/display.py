@@ -28,6 +28,11 @@ class _Said(logging.Handler):
         self._say(record.getMessage())
 
 
+def plural(count: int, one: str) -> str:
+    """Return the count with its noun: ``1 step``, ``2 steps``."""
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"
+
+
 def _rate(rates: Mapping[str, float]) -> str:
     if not rates.get("tokens_per_second"):
         return ""

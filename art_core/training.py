@@ -18,7 +18,6 @@ from typing import Any
 
 from art_core.config import PARTS, TrainConfig, check_tasks, make_config
 from art_core.display import Display, display
-from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
@@ -29,7 +28,7 @@ from art_core.rewards import name_of
 from art_core.rollout import task_input
 from art_core.run import Run
 from art_core.scoring import of_nodes, why_unscored
-from art_core.threads import in_thread
+from art_core.threads import in_thread, run_alone
 from art_core.trackers import Tracker, Trackers, find_trackers
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward
 
@@ -330,14 +329,4 @@ def open_run(run_dir: str | Path | None = None, *, model: str = "tiny", **settin
 
 def train_sync(*args: Any, **kwargs: Any) -> TrainResult:
     """``train`` for scripts: the same arguments, where no event loop runs."""
-    if _loop_runs():
-        raise ConfigError("an event loop is running here (a notebook, for example): use 'await art.train(...)'")
-    return asyncio.run(train(*args, **kwargs))
-
-
-def _loop_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return run_alone(train, *args, **kwargs)

@@ -1,7 +1,6 @@
 """Measure a model or a run on held-out tasks: python -m examples.email_search.evaluate runs/my-run --temperature 1"""
 
 import argparse
-import asyncio
 import os
 
 import art_core as art
@@ -20,7 +19,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
     tasks = held_out_tasks(options.tasks)
-    report = asyncio.run(
-        art.evaluate(build_agent(), tasks, model=options.model, reward=reward, temperature=options.temperature)
+    report = art.evaluate_sync(
+        build_agent(), tasks, model=options.model, reward=reward, temperature=options.temperature
     )
     print(f"{report} on {len(tasks)} held-out tasks")
