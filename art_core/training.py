@@ -185,7 +185,7 @@ async def _loop(
             screen.log(run.step, metrics)
             say_untrained(run.step, metrics, screen)
             lessons.add(metrics, groups)
-            if lessons.flat and lessons.flat % FLAT_STEPS == 0 and not lessons.hopeless():
+            if lessons.flat == FLAT_STEPS and not lessons.hopeless():
                 screen.say(flat_advice(lessons.flat, groups))
     _say_end(run, reason, lessons, groups, screen)
 
@@ -202,7 +202,7 @@ def _say_end(
         screen.say(fresh)
     if reason:
         screen.say(ENDED.format(run.step, run.config.steps, reason, str(run.run_dir)))
-    elif lessons.hopeless() or (lessons.flat % FLAT_STEPS and not lessons.taught):
+    elif lessons.hopeless() or (0 < lessons.flat < FLAT_STEPS and not lessons.taught):
         screen.say(flat_advice(lessons.flat, groups))
 
 
@@ -222,7 +222,7 @@ async def _sample(
             shown.phase(f"step {step + 1}/{config.steps}: rollouts{extra}", len(batch) * config.group_size)
             found = await run.collect(agent, batch, step=step + 1, allow_no_calls=number > 0, **shape)
             for reason in why_failed(found):
-                screen.say_once(f"runs of the agent failed: {reason}; such runs are scored like all others")
+                screen.say_once(f"runs of the agent failed: {reason}; failed runs are data, scored like all others")
             shown.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)
             scored = await run.score(found, reward)
             for reason in why_unscored(scored):

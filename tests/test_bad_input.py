@@ -117,6 +117,7 @@ async def test_rewards_all_equal_for_many_steps_get_advice(tmp_path):
         reward=lambda trajectory: 0.25, run_dir=tmp_path / "run", progress=Display(console=Console(file=told, width=500)),
     )  # fmt: skip
     assert "3 steps in a row taught nothing" in told.getvalue() and "rewards seen: 0.25" in told.getvalue()
+    assert told.getvalue().count("taught nothing") == 1
 
 
 async def test_a_port_in_use(tmp_path):
