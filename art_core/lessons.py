@@ -10,7 +10,7 @@ from art_core.scoring import is_scored, why_unscored
 from art_core.types import Group
 
 FLAT_STEPS = 3
-"""Steps in a row without any contrast, after which advice is given."""
+"""Steps in a row without any contrast, after which advice is given, once."""
 
 NOTHING_LEFT = (
     "step {} trained nothing: every call of its groups was cut off at its token limit, or aborted; give a larger max_tokens, "

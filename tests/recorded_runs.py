@@ -48,7 +48,8 @@ def record(folder, *, steps=3, tasks=2, group_size=4, calls=2, model="tiny", see
             "group_size": group_size,
             "advantage": "mean",
         }
-        for key, value in {"model": model, "config": config, "loss": "grpo", "reward": "right"}.items():
+        meta = {"model": model, "config": config, "loss": "grpo", "reward": "right", "planned_steps": steps}
+        for key, value in meta.items():
             store.set_meta(key, value)
         for step in range(1, steps + 1):
             for task in range(tasks):
