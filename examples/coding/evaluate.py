@@ -21,14 +21,8 @@ parser.add_argument("--temperature", type=float, help="default: the agent's own,
 if __name__ == "__main__":
     options = parser.parse_args()
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
-<<<<<<< HEAD
     tasks = held_out_tasks(options.eval_tasks)
-    report = asyncio.run(
-        art.evaluate(write_function, tasks, model=options.model, reward=reward, temperature=options.temperature)
-=======
-    tasks = held_out_tasks(options.tasks)
     report = art.evaluate_sync(
         write_function, tasks, model=options.model, reward=reward, temperature=options.temperature
->>>>>>> lines
     )
     print(f"{report} on {len(tasks)} held-out tasks")
