@@ -15,11 +15,14 @@ OPENAI2 := .openai2
 PROJECTS := . $(wildcard plugins/*/) $(wildcard integrations/*/)
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
 SEED ?= 0
+# Processes of make test; a file stays in one, because its fixtures are shared.
+WORKERS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: setup demo docs test test-engines test-long browser lint tiny
 
 setup: $(VENV)/.ready
+	@echo "done; next: . $(BIN)/activate, then art doctor"
 
 $(VENV)/.ready: $(MANIFESTS) constraints.txt requirements-dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -29,17 +32,17 @@ $(VENV)/.ready: $(MANIFESTS) constraints.txt requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
 	touch $@
 
-demo: setup
+demo: $(VENV)/.ready
 	$(BIN)/art demo --seed $(SEED) $(if $(STEPS),--steps $(STEPS)) $(if $(JUDGE),--judge "$(JUDGE)") $(if $(RUN_DIR),--run-dir "$(RUN_DIR)")
 
 # The warning is about what follows mkdocs 1, years from now; the versions are in constraints.txt.
-docs: setup
+docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "open site/index.html; to search in it as well: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
-test: setup
+test: $(VENV)/.ready
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -m "not engines and not long"
+	$(BIN)/python -m pytest -m "not engines and not long" --numprocesses=$(WORKERS) --dist=loadfile
 
 $(ENGINES)/.ready: $(VENV)/.ready requirements-engines.txt
 	rm -rf $(ENGINES)
@@ -57,18 +60,18 @@ $(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt
 	touch $@
 
 # The dashboard is tested in a real one.
-browser: setup
+browser: $(VENV)/.ready
 	$(BIN)/python integrations/art-server/tests/browser.py --install
 
-test-engines: setup $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready browser
+test-engines: $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready browser
 	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines
 
-test-long: setup
+test-long: $(VENV)/.ready
 	$(BIN)/python -m pytest -m long
 
-lint: setup
+lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-tiny: setup
+tiny: $(VENV)/.ready
 	$(BIN)/python tiny/make.py

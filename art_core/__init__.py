@@ -7,7 +7,7 @@ from art_core.attribution import agent_name, caller_headers, destination, exempt
 from art_core.audit import Audit, audit
 from art_core.config import TrainConfig
 from art_core.errors import ArtError
-from art_core.evaluation import Report, evaluate
+from art_core.evaluation import Report, evaluate, evaluate_sync
 from art_core.hookspecs import hookimpl
 from art_core.rewards import weighted
 from art_core.run import Run
@@ -30,6 +30,7 @@ __all__ = [
     "caller_headers",
     "destination",
     "evaluate",
+    "evaluate_sync",
     "exempt",
     "hookimpl",
     "load_trajectories",

@@ -111,14 +111,12 @@ def evaluate(
     set_: Settings = None,
 ) -> None:
     """Run an agent once on every task and report success and mean reward."""
-    import asyncio
-
     import art_core as art
 
     settings: dict[str, Any] = {"model": model, "temperature": temperature, "run_dir": run_dir}
     settings |= parse_settings(set_ or [], {"reward", *settings})
-    report = asyncio.run(art.evaluate(load_agent(agent), load_tasks(tasks), reward=load_reward(reward), **settings))
-    print(json.dumps(report.as_json()))  # noqa: T201 - the command's result
+    report = art.evaluate_sync(load_agent(agent), load_tasks(tasks), reward=load_reward(reward), **settings)
+    print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result
 
 
 @app.command(epilog="Example: `art audit runs/my-run --sample 200`")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from art_core.display import plural
 from art_core.errors import ConfigError
 
 
@@ -41,7 +42,7 @@ def draw(run_dir: Path) -> Path:
     axes.set_xlabel("step")
     axes.set_ylabel(name)
     axes.set_title(
-        f"{report['model']}, seed {report['seed']}: {report['steps']} steps, {report['seconds']:.0f} s of training"
+        f"{report['model']}, seed {report['seed']}: {plural(report['steps'], 'step')}, {report['seconds']:.0f} s of training"
     )
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:

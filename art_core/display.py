@@ -28,11 +28,28 @@ class _Said(logging.Handler):
         self._say(record.getMessage())
 
 
+def plural(count: int, one: str) -> str:
+    """Return the count with its noun: ``1 step``, ``2 steps``."""
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"
+
+
 def _rate(rates: Mapping[str, float]) -> str:
     if not rates.get("tokens_per_second"):
         return ""
     cached = f", prompts cached {rates['cache_hit_rate']:.0%}" if "cache_hit_rate" in rates else ""
     return f"- {rates['tokens_per_second']:.0f} tokens/s{cached}"
+
+
+def _earned(metrics: Mapping[str, float]) -> list[str]:
+    """Where single calls have rewards, that of the run says nothing if it is always 0."""
+    shown = []
+    if metrics.get("reward") or "call_reward" not in metrics:
+        shown.append(f"reward {metrics.get('reward', float('nan')):6.3f}")
+    if "call_reward" in metrics:
+        shown.append(f"reward of calls {metrics['call_reward']:6.3f}")
+    if "success" in metrics:
+        shown.append(f"success {metrics['success']:6.1%}")
+    return shown
 
 
 class Display:
@@ -116,9 +133,7 @@ class Display:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print one line for a finished step."""
-        shown = [f"step {step:3d}", f"reward {metrics.get('reward', float('nan')):6.3f}"]
-        if "success" in metrics:
-            shown.append(f"success {metrics['success']:6.1%}")
+        shown = [f"step {step:3d}", *_earned(metrics)]
         shown.append(f"groups with contrast {metrics.get('groups_with_contrast', 0):.0f}")
         if "groups_sampled" in metrics:
             shown[-1] += f" of {metrics['groups_sampled']:.0f}"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from art_core.config import check_tasks, make_config
-from art_core.display import Display, display
-from art_core.folder import checkpoint_step, last_checkpoint, write_whole
+from art_core.display import Display, display, plural
+from art_core.folder import checkpoint_step, last_checkpoint, new_run_dir, write_whole
 from art_core.frozen import is_address
 from art_core.metrics import Z, apart, wilson_interval
 from art_core.plugins import Plugins
@@ -24,7 +24,11 @@ from art_core.rollout import task_id, task_input
 from art_core.run import Run
 from art_core.scoring import why_unscored
 from art_core.store import Store
+from art_core.threads import run_alone
 from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory, Weights
+
+EVALUATION = "evaluation"
+"""The name of what ``evaluate`` finds, beside a run's ``before``, ``after`` and ``step N``."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Report:
     """One per task, in order."""
     temperature: float | None
     """That was imposed; None: the agent's own."""
+    run_dir: Path | None = None
+    """Where the runs of the agent are recorded."""
 
     @property
     def mean_reward(self) -> float:
@@ -78,7 +84,9 @@ class Report:
     def __str__(self) -> str:
         low, high = self.interval
         if self.counts_successes:
-            return f"success {self.success:.1%} (95 %: {low:.1%} to {high:.1%})"
+            graded = any(t.reward not in (None, 0, 1) for t in self.trajectories)
+            reward = f", mean reward {self.mean_reward:.3g}" if graded else ""
+            return f"success {self.success:.1%} (95 %: {low:.1%} to {high:.1%}){reward}"
         return f"mean reward {self.success:.3g} (95 %: {low:.3g} to {high:.3g})"
 
     @property
@@ -148,7 +156,8 @@ class Evaluator:
         store, asked = self.run.store, [task_id(task) for task in self.tasks or ()]
         for it in store.meta("evaluations", []):
             if (it["name"], it["temperature"], it["step"]) == (name, temperature, step):
-                kept = Report(tuple(store.trajectory(rollout_id) for rollout_id in it["rollout_ids"]), temperature)
+                found = tuple(store.trajectory(rollout_id) for rollout_id in it["rollout_ids"])
+                kept = Report(found, temperature, self.run.run_dir)
                 if [task_id(t.task) for t in kept.trajectories] == asked:
                     return kept
         return None
@@ -157,16 +166,17 @@ class Evaluator:
         """Run the tasks, score the runs and keep the result as ``name``, in place of an earlier one."""
         at = "the agent's own temperature" if temperature is None else f"temperature {temperature:g}"
         assert self.tasks is not None
-        self.screen.phase(f"evaluating, {name}: {at}", len(self.tasks))
+        when = "" if name == EVALUATION else f", {name}"
+        self.screen.phase(f"evaluating{when}: {at}", len(self.tasks))
         sampling = Sampling() if temperature is None else Sampling(temperature, top_p=1.0, top_k=0)
         with apart():
             groups = await self.run.collect(
                 self.agent, self.tasks, group_size=1, split="eval", sampling=sampling, **self.shape
             )
             groups = await self.run.score(groups, self.reward)
-        report = Report(tuple(g.trajectories[0] for g in groups), temperature)
+        report = Report(tuple(g.trajectories[0] for g in groups), temperature, self.run.run_dir)
         unscored = f", unscored runs {report.unscored}" if report.unscored else ""
-        self.screen.say(f"{name}, {at}: {report} on {len(groups)} tasks{unscored}")
+        self.screen.say(f"{name}, {at}: {report} on {plural(len(groups), 'task')}{unscored}")
         for reason in why_unscored(groups):
             self.screen.say_once(f"runs could not be scored: {reason}")
         kept = self.run.store.meta("evaluations", [])
@@ -230,14 +240,14 @@ async def evaluate(
     ``model`` is a name, a model folder, or the folder of a run, whose newest checkpoint is taken. ``temperature=None``
     keeps the agent's own sampling. A run's model is served as it was in the run, with its limits and formats, and where the
     run trained some nodes only, the others are answered as they were then, unless ``settings`` say otherwise. What was
-    recorded is kept in ``run_dir`` (default: a new one under ``runs/``).
+    recorded is kept in ``run_dir`` (default: a new one under ``runs/``), which the report names.
     """
     check_tasks(tasks)
     begun = begun_with(model)
     base, weights = _served(model, begun, at_address=is_address(engine))
     config = make_config({**_settings_of_run(begun, base, settings), **settings}, evaluate, model=base)
     screen = display(progress)
-    run = Run(run_dir, config, engine=engine, plugins=plugins)
+    run = Run(run_dir or new_run_dir(f"eval-{Path(model).name}"), config, engine=engine, plugins=plugins)
     name = name_of(run.reward(reward))  # what is misspelt, missing or no reward is refused before anything runs
     with screen:
         screen.phase("starting the engine", None)
@@ -247,9 +257,15 @@ async def evaluate(
             if weights is not None:
                 await run.door.load(weights)
             shape = {"to_input": to_input, "to_output": to_output}
-            return await Evaluator(run, agent, tasks, reward, (temperature,), screen, shape).measure(
-                "evaluation", temperature
-            )
+            evaluator = Evaluator(run, agent, tasks, reward, (temperature,), screen, shape)
+            report = await evaluator.measure(EVALUATION, temperature)
+            screen.say(f"recorded in {run.run_dir}")
+            return report
+
+
+def evaluate_sync(*args: Any, **kwargs: Any) -> Report:
+    """``evaluate`` for scripts: the same arguments, where no event loop runs."""
+    return run_alone(evaluate, *args, **kwargs)
 
 
 def begun_with(model: str | Path) -> dict[str, Any]:

@@ -10,16 +10,20 @@ from art_core.scoring import is_scored, why_unscored
 from art_core.types import Group
 
 FLAT_STEPS = 3
-"""Steps in a row without any contrast, after which advice is given."""
+"""Steps in a row without any contrast, after which advice is given, once."""
 
 NOTHING_LEFT = (
-    "step {} trained nothing: every call of its groups was cut off at its token limit, aborted or forced; give a larger "
-    "max_tokens, or overlong='train' (the loss dapo drops calls that were cut off)"
+    "step {} trained nothing: every call of its groups was cut off at its token limit, or aborted; give a larger max_tokens, "
+    "or overlong='train' (the loss dapo drops calls that were cut off)"
+)
+NOTHING_CHOSEN = (
+    "step {} trained nothing: a grammar (tool_choice, response_format) left one legal token everywhere in its groups' calls, "
+    "so the model chose nothing; leave it a choice: a tool with arguments, a schema with more than one answer"
 )
 MOSTLY_UNTRAINED = (
-    "step {}: {:.0%} of the tokens that were sampled in groups with contrast are not trained, because their calls were cut "
-    "off at their token limit, aborted or forced; give a larger max_tokens, or overlong='train' (the loss dapo drops calls "
-    "that were cut off)"
+    "step {}: {:.0%} of the tokens that the model chose in groups with contrast are not trained, because their calls were cut "
+    "off at their token limit, or aborted; give a larger max_tokens, or overlong='train' (the loss dapo drops calls that were "
+    "cut off)"
 )
 
 FRESH = (
@@ -71,11 +75,13 @@ class Lessons:
 
 
 def say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> None:
-    """Say, once, where a step trained little or nothing of what was sampled."""
+    """Say, once, where a step trained little or nothing of what the model chose. Forced tokens are no choice: there is nothing
+    to mend where they are many."""
+    untrained, forced = metrics.get("untrained", 0.0), metrics.get("forced", 0.0)
     if metrics.get("skipped"):
-        screen.say_once(NOTHING_LEFT.format(step), about="skipped")
-    elif metrics.get("untrained", 0.0) > 0.5:
-        screen.say_once(MOSTLY_UNTRAINED.format(step, metrics["untrained"]), about="untrained")
+        screen.say_once((NOTHING_CHOSEN if forced == 1 else NOTHING_LEFT).format(step), about="skipped")
+    elif forced < 1 and (share := (untrained - forced) / (1 - forced)) > 0.5:
+        screen.say_once(MOSTLY_UNTRAINED.format(step, share), about="untrained")
 
 
 def flat_advice(steps: int, groups: Sequence[Group]) -> str:

@@ -10,11 +10,11 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from art_core.types import Group, TokenTree
+from art_core.types import Group, TokenTree, Trajectory
 
 OURS = frozenset(
     {
-        "step", "reward", "trajectories", "failed", "unscored", "calls", "sampled_tokens", "groups_sampled",
+        "step", "reward", "call_reward", "trajectories", "failed", "unscored", "calls", "sampled_tokens", "groups_sampled",
         "groups_unscored", "groups_with_contrast", "groups_stale", "staleness", "staleness_max", "seconds", "rollout_seconds",
         "score_seconds", "wait_seconds", "learn_seconds",
     }
@@ -27,7 +27,7 @@ Z = 1.959963984540054
 
 def summary(groups: Sequence[Group]) -> dict[str, float]:
     """Return the means over all trajectories: reward, every metric that a reward function set, calls, failures; and of the
-    rewards of single calls, by node."""
+    rewards of single calls, ``call_reward`` and by node."""
     trajectories = [t for g in groups for t in g.trajectories]
     values: dict[str, list[float]] = {}
     for trajectory in trajectories:
@@ -37,7 +37,9 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
             values.setdefault("reward", []).append(trajectory.reward)
         for call in trajectory.calls:
             if call.reward is not None:
-                values.setdefault(f"call_reward/{call.agent or ''}".rstrip("/"), []).append(call.reward)
+                values.setdefault("call_reward", []).append(call.reward)
+                if call.agent:
+                    values.setdefault(f"call_reward/{call.agent}", []).append(call.reward)
     means = {name: sum(them) / len(them) for name, them in values.items()}
     return means | {
         "groups_sampled": float(len(groups)),
@@ -50,10 +52,15 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def untrained(trees: Sequence[TokenTree]) -> float:
-    """Return the share of the targets that are not trained: their calls were cut off, aborted or forced."""
-    targets, trained = sum(it.num_targets for it in trees), sum(int(np.count_nonzero(it.weights)) for it in trees)
-    return 1 - trained / targets if targets else 0.0
+def left_out(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return which share of the targets is not trained (``untrained``), and which a grammar forced (``forced``).
+
+    What is untrained and not forced is of calls that were cut off or aborted.
+    """
+    targets = max(1, sum(it.num_targets for it in trees))
+    untrained = sum(int(np.count_nonzero(it.weights == 0)) for it in trees)
+    forced = sum(len(call.forced) for trajectory in trajectories for call in trajectory.calls)
+    return {"untrained": untrained / targets, "forced": forced / targets}
 
 
 def joined(metrics: Mapping[str, float], more: Mapping[str, float], whose: str = "learner") -> dict[str, float]:

@@ -21,7 +21,7 @@ from art_core.config import TrainConfig, check_tasks, model_folder
 from art_core.engines import PolicyEngine
 from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir, remove_unused
 from art_core.gathering import gather_limited
-from art_core.metrics import Timer, joined, oldest, seconds_of_step, staleness, summary, untrained
+from art_core.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rewards import Rewards, name_of
 from art_core.rollout import Rollout, check_captured, check_sampled, task_input
@@ -369,7 +369,7 @@ class Run:
         await self.learner()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         learnt = await self._updates.take(trees, trajectories, loss=loss, step=self.step + 1)
-        return learnt | {"untrained": untrained(trees)}
+        return learnt | left_out(trees, trajectories)
 
     def history(self) -> list[tuple[int, dict[str, float]]]:
         """Return (step, metrics) of the steps done; of a step that was done again after an interruption, the last."""

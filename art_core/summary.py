@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from art_core.audit import Audit
+from art_core.display import plural
 from art_core.evaluation import Report
 from art_core.training import TrainResult
 from art_core.types import JsonDict, Trajectory
@@ -32,7 +33,7 @@ def print_result(result: TrainResult, console: Console) -> None:
     if result.before and result.after:
         print_change(result.before, result.after, console)
     console.print(
-        f"{report['steps']} steps in {report['seconds']:.0f} s of training, seed {report['seed']}, "
+        f"{plural(report['steps'], 'step')} in {report['seconds']:.0f} s of training, seed {report['seed']}, "
         f"start weights {report['start_weights'][:16]}; everything is in {result.run_dir}",
         highlight=False,
         soft_wrap=True,
@@ -102,7 +103,7 @@ def print_audit(audit: Audit, console: Console) -> None:
     drawn = f", {audit.not_drawn} not drawn" if audit.not_drawn else ""
     table.add_row("calls", f"{audit.calls}: {audit.checked} recomputed{unknown}{drawn}")
     elsewhere = f"; {audit.trained_elsewhere} trajectories came from elsewhere" if audit.trained_elsewhere else ""
-    table.add_row("trained", f"{audit.trained_tokens} tokens in {audit.updates} optimizer steps{elsewhere}")
+    table.add_row("trained", f"{audit.trained_tokens} tokens in {plural(audit.updates, 'optimizer step')}{elsewhere}")
     if audit.checked:
         table.add_row(
             "logprobs",
@@ -116,7 +117,7 @@ def print_audit(audit: Audit, console: Console) -> None:
     if len(audit.problems) > PROBLEMS_SHOWN:
         console.print(f"and {len(audit.problems) - PROBLEMS_SHOWN} more: --json shows all", highlight=False)
     if not audit.clean:
-        said = f"NOT CLEAN: {len(audit.problems)} problems"
+        said = f"NOT CLEAN: {plural(len(audit.problems), 'problem')}"
     elif audit.checked == audit.calls:
         said = "clean: every call has the logprobs that its weights give it, and what was trained is what was sampled"
     else:

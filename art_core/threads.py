@@ -1,14 +1,26 @@
-"""Work that blocks, beside an event loop. Knows nothing about what the work is."""
+"""Work that blocks, beside an event loop, and work that needs one where there is none. Knows nothing about what the work is."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from art_core.errors import ConfigError
+
 T = TypeVar("T")
+
+
+def run_alone(function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
+    """Run one of art's public coroutines in an event loop of its own; ConfigError where one runs already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(function(*args, **kwargs))
+    name = f"art.{function.__name__}"
+    raise ConfigError(f"an event loop is running here (a notebook, for example): use 'await {name}(...)'")
 
 
 async def finished(work: Awaitable[T]) -> T:

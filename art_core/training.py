@@ -18,7 +18,6 @@ from typing import Any
 
 from art_core.config import PARTS, TrainConfig, check_tasks, make_config
 from art_core.display import Display, display
-from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
@@ -29,7 +28,7 @@ from art_core.rewards import name_of
 from art_core.rollout import failure, task_input
 from art_core.run import Run
 from art_core.scoring import of_nodes, why_unscored
-from art_core.threads import in_thread
+from art_core.threads import in_thread, run_alone
 from art_core.trackers import Tracker, Trackers, find_trackers
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward
 
@@ -112,6 +111,7 @@ async def train(
         screen.phase("starting the engine", None)
         async with run, screen.rates(run.throughput().taken):
             run.store.set_meta("reward", name)
+            run.store.set_meta("planned_steps", None if dry_run else steps)
             run.on_rollout = screen.advance
             if choice := getattr(await run.learner(), "choice", ""):
                 screen.say(choice)
@@ -185,7 +185,7 @@ async def _loop(
             screen.log(run.step, metrics)
             say_untrained(run.step, metrics, screen)
             lessons.add(metrics, groups)
-            if lessons.flat and lessons.flat % FLAT_STEPS == 0 and not lessons.hopeless():
+            if lessons.flat == FLAT_STEPS and not lessons.hopeless():
                 screen.say(flat_advice(lessons.flat, groups))
     _say_end(run, reason, lessons, groups, screen)
 
@@ -202,7 +202,7 @@ def _say_end(
         screen.say(fresh)
     if reason:
         screen.say(ENDED.format(run.step, run.config.steps, reason, str(run.run_dir)))
-    elif lessons.hopeless() or (lessons.flat % FLAT_STEPS and not lessons.taught):
+    elif lessons.hopeless() or (0 < lessons.flat < FLAT_STEPS and not lessons.taught):
         screen.say(flat_advice(lessons.flat, groups))
 
 
@@ -222,7 +222,7 @@ async def _sample(
             shown.phase(f"step {step + 1}/{config.steps}: rollouts{extra}", len(batch) * config.group_size)
             found = await run.collect(agent, batch, step=step + 1, allow_no_calls=number > 0, **shape)
             for reason in why_failed(found):
-                screen.say_once(f"runs of the agent failed: {reason}; such runs are scored like all others")
+                screen.say_once(f"runs of the agent failed: {reason}; failed runs are data, scored like all others")
             shown.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)
             scored = await run.score(found, reward)
             for reason in why_unscored(scored):
@@ -329,14 +329,4 @@ def open_run(run_dir: str | Path | None = None, *, model: str = "tiny", **settin
 
 def train_sync(*args: Any, **kwargs: Any) -> TrainResult:
     """``train`` for scripts: the same arguments, where no event loop runs."""
-    if _loop_runs():
-        raise ConfigError("an event loop is running here (a notebook, for example): use 'await art.train(...)'")
-    return asyncio.run(train(*args, **kwargs))
-
-
-def _loop_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return run_alone(train, *args, **kwargs)

@@ -24,6 +24,10 @@ async def recorded(upstream, request: dict) -> list[Call]:
     return recording.calls()
 
 
+def chat(text: str, **settings) -> dict:
+    return {"model": "policy", "messages": [{"role": "user", "content": text}], **settings}
+
+
 def prompt_ids(messages: list) -> list[int]:
     return list(json.dumps(messages).encode())
 

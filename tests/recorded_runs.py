@@ -31,6 +31,10 @@ def call(prompt, sampled, *, agent="team/writer", version=0, messages=(), answer
     )
 
 
+def short_call(prompt=(1, 2, 3), sampled=(4, 5), **fields) -> Call:
+    return Call(tuple(prompt), tuple(sampled), tuple(-0.5 * (i + 1) for i in range(len(sampled))), **fields)
+
+
 def record(folder, *, steps=3, tasks=2, group_size=4, calls=2, model="tiny", seed=0):
     """Write a run of so many steps, and return its folder."""
     folder = Path(folder)
@@ -44,7 +48,8 @@ def record(folder, *, steps=3, tasks=2, group_size=4, calls=2, model="tiny", see
             "group_size": group_size,
             "advantage": "mean",
         }
-        for key, value in {"model": model, "config": config, "loss": "grpo", "reward": "right"}.items():
+        meta = {"model": model, "config": config, "loss": "grpo", "reward": "right", "planned_steps": steps}
+        for key, value in meta.items():
             store.set_meta(key, value)
         for step in range(1, steps + 1):
             for task in range(tasks):

@@ -126,6 +126,7 @@ def test_the_edges_import_public_modules_of_the_core_only(side):
         "capture",
         "config",
         "folder",
+        "display",
         "formats",
         "pretrained",
         "plugins",

@@ -51,9 +51,11 @@ def test_train_and_eval_an_agent_from_files(art, tmp_path):
         and (tmp_path / "run" / "chart.png").stat().st_size > 0
     )
     assert "half of a pair: \\ud800" in trained.stdout
-    measured = art("eval", *common, "--model", "run", "--run-dir", "eval")
+    measured = art("eval", *common, "--model", "run")
     assert measured.returncode == 0, measured.stderr
-    assert json.loads(measured.stdout)["n"] == 2
+    found = json.loads(measured.stdout)
+    assert found["n"] == 2 and (tmp_path / found["run_dir"] / "run.sqlite").is_file()
+    assert found["run_dir"].endswith("-eval-run") and f"recorded in {found['run_dir']}" in measured.stderr
 
 
 def test_a_file_may_name_a_reward_made_of_several(art, tmp_path):

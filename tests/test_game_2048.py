@@ -171,6 +171,11 @@ async def test_an_invalid_answer_counts_and_a_random_legal_move_is_played_instea
     assert game["over"] and 1 / 3 < invalid_share(game) < 1
 
 
+async def test_held_out_games_say_that_they_are_being_played(capsys):
+    await measure(Scripted("random"), 4, most_moves=2)
+    assert "playing 4 held-out games" in capsys.readouterr().err
+
+
 async def test_the_same_seed_and_moves_are_the_same_game_and_a_limit_of_moves_ends_it():
     first, again, other = [await play(Saying("left", "down"), seed, most_moves=9) for seed in (3, 3, 4)]
     assert first == again != other

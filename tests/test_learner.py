@@ -1,22 +1,19 @@
 """TorchLearner: steps, live weights in shared memory, and checkpoints that continue bit for bit."""
 
-import json
-import os
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
-from tree_cases import FORKED, make_model
+from small_learner import live, make_learner, make_trees, save_model
+from tree_cases import FORKED
 
-from art_core.config import TINY, TrainConfig
+from art_core.config import TINY
 from art_core.engine.loading import bind, load_adapter, load_model
-from art_core.errors import ArtError, ConfigError, StoreError
-from art_core.learner import TorchLearner, tree_logprobs
+from art_core.errors import ArtError, ConfigError
+from art_core.learner import tree_logprobs
 from art_core.losses import cispo, dapo, dr_grpo, grpo, gspo
 from art_core.token_tree import build_tree
 from art_core.types import Call, LossOutputs, Trajectory
@@ -24,22 +21,7 @@ from art_core.types import Call, LossOutputs, Trajectory
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    make_model("qwen3").half().save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
-
-
-def make_learner(folder, loss=grpo, **settings):
-    return TorchLearner(folder, TrainConfig(**{"warmup_steps": 0, "seed": 3, **settings}), loss)
-
-
-def make_trees(learner):
-    """FORKED, with the logprobs that the learner's start weights give."""
-    tree = build_tree(FORKED, [1.0, -1.0, 0.5])
-    with torch.no_grad():
-        logprobs = tree_logprobs(learner.model, tree)
-    return [replace(tree, old_logprobs=logprobs.numpy())]
+    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def check_good_and_bad_move_apart(learner, tree):
@@ -47,10 +29,6 @@ def check_good_and_bad_move_apart(learner, tree):
         change = tree_logprobs(learner.model, tree) - torch.from_numpy(tree.old_logprobs)
     trajectory = torch.from_numpy(tree.trajectory)
     assert change[trajectory == 0].sum() > 0 > change[trajectory == 1].sum()
-
-
-def live(learner):
-    return {name: tensor.clone() for name, tensor in learner.weights().live.items()}
 
 
 @pytest.mark.parametrize("settings", [{"lora_rank": 2}, {"kl": 0.1}, {"importance_cap": 2.0}])
@@ -238,36 +216,6 @@ def test_any_loss_can_be_handed_in(model_folder):
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_restored_learner_continues_bit_for_bit(model_folder, tmp_path, rank):
-    learner = make_learner(model_folder, lora_rank=rank, kl=0.1)
-    trees = make_trees(learner)
-    for _ in range(2):
-        learner.step(trees)
-    learner.save(tmp_path / "checkpoint")
-    drawn = torch.rand(3)
-    for _ in range(2):
-        learner.step(trees)
-    other = make_learner(model_folder, lora_rank=rank, kl=0.1, seed=99)
-    memory = {name: tensor.data_ptr() for name, tensor in other.weights().live.items()}
-    other.restore(tmp_path / "checkpoint")
-    assert other.version == 2
-    assert torch.equal(torch.rand(3), drawn)
-    for _ in range(2):
-        other.step(trees)
-    assert all(torch.equal(live(other)[name], tensor) for name, tensor in live(learner).items())
-    assert memory == {name: tensor.data_ptr() for name, tensor in other.weights().live.items()}
-
-
-def test_a_saved_folder_is_a_model_of_its_own(model_folder, tmp_path):
-    learner = make_learner(model_folder)
-    learner.step(make_trees(learner))
-    learner.save(tmp_path / "checkpoint")
-    assert (tmp_path / "checkpoint" / "tokenizer.json").read_text() == "{}"
-    again = make_learner(tmp_path / "checkpoint")
-    assert all(torch.equal(live(again)[name], tensor) for name, tensor in live(learner).items())
-
-
-@pytest.mark.parametrize("rank", [0, 2])
 def test_a_text_is_scored_as_its_tree_is(model_folder, rank):
     learner, ids = make_learner(model_folder, lora_rank=rank), [1 + 7 * place % 11 for place in range(37)]
     learner.step(make_trees(learner))
@@ -276,104 +224,6 @@ def test_a_text_is_scored_as_its_tree_is(model_folder, rank):
     scored = learner.score(ids)
     assert len(scored) == len(ids) - 1
     torch.testing.assert_close(torch.tensor(scored[4:]), expected.detach())
-
-
-def test_nothing_in_a_checkpoint_needs_unpickling(model_folder, tmp_path):
-    learner = make_learner(model_folder, lora_rank=2)
-    learner.step(make_trees(learner))
-    learner.save(tmp_path / "checkpoint")
-    files = {str(file.relative_to(tmp_path / "checkpoint")) for file in (tmp_path / "checkpoint").rglob("*.*")}
-    assert {"learner.json", "optimizer.safetensors", "adapter/adapter_model.safetensors"} <= files
-    assert {file.rpartition(".")[2] for file in files} <= {"json", "safetensors", "md"}
-    assert json.loads((tmp_path / "checkpoint" / "learner.json").read_text())["base_model"] == str(model_folder)
-
-
-def test_saving_again_replaces_the_folder_as_a_whole(model_folder, tmp_path):
-    learner = make_learner(model_folder)
-    learner.save(tmp_path / "checkpoint")
-    (tmp_path / "checkpoint" / "stray").touch()
-    learner.step(make_trees(learner))
-    learner.save(tmp_path / "checkpoint")
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-    assert not (tmp_path / "checkpoint" / "stray").exists()
-    learner.restore(tmp_path / "checkpoint")
-    assert learner.version == 1
-
-
-def test_a_save_that_fails_leaves_the_earlier_checkpoint(model_folder, tmp_path, monkeypatch):
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    learner = make_learner(model_folder)
-    learner.save(tmp_path / "checkpoint")
-    with monkeypatch.context() as patched, pytest.raises(StoreError, match=r"could not be written.*No space left"):
-        patched.setattr("art_core.learner.checkpoint.save_file", full)
-        learner.save(tmp_path / "checkpoint")
-    learner.restore(tmp_path / "checkpoint")
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-
-
-def test_a_checkpoint_is_on_the_disk_before_it_takes_its_place(model_folder, tmp_path, monkeypatch):
-    before, after = set(), set()
-
-    def note(descriptor):
-        (after if (tmp_path / "checkpoint").exists() else before).add(os.fstat(descriptor).st_ino)
-
-    learner = make_learner(model_folder, lora_rank=2)
-    with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", note)
-        learner.save(tmp_path / "checkpoint")
-    written = [tmp_path / "checkpoint", *(tmp_path / "checkpoint").rglob("*")]
-    assert {path.stat().st_ino for path in written} <= before
-    assert after == {tmp_path.stat().st_ino}
-
-
-def flip_a_bit(file):
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-
-
-def cut(file):
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-@pytest.mark.parametrize("damage", [flip_a_bit, cut, lambda file: file.unlink()])
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "learner.json", "config.json"])
-def test_a_damaged_file_is_named(model_folder, tmp_path, name, damage):
-    learner = make_learner(model_folder)
-    learner.save(tmp_path / "checkpoint")
-    damage(tmp_path / "checkpoint" / name)
-    with pytest.raises(StoreError, match=name):
-        make_learner(model_folder).restore(tmp_path / "checkpoint")
-
-
-@pytest.mark.parametrize("damage", [flip_a_bit, cut, lambda file: file.unlink()])
-def test_whoever_meets_a_damaged_checkpoint_is_told_to_delete_it(model_folder, tmp_path, damage):
-    learner = make_learner(model_folder)
-    learner.save(tmp_path / "checkpoint")
-    damage(tmp_path / "checkpoint" / "model.safetensors")
-    with pytest.raises(StoreError, match=f"delete {tmp_path / 'checkpoint'}: the run then goes on from the checkpoint"):
-        learner.restore(tmp_path / "checkpoint")
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_saved_model_has_every_weight_though_all_lie_in_one_piece_of_memory(tmp_path, tied):
-    make_model("qwen3", tie_word_embeddings=tied).save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "tokenizer.json").write_text("{}")
-    learner = make_learner(tmp_path / "model")
-    learner.save(tmp_path / "checkpoint")
-    names = [load_file(tmp_path / folder / "model.safetensors").keys() for folder in ("model", "checkpoint")]
-    assert names[0] == names[1] and ("lm_head.weight" in names[1]) is not tied
-
-
-def test_a_checkpoint_of_another_kind_is_refused(model_folder, tmp_path):
-    kinds = {rank: partial(make_learner, model_folder, lora_rank=rank) for rank in (0, 2, 3)}
-    for rank, make in kinds.items():
-        make().save(tmp_path / str(rank))
-    for rank, other in [(0, 2), (2, 0), (2, 3)]:
-        with pytest.raises(StoreError, match="lora_rank"):
-            kinds[rank]().restore(tmp_path / str(other))
 
 
 def test_the_same_seed_makes_the_same_run(model_folder):

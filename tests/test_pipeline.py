@@ -1,16 +1,14 @@
 """Rollouts while the learner works, and groups without contrast that are replaced: through train and open_run."""
 
 import asyncio
-import io
-import json
 import threading
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numbered_runs import Numbers, lines, number, settings, stored
 from peft import PeftModel
-from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 import art_core as art
@@ -18,43 +16,8 @@ from art_core.config import TINY
 from art_core.display import Display
 from art_core.errors import ConfigError, RewardError
 from art_core.pipeline import Pipeline
-from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
-from art_core.training import batch_of_step, fresh_tasks
 from art_core.types import Call
-
-
-class Numbers:
-    """Answer every request with its number, so that the runs of a group differ."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, request):
-        self.count += 1
-        return str(self.count)
-
-
-def number(trajectory):
-    """Give every run of a group its own reward, so that no step is without contrast whatever the order of the calls."""
-    return float(trajectory.output)
-
-
-def settings(tmp_path, **more):
-    return {
-        "model": "tiny", "steps": 4, "tasks_per_step": 2, "group_size": 4, "engine": FakeEngine(Numbers()),
-        "learner": CountingLearner(), "run_dir": tmp_path / "run", "reward": number, "progress": False, **more,
-    }  # fmt: skip
-
-
-def lines(tmp_path):
-    return [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-
-
-def stored(tmp_path):
-    with Store(tmp_path / "run" / "run.sqlite") as store:
-        return [(rollout, store.calls(rollout.rollout_id)) for rollout in store.rollouts()]
-
 
 # The pipeline alone
 
@@ -322,89 +285,6 @@ async def test_a_dry_run_and_hand_made_overlap_work_with_staleness(tmp_path):
 
 
 # Groups without contrast, replaced
-
-
-def flat_for(*tasks):
-    """Return a reward that is the same for every run of ``tasks``."""
-    return lambda trajectory: 0.0 if trajectory.task in tasks else number(trajectory)
-
-
-@pytest.mark.parametrize("max_staleness", [0, 1])
-async def test_groups_without_contrast_are_replaced_by_fresh_tasks_and_stay_in_the_store(tmp_path, max_staleness):
-    tasks = [f"task {i}" for i in range(12)]
-    learner = CountingLearner()
-    await art.train(
-        ScriptedAgent(), tasks,
-        **settings(
-            tmp_path, tasks_per_step=3, group_size=2, reward=flat_for(*tasks[:6]), learner=learner, dynamic_sampling=True,
-            max_staleness=max_staleness, max_extra_rounds=20,
-        ),
-    )  # fmt: skip
-    assert [len(trees) for trees in learner.trees] == [3] * 4
-    for line in lines(tmp_path):
-        of_step = [rollout for rollout, _ in stored(tmp_path) if rollout.step == line["step"]]
-        assert line["groups_with_contrast"] == 3 and line["groups_sampled"] == len({r.group for r in of_step})
-        assert len({rollout.task for rollout in of_step}) == line["groups_sampled"], (
-            "no task twice while others are there"
-        )
-        assert all(rollout.reward is not None for rollout in of_step)
-    assert sum(line["groups_sampled"] for line in lines(tmp_path)) > 12
-
-
-async def test_extra_rounds_have_an_end_that_is_said(tmp_path):
-    told = io.StringIO()
-    learner = CountingLearner()
-    await art.train(
-        ScriptedAgent(), list("abcdefgh"),
-        **settings(
-            tmp_path, steps=2, learner=learner, reward=lambda trajectory: 1.0, dynamic_sampling=True, max_extra_rounds=3,
-            progress=Display(console=Console(file=told, width=200)),
-        ),
-    )  # fmt: skip
-    assert [line["groups_sampled"] for line in lines(tmp_path)] == [8, 8] and learner.version == 0
-    assert told.getvalue().count("step 1: 0 of 2 groups have contrast after max_extra_rounds=3") == 1
-    assert "step 2: 0 of" not in told.getvalue() and "groups with contrast 0 of 8" in told.getvalue()
-
-
-async def test_a_run_that_goes_on_draws_the_tasks_that_it_would_have_drawn(tmp_path):
-    def tasks_of(folder):
-        found = {}
-        for rollout, _ in stored(folder):
-            found.setdefault(rollout.step, {})[rollout.group] = rollout.task
-        return {step: list(groups.values()) for step, groups in found.items()}
-
-    tasks = [f"task {i}" for i in range(9)]
-    common = {"group_size": 2, "reward": flat_for(*tasks[::2]), "dynamic_sampling": True, "seed": 5}
-    await art.train(ScriptedAgent(), tasks, **settings(tmp_path / "whole", **common))
-    for steps in (2, 4):
-        await art.train(ScriptedAgent(), tasks, **settings(tmp_path / "twice", steps=steps, **common))
-    assert tasks_of(tmp_path / "twice") == tasks_of(tmp_path / "whole")
-
-
-async def test_an_extra_round_in_which_every_run_fails_is_data(tmp_path):
-    tasks = ["a", "b"]
-    (first,) = batch_of_step(tasks, 0, art.TrainConfig(tasks_per_step=1))
-
-    async def agent(task_input, address):
-        if task_input != first:
-            raise RuntimeError("before any call")
-        return await ScriptedAgent()(task_input, address)
-
-    more = {"steps": 1, "tasks_per_step": 1, "reward": lambda trajectory: 0.0, "dynamic_sampling": True}
-    await art.train(agent, tasks, **settings(tmp_path, max_extra_rounds=1, **more))
-    assert [(line["failed"], line["groups_sampled"]) for line in lines(tmp_path)] == [(4, 2)]
-
-
-def test_fresh_tasks_are_others_first_the_same_for_a_seed_and_never_end():
-    config = art.TrainConfig(tasks_per_step=3, seed=2)
-    tasks = list(range(8))
-    drawn = fresh_tasks(tasks, 4, config)
-    first = [next(drawn) for _ in range(16)]
-    assert not set(first[:5]) & set(batch_of_step(tasks, 4, config)) and sorted(first[:8]) == tasks
-    assert first[8:] == first[:8]
-    again = fresh_tasks(tasks, 4, config)
-    assert first == [next(again) for _ in range(16)]
-    assert next(fresh_tasks(["only"], 0, art.TrainConfig())) == "only"
 
 
 @pytest.mark.parametrize("wrong", [{"max_staleness": -1}, {"max_extra_rounds": 1.5}, {"dynamic_sampling": "yes"}])

@@ -112,6 +112,12 @@ def test_intervals_are_wilsons_for_zeros_and_ones():
     assert report.success == 0.5 and report.interval[0] < 0.5 < report.interval[1]
 
 
+@pytest.mark.parametrize(("rewards", "said"), [((0.0, 1.0), None), ((0.25, 1.0), "mean reward 0.625")])
+def test_a_success_is_told_with_the_mean_reward_where_that_says_more(rewards, said):
+    runs = [art.Trajectory("t", calls=(), reward=it, metrics={"success": float(it == 1)}) for it in rewards]
+    assert str(Report(tuple(runs), None)).endswith(f", {said}" if said else "%)")
+
+
 async def test_sync_tools_that_hang_do_not_stop_the_learner(tmp_path):
     release = threading.Event()
 

@@ -86,6 +86,11 @@ def test_openings_leave_a_move_and_are_the_same_for_the_same_seed():
     assert len(free_cells(opening(8, random.Random(1)))) == 1
 
 
+def test_the_model_is_shown_the_board_and_the_lines_that_one_move_completes():
+    [message] = prompt("XX3OO6X8O")
+    assert message["content"].splitlines()[1:] == ["X X 3", "O O 6", "X 8 O", "X X 3", "O O 6"]
+
+
 async def games(reply, tasks, tmp_path) -> list[Trajectory]:
     """Return the games of a policy that answers by ``reply(board)``."""
 

@@ -5,6 +5,7 @@ import json
 import httpx
 import numpy as np
 import pytest
+from screens import Lines
 from vllm_like import vllm_like
 
 import art_core as art
@@ -98,8 +99,12 @@ async def test_a_reward_function_can_reward_a_node_and_it_shows_in_the_metrics(t
     rewards = [[c.reward for c in t.calls] for t in groups[0].trajectories]
     assert [planner for planner, _ in rewards] == [None, None]
     assert metrics["call_reward/team/writer"] == sum(writer for _, writer in rewards) / 2
+    assert metrics["call_reward"] == metrics["call_reward/team/writer"]
     assert metrics["writer/words"] == 3.0
     assert metrics["groups_with_contrast"] == 1
+    lines = Lines()
+    lines.log(1, metrics)
+    assert f"reward of calls {metrics['call_reward']:6.3f}" in lines.lines[0] and "reward  0.000" not in lines.lines[0]
 
 
 async def test_only_the_named_nodes_are_trained_and_sampled_as_training_asks(tmp_path):

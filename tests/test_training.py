@@ -5,6 +5,7 @@ import json
 import threading
 
 import pytest
+from screens import Lines
 
 import art_core as art
 from art_core import hookimpl
@@ -305,3 +306,32 @@ def test_train_sync_runs_where_no_loop_runs_and_says_so_where_one_does(tmp_path)
 
     with pytest.raises(ConfigError, match="await art.train"):
         asyncio.run(inside())
+
+
+class PartlyForced(FakeEngine):
+    """Says of all tokens but the last that a grammar forced them; calls end for ``finish_reason``."""
+
+    def __init__(self, finish_reason):
+        super().__init__(numbers)
+        self.finish_reason = finish_reason
+
+    def _choice(self, request, index):
+        choice = super()._choice(request, index)
+        return choice | {"forced": list(range(len(choice["token_ids"]) - 1)), "finish_reason": self.finish_reason}
+
+
+@pytest.mark.parametrize("finish_reason", ["stop", "length"])
+async def test_a_larger_max_tokens_is_advised_where_calls_were_cut_off_and_not_where_tokens_were_forced(
+    tmp_path, finish_reason
+):
+    engine, screen = PartlyForced(finish_reason), Lines()
+    result = await art.train(
+        ScriptedAgent(), ["a"], **settings(tmp_path, engine=engine, overlong="drop", progress=screen)
+    )
+    [metrics, _] = map(json.loads, (result.run_dir / "metrics.jsonl").read_text().splitlines())
+    assert metrics["forced"] > 0.5
+    assert metrics["untrained"] == (1 if finish_reason == "length" else metrics["forced"])
+    assert sum("100% of the tokens that the model chose" in line for line in screen.lines) == (
+        finish_reason == "length"
+    )
+    assert any("max_tokens" in line for line in screen.lines) == (finish_reason == "length")

@@ -32,7 +32,7 @@ def run(agent: str, *, steps: int = 20, seed: int = 0, eval_tasks: int = 200, **
         steps=steps,
         seed=seed,
         learning_rate=5e-4,
-        eval_tasks=questions(eval_tasks, seed, held_out=True),
+        eval_tasks=questions(eval_tasks, held_out=True),
         eval_temperatures=(1.0,),
         **settings,
     )

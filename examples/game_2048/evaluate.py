@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from art_core.agent import Agent
+from art_core.display import Display
 
 from .agent import Game2048Agent, invalid_share, play
 from .players import any_move, by_reward
@@ -48,8 +49,16 @@ def player(name: str, temperature: float = 1.0, search_depth: int = 1) -> Agent:
 
 
 async def measure(agent: Agent, games: int = 200, seed: int = 0, most_moves: int | None = None) -> list[dict[str, Any]]:
-    """Play held-out games, all at the same time, to their end or so many moves, and return them."""
-    return await asyncio.gather(*(play(agent, **game, most_moves=most_moves) for game in held_out_games(games, seed)))
+    """Play held-out games, all at the same time, to their end or so many moves, and return them; a bar shows how many ended."""
+    with Display() as screen:
+        screen.phase(f"playing {games} held-out games", games)
+
+        async def one(game: dict[str, Any]) -> dict[str, Any]:
+            played = await play(agent, **game, most_moves=most_moves)
+            screen.advance()
+            return played
+
+        return await asyncio.gather(*map(one, held_out_games(games, seed)))
 
 
 def mean_and_margin(values: Sequence[float]) -> tuple[float, float]:

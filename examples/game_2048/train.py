@@ -47,9 +47,9 @@ def main(
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
 ) -> None:
     """Train the player and print how it plays whole held-out games before and after."""
-    print(f"before: {describe(asyncio.run(measure(player(model), games, seed)))}", flush=True)
+    print(f"before: {describe(asyncio.run(measure(player(model), games)))}", flush=True)
     result = run(model, steps, seed, run_dir)
-    print(f"after:  {describe(asyncio.run(measure(player(str(result.run_dir)), games, seed)))}\n{result.run_dir}")
+    print(f"after:  {describe(asyncio.run(measure(player(str(result.run_dir)), games)))}\n{result.run_dir}")
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ client = OpenAI(api_key="unused: the policy answers", base_url="https://api.open
 
 
 def prompt(board: str) -> list[dict[str, str]]:
-    """Return what the side to move is shown: the rows of the board, then every line with a single free cell, that last."""
+    """Return what the side to move is shown: the rows of the board, then every line that one move completes, that move last."""
     rows = [board[start : start + 3] for start in (0, 3, 6)]
     lines = ["".join(sorted((board[int(place)] for place in line), key=str.isdigit)) for line in LINES]
-    nearly_full = [line for line in lines if not line[1].isdigit() and line[2].isdigit()]
-    shown = "\n".join(" ".join(cells) for cells in [*rows, *nearly_full])
+    nearly_made = [line for line in lines if line[0] == line[1] and line[2].isdigit()]
+    shown = "\n".join(" ".join(cells) for cells in [*rows, *nearly_made])
     return [{"role": "user", "content": f"{INSTRUCTION.format(side=side_to_move(board))}\n{shown}"}]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -41,7 +40,7 @@ def main(
 ) -> None:
     """Play against a random and a perfect player."""
     tasks = [match for opponent in OPPONENTS for match in matches(games, opponent)]
-    print(table(asyncio.run(art.evaluate(agent, tasks, model=model, reward=reward, temperature=temperature))))
+    print(table(art.evaluate_sync(agent, tasks, model=model, reward=reward, temperature=temperature)))
 
 
 if __name__ == "__main__":

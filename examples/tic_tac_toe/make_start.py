@@ -19,10 +19,10 @@ from .agent import prompt
 from .game import free_cells, opening, side_to_move, winner
 
 START = Path(__file__).parent / "start"
-CARELESS = (0.5, 0.4)
+CARELESS = (0.2, 0.15)
 """How often a player takes a win, or else the cell with which the other side would win; else any free cell."""
 ATTENTIVE = (0.95, 0.95)
-UNTIL = 0.75
+UNTIL = 0.6
 """The share of the steps in which an attentive player is imitated."""
 REPORT_EVERY = 50
 
@@ -80,7 +80,7 @@ def shown(tokenizer: Any, board: str) -> list[int]:
 def main(
     out: Annotated[Path, typer.Option(help="Folder to write.")] = START,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 300,
-    batch: Annotated[int, typer.Option(help="Boards of a step.")] = 48,
+    batch: Annotated[int, typer.Option(help="Boards of a step.")] = 32,
     seed: int = 0,
 ) -> None:
     """Make the start model: some minutes on one core."""

@@ -39,9 +39,7 @@ def reward(trajectory: Trajectory) -> float:
         return 0.0
     if "opponent" in task:
         won, lost = game["winner"] == task["side"], game["winner"] not in (task["side"], None)
-        trajectory.metrics.update(
-            success=float(not lost), win=float(won), loss=float(lost), illegal=float(game["illegal"] is not None)
-        )
+        trajectory.metrics.update(win=float(won), loss=float(lost), illegal=float(game["illegal"] is not None))
         return 1.0 if won else 0.0 if lost else 0.5
     _credit_moves(trajectory, game)
     trajectory.metrics.update(draw=float(game["winner"] is None), illegal=float(game["illegal"] is not None))

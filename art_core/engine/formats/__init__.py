@@ -59,9 +59,9 @@ def find_formats(model_folder: str, config: TrainConfig) -> Formats:
     calls = tool_parser(model_folder, config.tool_parser)
     thinking = reasoning_parser(model_folder, config.reasoning_parser)
     log.info(
-        "tool calls are read as %s, thinking as %s (tool_parser=, reasoning_parser= change it)",
-        calls or "text: the model has no format of its own",
-        thinking or "text: the model has none",
+        "formats of the model: %s for tool calls, %s for thinking (tool_parser=, reasoning_parser= change them)",
+        calls or "none",
+        thinking or "none",
     )
     for what, name, known in (("tool_parser", calls, CALLS), ("reasoning_parser", thinking, THINKING)):
         if name is not None and name not in known:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Collection
 from typing import Any
 
 from art_core.agent import Agent
@@ -30,11 +31,15 @@ SHOWN = 5
 
 
 class EmailSearchEnvironment(Environment):
-    """One query an episode: search, filter and sort until an email is selected. ``seed`` is that of the queries."""
+    """One query an episode: search, filter and sort until an email is selected. ``seed`` is that of the queries; none of them
+    is about an email whose id is in ``held_out``."""
 
-    def __init__(self, email_database: list[dict[str, Any]], *, seed: int | None = None) -> None:
+    def __init__(
+        self, email_database: list[dict[str, Any]], *, seed: int | None = None, held_out: Collection[str] = ()
+    ) -> None:
         super().__init__()
         self.email_db = email_database
+        self.asked_about = [it for it in email_database if FACT.search(it["body"]) and it["id"] not in held_out]
         self.rng = random.Random(seed)
         self.current_query: str | None = None
         self.search_history: list[dict[str, Any]] = []
@@ -83,7 +88,7 @@ class EmailSearchEnvironment(Environment):
 
     def sample_query(self) -> str:
         """Return a question that one of the emails answers."""
-        email = self.rng.choice([email for email in self.email_db if FACT.search(email["body"])])
+        email = self.rng.choice(self.asked_about)
         fact = self.rng.choice(FACT.findall(email["body"]))
         return self.rng.choice(QUESTIONS).format(fact=fact, subject=email["subject"])
 

@@ -12,13 +12,17 @@ from art_core.trainer import GRPOTrainer
 EPOCHS = int(os.environ.get("ART_EPOCHS", 100))
 LEARNING_RATE = float(os.environ.get("ART_LEARNING_RATE", 1e-5))
 """The default suits a model of 7B; the tiny one learns with 5e-4."""
+SEED = int(os.environ.get("ART_SEED", 0))
+"""Of the queries and of sampling."""
 
 
 async def train_email_agent():
     with open("email_database.json") as f:
         email_db = json.load(f)
+    with open("test_queries.json") as f:
+        held_out = {query["email_id"] for query in json.load(f)}
 
-    env = EmailSearchEnvironment(email_db)
+    env = EmailSearchEnvironment(email_db, seed=SEED, held_out=held_out)
     agent = EmailSearchAgent("Qwen/Qwen2.5-7B-Instruct")
     trainer = GRPOTrainer(
         agent=agent,
@@ -28,6 +32,7 @@ async def train_email_agent():
         episodes_per_batch=32,
         max_episode_length=10,
         kl_penalty=0.1,
+        seed=SEED,
     )
 
     for epoch in range(EPOCHS):

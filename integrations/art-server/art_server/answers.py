@@ -37,11 +37,13 @@ class RunSummary(BaseModel):
     learner: str | None = None
     steps: int = 0
     last_step: int | None = None
-    planned_steps: int | None = None
+    kind: Literal["training", "evaluation"] = Field("training", description="`evaluation`: an agent is only measured.")
+    planned_steps: int | None = Field(None, description="Null where the run's own program decides when it ends.")
     written: float | None = Field(None, description="Unix time at which its files changed last.")
     open: bool = Field(False, description="Whether some process has the store open.")
     before: Json = None
     after: Json = None
+    measured: Json = Field(None, description="What an evaluation in a folder of its own found.")
     problem: str | None = Field(None, description="Why it cannot be read.")
 
 

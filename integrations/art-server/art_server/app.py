@@ -71,7 +71,7 @@ def make_app(
             except ArtError as error:
                 app.state.failed = error  # for whoever serves it to say
                 raise
-            run.store.set_meta("served", True)
+            run.store.set_meta("planned_steps", None)  # whoever connects decides
             proxy = Proxy(run.door.address)
 
             def learnt() -> None:

@@ -45,7 +45,7 @@ def run(name: str, folder: Path) -> answers.Run:
             start_weights=_text(view.meta("start_weights")),
             evaluations=[_without_ids(it) for it in _list(view.meta("evaluations"))],
             splits=splits,
-            progress=_progress(view, splits, config),
+            progress=_progress(view, splits, config if summary["planned_steps"] else {}),
             report=plain(_read_json(folder / "report.json")),
         )
 
@@ -163,21 +163,31 @@ def _summary(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
     counted, last = view.step_counts()
     config = _mapping(view.meta("config"))
     ends = {it.get("name"): _without_ids(it) for it in _list(view.meta("evaluations")) if isinstance(it, dict)}
-    planned = None if view.meta("served") else config.get("steps")  # whoever drives a server's run knows how many come
+    planned = _planned(view, config)
+    measures = planned is None and view.meta("reward") is not None and view.meta("learner") is None
     return {
         "name": name,
+        "kind": "evaluation" if measures else "training",
         "model": _text(view.meta("model")),
         "loss": _text(view.meta("loss")),
         "reward": _text(view.meta("reward")),
         "learner": _text(view.meta("learner")),
         "steps": counted,
         "last_step": last,
-        "planned_steps": planned if isinstance(planned, int) else None,
+        "planned_steps": planned,
         "written": _written(folder),
         "open": (folder / f"{STORE}-wal").exists(),
         "before": ends.get("before"),
         "after": ends.get("after"),
+        "measured": ends.get("evaluation"),
     }
+
+
+def _planned(view: StoreView, config: Mapping[str, Any]) -> int | None:
+    """Return how many steps ``train`` is to make; None where somebody else takes them, one by one."""
+    trained = view.meta("reward") is not None and view.meta("learner") is not None
+    planned = view.meta("planned_steps", config.get("steps") if trained else None)  # older folders do not say it
+    return planned if isinstance(planned, int) else None
 
 
 def _written(folder: Path) -> float | None:

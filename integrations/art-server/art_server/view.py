@@ -42,7 +42,7 @@ def view(
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listening.getsockname()[1]}/"
     count = len(folders)
-    said = f"{count} runs in {run}" if not folders.single else str(run)
+    said = str(run) if folders.single else f"{count} run{'s' * (count != 1)} in {run}"
     Console(stderr=True, soft_wrap=True, highlight=False).print(
         f"{address}  shows {said}; Ctrl-C ends it", markup=False
     )

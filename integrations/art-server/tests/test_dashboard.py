@@ -246,6 +246,31 @@ def test_empty_and_broken_runs_say_what_to_do(tmp_path, desk):
         page.get_by_text(said).wait_for()
 
 
+def test_an_evaluation_and_a_run_of_a_program_of_its_own_are_shown_as_what_they_are(tmp_path, desk):
+    measures = """
+import asyncio, sys
+import art_core as art
+from art_core.testing import ScriptedAgent
+
+async def main(runs):
+    agent, tasks = ScriptedAgent(max_tokens=8), ["Which city?", "Who wrote?"]
+    await art.evaluate(agent, tasks, model="tiny", reward=lambda it: 1.0, run_dir=f"{runs}/measured", progress=False)
+    async with art.open_run(f"{runs}/own", model="tiny") as run:
+        await run.learn(await run.score(await run.collect(agent, tasks, group_size=2), lambda it: 1.0))
+
+asyncio.run(main(sys.argv[1]))
+"""
+    subprocess.run([sys.executable, "-c", measures, str(tmp_path)], check=True)
+    page = desk.open(desk.view(tmp_path))
+    page.wait_for_selector("tbody tr")
+    measured, own = (it.locator("td[data-name=Steps]").inner_text() for it in page.locator("tbody tr").all())
+    assert (measured, own) == ("evaluation", "1")
+    page.get_by_role("link", name="measured").click()
+    page.get_by_text("An evaluation of tiny").wait_for()
+    assert "100.0 %" in page.locator(".tile").first.inner_text()
+    assert page.locator("tbody tr").count() == 2 and page.get_by_text("No step yet").count() == 0
+
+
 def test_workers_and_queues_of_a_server_are_shown_and_refreshed(tmp_path, desk):
     app, status = FastAPI(), {"active_clients": 1, "episodes_queued": 12, "results_available": 3}
     worker = {

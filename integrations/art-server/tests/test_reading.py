@@ -48,6 +48,32 @@ async def test_a_folder_of_runs_lists_them_and_a_run_is_a_list_of_one(recorded, 
     assert (only["before"]["success"], only["after"]["success"]) == (0.25, 0.75)
 
 
+async def test_what_a_folder_is_is_told_also_of_one_that_does_not_say_it(tmp_path):
+    config = {"steps": 20, "tasks_per_step": 8, "group_size": 8}
+    folders = {
+        "a training": {"reward": "right", "learner": "TorchLearner", "planned_steps": 7},
+        "an older training": {"reward": "right", "learner": "TorchLearner"},
+        "a program of its own": {"learner": "TorchLearner"},
+        "an evaluation": {"reward": "right", "evaluations": [{"name": "evaluation", "success": 0.5}]},
+        "one under way": {"reward": "right"},
+        "a training under way": {"reward": "right", "planned_steps": 7},
+    }
+    for name, meta in folders.items():
+        with store_in(tmp_path / name) as store:
+            for key, value in {"config": config, **meta}.items():
+                store.set_meta(key, value)
+    found = {it["name"]: it for it in (await asked(tmp_path, "/api/runs"))["items"]}
+    assert {name: (it["kind"], it["planned_steps"]) for name, it in found.items()} == {
+        "a training": ("training", 7),
+        "an older training": ("training", 20),
+        "a program of its own": ("training", None),
+        "an evaluation": ("evaluation", None),
+        "one under way": ("evaluation", None),
+        "a training under way": ("training", 7),
+    }
+    assert found["an evaluation"]["measured"] == {"name": "evaluation", "success": 0.5}
+
+
 async def test_a_run_tells_what_it_was_begun_with_and_what_it_gained(recorded):
     run = await asked(recorded, "/api/runs/first")
     assert (run["loss"], run["reward"], run["config"]["group_size"], run["report"]) == (
@@ -271,6 +297,7 @@ async def test_a_run_that_is_being_written_is_told_as_it_is_now(tmp_path):
     await asked(folder, "/api/runs/run", status=409)
     with store_in(tmp_path / "run") as store:
         store.set_meta("config", {"steps": 5, "tasks_per_step": 1, "group_size": 4})
+        store.set_meta("planned_steps", 5)
         store.add_rollout("r1", task="t", step=1, split="train", group="g")
         store.add_rollout("r2", task="t", step=1, split="train", group="g")
         store.finish_rollout("r1")

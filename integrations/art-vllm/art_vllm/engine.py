@@ -87,8 +87,8 @@ class VllmEngine(AddressEngine):
         self._command = [found.python, "-m", "vllm.entrypoints.openai.api_server", *command_line.arguments(chosen)]
         self._variables = command_line.environment(self._model_folder, cuda=found.cuda, own=found.own)
         log.info(
-            "tool calls are read as %s, thinking as %s (tool_parser=, reasoning_parser= change it)",
-            chosen.get("tool-call-parser"), chosen.get("reasoning-parser"),
+            "formats of the model: %s for tool calls, %s for thinking (tool_parser=, reasoning_parser= change them)",
+            chosen.get("tool-call-parser") or "none", chosen.get("reasoning-parser") or "none",
         )  # fmt: skip
         log.info("vLLM %s of %s: %s", found.version, found.python, " ".join(command_line.arguments(chosen)))
         await self._serve()

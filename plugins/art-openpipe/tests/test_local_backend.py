@@ -14,6 +14,11 @@ LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 CALL = {"tool_calls": [{"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]}
 
 
+async def test_a_model_that_is_registered_says_that_its_engine_is_being_started(make_desk, capsys):
+    await make_desk(name="agent-001")
+    assert "agent-001: starting the engine" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("form", ["model.train", "backend.train"])
 async def test_both_forms_of_train_take_a_step_that_is_served(make_desk, form):
     desk = await make_desk()

@@ -16,6 +16,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 import art_core
 import art_openpipe
+from art_core.display import Display
 from art_core.errors import ConfigError
 from art_core.folder import checkpoint_step, checkpoints
 from art_core.lessons import flat_advice
@@ -150,7 +151,9 @@ class LocalBackend:
             log.warning("engine_args=%s are vLLM's, and engine='embedded' reads none", run.config.engine_args)
         # A generator, because an event loop closes those that are open when it ends: scripts need not close anything.
         lifetime = self._lifetime(model, run, begun, given)
-        opened = await anext(lifetime)
+        with Display() as screen:
+            screen.phase(f"{model.name}: starting the engine", None)
+            opened = await anext(lifetime)
         self._lifetimes.append(lifetime)
         return opened
 

@@ -35,6 +35,13 @@ export const byId = (id) => document.getElementById(id);
 // Whether somebody is in it, with the keyboard or with a click that has begun: then it is not drawn anew.
 export const inUse = (element) => element.contains(document.activeElement) || element.matches(":active");
 
+// A number with its name and a line about it; `share` draws how far it is.
+export function tile(name, value, about, share = null) {
+  const bar = share === null ? null : h("div", { class: "bar", "aria-hidden": "true" }, h("i"));
+  if (bar) bar.firstChild.style.width = `${Math.min(100, 100 * share)}%`;
+  return h("div", { class: "card tile" }, h("dt", {}, name), h("dd", {}, value), h("p", {}, about), bar);
+}
+
 // A row of buttons of which one is on.
 export function toggle(label, options, chosen, choose) {
   const buttons = options.map(([value, text, about]) =>

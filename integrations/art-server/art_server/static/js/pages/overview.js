@@ -2,8 +2,9 @@
 
 import { stepsAfter } from "../api.js";
 import { Chart } from "../chart.js";
-import { empty, field, fill, h, select } from "../dom.js";
+import { empty, field, fill, h, select, tile } from "../dom.js";
 import { duration, num, percent, percentTick, signed } from "../format.js";
+import { evaluation } from "./evaluation.js";
 import { measured } from "./runs.js";
 
 const LARGE = {
@@ -20,6 +21,7 @@ const LARGE = {
   },
 };
 const KNOWN = {
+  call_reward: "Mean over the calls that have one of their own",
   loss: "What the optimizer minimised",
   kl: "From the start weights",
   kl_ref: "From the start weights",
@@ -40,8 +42,10 @@ const KNOWN = {
   tokens_per_second: "Of the learner",
   cache_hit_rate: "Prompt tokens computed before",
   untrained: "Share of the tokens left out",
+  forced: "Share of the tokens that a grammar forced",
 };
 const USUAL = [
+  "call_reward",
   "loss",
   "kl",
   "kl_ref",
@@ -172,7 +176,8 @@ class Overview {
 
   drawTiles() {
     const run = this.context.info,
-      rewards = this.values("reward").filter((it) => it !== null);
+      ofCalls = this.values("call_reward").some((it) => it !== null) && !this.values("reward").some(Boolean),
+      rewards = this.values(ofCalls ? "call_reward" : "reward").filter((it) => it !== null);
     const planned = run.planned_steps,
       done = run.last_step ?? 0,
       progress = run.progress;
@@ -191,7 +196,7 @@ class Overview {
         planned ? done / planned : null,
       ),
       tile(
-        "Reward",
+        ofCalls ? "Reward of calls" : "Reward",
         num(recent),
         rewards.length > 4
           ? `last 4 steps; first 4: ${num(first)} (${signed(recent - first)})`
@@ -217,11 +222,14 @@ class Overview {
 
   waiting() {
     const run = this.context.info;
-    if (run.progress || run.splits.length)
+    const seen = h("a", { href: this.context.link(run.name, "rollouts") }, "See the trajectories");
+    if (run.splits.length && !run.open)
+      return empty("No step here", "The agent was run, and no optimizer step was taken; nobody has this run open.", seen);
+    if (run.splits.length)
       return empty(
         "No step yet",
         "Trajectories are being made; the curves begin with the first optimizer step.",
-        h("a", { href: this.context.link(run.name, "rollouts") }, "See the trajectories"),
+        seen,
       );
     return empty(
       "Nothing in this run yet",
@@ -315,12 +323,6 @@ function evaluated(run) {
   return run.before && run.before.step !== now.step ? `${on}; before: ${measured(run.before)}` : on;
 }
 
-function tile(name, value, about, share = null) {
-  const bar = share === null ? null : h("div", { class: "bar", "aria-hidden": "true" }, h("i"));
-  if (bar) bar.firstChild.style.width = `${Math.min(100, 100 * share)}%`;
-  return h("div", { class: "card tile" }, h("dt", {}, name), h("dd", {}, value), h("p", {}, about), bar);
-}
-
 const order = (names) => [...USUAL.filter((it) => names.includes(it)), ...names.filter((it) => !USUAL.includes(it))];
 
 function remembered(key) {
@@ -333,6 +335,7 @@ function remembered(key) {
 }
 
 export async function overview(context) {
+  if (context.info.kind === "evaluation") return evaluation(context);
   const page = new Overview(context, await stepsAfter(context.run, -1, context.signal));
   return { node: page.node, update: (run) => page.update(run), ready: () => page.draw() };
 }

@@ -39,7 +39,7 @@ export async function rollouts(context) {
             {},
             h(
               "td",
-              { colspan: 9 },
+              { colspan: 10 },
               empty(
                 "No trajectory here",
                 "Take a filter away, or wait: a run of the agent is listed as soon as it begins.",
@@ -82,7 +82,7 @@ export async function rollouts(context) {
   });
   await load();
   const heads = ["Task", "State", "Split"].map((it) => h("th", { scope: "col" }, it));
-  const numbers = ["Step", "Reward", "Advantage", "Calls", "Tokens", "Time"].map((it) =>
+  const numbers = ["Step", "Reward", "Success", "Advantage", "Calls", "Tokens", "Time"].map((it) =>
     h("th", { scope: "col", class: "num" }, it),
   );
   const controls = h(
@@ -147,6 +147,7 @@ function row(it, context) {
     h("td", { "data-name": "Split" }, it.split ?? "–"),
     h("td", { class: "num", "data-name": "Step" }, it.step ?? "–"),
     h("td", { class: "num", "data-name": "Reward" }, num(it.reward)),
+    h("td", { class: "num", "data-name": "Success" }, num(it.metrics.success)),
     h("td", { class: "num", "data-name": "Advantage" }, it.advantage === null ? "–" : signed(it.advantage)),
     h("td", { class: "num", "data-name": "Calls" }, it.calls),
     h("td", { class: "num", "data-name": "Tokens" }, num(it.sampled_tokens)),

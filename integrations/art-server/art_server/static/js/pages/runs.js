@@ -54,16 +54,21 @@ function row(run, { link }) {
   );
   if (run.problem) return h("tr", {}, name, h("td", { colspan: 7 }));
   const steps = `${run.last_step ?? 0}${run.planned_steps ? ` / ${run.planned_steps}` : ""}`;
+  const evaluates = run.kind === "evaluation";
   return h(
     "tr",
     {},
     name,
     h("td", { "data-name": "Model" }, run.model ?? "–"),
-    h("td", { "data-name": "Loss" }, run.loss ?? "–"),
+    h("td", { "data-name": "Loss" }, (!evaluates && run.loss) || "–"),
     h("td", { "data-name": "Reward" }, run.reward ?? "–"),
-    h("td", { class: "num", "data-name": "Steps" }, steps),
-    h("td", { class: "num", "data-name": "Before" }, measured(run.before)),
-    h("td", { class: "num", "data-name": "After" }, measured(run.after)),
+    h("td", { class: "num", "data-name": "Steps" }, evaluates ? "evaluation" : steps),
+    evaluates
+      ? h("td", { class: "num", "data-name": "Measured", colspan: 2 }, measured(run.measured))
+      : [
+          h("td", { class: "num", "data-name": "Before" }, measured(run.before)),
+          h("td", { class: "num", "data-name": "After" }, measured(run.after)),
+        ],
     h("td", { class: "num", "data-name": "Written" }, run.written ? ago(run.written) : "–"),
   );
 }

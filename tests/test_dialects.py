@@ -1,0 +1,121 @@
+"""Other APIs at the door: made-up dialects beside chat completions, their errors and their raw prompts."""
+
+import asyncio
+import threading
+
+import httpx
+import pytest
+from capture_fakes import EchoEngine, ListRecorder, chat, wait_until
+
+from art_core.capture import Door
+
+
+class ShoutDialect:
+    """A made-up API: ``{"say": text}`` -> ``{"loud": TEXT}``."""
+
+    def to_chat(self, body):
+        return chat(body["say"], stream=body.get("stream", False))
+
+    def from_chat(self, body, completion):
+        return {"loud": completion["choices"][0]["message"]["content"].upper()}
+
+    async def stream_from_chat(self, body, chunks):
+        async for chunk in chunks:
+            yield f"event: loud\ndata: {(chunk['choices'][0]['delta'].get('content') or '').upper()}\n\n"
+
+
+async def test_a_dialect_is_answered_beside_chat_completions_and_recorded_like_it():
+    recorder = ListRecorder()
+    dialects = {"/v1/shout": ShoutDialect()}
+    async with await Door.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as door:
+        url = await door.open("r1")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.post(f"{url}/shout", json={"say": "hi"})).json() == {"loud": "HI"}
+            streamed = (await client.post(f"{url}/shout", json={"say": "yo", "stream": True})).text
+            assert "/v1/shout" in (await client.post(f"{url}/nothing")).text
+    assert streamed.startswith("event: loud\ndata: Y\n\nevent: loud\ndata: O\n\n")
+    assert [bytes(call.sampled_ids) for call in recorder.of("r1")] == [b"hi", b"yo"]
+
+
+class SlowDialect(ShoutDialect):
+    """Takes a while to load, and has errors of its own."""
+
+    def __init__(self):
+        self.prepared = 0
+        self.may_go_on = threading.Event()
+
+    def prepare(self):
+        self.prepared += 1
+        assert self.may_go_on.wait(5)
+
+    def error(self, message, status, code):
+        return {"oops": f"{status} {code}: {message}"}
+
+    def error_event(self, message, status, code):
+        return f"event: oops\ndata: {message}\n\n"
+
+
+async def test_a_dialect_that_loads_slowly_holds_up_no_other_call():
+    dialect = SlowDialect()
+    async with await Door.start(EchoEngine, ListRecorder, process=False, dialects={"/v1/shout": dialect}) as door:
+        url = await door.open("r1")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            slow = [asyncio.create_task(client.post(f"{url}/shout", json={"say": "hi"})) for _ in range(3)]
+            await asyncio.to_thread(wait_until, lambda: dialect.prepared)
+            assert (await client.post(f"{url}/chat/completions", json=chat("quick"))).status_code == 200
+            dialect.may_go_on.set()
+            assert [(await task).json() for task in slow] == [{"loud": "HI"}] * 3
+    assert dialect.prepared == 1
+
+
+async def test_a_dialect_says_errors_in_its_own_shape():
+    dialect = SlowDialect()
+    dialect.may_go_on.set()
+    dialects = {"/v1/shout": dialect}
+    async with await Door.start(lambda: EchoEngine(0.01), ListRecorder, process=False, dialects=dialects) as door:
+        url = await door.open("r1")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            refused = await client.post(f"{url}/shout", json={"say": "refuse 400 too_long"})
+            assert (refused.status_code, refused.json()) == (400, {"oops": "400 too_long: refused with 400"})
+            broken = await client.post(f"{url}/shout", json={"say": "ab!cd", "stream": True})
+            await door.close("r1")
+            closed = await client.post(f"{url}/shout", json={"say": "hi"})
+    assert broken.text.endswith("event: oops\ndata: broke while sampling\n\n")
+    assert closed.status_code == 404
+    assert "rollout_not_open" in closed.json()["oops"]
+
+
+@pytest.mark.parametrize("prompt", ["", [], [1, "2"], [[1], [2]], 7, None, [True]])
+async def test_a_raw_prompt_is_one_text_or_its_token_ids(prompt):
+    class Raw(ShoutDialect):
+        def to_chat(self, body):
+            return body
+
+    async with await Door.start(EchoEngine, ListRecorder, process=False, dialects={"/v1/raw": Raw()}) as door:
+        url = await door.open("r1")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            refused = await client.post(f"{url}/raw", json={"prompt": prompt})
+    assert refused.status_code == 400
+    assert "'prompt' must be a text or a list of token ids" in refused.json()["error"]["message"]
+
+
+class Unspeakable:
+    """A dialect that cannot tell the client what was answered."""
+
+    def to_chat(self, body):
+        return body
+
+    def from_chat(self, body, completion):
+        raise ValueError("no words")
+
+
+async def test_an_answer_that_a_dialect_cannot_tell_is_not_recorded():
+    recorder = ListRecorder()
+    dialects = {"/v1/unspeakable": Unspeakable()}
+    async with (
+        await Door.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as door,
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
+        url = await door.open("r1")
+        response = await client.post(f"{url}/unspeakable", json={"messages": [{"role": "user", "content": "hello"}]})
+    assert (response.status_code, recorder.calls) == (500, [])
