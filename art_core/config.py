@@ -138,7 +138,8 @@ def make_config(settings: Mapping[str, Any], caller: Callable[..., Any] | None =
     names = [field.name for field in dataclasses.fields(TrainConfig)]
     for name in settings:
         if name not in names:
-            others = inspect.signature(caller).parameters if caller else PARTS
+            known_to_caller = inspect.signature(caller).parameters.values() if caller else ()
+            others = [it.name for it in known_to_caller if it.kind is not it.VAR_KEYWORD] or PARTS
             near = [] if name in PARTS else difflib.get_close_matches(name, [*names, *others], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}"
             raise ConfigError(f"{name!r} is not a setting of a run{hint}")

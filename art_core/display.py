@@ -76,7 +76,8 @@ class Display:
 
     def __enter__(self) -> Display:
         self.bars.start()
-        if not self.console.quiet:
+        # One that is shown already says it; models may be started side by side.
+        if not self.console.quiet and not any(isinstance(it, _Said) for it in ENGINE.handlers):
             ENGINE.addHandler(self._handler)
             ENGINE.setLevel(logging.INFO)
         return self

@@ -10,7 +10,7 @@ from art_core.scoring import is_scored, why_unscored
 from art_core.types import Group
 
 FLAT_STEPS = 3
-"""Steps in a row without any contrast, after which advice is given, once."""
+"""Steps in a row without any contrast, after which advice is given, once in a row."""
 
 NOTHING_LEFT = (
     "step {} trained nothing: every call of its groups was cut off at its token limit, or aborted; give a larger max_tokens, "
@@ -77,7 +77,8 @@ class Lessons:
 def say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> None:
     """Say, once, where a step trained little or nothing of what the model chose. Forced tokens are no choice: there is nothing
     to mend where they are many."""
-    untrained, forced = metrics.get("untrained", 0.0), metrics.get("forced", 0.0)
+    # A reward's own metric of that name keeps it.
+    untrained, forced = (metrics.get(f"learner/{it}", metrics.get(it, 0.0)) for it in ("untrained", "forced"))
     if metrics.get("skipped"):
         screen.say_once((NOTHING_CHOSEN if forced == 1 else NOTHING_LEFT).format(step), about="skipped")
     elif forced < 1 and (share := (untrained - forced) / (1 - forced)) > 0.5:

@@ -6,7 +6,9 @@ Knows nothing about rewards, token trees or learning.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
+import importlib.metadata
 import json
 import re
 import sysconfig
@@ -22,6 +24,7 @@ from typing import Any
 from art_core.attribution import running
 from art_core.capture import Door
 from art_core.errors import CaptureError, ConfigError, RolloutLost
+from art_core.plugins import GROUP
 from art_core.store import Store
 from art_core.threads import finished
 from art_core.types import Group, RolloutAddress, RunAgent, Sampling, Trajectory
@@ -148,10 +151,16 @@ def place(error: BaseException) -> str:
     """Return where the agent's own code raised it, or called the library that did; empty where none of its code is seen."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file, package = frame.f_code.co_filename, frame.f_globals.get("__package__") or ""
-        # Ours are called art_: the core, and plugins by the name that they are given.
-        if not (_LIBRARY.match(file) or package.startswith("art_")):
+        if not (_LIBRARY.match(file) or package.partition(".")[0] in _our_packages()):
             return f"{file}:{line} in {frame.f_code.co_name}"
     return ""
+
+
+@functools.cache
+def _our_packages() -> frozenset[str]:
+    """Return the packages of art and of its plugins; an agent's own may begin with ``art_`` too."""
+    plugins = importlib.metadata.entry_points(group=GROUP)
+    return frozenset({"art_core", *(it.module.partition(".")[0] for it in plugins)})
 
 
 def failure(trajectory: Trajectory) -> str:

@@ -59,6 +59,9 @@ class Run:
         self._adapted: tuple[object, RunAgent] | None = None
         self.rewards = Rewards(self.plugins, self.run_dir)
         self._checkpointed = 0
+        self._used = False
+        """Whether there may be rollouts or steps in it."""
+        self._error: BaseException | None = None
         self._nodes_seen = False
         """Whether ``train_nodes`` have made a call: a step in which they make none is then no mistake of the set-up."""
         self._counted = 0
@@ -79,7 +82,7 @@ class Run:
         variables.say_refused()
         async with AsyncExitStack() as stack:
             if stack.enter_context(claimed(self.run_dir)):
-                stack.push(self._start_failed)
+                stack.push(self._leave)
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
             agreement.check_begun_with(self.store, self.run_dir, self.config, self.folder, self._loss_name)
             self.rewards.begin()
@@ -95,12 +98,13 @@ class Run:
             self._stack = stack.pop_all()
         return self
 
-    def _start_failed(self, kind: object, error: BaseException | None, _: object) -> None:
+    def _leave(self, kind: object, error: BaseException | None, _: object) -> None:
         """Leave no folder behind that this start made and nothing was recorded in; called when all in it is closed."""
-        if error is not None and not hasattr(self, "_stack"):
+        if (error or self._error) is not None and not self._used:
             remove_unused(self.run_dir)
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        self._error = error
         async with self._stack, self._learning:
             whole = self._learner is not None and self._learner.version == self._counted
             try:
@@ -154,6 +158,7 @@ class Run:
                 self._learner = self._learner_choice
             self._counted = self._learner.version
             self._updates = self._make_updates(self._learner)
+            self._used = True
             self.store.set_meta("learner", type(self._learner).__name__)
         return self._learner
 
@@ -204,6 +209,7 @@ class Run:
         """
         if step is None:
             step = self.step + 1 if split == "train" else self.step
+        self._used = True
         return Rollout(
             task,
             self.door,

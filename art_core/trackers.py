@@ -159,7 +159,7 @@ class Trackers:
         until = time.monotonic() + CLOSE_SECONDS
         self.tell("close")
         for told in self._told:
-            if not told.ended(min(SILENT_SECONDS, left := until - time.monotonic())) and left > SILENT_SECONDS:
+            if not told.ended(min(SILENT_SECONDS, until - time.monotonic())) and (left := until - time.monotonic()) > 0:
                 self._say(f"waiting for the tracker {told.name}, {left:.0f} s at most")
             if not told.ended(until - time.monotonic()):
                 self._say(f"the tracker {told.name} has not ended in {CLOSE_SECONDS:g} s and is left behind")

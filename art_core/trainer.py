@@ -26,7 +26,7 @@ from art_core.environment import Environment, State
 from art_core.episodes import Actor, Episode, play
 from art_core.errors import CaptureError, ConfigError, StoreError
 from art_core.evaluation import begun_with
-from art_core.lessons import Lessons, flat_advice, say_untrained
+from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
 from art_core.one_file import write_one_file
 from art_core.rollout import failure
 from art_core.run import Run
@@ -171,8 +171,8 @@ class GRPOTrainer:
         metrics = await run.learn(scored)
         self._lessons.add(metrics, scored)
         say_untrained(run.step, metrics, self._screen)
-        if self._lessons.flat == 1:
-            self._screen.say_once(flat_advice(self._lessons.flat, scored), about="flat")
+        if self._lessons.flat in (1, FLAT_STEPS):
+            self._screen.say_once(flat_advice(self._lessons.flat, scored), about=f"flat {self._lessons.flat}")
         if isinstance(self.agent, Agent):
             self.agent.follow(run.run_dir)  # what it is asked outside episodes, the trained weights answer too
         kl_loss = self.kl_penalty * metrics.get("kl_ref", 0.0)

@@ -110,8 +110,8 @@ async def train(
     with screen:
         screen.phase("starting the engine", None)
         async with run, screen.rates(run.throughput().taken):
+            run.store.set_meta("planned_steps", run.store.meta("planned_steps") if dry_run else steps)
             run.store.set_meta("reward", name)
-            run.store.set_meta("planned_steps", None if dry_run else steps)
             run.on_rollout = screen.advance
             if choice := getattr(await run.learner(), "choice", ""):
                 screen.say(choice)

@@ -103,7 +103,7 @@ class Trajectory:
     error: str | None = None
     """Why the agent's run failed, with the exception's type; None where it did not."""
     error_at: str = field(default="", kw_only=True, repr=False, compare=False)
-    """Where the agent's own code raised it, as ``FILE:LINE in FUNCTION``, where it did so in this process; not stored."""
+    """Where the agent's own code raised it, as ``FILE:LINE in FUNCTION``, where that was seen; not stored."""
     rollout_id: str = ""
     seconds: float = 0.0
     call_rewards: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -40,10 +40,16 @@ class Variable:
             return "not set"
         if self.refused:
             return "refused"
-        fits = value.isdecimal() and (self.least or 0) <= int(value) <= (self.most or int(value))
-        if self.least is None or fits:
+        if self.least is None or self._fits(value):
             return "set"
         return f"no whole number from {self.least}{'' if self.most is None else f' to {self.most}'}: refused at a start"
+
+    def _fits(self, value: str) -> bool:
+        try:
+            number = float(value)
+        except ValueError:
+            return False
+        return number.is_integer() and (self.least or 0) <= number <= (number if self.most is None else self.most)
 
 
 CHECKED = (

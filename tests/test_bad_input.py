@@ -48,11 +48,17 @@ def test_a_setting_that_does_not_exist_names_the_nearest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("eval_evry", "eval_every"), ("rewards", "reward"), ("trackrs", "trackers")]
+    ("given", "meant"),
+    [("eval_evry", "eval_every"), ("rewards", "reward"), ("trackrs", "trackers"), ("run_dirs", "run_dir")],
 )
 async def test_a_keyword_of_train_that_is_misspelt_names_the_nearest(tmp_path, given, meant):
     with pytest.raises(ConfigError, match=f"'{given}' is not a setting of a run; did you mean '{meant}'"):
-        await art.train(ScriptedAgent(), ["a"], model="tiny", steps=1, run_dir=tmp_path / "run", **{given: 2})
+        await art.train(ScriptedAgent(), ["a"], model="tiny", steps=1, **{given: 2})
+
+
+async def test_settings_are_keywords_and_not_a_dict_of_that_name():
+    with pytest.raises(ConfigError, match="'settings' is not a setting of a run; there are"):
+        await art.train(ScriptedAgent(), ["a"], model="tiny", steps=1, settings={"seed": 2})
 
 
 @pytest.mark.parametrize("given", ['{"enforce-eager": True}', None, ["enforce-eager"]])
@@ -126,6 +132,17 @@ async def test_an_agent_that_fails_before_it_asks_is_told_its_own_error_first(tm
     said = str(refused.value)
     assert re.fullmatch(begins, said) and ".." not in said and advised in said
     assert advised == "art plugins" or "plugin" not in said
+
+
+async def test_an_agent_of_a_package_that_is_called_like_ours_is_told_its_line(tmp_path, monkeypatch):
+    (tmp_path / "art_gallery").mkdir()
+    (tmp_path / "art_gallery" / "__init__.py").write_text("def agent(task):\n    return {}[task]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from art_gallery import agent
+
+    async with run_of(tmp_path) as run:
+        with pytest.raises(CaptureError, match=r"KeyError: 'a' \(.*art_gallery/__init__.py:2 in agent\)"):
+            await run.collect(agent, ["a"], group_size=2)
 
 
 async def test_a_context_that_is_too_long_is_the_400_that_frameworks_know(tmp_path):
@@ -322,3 +339,21 @@ async def test_a_function_that_takes_no_task_is_refused_before_it_runs(tmp_path,
     async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
         with pytest.raises(AgentError, match="a function of a task"):
             await run.collect(agent, ["x"], group_size=2)
+
+
+async def test_a_learner_that_cannot_be_made_leaves_no_run_folder_where_there_was_none(tmp_path):
+    with pytest.raises(ConfigError, match="learner='unsloth'"):
+        await art.train(
+            ScriptedAgent(), ["a"], model="tiny", steps=1, engine=FakeEngine(), load_in_4bit=True, run_dir=tmp_path / "run",
+            reward=lambda trajectory: 1.0,
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+async def test_what_was_recorded_before_a_program_failed_is_kept(tmp_path):
+    with pytest.raises(KeyError):
+        async with run_of(tmp_path) as run:
+            await run.collect(ScriptedAgent(), ["a"], group_size=2)
+            raise KeyError("a bug")
+    with Store(tmp_path / "run" / "run.sqlite") as store:
+        assert len(store.trajectories()) == 2

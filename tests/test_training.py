@@ -12,6 +12,7 @@ from art_core import hookimpl
 from art_core.display import Display
 from art_core.errors import CaptureError, ConfigError
 from art_core.plugins import Plugins
+from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 
@@ -335,3 +336,53 @@ async def test_a_larger_max_tokens_is_advised_where_calls_were_cut_off_and_not_w
         finish_reason == "length"
     )
     assert any("max_tokens" in line for line in screen.lines) == (finish_reason == "length")
+
+
+class Forced(FakeEngine):
+    """Leaves no choice for any token."""
+
+    def _choice(self, request, index):
+        choice = super()._choice(request, index)
+        return choice | {"forced": list(range(len(choice["token_ids"])))}
+
+
+class Skipping(CountingLearner):
+    """Finds nothing to train, as the learner does where no target has a weight."""
+
+    def step(self, trees):
+        return {"skipped": 1.0}
+
+
+@pytest.mark.parametrize("engine", [Forced(numbers), PartlyForced("length")])
+async def test_a_step_that_trained_nothing_says_whether_the_model_had_a_choice(tmp_path, engine):
+    screen = Lines()
+    await art.train(
+        ScriptedAgent(), ["a"],
+        **settings(tmp_path, engine=engine, overlong="drop", learner=Skipping(), progress=screen),
+    )  # fmt: skip
+    [said] = [line for line in screen.lines if "trained nothing" in line]
+    assert ("max_tokens" in said) == isinstance(engine, PartlyForced)
+
+
+async def test_a_reward_may_have_a_metric_called_forced(tmp_path):
+    def reward(trajectory):
+        trajectory.metrics["forced"] = -5.0
+        return float(trajectory.output)
+
+    screen = Lines()
+    result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, progress=screen, reward=reward))
+    [metrics, _] = map(json.loads, (result.run_dir / "metrics.jsonl").read_text().splitlines())
+    assert (metrics["forced"], metrics["learner/forced"], metrics["untrained"]) == (-5.0, 0.0, 0.0)
+    assert not any("not trained" in line for line in screen.lines)
+
+
+async def test_a_dry_run_in_a_runs_folder_leaves_its_plan_alone(tmp_path):
+    def plan():
+        with Store(tmp_path / "run" / "run.sqlite") as store:
+            return store.meta("planned_steps")
+
+    await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, dry_run=True))
+    assert plan() is None
+    await art.train(ScriptedAgent(), ["a"], **settings(tmp_path))
+    await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, dry_run=True))
+    assert plan() == 2

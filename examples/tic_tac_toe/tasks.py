@@ -36,6 +36,7 @@ def reward(trajectory: Trajectory) -> float:
     """
     task, game = trajectory.task, trajectory.output
     if game is None:
+        trajectory.metrics["loss"] = 1.0
         return 0.0
     if "opponent" in task:
         won, lost = game["winner"] == task["side"], game["winner"] not in (task["side"], None)

@@ -171,7 +171,8 @@ class ARTLangfuseTracker:
             self._change.notify_all()
         atexit.unregister(self.close)
         self._sending.join(CLOSE_SECONDS)
-        if left := len(self._new) + len(self._outbox):
+        if self._sending.is_alive():  # which says itself what it could not send
+            left = len(self._new) + len(self._outbox)
             log.warning("Langfuse at %s has not taken %d observations; they are lost", self._account.host, left)
         self._project.close()
 
@@ -194,7 +195,8 @@ class ARTLangfuseTracker:
             with self._change:
                 self._change.wait_for(lambda: self._new or self._closed)
                 spans, self._new, self._busy, closed = self._new, [], True, self._closed
-            self._deliver(spans)
+            if spans:
+                self._deliver(spans)
             with self._change:
                 self._busy = False
                 self._change.notify_all()

@@ -96,6 +96,7 @@ class Outbox(Generic[Item]):
 
     def close(self) -> None:
         """Send what waits, or try to; raises NotDelivered, with how much was never taken."""
+        self._ask_again = 0.0
         self._send("were never sent")
         if self._lost:
             raise NotDelivered(f"{self._what}: {self._lost} were refused or given up")

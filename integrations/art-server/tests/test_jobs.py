@@ -17,8 +17,9 @@ async def agent(task, address):
         return answer.raise_for_status().json()["choices"][0]["message"]["content"]
 
 
-def length(trajectory):
-    return float(len(trajectory.rollout_id.replace("0", "")))
+def unlike(trajectory):
+    """A number that no other run has, so that every group has contrast."""
+    return float(int(trajectory.rollout_id[:8], 16))
 
 
 async def test_a_collection_that_failed_is_made_when_it_is_asked_for_again(serving):
@@ -33,7 +34,7 @@ async def test_a_collection_that_failed_is_made_when_it_is_asked_for_again(servi
 
 async def test_steps_are_taken_in_the_order_in_which_they_are_asked_for(serving, monkeypatch):
     async with serving() as server, server.worker("a", agent), server.connect() as run:
-        slow, quick = await run.score(await run.collect(None, ["slow", "quick"], group_size=4), length)
+        slow, quick = await run.score(await run.collect(None, ["slow", "quick"], group_size=4), unlike)
         stored, ids = server.run.store.trajectory, {t.rollout_id for t in slow.trajectories}
 
         def read(rollout_id):
@@ -51,7 +52,7 @@ async def test_steps_are_taken_in_the_order_in_which_they_are_asked_for(serving,
 
 async def test_a_step_whose_weights_a_killed_server_took_along_is_taken_again(serving):
     async with serving() as server, server.worker("a", agent), server.connect() as run:
-        groups = await run.score(await run.collect(None, ["one"], group_size=4), length)
+        groups = await run.score(await run.collect(None, ["one"], group_size=4), unlike)
         await run.learn(groups, key="first")
         assert server.run.step == 1
         server.run.step = 0  # as after a kill, where no checkpoint had been written

@@ -28,8 +28,9 @@ async def agent(task, address):
     return await ask(address, task)
 
 
-def length(trajectory):
-    return float(len(trajectory.rollout_id.replace("0", "")))
+def unlike(trajectory):
+    """A number that no other run has, so that every group has contrast."""
+    return float(int(trajectory.rollout_id[:8], 16))
 
 
 async def test_workers_run_the_agent_and_the_groups_come_back_whole(serving):
@@ -52,13 +53,13 @@ async def test_workers_run_the_agent_and_the_groups_come_back_whole(serving):
 async def test_scoring_and_learning_are_those_of_a_run_that_is_held_here(serving, tmp_path):
     async with serving() as server, server.worker("a", agent), server.connect() as run:
         groups = await run.collect(None, ["one", "two"], group_size=3)
-        scored = await run.score(groups, length)
+        scored = await run.score(groups, unlike)
         metrics = await run.learn(scored)
-        again = await server.run.score(groups, length)
+        again = await server.run.score(groups, unlike)
         assert [group.advantages for group in scored] == [group.advantages for group in again]
         assert metrics["groups_with_contrast"] == sum(any(group.advantages) for group in scored)
         assert server.run.step == 1 and (await run.status())["step"] == 1
-        assert {score.by for score in server.run.store.scores(groups[0].trajectories[0].rollout_id)} == {"length"}
+        assert {score.by for score in server.run.store.scores(groups[0].trajectories[0].rollout_id)} == {"unlike"}
 
 
 async def test_an_agent_given_to_collect_runs_here_and_nowhere_else(serving):
@@ -105,7 +106,7 @@ async def test_an_agent_whose_calls_go_elsewhere_ends_the_collection_with_the_re
 
 async def test_new_weights_are_told_to_every_worker_and_to_those_to_come(serving):
     async with serving() as server, server.worker("a", agent) as a, server.connect() as run:
-        groups = await run.score(await run.collect(None, ["one"], group_size=4), length)
+        groups = await run.score(await run.collect(None, ["one"], group_size=4), unlike)
         await run.learn(groups)
         assert server.run.version == 1
         async with server.worker("b", agent) as b:
@@ -123,7 +124,7 @@ async def test_the_same_key_collects_and_learns_once_however_often_it_is_asked(s
         )
         assert first == second == await run.collect(None, ["one"], group_size=4, key="first")
         assert len(server.run.store.rollouts()) == 4
-        scored = await run.score(first, length)
+        scored = await run.score(first, unlike)
         assert await run.learn(scored, key="step-1") == await run.learn(scored, key="step-1")
         assert server.run.step == 1
         with pytest.raises(ServerError, match="was used for another request"):

@@ -8,8 +8,9 @@ from art_core.errors import StoreError
 from art_core.testing import FakeEngine, ScriptedAgent
 
 
-def length(trajectory):
-    return float(len(trajectory.rollout_id.replace("0", "")))
+def unlike(trajectory):
+    """A number that no other run has, so that every group has contrast."""
+    return float(int(trajectory.rollout_id[:8], 16))
 
 
 async def test_a_worker_fetches_the_weights_that_it_is_told_of(serving, tmp_path):
@@ -17,7 +18,7 @@ async def test_a_worker_fetches_the_weights_that_it_is_told_of(serving, tmp_path
     async with serving(**settings) as server, server.worker("a", ScriptedAgent()) as worker, server.connect() as run:
         with pytest.raises(StoreError, match="no checkpoint yet"):
             await worker.fetch_model(tmp_path / "copy")
-        await run.learn(await run.score(await run.collect(None, ["one"]), length))
+        await run.learn(await run.score(await run.collect(None, ["one"]), unlike))
         while not worker.model_state or worker.model_state["version"] != 1:
             await asyncio.sleep(0.01)
         copied = await worker.fetch_model(tmp_path / "copy")

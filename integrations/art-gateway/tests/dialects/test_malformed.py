@@ -1,0 +1,79 @@
+"""Requests that a client never makes: each is refused with a 400, or understood."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from art_core.errors import UpstreamError
+from art_gateway import dialects
+
+VALID = {
+    "/v1/completions": {"prompt": "Once", "logprobs": 1, "n": 1, "best_of": 1, "max_tokens": 4},
+    "/v1/responses": {
+        "input": [
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "u"}],
+            },
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]},
+            {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
+            {"type": "function_call_output", "call_id": "c", "output": "x"},
+        ],
+        "instructions": "a",
+        "tools": [{"type": "function", "name": "f", "parameters": {}}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}, "verbosity": "low"},
+        "reasoning": {"effort": "low"},
+        "include": ["message.output_text.logprobs"],
+        "stream": True,
+    },
+    "/v1/messages": {
+        "system": [{"type": "text", "text": "a"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "u"}}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "a", "signature": ""},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [], "is_error": True}]},
+        ],
+        "tools": [{"name": "f", "input_schema": {}}],
+        "tool_choice": {"type": "tool", "name": "f"},
+        "output_config": {"format": {"type": "json_schema", "schema": {}}, "effort": "low"},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "stream": True,
+    },
+}
+JUNK = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({}) | st.just([{}])
+
+
+def places(value, path=()):
+    """Yield where something stands in a JSON value."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield (*path, key)
+        yield from places(child, (*path, key))
+
+
+@pytest.mark.parametrize("path", VALID)
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_malformed_request_is_refused_and_breaks_nothing(path, data):
+    body = json.loads(json.dumps(VALID[path]))
+    dialects()[path].to_chat(body)
+    *way, last = data.draw(st.sampled_from(list(places(body))))
+    holder = body
+    for key in way:
+        holder = holder[key]
+    holder[last] = data.draw(JUNK)
+    try:
+        request = dialects()[path].to_chat(body)
+    except UpstreamError as refusal:
+        assert refusal.status == 400
+    else:
+        assert request.get("messages") or request.get("prompt")
