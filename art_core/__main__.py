@@ -227,7 +227,8 @@ def kept(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        text = f"stopped; everything up to the last finished step is kept: go on with the same command and --run-dir {run_dir}"
+        go_on = f"the same command with --run-dir {run_dir} goes on after the last finished step"
+        text = go_on if run_dir.exists() else "stopped before anything was recorded"
         Console(stderr=True, soft_wrap=True, highlight=False).print(text)
         raise typer.Exit(130) from None
 

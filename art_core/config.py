@@ -224,10 +224,10 @@ def weights_hash(folder: str | Path) -> str:
     return digest.hexdigest()
 
 
-def check_tasks(tasks: Sequence[Any]) -> None:
+def check_tasks(tasks: Sequence[Any], name: str = "tasks") -> None:
     """Raise ConfigError where there is nothing to run, or what is no list of tasks."""
     if isinstance(tasks, str | bytes | Mapping) or not isinstance(tasks, Sequence):
         file = "; 'art train' on the command line takes a file of tasks" if isinstance(tasks, str) else ""
-        raise ConfigError(f"tasks is {tasks!r:.80}, and must be a list, one task per item (any JSON-able value){file}")
+        raise ConfigError(f"{name} is {tasks!r:.80}, and must be a list, one task per item (any JSON-able value){file}")
     if len(tasks) == 0:
-        raise ConfigError("the task list is empty: give at least one task (any JSON-able value)")
+        raise ConfigError(f"{name}: the task list is empty; give at least one task (any JSON-able value)")

@@ -250,6 +250,8 @@ async def evaluate(
     run = Run(run_dir or new_run_dir(f"eval-{Path(model).name}"), config, engine=engine, plugins=plugins)
     name = name_of(run.reward(reward))  # what is misspelt, missing or no reward is refused before anything runs
     with screen:
+        if begun and base == begun.get("model") and weights is None:
+            screen.say(f"{model} has no checkpoint, so nothing was trained there yet: its start weights are measured")
         screen.phase("starting the engine", None)
         async with run:
             run.on_rollout = screen.advance

@@ -23,8 +23,14 @@ CHECKPOINT = re.compile(r"step-(\d+)")
 def claimed(run_dir: Path) -> Iterator[bool]:
     """Make the run folder and hold it: no other process may write to it meanwhile. Yields whether it was not there before.
 
-    Raises StoreError where it cannot be made, ConfigError where another process holds it.
+    Raises StoreError where it cannot be made, ConfigError where another process holds it, or where it is a folder of runs.
     """
+    runs = [] if (run_dir / "run.sqlite").exists() else sorted(it.parent.name for it in run_dir.glob("*/run.sqlite"))
+    if runs:
+        raise ConfigError(
+            f"{run_dir} is a folder of runs ({', '.join(runs[:3])}{', ...' * (len(runs) > 3)}); give a run one of its own, such "
+            f"as run_dir={str(run_dir / 'my-run')!r}"
+        )
     made = False
     try:
         run_dir.parent.mkdir(parents=True, exist_ok=True)

@@ -15,12 +15,21 @@ T = TypeVar("T")
 
 def run_alone(function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
     """Run one of art's public coroutines in an event loop of its own; ConfigError where one runs already."""
+    if _loop_runs():
+        name = f"art.{function.__name__}"
+        raise ConfigError(f"an event loop is running here (a notebook, for example): use 'await {name}(...)'")
+    try:
+        return asyncio.run(function(*args, **kwargs))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt from None  # where the loop was when it came says nothing
+
+
+def _loop_runs() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(function(*args, **kwargs))
-    name = f"art.{function.__name__}"
-    raise ConfigError(f"an event loop is running here (a notebook, for example): use 'await {name}(...)'")
+        return False
+    return True
 
 
 async def finished(work: Awaitable[T]) -> T:

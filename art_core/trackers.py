@@ -66,7 +66,7 @@ class _Told:
     def __init__(self, name: str, tracker: Tracker, say: Callable[[str], None]) -> None:
         self.name, self._tracker, self._say = name, tracker, say
         self._waiting: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
-        self._failed = self._behind = False
+        self._failed, self._behind = "", False
         # As a daemon, so that one that hangs does not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name=f"art-tracker-{name}", daemon=True)
         self._thread.start()
@@ -97,13 +97,14 @@ class _Told:
                 try:
                     getattr(self._tracker, what)(*arguments)
                 except BaseException as error:  # noqa: BLE001 - the boundary to the tracker: the run goes on without it
-                    closing = what == "close"
-                    if closing or not self._failed:  # at the end it may say how much was lost
+                    closing, why = what == "close", f"{type(error).__name__}: {error}"
+                    # At the end it may say how much was lost.
+                    if not self._failed or (closing and why != self._failed):
                         self._say(
-                            f"the tracker {self.name} failed in {what}: {type(error).__name__}: {error}; "
+                            f"the tracker {self.name} failed in {what}: {why}; "
                             f"{'' if closing else 'the run goes on, and '}what it missed is in the run folder"
                         )
-                    self._failed = True
+                    self._failed = self._failed or why
 
 
 Factory = Callable[[Path, Any], Tracker]

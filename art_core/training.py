@@ -97,7 +97,7 @@ async def train(
     )  # fmt: skip
     check_tasks(tasks)
     if eval_tasks is not None:
-        check_tasks(eval_tasks)
+        check_tasks(eval_tasks, "eval_tasks")
     screen = display(progress)
     run = Run(run_dir, config, engine=engine, learner=learner, loss=loss, executor=executor, plugins=plugins)
     shape = {"to_input": to_input, "to_output": to_output}
@@ -110,7 +110,7 @@ async def train(
     with screen:
         screen.phase("starting the engine", None)
         async with run, screen.rates(run.throughput().taken):
-            run.store.set_meta("planned_steps", run.store.meta("planned_steps") if dry_run else steps)
+            run.store.set_meta("planned_steps", run.store.meta("planned_steps") if dry_run else max(steps, run.step))
             run.store.set_meta("reward", name)
             run.on_rollout = screen.advance
             if choice := getattr(await run.learner(), "choice", ""):

@@ -350,6 +350,18 @@ async def test_a_learner_that_cannot_be_made_leaves_no_run_folder_where_there_wa
     assert not (tmp_path / "run").exists()
 
 
+async def test_a_folder_of_runs_is_not_taken_for_a_run(tmp_path):
+    for name in ("first", "second"):
+        async with run_of(tmp_path / name):
+            pass
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        (folder / "run").rename(tmp_path / f"{folder.name}-run")
+    with pytest.raises(ConfigError, match=r"is a folder of runs \(first-run, second-run\); give a run one of its own"):
+        async with art.open_run(tmp_path, engine=FakeEngine(), learner=CountingLearner()):
+            pass
+    assert not (tmp_path / "run.sqlite").exists()
+
+
 async def test_what_was_recorded_before_a_program_failed_is_kept(tmp_path):
     with pytest.raises(KeyError):
         async with run_of(tmp_path) as run:

@@ -58,7 +58,7 @@ def test_ctrl_c_leaves_a_usable_run_that_goes_on(tmp_path, command, more):
     wait_for_steps(tmp_path, 3, process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "go on with the same command and --run-dir run" in said, said
+    assert process.returncode == 130 and "the same command with --run-dir run goes on" in said, said
     assert "Traceback" not in said
     done = json.loads((tmp_path / "run" / "report.json").read_text())["steps"]
     assert done == len(lines(tmp_path)) >= 3

@@ -309,73 +309,6 @@ def test_train_sync_runs_where_no_loop_runs_and_says_so_where_one_does(tmp_path)
         asyncio.run(inside())
 
 
-class PartlyForced(FakeEngine):
-    """Says of all tokens but the last that a grammar forced them; calls end for ``finish_reason``."""
-
-    def __init__(self, finish_reason):
-        super().__init__(numbers)
-        self.finish_reason = finish_reason
-
-    def _choice(self, request, index):
-        choice = super()._choice(request, index)
-        return choice | {"forced": list(range(len(choice["token_ids"]) - 1)), "finish_reason": self.finish_reason}
-
-
-@pytest.mark.parametrize("finish_reason", ["stop", "length"])
-async def test_a_larger_max_tokens_is_advised_where_calls_were_cut_off_and_not_where_tokens_were_forced(
-    tmp_path, finish_reason
-):
-    engine, screen = PartlyForced(finish_reason), Lines()
-    result = await art.train(
-        ScriptedAgent(), ["a"], **settings(tmp_path, engine=engine, overlong="drop", progress=screen)
-    )
-    [metrics, _] = map(json.loads, (result.run_dir / "metrics.jsonl").read_text().splitlines())
-    assert metrics["forced"] > 0.5
-    assert metrics["untrained"] == (1 if finish_reason == "length" else metrics["forced"])
-    assert sum("100% of the tokens that the model chose" in line for line in screen.lines) == (
-        finish_reason == "length"
-    )
-    assert any("max_tokens" in line for line in screen.lines) == (finish_reason == "length")
-
-
-class Forced(FakeEngine):
-    """Leaves no choice for any token."""
-
-    def _choice(self, request, index):
-        choice = super()._choice(request, index)
-        return choice | {"forced": list(range(len(choice["token_ids"])))}
-
-
-class Skipping(CountingLearner):
-    """Finds nothing to train, as the learner does where no target has a weight."""
-
-    def step(self, trees):
-        return {"skipped": 1.0}
-
-
-@pytest.mark.parametrize("engine", [Forced(numbers), PartlyForced("length")])
-async def test_a_step_that_trained_nothing_says_whether_the_model_had_a_choice(tmp_path, engine):
-    screen = Lines()
-    await art.train(
-        ScriptedAgent(), ["a"],
-        **settings(tmp_path, engine=engine, overlong="drop", learner=Skipping(), progress=screen),
-    )  # fmt: skip
-    [said] = [line for line in screen.lines if "trained nothing" in line]
-    assert ("max_tokens" in said) == isinstance(engine, PartlyForced)
-
-
-async def test_a_reward_may_have_a_metric_called_forced(tmp_path):
-    def reward(trajectory):
-        trajectory.metrics["forced"] = -5.0
-        return float(trajectory.output)
-
-    screen = Lines()
-    result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, progress=screen, reward=reward))
-    [metrics, _] = map(json.loads, (result.run_dir / "metrics.jsonl").read_text().splitlines())
-    assert (metrics["forced"], metrics["learner/forced"], metrics["untrained"]) == (-5.0, 0.0, 0.0)
-    assert not any("not trained" in line for line in screen.lines)
-
-
 async def test_a_dry_run_in_a_runs_folder_leaves_its_plan_alone(tmp_path):
     def plan():
         with Store(tmp_path / "run" / "run.sqlite") as store:
@@ -386,3 +319,15 @@ async def test_a_dry_run_in_a_runs_folder_leaves_its_plan_alone(tmp_path):
     await art.train(ScriptedAgent(), ["a"], **settings(tmp_path))
     await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, dry_run=True))
     assert plan() == 2
+    await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, steps=1))
+    assert plan() == 2, "more are done already"
+
+
+async def test_a_run_in_which_nothing_was_trained_says_that_its_start_is_evaluated(tmp_path):
+    await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, dry_run=True))
+    screen = Lines()
+    await art.evaluate(
+        ScriptedAgent(), ["a"], model=tmp_path / "run", reward=lambda trajectory: 1.0, engine=FakeEngine(numbers),
+        run_dir=tmp_path / "eval", progress=screen,
+    )  # fmt: skip
+    assert sum("has no checkpoint, so nothing was trained there yet" in line for line in screen.lines) == 1

@@ -311,8 +311,8 @@ class CaptureApp:
         if asked and not self._said:
             self._said = True
             logger.warning(
-                "the agent asks for %s; the run samples with %s instead, as its temperature= says, which is 1.0 in training "
-                "where nothing else is given, because training compares runs that differ (said once)",
+                "the agent asks for %s and is answered with %s: the run's own temperature= comes first, 1.0 in training, which "
+                "compares runs that differ (said once)",
                 _listed(asked),
                 _listed({key: imposed[key] for key in asked}),
             )
