@@ -34,6 +34,7 @@ $(VENV)/.ready: $(MANIFESTS) constraints.txt requirements-dev.txt
 
 demo: $(VENV)/.ready
 	$(BIN)/art demo --seed $(SEED) $(if $(STEPS),--steps $(STEPS)) $(if $(JUDGE),--judge "$(JUDGE)") $(if $(RUN_DIR),--run-dir "$(RUN_DIR)")
+	@echo "art is in $(BIN): . $(BIN)/activate"
 
 # The warning is about what follows mkdocs 1, years from now; the versions are in constraints.txt.
 docs: $(VENV)/.ready

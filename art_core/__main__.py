@@ -218,6 +218,8 @@ def show(result: Any) -> None:
     print_result(result, console)
     there = importlib.util.find_spec("matplotlib") is not None
     text = f"chart: {draw(result.run_dir)}" if there else "no chart: pip install 'art-core[chart]'"
+    run = result.run_dir
+    text += f"\nnext: art view {run} (with art-server) shows it in the browser, art audit {run} checks it"
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,9 @@ def load_object(where: str) -> Any:
         except ModuleNotFoundError as error:
             raise ConfigError(f"{where!r}: {error}; run art where it can be imported, or write FILE.py:NAME") from error
     if not hasattr(module, name):
-        raise ConfigError(f"{module_name} has no {name!r}")
+        near = difflib.get_close_matches(name, [it for it in vars(module) if not it.startswith("_")], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{module_name} has no {name!r}{hint}")
     return getattr(module, name)
 
 
@@ -94,14 +97,22 @@ def made(thing: Any) -> Any:
 def load_tasks(where: str) -> list[Any]:
     """Return the tasks of a .jsonl or .json file, or of an object."""
     if not where.endswith((".jsonl", ".json")):
-        return list(made(load_object(where)))
+        return listed(made(load_object(where)), where, "a list, or a function without arguments that makes one")
     path = Path(where)
     if not path.is_file():
         raise ConfigError(f"there is no task file {path}")
     if where.endswith(".json"):
-        return list(parsed(path.read_text(), where))
+        return listed(parsed(path.read_text(), where), where, "a list")
     lines = enumerate(path.read_text().splitlines(), start=1)
     return [parsed(line, f"{where}, line {number}") for number, line in lines if line.strip()]
+
+
+def listed(tasks: Any, where: str, wanted: str) -> list[Any]:
+    """Return the tasks as a list; ConfigError that names ``where`` for a text, a dict, and what is no series at all."""
+    series = any(hasattr(type(tasks), it) for it in ("__iter__", "__getitem__"))
+    if not series or isinstance(tasks, str | Mapping):
+        raise ConfigError(f"{where} is no list of tasks but of type {type(tasks).__name__}; give {wanted}")
+    return list(tasks)
 
 
 def parsed(text: str, where: str) -> Any:

@@ -244,7 +244,7 @@ def _number(value: Any, reward: Reward | GroupReward, trajectory: Trajectory, di
     number = float(value) if isinstance(value, Real | np.bool_) else math.nan
     if math.isfinite(number):
         return number
-    hint = " (is a `return` missing?)" if value is None and did == "returned" else ""
+    hint = " (is a 'return' missing?)" if value is None and did == "returned" else ""
     raise RewardError(
         f"{_name(reward)} {did} {reprlib.repr(value)} ({type(value).__name__}) for {_describe(trajectory)}{hint}; "
         f"{'return' if did == 'returned' else 'give'} a finite int, float or bool"

@@ -51,6 +51,7 @@ def test_train_and_eval_an_agent_from_files(art, tmp_path):
         and (tmp_path / "run" / "chart.png").stat().st_size > 0
     )
     assert "half of a pair: \\ud800" in trained.stdout
+    assert "next: art view run " in trained.stdout and "art audit run " in trained.stdout
     measured = art("eval", *common, "--model", "run")
     assert measured.returncode == 0, measured.stderr
     found = json.loads(measured.stdout)
@@ -79,10 +80,17 @@ def test_a_dry_run_prints_what_would_be_trained(art):
         assert word in done.stderr
 
 
-def test_errors_are_one_message_without_a_traceback(art):
+def test_errors_are_one_message_without_a_traceback(art, tmp_path):
+    (tmp_path / "one.json").write_text('{"input": "one"}')
     for arguments, said in [
         (("train", "nope.py:agent", "tasks.jsonl"), "there is no file nope.py"),
         (("train", "agent.py:nope", "tasks.jsonl"), "has no 'nope'"),
+        (("train", "agent.py:biuld_agent", "tasks.jsonl"), "has no 'biuld_agent'; did you mean 'build_agent'"),
+        (
+            ("train", "agent.py:build_agent", "agent.py:reward"),
+            "agent.py:reward is no list of tasks but of type function",
+        ),
+        (("train", "agent.py:build_agent", "one.json"), "one.json is no list of tasks but of type dict; give a list"),
         (("train", "agent.py:build_agent", "nope.jsonl"), "there is no task file nope.jsonl"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "grup_size=2"), "did you mean 'group_size'"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "losss=dapo"), "did you mean 'loss'"),

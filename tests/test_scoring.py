@@ -81,7 +81,7 @@ async def test_what_is_not_a_finite_number_is_refused_naming_the_function_and_th
 
 
 async def test_a_forgotten_return_is_guessed():
-    with pytest.raises(RewardError, match="is a `return` missing"):
+    with pytest.raises(RewardError, match="is a 'return' missing"):
         await score(make_group(None), lambda _: None)
 
 
