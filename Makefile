@@ -15,7 +15,7 @@ OPENAI2 := .openai2
 PROJECTS := . $(wildcard plugins/*/) $(wildcard integrations/*/)
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
 SEED ?= 0
-# Processes of make test; a file stays in one, because its fixtures are shared.
+# Processes of make test and make test-engines; a file stays in one, because its fixtures are shared.
 WORKERS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
@@ -65,7 +65,7 @@ browser: $(VENV)/.ready
 	$(BIN)/python integrations/art-server/tests/browser.py --install
 
 test-engines: $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready browser
-	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines
+	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines --numprocesses=$(WORKERS) --dist=loadfile
 
 test-long: $(VENV)/.ready
 	$(BIN)/python -m pytest -m long
