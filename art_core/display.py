@@ -18,14 +18,15 @@ RATE_SECONDS = 1.0
 
 
 class _Said(logging.Handler):
-    """Shows log records as lines."""
+    """Shows log records as lines; of several at a time, because models may be started side by side, the first does."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._say(record.getMessage())
+        if next(it for it in ENGINE.handlers if isinstance(it, _Said)) is self:
+            self._say(record.getMessage())
 
 
 def plural(count: int, one: str) -> str:
@@ -76,8 +77,7 @@ class Display:
 
     def __enter__(self) -> Display:
         self.bars.start()
-        # One that is shown already says it; models may be started side by side.
-        if not self.console.quiet and not any(isinstance(it, _Said) for it in ENGINE.handlers):
+        if not self.console.quiet:
             ENGINE.addHandler(self._handler)
             ENGINE.setLevel(logging.INFO)
         return self

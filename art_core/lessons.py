@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from art_core.display import Display
+from art_core.metrics import of_learner
 from art_core.scoring import is_scored, why_unscored
 from art_core.types import Group
 
@@ -77,8 +78,7 @@ class Lessons:
 def say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> None:
     """Say, once, where a step trained little or nothing of what the model chose. Forced tokens are no choice: there is nothing
     to mend where they are many."""
-    # A reward's own metric of that name keeps it.
-    untrained, forced = (metrics.get(f"learner/{it}", metrics.get(it, 0.0)) for it in ("untrained", "forced"))
+    untrained, forced = of_learner(metrics, "untrained"), of_learner(metrics, "forced")
     if metrics.get("skipped"):
         screen.say_once((NOTHING_CHOSEN if forced == 1 else NOTHING_LEFT).format(step), about="skipped")
     elif forced < 1 and (share := (untrained - forced) / (1 - forced)) > 0.5:

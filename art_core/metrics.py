@@ -72,6 +72,11 @@ def joined(metrics: Mapping[str, float], more: Mapping[str, float], whose: str =
     return {**metrics, **{f"{whose}/{name}" if name in taken else name: value for name, value in more.items()}}
 
 
+def of_learner(metrics: Mapping[str, float], name: str) -> float:
+    """Return the learner's ``name`` of a step, whichever name ``joined`` gave it; 0 where there is none."""
+    return metrics.get(f"learner/{name}", metrics.get(name, 0.0))
+
+
 def oldest(group: Group, version: int) -> int:
     """Return how many optimizer steps older than ``version`` the weights are that sampled the group's oldest call."""
     return max(_ages([group], version), default=0)

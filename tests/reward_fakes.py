@@ -23,6 +23,11 @@ def right(trajectory):
     return trajectory.metrics["success"]
 
 
+def unlike(trajectory):
+    """A number that no other run has, so that every group has contrast."""
+    return float(int(trajectory.rollout_id[:8], 16))
+
+
 class Judge:
     """Scores every run ``value``, for a price, until its budget is spent."""
 

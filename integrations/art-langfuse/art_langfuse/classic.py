@@ -6,6 +6,7 @@ For programs that keep episodes themselves; ``train(trackers=["langfuse"])`` nee
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import logging
 import re
@@ -13,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -196,19 +197,16 @@ class ARTLangfuseTracker:
                 self._change.wait_for(lambda: self._new or self._closed)
                 spans, self._new, self._busy, closed = self._new, [], True, self._closed
             if spans:
-                self._deliver(spans)
+                self._attempt(functools.partial(self._outbox.deliver, spans))
             with self._change:
                 self._busy = False
                 self._change.notify_all()
-        self._deliver([], last=True)
+        self._attempt(self._outbox.close)  # what was not taken is tried once more
         self._end()
 
-    def _deliver(self, spans: Sequence[ReadableSpan], last: bool = False) -> None:
+    def _attempt(self, send: Callable[[], None]) -> None:
         try:
-            if last:  # what was not taken is tried once more
-                self._outbox.close()
-            else:
-                self._outbox.deliver(spans)
+            send()
         except NotDelivered as error:
             log.warning("%s", error)
         except Exception:  # the boundary of the thread, which nobody would miss

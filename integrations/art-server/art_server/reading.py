@@ -163,15 +163,19 @@ def _summary(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
     counted, last = view.step_counts()
     config = _mapping(view.meta("config"))
     ends = {it.get("name"): _without_ids(it) for it in _list(view.meta("evaluations")) if isinstance(it, dict)}
-    planned = _planned(view, config)
-    measures = planned is None and view.meta("reward") is not None and view.meta("learner") is None
+    reward, learner = view.meta("reward"), view.meta("learner")
+    # Folders from before the plan was noted: only train noted both a reward and a learner.
+    usual = config.get("steps") if reward is not None and learner is not None else None
+    planned = view.meta("planned_steps", usual)
+    planned = planned if isinstance(planned, int) else None
+    measures = planned is None and reward is not None and learner is None
     return {
         "name": name,
         "kind": "evaluation" if measures else "training",
         "model": _text(view.meta("model")),
         "loss": _text(view.meta("loss")),
-        "reward": _text(view.meta("reward")),
-        "learner": _text(view.meta("learner")),
+        "reward": _text(reward),
+        "learner": _text(learner),
         "steps": counted,
         "last_step": last,
         "planned_steps": planned,
@@ -181,13 +185,6 @@ def _summary(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
         "after": ends.get("after"),
         "measured": ends.get("evaluation"),
     }
-
-
-def _planned(view: StoreView, config: Mapping[str, Any]) -> int | None:
-    """Return how many steps ``train`` is to make; None where somebody else takes them, one by one."""
-    trained = view.meta("reward") is not None and view.meta("learner") is not None
-    planned = view.meta("planned_steps", config.get("steps") if trained else None)  # older folders do not say it
-    return planned if isinstance(planned, int) else None
 
 
 def _written(folder: Path) -> float | None:

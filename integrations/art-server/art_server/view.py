@@ -27,6 +27,7 @@ def view(
     import uvicorn
     from rich.console import Console
 
+    from art_core.display import plural
     from art_server.folders import RunFolders
 
     check_loopback(host)
@@ -41,8 +42,7 @@ def view(
         raise typer.BadParameter(str(error)) from error
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listening.getsockname()[1]}/"
-    count = len(folders)
-    said = str(run) if folders.single else f"{count} run{'s' * (count != 1)} in {run}"
+    said = str(run) if folders.single else f"{plural(len(folders), 'run')} in {run}"
     Console(stderr=True, soft_wrap=True, highlight=False).print(
         f"{address}  shows {said}; Ctrl-C ends it", markup=False
     )

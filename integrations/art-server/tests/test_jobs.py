@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from reward_fakes import unlike
 
 from art_core.errors import CaptureError
 
@@ -15,11 +16,6 @@ async def agent(task, address):
         body = {"messages": [{"role": "user", "content": task}]}
         answer = await client.post(f"{address.base_url}/chat/completions", json=body)
         return answer.raise_for_status().json()["choices"][0]["message"]["content"]
-
-
-def unlike(trajectory):
-    """A number that no other run has, so that every group has contrast."""
-    return float(int(trajectory.rollout_id[:8], 16))
 
 
 async def test_a_collection_that_failed_is_made_when_it_is_asked_for_again(serving):

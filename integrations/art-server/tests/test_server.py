@@ -6,6 +6,7 @@ import time
 
 import httpx
 import pytest
+from reward_fakes import unlike
 from starlette.websockets import WebSocketDisconnect
 
 from art_core.errors import CaptureError
@@ -26,11 +27,6 @@ async def ask(address, text):
 
 async def agent(task, address):
     return await ask(address, task)
-
-
-def unlike(trajectory):
-    """A number that no other run has, so that every group has contrast."""
-    return float(int(trajectory.rollout_id[:8], 16))
 
 
 async def test_workers_run_the_agent_and_the_groups_come_back_whole(serving):

@@ -3,14 +3,10 @@
 import asyncio
 
 import pytest
+from reward_fakes import unlike
 
 from art_core.errors import StoreError
 from art_core.testing import FakeEngine, ScriptedAgent
-
-
-def unlike(trajectory):
-    """A number that no other run has, so that every group has contrast."""
-    return float(int(trajectory.rollout_id[:8], 16))
 
 
 async def test_a_worker_fetches_the_weights_that_it_is_told_of(serving, tmp_path):
