@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from pathlib import Path
 
     import numpy as np
@@ -247,11 +248,15 @@ class Recorder(Protocol):
     """Keeps calls for good. Used by capture from its own thread of execution."""
 
     def record(self, rollout_id: str, call: Call) -> None:
-        """Take a call. Never waits for the disk: what fails later, ``flush`` tells. Raises StoreError where it is not taken."""
+        """Take a call. Never waits for the disk: what fails later, ``saved`` tells. Raises StoreError where it is not taken."""
+        ...
+
+    def saved(self) -> Future[None]:
+        """Return what comes true when everything taken would survive this process; StoreError in it where it cannot."""
         ...
 
     def flush(self) -> None:
-        """Return when everything taken is on disk; raises StoreError if it cannot be."""
+        """Return when that has come true."""
         ...
 
     def close(self) -> None: ...

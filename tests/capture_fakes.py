@@ -5,6 +5,7 @@ import json
 import os
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 from art_core.capture.record import Recording
@@ -161,19 +162,28 @@ class ListRecorder:
 
     def record(self, rollout_id: str, call: Call) -> None:
         self.calls.append((rollout_id, call))
-        if self.full:
-            raise StoreError("run.sqlite cannot be written: disk full")
+
+    def saved(self) -> Future[None]:
+        return committed(self.full)
 
     def flush(self) -> None:
         self.flushes += 1
-        if self.full:
-            raise StoreError("run.sqlite cannot be written: disk full")
+        self.saved().result()
 
     def close(self) -> None:
         self.closed = True
 
     def of(self, rollout_id: str) -> list[Call]:
         return [call for owner, call in self.calls if owner == rollout_id]
+
+
+def committed(full: bool = False) -> Future[None]:
+    future: Future[None] = Future()
+    if full:
+        future.set_exception(StoreError("run.sqlite cannot be written: disk full"))
+    else:
+        future.set_result(None)
+    return future
 
 
 class FileRecorder:
@@ -186,8 +196,12 @@ class FileRecorder:
         line = [rollout_id, list(call.prompt_ids), list(call.sampled_ids), call.policy_version, call.finish_reason]
         self.file.write(json.dumps(line) + "\n")
 
-    def flush(self) -> None:
+    def saved(self) -> Future[None]:
         self.file.flush()
+        return committed()
+
+    def flush(self) -> None:
+        self.saved()
 
     def close(self) -> None:
         self.file.close()

@@ -19,7 +19,7 @@ import orjson
 from art_core.capture.gate import Gate
 from art_core.capture.http import Exchange, Receive, Refused, Scope, Send
 from art_core.capture.record import Recording, no_token_ids, visible
-from art_core.errors import CaptureError, UpstreamError
+from art_core.errors import CaptureError, StoreError, UpstreamError
 from art_core.types import GREEDY, JsonDict, Recorder, Sampling, Upstream, within
 
 logger = logging.getLogger("art_core.capture")
@@ -253,7 +253,7 @@ class CaptureApp:
             raise asyncio.CancelledError
         # Before it is recorded: what cannot be told to the client has not been answered.
         answer = asked.dialect.from_chat(asked.body, visible(completion, recording.request_id))
-        self._record(asked)
+        await self._keep(asked)
         await asked.exchange.answer(200, answer)
 
     async def _stream(self, asked: _Asked) -> None:
@@ -271,7 +271,7 @@ class CaptureApp:
             if not recording.choices:
                 raise no_token_ids("its stream was empty")
             recorded = True
-            self._record(asked)
+            await self._keep(asked)
 
         try:
             async with aclosing(asked.dialect.stream_from_chat(asked.body, relay())) as events:
@@ -300,6 +300,15 @@ class CaptureApp:
     def _record(self, asked: _Asked, *, aborted: bool = False) -> None:
         for call in asked.recording.calls(aborted=aborted):
             self.recorder.record(asked.rollout_id, call)
+
+    async def _keep(self, asked: _Asked) -> None:
+        """Record an answer and return when it would survive this process: only then may the client have the end of it."""
+        self._record(asked)
+        try:
+            await asyncio.wrap_future(self.recorder.saved())
+        except StoreError:
+            self._record(asked, aborted=True)  # in place of the one that the client will never have
+            raise
 
     def _sampled_as(self, sampling: Sampling, request: JsonDict) -> JsonDict:
         imposed = {

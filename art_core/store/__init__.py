@@ -10,6 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,9 +280,19 @@ class Store:
         """Whether more than ``most`` writes wait for the disk, or an attempt failed: ``flush`` before taking on more."""
         return self._writer.failed or self._writer.backlog > most
 
+    def saved(self) -> Future[None]:
+        """Return what comes true when everything taken would survive this process; StoreError in it where it cannot."""
+        return self._writer.saved()
+
     def flush(self) -> None:
-        """Return when everything taken is on disk; raises StoreError if it cannot be, and once for what never can be."""
+        """Return when that has come true; raises StoreError if it cannot, and once for what never can be written."""
         self._writer.flush()
+
+    def sync(self) -> None:
+        """Return when everything taken would survive a loss of power too. Raises StoreError where it cannot."""
+        with self._read() as db:
+            db.execute("ROLLBACK")
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
         """Flush and close the file. Closing twice is harmless. Raises StoreError where the flush fails."""

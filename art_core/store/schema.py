@@ -100,8 +100,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         )
     # Not part of a version: a file without it is read all the same, only slower.
     connection.execute("CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (grp)")
-    # A commit is on disk when it returns; the writer gathers many calls into one.
-    connection.execute("PRAGMA synchronous = FULL")
+    # What is committed survives this process, also where it is killed; Store.sync makes it survive a loss of power.
+    connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def _create(connection: sqlite3.Connection, path: Path) -> None:

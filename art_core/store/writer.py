@@ -1,4 +1,4 @@
-"""One thread that writes to a run's file and gathers what comes within a few milliseconds into one commit.
+"""One thread that writes to a run's file: what comes while it commits, or within a few milliseconds, shares the next commit.
 
 Knows nothing about what is written: a write is a function of an open transaction. Nothing taken is given up: what the disk
 does not take stays in memory and is tried again at the next flush. Only a write that fails by itself, whatever the disk, is left
@@ -7,6 +7,7 @@ out, and told: it would hold up all others for ever.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import sqlite3
@@ -22,11 +23,11 @@ logger = logging.getLogger("art_core.store")
 Write = Callable[[sqlite3.Connection], object]
 
 GATHER_SECONDS = 0.02
-"""How long a write may wait for others to share its commit."""
+"""How long a write that nobody waits for may wait for others to share its commit."""
 
 
 class Writer:
-    """``put`` never waits for the disk; ``flush`` returns when all that was put is on it.
+    """``put`` never waits for the disk; ``saved`` comes true, and ``flush`` returns, when all that was put is committed.
 
     ``forget`` is called after a failed transaction, with whatever its writes may have remembered about it undone.
     """
@@ -38,9 +39,9 @@ class Writer:
         self._waiting: list[Write] = []
         self._writing = 0
         self._taken = self._ended = 0
-        """Writes that were ever put, and those of them that are on disk or left out."""
-        self._flushes = 0
-        """Callers that wait for the disk; they end the gathering."""
+        """Writes that were ever put, and those of them that are committed or left out."""
+        self._awaited: list[tuple[int, concurrent.futures.Future[None]]] = []
+        """(writes that must have ended, who is told then); whoever waits ends the gathering."""
         self._error: StoreError | None = None
         self._left_out: list[Exception] = []
         """Why writes were left out, until a flush has told it."""
@@ -70,26 +71,30 @@ class Writer:
         """Whether the next flush has a failure to try again or to tell."""
         return self._error is not None or bool(self._left_out)
 
-    def flush(self) -> None:
-        """Return when everything that was put before is on disk; an earlier failure is tried again. Raises StoreError if it
-        stays, and once for writes that were left out."""
+    def saved(self) -> concurrent.futures.Future[None]:
+        """Return what comes true when everything that was put before is committed, or was left out; an earlier failure is tried
+        again. It raises StoreError where that stays."""
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()  # others may wait for the same commit, so it cannot be cancelled
         with self._changed:
-            wanted = self._taken
-            self._error = None
-            self._flushes += 1
-            self._changed.notify_all()
-            try:
-                self._changed.wait_for(lambda: self._error is not None or self._ended >= wanted)
-            finally:
-                self._flushes -= 1
-            if self._error is not None:
-                raise self._error.with_traceback(None)
-            if left_out := self._left_out:
-                self._left_out = []
-                raise StoreError(
-                    f"{len(left_out)} records can never be written to {self._path} and were left out, all others are there; "
-                    f"the first failed with {left_out[0]!r}: mend whatever gave such a value"
-                ) from left_out[0]
+            if self._ended >= self._taken:
+                future.set_result(None)
+            else:
+                self._error = None
+                self._awaited.append((self._taken, future))
+                self._changed.notify_all()
+        return future
+
+    def flush(self) -> None:
+        """Return when ``saved`` comes true. Raises StoreError where it does, and once for writes that were left out."""
+        self.saved().result()
+        with self._changed:
+            left_out, self._left_out = self._left_out, []
+        if left_out:
+            raise StoreError(
+                f"{len(left_out)} records can never be written to {self._path} and were left out, all others are there; "
+                f"the first failed with {left_out[0]!r}: mend whatever gave such a value"
+            ) from left_out[0]
 
     def close(self) -> None:
         """Flush and end the thread. Where the flush fails nothing is closed, so that it can be tried again."""
@@ -121,9 +126,20 @@ class Writer:
                     self._ended -= len(writes)
                     self._waiting[:0] = writes
                 self._error = error
-                self._changed.notify_all()
+                told = self._told()
+            for future in told:
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error.with_traceback(None))
         if connection is not None:
             connection.close()
+
+    def _told(self) -> list[concurrent.futures.Future[None]]:
+        """Return those who wait for nothing more; after a failure these are all."""
+        ended = [it for it in self._awaited if self._error is not None or it[0] <= self._ended]
+        self._awaited = [it for it in self._awaited if it not in ended]
+        return [future for _, future in ended]
 
     def _write(self, connection: sqlite3.Connection, writes: list[Write]) -> None:
         """Commit the writes together, or else one by one; where this raises, ``writes`` are those still to be tried again."""
@@ -145,8 +161,8 @@ class Writer:
         """Return the next writes; none when it is time to end."""
         with self._changed:
             self._changed.wait_for(lambda: (self._waiting and self._error is None) or self._closing)
-            if not self._flushes and not self._closing:
-                self._changed.wait_for(lambda: self._flushes or self._closing, GATHER_SECONDS)
+            if not self._awaited and not self._closing:
+                self._changed.wait_for(lambda: self._awaited or self._closing, GATHER_SECONDS)
             writes, self._waiting = self._waiting, []
             self._writing = len(writes)
             return writes

@@ -10,6 +10,7 @@ import hmac
 import logging
 import re
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -92,8 +93,12 @@ class Ledger:
                 [rollout_id], [said.get("reward")], metrics=[said.get("metrics") or {}], by="gateway"
             )
 
+    def saved(self) -> Future[None]:
+        """Return what comes true when everything taken would survive this process."""
+        return self._store.saved()
+
     def flush(self) -> None:
-        """Return when everything taken is on disk."""
+        """Return when that has come true."""
         self._store.flush()
 
     def close(self) -> None:

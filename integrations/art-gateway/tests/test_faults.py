@@ -285,21 +285,19 @@ async def test_a_full_disk_is_told_before_anything_is_sampled_and_passes_when_th
 ):
     async with start() as desk:
         assert (await desk.ask("r1", "one"))[0] == 200
-        desk.store.flush()
         full.append(True)
-        assert (await desk.ask("r1", "two"))[0] == 200, "nobody knows of it yet"
-        await until(lambda: desk.store.is_behind(0) and desk.store.is_behind(10**9))
-        for _ in range(3):
-            status, answer, _ = await desk.ask("r1", "three")
+        for text in ("two", "three", "three"):  # the first finds it out
+            status, answer, _ = await desk.ask("r1", text)
             assert (status, answer["error"]["code"]) == (503, "not_recorded")
             assert "free space" in answer["error"]["message"]
         assert len(upstream.requests) == 2
         full.clear()
         assert (await desk.ask("r1", "four"))[0] == 200
-        assert [bytes(call.sampled_ids) for call in desk.of("r1")] == [b"one", b"two", b"four"]
+        kept = [(bytes(call.sampled_ids), call.finish_reason) for call in desk.of("r1")]
+        assert kept == [(b"one", "stop"), (b"two", "aborted"), (b"four", "stop")]
 
 
-async def test_calls_in_flight_while_the_disk_fills_are_answered_and_recorded_once(start, upstream, until, full):
+async def test_calls_in_flight_while_the_disk_fills_are_refused_and_kept_as_aborted(start, upstream, until, full):
     async with start() as desk:
         assert (await desk.ask("known", "one"))[0] == 200
         upstream.delay = 0.3
@@ -308,11 +306,11 @@ async def test_calls_in_flight_while_the_disk_fills_are_answered_and_recorded_on
         full.append(True)
         desk.store.set_meta("key", "value")
         await until(lambda: desk.store.is_behind(10**9))
-        assert [status for status, *_ in await asyncio.gather(*asking)] == [200, 200]
+        assert [status for status, *_ in await asyncio.gather(*asking)] == [503, 503]
         assert (await desk.ask("new", "three"))[0] == 503
         full.clear()
-        assert [bytes(call.sampled_ids) for call in desk.of("known")] == [b"one", b"two"]
-        assert [bytes(call.sampled_ids) for call in desk.of("new")] == [b"two"]
+        assert [(bytes(call.sampled_ids), call.finish_reason) for call in desk.of("known")][1:] == [(b"two", "aborted")]
+        assert [(bytes(call.sampled_ids), call.finish_reason) for call in desk.of("new")] == [(b"two", "aborted")]
 
 
 @pytest.mark.parametrize("version", [2**63, -2, 1.5, None, "1"])

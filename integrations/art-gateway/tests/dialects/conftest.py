@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anthropic
 import openai
 import pytest
+from capture_fakes import committed
 
 from art_core.capture import Door
 from art_core.testing import FakeEngine
@@ -20,6 +22,9 @@ class Calls(list):
 
     def record(self, rollout_id: str, call: Call) -> None:
         self.append(call)
+
+    def saved(self) -> Future[None]:
+        return committed()
 
     def flush(self) -> None: ...
 
