@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from art_core.errors import CaptureError, RolloutLost, UpstreamError
 from art_core.gathering import gather_limited
-from art_core.rollout import Rollout, run_once
-from art_core.store import Store
+from art_core.rollout import Rollout, run_once, task_id
+from art_core.store import Attempt, Store
 from art_core.types import Group, RolloutAddress, RunAgent, Trajectory
 
 ATTEMPTS = 5
@@ -23,22 +23,56 @@ UNFINISHED = tuple(it.__name__ for it in (RolloutLost, asyncio.CancelledError, C
 recorded."""
 
 
+MOST_ATTEMPTS = 8
+"""Processes that may end with one run of the agent going on before it is begun anew: what was answered in it may be what ends
+them."""
+
+
 @dataclass(frozen=True)
 class Kept:
-    """The groups that are collected under a key."""
+    """The groups that are collected under a key, and what is left of them by processes that ended."""
 
     store: Store
     key: str
+    reward: str | None = None
+    """The reward that will score them, by its name: what it has scored already needs no scoring."""
 
     def group_id(self, place: int) -> str:
         """Return the name of the group of the task at ``place``."""
         return f"{self.key}/{place}"
 
-    def finished(self, place: int) -> list[Trajectory]:
-        """Return the runs of that task that need not be made again."""
-        found = self.store.rollouts(group=self.group_id(place))
-        done = [it.rollout_id for it in found if it.finished and not (it.error or "").startswith(UNFINISHED)]
-        return [self.store.trajectory(rollout_id) for rollout_id in done]
+    def left(self, place: int, task: Any, size: int) -> tuple[list[Trajectory], list[str]]:
+        """Return the runs of the task at ``place`` that need not be made again, up to ``size`` of them, and the rollouts that
+        others can go on from."""
+        tried = [it for it in self.store.attempts(self.group_id(place)) if it.task_id == task_id(task)]
+        ended = [it for it in tried if _ended(it)]
+        scored = [it for it in ended if self.reward is not None and it.scored_by == self.reward]
+        if len(scored) >= size:
+            return [self._trajectory(it, task) for it in scored[:size]], []
+        # A reward may look at what JSON cannot say: then the agent is run again, with the same answers.
+        usable = [it for it in ended if it.exact][:size]
+        runs = [replace(self._trajectory(it, task), reward=None, metrics={}, notes={}) for it in usable]
+        return runs, _to_go_on(tried, {it.rollout_id for it in usable})
+
+    def _trajectory(self, attempt: Attempt, task: Any) -> Trajectory:
+        return replace(self.store.trajectory(attempt.rollout_id), task=task)
+
+
+def _ended(attempt: Attempt) -> bool:
+    """Whether the agent came to its end. One that made no call costs nothing to run again, and may have been mended since."""
+    return attempt.finished and attempt.answers > 0 and not (attempt.error or "").startswith(UNFINISHED)
+
+
+def _to_go_on(tried: Sequence[Attempt], used: Collection[str]) -> list[str]:
+    """Return the rollout with the most answers of every run of the agent of which none is ``used``."""
+    runs: dict[str, list[Attempt]] = {}
+    first = {it.rollout_id: it.rollout_id for it in tried}
+    for it in tried:
+        first[it.rollout_id] = first.get(it.continues or "", it.rollout_id)
+        runs.setdefault(first[it.rollout_id], []).append(it)
+    open_ = [run for run in runs.values() if len(run) <= MOST_ATTEMPTS and not {it.rollout_id for it in run} & used]
+    furthest = [max(run, key=lambda it: it.answers) for run in open_]
+    return [it.rollout_id for it in sorted(furthest, key=lambda it: -it.answers) if it.answers]
 
 
 @dataclass(frozen=True)
@@ -63,25 +97,31 @@ class Runs:
         kept: Kept | None = None,
     ) -> list[Group]:
         """Return a group of ``size`` trajectories per task; ``begin(task, group_id=)`` makes a rollout, ``gate`` limits them."""
-        found: list[list[Trajectory]] = [[] for _ in tasks]
+        left: list[tuple[list[Trajectory], list[str]]] = [([], []) for _ in tasks]
         if kept:
-            found = await asyncio.to_thread(lambda: [kept.finished(place)[:size] for place in range(len(tasks))])
+            left = await asyncio.to_thread(lambda: [kept.left(place, task, size) for place, task in enumerate(tasks)])
         jobs: list[Callable[[], Awaitable[Trajectory]]] = []
-        for place, (task, done) in enumerate(zip(tasks, found, strict=True)):
+        for place, (task, (done, open_)) in enumerate(zip(tasks, left, strict=True)):
             again = functools.partial(begin, task, group_id=kept.group_id(place) if kept else uuid.uuid4().hex)
-            jobs += [functools.partial(self.one, again, gate)] * (size - len(done))
+            going_on = [*open_, *[None] * size][: size - len(done)]
+            jobs += [functools.partial(self.one, again, gate, rollout_id) for rollout_id in going_on]
+            for _ in done:
+                self.on_rollout()
         made = iter(await gather_limited(jobs))
         return [
             Group(task, (*done, *(next(made) for _ in range(size - len(done)))))
-            for task, done in zip(tasks, found, strict=True)
+            for task, (done, _) in zip(tasks, left, strict=True)
         ]
 
-    async def one(self, begin: Callable[[], Rollout], gate: AbstractAsyncContextManager[Any]) -> Trajectory:
-        """Run the agent once, in a new rollout for every machine that is lost; each waits for a place of its own."""
+    async def one(
+        self, begin: Callable[..., Rollout], gate: AbstractAsyncContextManager[Any], continues: str | None = None
+    ) -> Trajectory:
+        """Run the agent once, in a new rollout for every machine that is lost; each waits for a place of its own. The first
+        ``continues`` one that was cut off."""
         for attempt in range(1, ATTEMPTS + 1):
             run = self.agent if attempt < ATTEMPTS else self._last
             async with gate:  # left with the lost machine: the time until there is another is not the agent's
-                rollout = begin()
+                rollout = begin(continues=continues if attempt == 1 else None)
                 given = self.to_input(rollout.task)
                 try:
                     await run_once(rollout, run, given, timeout=self.timeout, to_output=self.to_output)

@@ -6,6 +6,7 @@ Knows nothing about what engines do.
 from __future__ import annotations
 
 import functools
+import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -76,3 +77,8 @@ class PolicyEngine:
             dialects=dialects,
             folder=run_dir,
         )
+
+
+def sampling_seed(seed: int, openings: int) -> int:
+    """Return what the engine draws from in a run that was opened so often before; the first time it is the run's own seed."""
+    return random.Random(f"{seed}/{openings}").getrandbits(31) if openings else seed

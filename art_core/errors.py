@@ -12,6 +12,7 @@ ArtError
 |-- StaleWeightsError    the engine does not serve the weights that it was given
 |-- RewardError          a reward function returned something that is not a reward
 `-- StoreError           the run folder cannot be written or read
+    `-- DamagedCheckpoint    a checkpoint is not what was saved
 """
 
 
@@ -93,3 +94,7 @@ class RewardError(ArtError, ValueError):
 
 class StoreError(ArtError, OSError):
     """The run folder cannot be written or read."""
+
+
+class DamagedCheckpoint(StoreError):
+    """A checkpoint is not what was saved. Raised by learners; a run that goes on passes over it."""

@@ -169,9 +169,11 @@ class Evaluator:
         when = "" if name == EVALUATION else f", {name}"
         self.screen.phase(f"evaluating{when}: {at}", len(self.tasks))
         sampling = Sampling() if temperature is None else Sampling(temperature, top_p=1.0, top_k=0)
+        # By itself an evaluation is a new one each time; that of a training run goes on where it was cut off.
+        key = None if name == EVALUATION else f"{name} at {temperature}, step {self.run.step}"
         with apart():
             groups = await self.run.collect(
-                self.agent, self.tasks, group_size=1, split="eval", sampling=sampling, **self.shape
+                self.agent, self.tasks, group_size=1, split="eval", sampling=sampling, key=key, **self.shape
             )
             groups = await self.run.score(groups, self.reward)
         report = Report(tuple(g.trajectories[0] for g in groups), temperature, self.run.run_dir)

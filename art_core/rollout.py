@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from art_core.attribution import running
 from art_core.capture import Door
@@ -28,6 +28,8 @@ from art_core.plugins import GROUP
 from art_core.store import Store
 from art_core.threads import finished
 from art_core.types import Group, RolloutAddress, RunAgent, Sampling, Trajectory
+
+T = TypeVar("T")
 
 API_KEY = "art-rollout"
 """Sent by clients that insist on a key; the address itself is what names the rollout."""
@@ -66,6 +68,8 @@ class Rollout:
     passthrough: frozenset[str] = frozenset()
     nodes: tuple[str, ...] = ()
     """Where not empty, only the calls of these nodes are answered by the policy."""
+    continues: str | None = None
+    """A rollout of a process that ended: what was answered there is answered here again, as long as the same is asked."""
     rollout_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     output: Any = None
     """Set it inside the block, where the run has a result."""
@@ -111,8 +115,10 @@ class Rollout:
             task_id=task_id(self.task),
             task=self.task,
             group=self.group_id,
+            continues=self.continues,
         )
-        base_url = await self.door.open(self.rollout_id, self.sampling)
+        answered = await _reading(self.store.calls, self.continues) if self.continues else ()
+        base_url = await self.door.open(self.rollout_id, self.sampling, answered=answered)
         self.address = RolloutAddress(self.rollout_id, base_url, API_KEY, self.model, self.passthrough, self.nodes)
         self._started = time.monotonic()
         self._stack = ExitStack()
@@ -126,9 +132,7 @@ class Rollout:
         await self.door.close(self.rollout_id)
         seconds = self.seconds
         self.store.finish_rollout(self.rollout_id, output=self.output, error=self.error, seconds=seconds)
-        # In a thread: reading waits for the disk, and rollouts that end together share one commit.
-        reading = asyncio.get_running_loop().run_in_executor(_READERS, self.store.calls, self.rollout_id)
-        calls = await finished(reading)
+        calls = await _reading(self.store.calls, self.rollout_id)
         self._trajectory = Trajectory(
             task=self.task,
             calls=calls,
@@ -139,6 +143,11 @@ class Rollout:
             seconds=seconds,
         )
         self.address = None
+
+
+async def _reading(read: Callable[[str], T], rollout_id: str) -> T:
+    """Read in a thread: it waits for the disk, and rollouts that end together share one commit."""
+    return await finished(asyncio.get_running_loop().run_in_executor(_READERS, read, rollout_id))
 
 
 def describe(error: BaseException) -> str:

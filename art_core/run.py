@@ -7,31 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from art_core import agreement, losses, scoring, sft, variables
 from art_core.attribution import exempt, in_child_processes
+from art_core.checkpoints import Checkpoints
 from art_core.collecting import Kept, Runs
 from art_core.config import TrainConfig, check_tasks, model_folder
-from art_core.engines import PolicyEngine
-from art_core.folder import checkpoint_step, checkpoints, claimed, last_checkpoint, new_run_dir, remove_unused
+from art_core.engines import PolicyEngine, sampling_seed
+from art_core.folder import checkpoints, claimed, new_run_dir, remove_unused
 from art_core.gathering import gather_limited
 from art_core.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rewards import Rewards, name_of
 from art_core.rollout import Rollout, check_captured, check_sampled, task_input
-from art_core.sentinel import Sentinel
 from art_core.store import Store
 from art_core.threads import finished, in_thread, widen_default_executor
 from art_core.throughput import Throughput
 from art_core.token_tree import group_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, TokenTree, Trajectory
-from art_core.update import Updates
+from art_core.update import updates
 
 
 class Run:
@@ -84,12 +84,15 @@ class Run:
             if stack.enter_context(claimed(self.run_dir)):
                 stack.push(self._leave)
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
+            self._checkpoints = Checkpoints(self.run_dir, self.store, self.config.keep_checkpoints)
             agreement.check_begun_with(self.store, self.run_dir, self.config, self.folder, self._loss_name)
             self.rewards.begin()
             self.plugins.call("redirect_clients")
             in_child_processes(redirect_clients)
             dialects = self.plugins.registered("register_dialects")
-            opening = self._engine.open_door(self.folder, self.config, self.run_dir, dialects)
+            # Another process of this run has drawn from its seed: runs of one group must not be the same.
+            seed = sampling_seed(self.config.seed, len(self.store.openings()))
+            opening = self._engine.open_door(self.folder, replace(self.config, seed=seed), self.run_dir, dialects)
             self.door = await stack.enter_async_context(await opening)
             if hasattr(self._executor, "__aenter__"):
                 await stack.enter_async_context(self._executor)
@@ -136,17 +139,16 @@ class Run:
         return Throughput(self.door.counters)
 
     async def _resume(self) -> None:
-        newest = last_checkpoint(self.run_dir)
-        if newest is not None:
-            self.step = self._checkpointed = checkpoint_step(newest)
+        resumed = bool(checkpoints(self.run_dir))
+        if resumed:
             learner = await self.learner()
-            learner.restore(newest)
+            self.step = self._checkpointed = await self._checkpoints.restore(learner)
             self._counted = learner.version
             await self._updates.sentinel.going_on()
             await self._updates.swap()
             await self._updates.sentinel.resumed(learner.version)
             await self.door.resume()
-        self.store.add_opening(0 if newest is None else learner.version)
+        self.store.add_opening(learner.version if resumed else 0)
 
     async def learner(self) -> Learner:
         """Return the learner, loaded at the first call."""
@@ -157,23 +159,13 @@ class Run:
             else:
                 self._learner = self._learner_choice
             self._counted = self._learner.version
-            self._updates = self._make_updates(self._learner)
+            self._updates = updates(
+                self._learner, self.door, self.store, self.run_dir / "serving",
+                ahead=self.config.max_staleness, from_files=self._engine.loads_files,
+            )  # fmt: skip
             self._used = True
             self.store.set_meta("learner", type(self._learner).__name__)
         return self._learner
-
-    def _make_updates(self, learner: Learner) -> Updates:
-        ahead, score = self.config.max_staleness, getattr(learner, "score", None)
-
-        async def learnt(ids: Sequence[int]) -> list[float] | None:
-            return None if score is None else await in_thread(score, ids)
-
-        keep = functools.partial(self.store.set_meta, "sentinel")
-        sentinel = Sentinel(self.door.score, learnt, self.store.meta("sentinel"), keep)
-        return Updates(
-            learner, self.door, self.store, sentinel, self.run_dir / "serving",
-            in_turns=not ahead, from_files=self._engine.loads_files, kept=ahead + 2,
-        )  # fmt: skip
 
     def _find_executor(self) -> Any:
         """Return what runs the agents; None: this process."""
@@ -202,10 +194,12 @@ class Run:
         sampling: Sampling | None = None,
         group_id: str = "",
         step: int | None = None,
+        continues: str | None = None,
     ) -> Rollout:
         """Return a rollout to open with ``async with``; every call to its address is recorded.
 
-        ``step`` is noted in the store; None: the one to be done next, and for an evaluation the last that was done.
+        ``step`` is noted in the store; None: the one to be done next, and for an evaluation the last that was done. What was
+        answered in the rollout that it ``continues`` is answered again.
         """
         if step is None:
             step = self.step + 1 if split == "train" else self.step
@@ -218,6 +212,7 @@ class Run:
             split=split,
             step=step,
             group_id=group_id or uuid.uuid4().hex,
+            continues=continues,
             passthrough=frozenset(self.config.passthrough),
             nodes=self.config.train_nodes if self.config.other_nodes == "passthrough" else (),
         )
@@ -240,12 +235,15 @@ class Run:
         step: int | None = None,
         allow_no_calls: bool = False,
         key: str | None = None,
+        scored_by: str | None = None,
     ) -> list[Group]:
         """Run ``agent`` ``group_size`` times on every task and return a group per task, in order.
 
-        A run that fails is a trajectory with ``error``. With a ``key``, runs that were finished under the same one before,
-        by this process or one that ended, are read from the store and not made again. Raises CaptureError where no run made
-        a recorded call, unless ``allow_no_calls``, or at first none of ``train_nodes``. ``step`` is as in ``rollout``.
+        A run that fails is a trajectory with ``error``. With a ``key``, runs that were finished under the same one before, by
+        this process or one that ended, are read from the store and not made again, with their scores where the reward named
+        ``scored_by`` gave them to all of a group; runs that were cut off go on from their last answer, as long as the agent asks
+        the same. Raises CaptureError where no run made a recorded call, unless ``allow_no_calls``, or at first none of
+        ``train_nodes``. ``step`` is as in ``rollout``.
         """
         check_tasks(tasks)
         widen_default_executor(self.config.max_concurrent)
@@ -255,7 +253,7 @@ class Run:
             groups = await runs.groups(
                 tasks, begin, size=group_size or self.config.group_size,
                 gate=getattr(runs.agent, "gate", self._rollouts),
-                kept=None if key is None else Kept(self.store, key),
+                kept=None if key is None else Kept(self.store, key, scored_by),
             )  # fmt: skip
         if not allow_no_calls:
             nodes = () if self._nodes_seen or self.step or split != "train" else self.config.train_nodes
@@ -281,6 +279,7 @@ class Run:
                 by=name_of(found),
                 call_rewards=[[call.reward for call in t.calls] for t in runs],
             )
+        await in_thread(self.store.flush)
         return scored
 
     async def learn(self, groups: Sequence[Group], *, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -337,6 +336,7 @@ class Run:
         metrics = joined(metrics, self.rewards.account(), "account")
         metrics |= {k: v for k, v in (await self._throughput.taken()).items() if k == "cache_hit_rate"}
         self.store.add_step(self.step + 1, metrics)
+        await in_thread(self.store.flush)
         self.step += 1
         if self._learner is not None:
             self._counted = self._learner.version
@@ -383,17 +383,11 @@ class Run:
         return [(step, newest[step]) for step in sorted(newest) if step <= self.step]
 
     async def checkpoint(self) -> Path:
-        """Save weights, optimizer and random state under ``checkpoints/``, and drop the oldest over the limit."""
+        """Save weights, optimizer and random states under ``checkpoints/``; drop the oldest over the limit, but not the best."""
         async with self._learning:
             return await self._checkpoint()
 
     async def _checkpoint(self) -> Path:
-        learner = await self.learner()
-        self.store.flush()
-        folder = self.run_dir / "checkpoints" / f"step-{self.step:06d}"
-        await in_thread(learner.save, folder)
+        folder = await self._checkpoints.save(await self.learner(), self.step)
         self._checkpointed = self.step
-        if self.config.keep_checkpoints is not None:
-            for old in checkpoints(self.run_dir)[: -self.config.keep_checkpoints]:
-                shutil.rmtree(old)
         return folder

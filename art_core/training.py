@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.config import PARTS, TrainConfig, check_tasks, make_config
-from art_core.display import Display, display
+from art_core.display import Display, display, plural
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
@@ -27,7 +27,7 @@ from art_core.plugins import Plugins
 from art_core.rewards import name_of
 from art_core.rollout import failure, task_input
 from art_core.run import Run
-from art_core.scoring import of_nodes, why_unscored
+from art_core.scoring import advantages, of_nodes, why_unscored
 from art_core.threads import in_thread, run_alone
 from art_core.trackers import Tracker, Trackers, find_trackers
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward
@@ -163,8 +163,8 @@ async def _loop(
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
     lessons, reason, groups = Lessons(), None, []
     steps, ahead = run.config.steps, run.config.max_staleness
-    if run.step:
-        screen.say(f"{run.run_dir}: {'finished already' if run.step >= steps else 'going on'} after step {run.step}")
+    if begun := _begun(run):
+        screen.say(begun)
     screen.total(steps, run.step)
     async with Pipeline(sample, range(run.step, steps), depth=ahead) as pipeline:
         while run.step < steps and not (reason := run.rewards.exhausted(reward) or lessons.hopeless()):
@@ -190,6 +190,15 @@ async def _loop(
     _say_end(run, reason, lessons, groups, screen)
 
 
+def _begun(run: Run) -> str:
+    """Return what is said of a run that goes on; empty for a new one."""
+    if run.step >= run.config.steps:
+        return f"{run.run_dir}: finished already after step {run.step}"
+    done = sum(it.finished for it in run.store.rollouts(split="train", step=run.step + 1))
+    again = f"; {plural(done, 'run')} of step {run.step + 1} ended before and need not be made again" if done else ""
+    return f"{run.run_dir}: going on after step {run.step}{again}" if run.step or done else ""
+
+
 def _say_end(
     run: Run,
     reason: str | None,
@@ -213,18 +222,26 @@ async def _sample(
 
     With ``dynamic_sampling``, again on fresh tasks until ``tasks_per_step`` groups have contrast.
     """
-    config, groups = run.config, []
+    config, groups, name = run.config, [], name_of(run.reward(reward))
     batch, fresh = batch_of_step(tasks, step, config), fresh_tasks(tasks, step, config)
     shown = Display(quiet=True) if config.max_staleness else screen  # several steps cannot share a bar
     with apart() as seconds:
         for number in range(1 + config.max_extra_rounds * config.dynamic_sampling):
             extra = f", extra round {number}" if number else ""
             shown.phase(f"step {step + 1}/{config.steps}: rollouts{extra}", len(batch) * config.group_size)
-            found = await run.collect(agent, batch, step=step + 1, allow_no_calls=number > 0, **shape)
+            found = await run.collect(
+                agent,
+                batch,
+                step=step + 1,
+                allow_no_calls=number > 0,
+                key=f"train {step + 1}/{number}",
+                scored_by=name,
+                **shape,
+            )
             for reason in why_failed(found):
                 screen.say_once(f"runs of the agent failed: {reason}; failed runs are data, scored like all others")
             shown.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)
-            scored = await run.score(found, reward)
+            scored = await _score(run, found, reward)
             for reason in why_unscored(scored):
                 screen.say_once(f"runs could not be scored: {reason}; such runs are not trained")
             groups += scored
@@ -239,6 +256,16 @@ async def _sample(
             about="max_extra_rounds",
         )
     return groups, seconds
+
+
+async def _score(run: Run, groups: Sequence[Group], reward: Any) -> list[Group]:
+    """Return the groups with rewards and advantages; those that a process which ended has scored keep what it gave them."""
+    scored = [all(t.reward is not None for t in group.trajectories) for group in groups]
+    rest = iter(await run.score([group for group, done in zip(groups, scored, strict=True) if not done], reward))
+    return [
+        advantages(group, run.config.advantage) if done else next(rest)
+        for group, done in zip(groups, scored, strict=True)
+    ]
 
 
 def why_failed(groups: Sequence[Group]) -> list[str]:

@@ -84,3 +84,15 @@ class Updates:
             if old.name.isdecimal() and int(old.name) <= version - self.kept:
                 shutil.rmtree(old)
         return weights
+
+
+def updates(learner: Learner, door: Door, store: Store, folder: Path, *, ahead: int, from_files: bool) -> Updates:
+    """Return what takes the steps of a run in which rollouts may run ``ahead`` so many steps."""
+    score = getattr(learner, "score", None)
+
+    async def learnt(ids: Sequence[int]) -> list[float] | None:
+        return None if score is None else await in_thread(score, ids)
+
+    keep = functools.partial(store.set_meta, "sentinel")
+    sentinel = Sentinel(door.score, learnt, store.meta("sentinel"), keep)
+    return Updates(learner, door, store, sentinel, folder, in_turns=not ahead, from_files=from_files, kept=ahead + 2)

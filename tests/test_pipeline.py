@@ -244,7 +244,7 @@ async def test_a_reward_that_fails_in_a_later_steps_rollouts_ends_the_run_when_t
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
-async def test_an_interrupted_run_keeps_what_ran_ahead_and_trains_on_fresh_rollouts(tmp_path):
+async def test_an_interrupted_run_trains_on_what_ran_ahead_of_it(tmp_path):
     class Stop(Display):
         def log(self, step, metrics):
             if step == 2:
@@ -266,7 +266,9 @@ async def test_an_interrupted_run_keeps_what_ran_ahead_and_trains_on_fresh_rollo
     )
     now = {rollout.rollout_id: rollout for rollout, _ in stored(tmp_path)}
     assert set(kept) <= set(now)
-    assert sum(rollout.step == 3 for id_, rollout in now.items() if id_ not in kept) == 8
+    ended = [id_ for id_, rollout in now.items() if id_ in kept and rollout.step == 3 and not rollout.error]
+    again_made = sum(rollout.step == 3 for id_, rollout in now.items() if id_ not in kept)
+    assert ended and again_made == 8 - len(ended)
 
 
 async def test_a_dry_run_and_hand_made_overlap_work_with_staleness(tmp_path):

@@ -185,11 +185,11 @@ def test_another_process_that_was_faster_is_no_error(old, monkeypatch):
     """Between the look at the version and the transaction another process may do the same."""
     first = schema._bring_up
 
-    def slow(connection, version, statements):
+    def slow(connection, *migration):
         other = sqlite3.connect(old, isolation_level=None)
-        first(other, version, statements)
+        first(other, *migration)
         other.close()
-        first(connection, version, statements)
+        first(connection, *migration)
 
     monkeypatch.setattr(schema, "_bring_up", slow)
     with Store(old) as store:
@@ -211,7 +211,7 @@ def test_another_process_that_made_the_file_first_is_no_error(tmp_path, monkeypa
 
 def test_a_file_that_could_not_be_brought_up_whole_stays_as_it_was(old, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "FROM_3", (*schema.FROM_3, "not SQL"))
+        patch.setitem(schema.MIGRATIONS, 3, (*schema.MIGRATIONS[3], "not SQL"))
         with pytest.raises(StoreError, match="cannot read"):
             Store(old)
     with sqlite3.connect(old) as db:
@@ -222,13 +222,13 @@ def test_a_file_that_could_not_be_brought_up_whole_stays_as_it_was(old, monkeypa
         assert store.trajectory("r").reward == 0.25
 
 
-@pytest.mark.parametrize("version", [2, 5])
+@pytest.mark.parametrize("version", [2, 6])
 def test_a_file_of_another_version_is_refused_and_left_alone(old, version):
     with sqlite3.connect(old) as db:
         db.execute(f"PRAGMA user_version = {version}")
     db.close()
     with pytest.raises(
-        StoreError, match=f"version {version} of the store's tables, this art_core reads versions 3 and 4"
+        StoreError, match=f"version {version} of the store's tables, this art_core reads versions 3 to 5"
     ):
         Store(old)
     with sqlite3.connect(old) as db:

@@ -17,7 +17,7 @@ from art_core.capture.process import ServingProcess
 from art_core.capture.server import Dialect
 from art_core.capture.serving import Serving, ServingPlan
 from art_core.errors import CaptureError
-from art_core.types import Engine, Recorder, Sampling, Weights
+from art_core.types import Call, Engine, Recorder, Sampling, Weights
 
 
 class Door:
@@ -78,13 +78,16 @@ class Door:
             raise
         return cls(serving, address)
 
-    async def open(self, rollout_id: str, sampling: Sampling | None = None, *, newest: bool = False) -> str:
+    async def open(
+        self, rollout_id: str, sampling: Sampling | None = None, *, newest: bool = False, answered: Sequence[Call] = ()
+    ) -> str:
         """Answer a rollout's calls from now on and return its base URL, for any OpenAI-compatible client.
 
         ``newest`` answers every call with the newest weights, also where the engine would go on with those that the rollout
-        began with: for an address that outlives steps.
+        began with: for an address that outlives steps. ``answered`` are calls of a rollout that was cut off: what was asked in
+        them gets the same answer again, each once.
         """
-        await self._ask("open", rollout_id, sampling or Sampling(), newest)
+        await self._ask("open", rollout_id, sampling or Sampling(), newest, tuple(answered))
         return f"{self.address}/rollouts/{quote(rollout_id, safe='')}/v1"
 
     async def close(self, rollout_id: str, grace: float = 1.0) -> None:

@@ -19,8 +19,9 @@ import orjson
 from art_core.capture.gate import Gate
 from art_core.capture.http import Exchange, Receive, Refused, Scope, Send
 from art_core.capture.record import Recording, no_token_ids, visible
+from art_core.capture.replay import Answers
 from art_core.errors import CaptureError, StoreError, UpstreamError
-from art_core.types import GREEDY, JsonDict, Recorder, Sampling, Upstream, within
+from art_core.types import GREEDY, Call, JsonDict, Recorder, Sampling, Upstream, within
 
 logger = logging.getLogger("art_core.capture")
 
@@ -63,6 +64,7 @@ class ChatCompletions:
 class _Rollout:
     sampling: Sampling
     upstream: Upstream
+    answers: Answers
     closing: bool = False
     answering: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """By request id: a retry ends the request that it repeats."""
@@ -114,14 +116,16 @@ class CaptureApp:
         self._said = False
         self._stopping = False
 
-    def open(self, rollout_id: str, sampling: Sampling, upstream: Upstream | None = None) -> None:
+    def open(
+        self, rollout_id: str, sampling: Sampling, upstream: Upstream | None = None, answered: Sequence[Call] = ()
+    ) -> None:
         """Answer this rollout's calls from now on, from an upstream of its own where one is given.
 
-        Raises CaptureError where it is open already.
+        What was asked in a call that is ``answered`` gets the same answer again. Raises CaptureError where it is open already.
         """
         if rollout_id in self._rollouts:
             raise CaptureError(f"rollout {rollout_id!r} is open already; give every run of an agent an id of its own")
-        self._rollouts[rollout_id] = _Rollout(sampling, upstream or self.upstream)
+        self._rollouts[rollout_id] = _Rollout(sampling, upstream or self.upstream, Answers(answered))
 
     async def close(self, rollout_id: str, grace: float) -> None:
         """Refuse further calls of this rollout and return when those in flight are recorded.
@@ -218,7 +222,7 @@ class CaptureApp:
             self._rollout(rollout_id)
         recording = Recording(request, request_id, agent, _name(exchange.headers.get("x-art-thread")))
         answering = self._stream if request.get("stream") else self._complete
-        upstream = rollout.upstream if trained or self._frozen is None else self._frozen
+        upstream = rollout.answers.before(rollout.upstream if trained or self._frozen is None else self._frozen)
         task = asyncio.create_task(answering(_Asked(rollout_id, upstream, recording, exchange, dialect, body)))
         rollout.answering[request_id] = task
         task.add_done_callback(lambda _: rollout.answering.pop(request_id, None))

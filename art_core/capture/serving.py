@@ -22,7 +22,7 @@ from art_core.abilities import Counts, KeepsFiles, Rests, Scores, ServesVersions
 from art_core.capture.http import ASGIApp
 from art_core.capture.server import CaptureApp, Dialect
 from art_core.errors import CaptureError, ConfigError
-from art_core.types import Engine, Recorder, Sampling, Upstream, Weights
+from art_core.types import Call, Engine, Recorder, Sampling, Upstream, Weights
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,10 @@ class Serving:
             return engine.at(0)
         return await _started(plan.frozen, stack, plan.folder) if plan.frozen else None
 
-    async def _open(self, rollout_id: str, sampling: Sampling, newest: bool = False) -> None:
+    async def _open(self, rollout_id: str, sampling: Sampling, newest: bool, answered: Sequence[Call]) -> None:
         if newest or not isinstance(self._engine, ServesVersions):
-            return self._app.open(rollout_id, sampling)
-        self._app.open(rollout_id, sampling, self._engine.at(self._versions.newest))
+            return self._app.open(rollout_id, sampling, answered=answered)
+        self._app.open(rollout_id, sampling, self._engine.at(self._versions.newest), answered)
         self._versions.begun(rollout_id)
 
     async def _close(self, rollout_id: str, grace: float) -> None:

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from art_core.errors import StoreError
+from art_core.errors import DamagedCheckpoint, StoreError
 from art_core.pretrained import load_causal_lm, load_tokenizer, no_progress_bars
 
 MANIFEST = "learner.json"
@@ -71,27 +71,27 @@ def writing(folder: Path, state: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Return the state given to ``writing``, after comparing every file of ``folder`` with its hash; else StoreError."""
+    """Return the state given to ``writing``, after comparing every file of ``folder`` with its hash; else DamagedCheckpoint."""
     state = read_manifest(folder)
     for name, digest in state.pop("files").items():
         if not (folder / name).is_file():
-            raise StoreError(f"{folder / name} is missing; {_remedy(folder)}")
+            raise DamagedCheckpoint(f"{folder / name} is missing; {_remedy(folder)}")
         if _hash(folder / name) != digest:
-            raise StoreError(f"{folder / name} is not what was saved (SHA-256 differs); {_remedy(folder)}")
+            raise DamagedCheckpoint(f"{folder / name} is not what was saved (SHA-256 differs); {_remedy(folder)}")
     return state
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the state given to ``writing`` and under ``files`` the hash of every file, compared with none; else StoreError."""
     if not (folder / MANIFEST).is_file():
-        raise StoreError(
+        raise DamagedCheckpoint(
             f"{folder} has no {MANIFEST}, so it is not a checkpoint; give a folder in checkpoints/ of a run"
         )
     try:
         state = json.loads((folder / MANIFEST).read_text())
         return {**state, "files": dict(state["files"]), "version": int(state["version"])}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{folder / MANIFEST} is damaged ({error!r}); {_remedy(folder)}") from error
+        raise DamagedCheckpoint(f"{folder / MANIFEST} is damaged ({error!r}); {_remedy(folder)}") from error
 
 
 def _remedy(folder: Path) -> str:

@@ -19,15 +19,26 @@ from typing import Any, Literal
 from art_core.errors import StoreError
 from art_core.store.calls import CallReader, CallWriter, RecordedCall, reward_calls
 from art_core.store.digest import SIZE, call_digest
-from art_core.store.rollouts import ROLLOUTS, SCORES, StoredRollout, StoredScore, rollout_of, score_of, trajectory_of
+from art_core.store.rollouts import (
+    ATTEMPTS,
+    ROLLOUTS,
+    SCORES,
+    Attempt,
+    StoredRollout,
+    StoredScore,
+    attempt_of,
+    rollout_of,
+    score_of,
+    trajectory_of,
+)  # fmt: skip
 from art_core.store.schema import connect, unreadable
-from art_core.store.values import from_json, text_to_column, to_json
+from art_core.store.values import from_json, is_json, text_to_column, to_json
 from art_core.store.view import SeenRollout, StoreView, Wanted, look
 from art_core.store.writer import Writer
 from art_core.types import Call, Trajectory
 
 __all__ = [
-    "RecordedCall", "SeenRollout", "Store", "StoreView", "StoredRollout", "StoredScore", "Update", "Wanted", "look",
+    "Attempt", "RecordedCall", "SeenRollout", "Store", "StoreView", "StoredRollout", "StoredScore", "Update", "Wanted", "look",
 ]  # fmt: skip
 
 
@@ -73,14 +84,19 @@ class Store:
         split: str | None = None,
         task_id: str | None = None,
         group: str | None = None,
+        continues: str | None = None,
     ) -> None:
-        """Note that a run of the agent begins. Raises StoreError where one with this id has begun before."""
+        """Note that a run of the agent begins. Raises StoreError where one with this id has begun before.
+
+        ``continues`` is the rollout of a process that ended whose answers it begins with.
+        """
         if rollout_id in self._rollout_ids:
             raise StoreError(f"{self.path} has a rollout {rollout_id!r} already; give every run of an agent its own id")
         self._rollout_ids.add(rollout_id)
-        values = (rollout_id, step, split, task_id, to_json(task), group, time.time())
+        values = (rollout_id, step, split, task_id, to_json(task), group, time.time(), continues)
         self._write(
-            "INSERT INTO rollouts (rollout_id, step, split, task_id, task, grp, started) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO rollouts (rollout_id, step, split, task_id, task, grp, started, continues) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             values,
         )
 
@@ -93,8 +109,8 @@ class Store:
     ) -> None:
         """Note how it ended. An output that JSON cannot say is kept as its fields, else as its repr."""
         self._write(
-            "UPDATE rollouts SET finished = ?, output = ?, error = ?, seconds = ? WHERE rollout_id = ?",
-            (time.time(), to_json(output), text_to_column(error), seconds, rollout_id),
+            "UPDATE rollouts SET finished = ?, output = ?, exact = ?, error = ?, seconds = ? WHERE rollout_id = ?",
+            (time.time(), to_json(output), is_json(output), text_to_column(error), seconds, rollout_id),
         )
 
     def touch_rollout(self, rollout_id: str) -> None:
@@ -249,6 +265,11 @@ class Store:
         with self._read() as db:
             rows = db.execute(f"{ROLLOUTS} WHERE {where} ORDER BY rollouts.seq", wanted)
             return tuple(map(rollout_of, rows))
+
+    def attempts(self, group: str) -> tuple[Attempt, ...]:
+        """Return the rollouts of a group in the order in which they began, with what says whether they can be used again."""
+        with self._read() as db:
+            return tuple(map(attempt_of, db.execute(ATTEMPTS, (group,))))
 
     def trajectory(self, rollout_id: str) -> Trajectory:
         """Return a rollout with its calls and newest scores. Raises StoreError where it was never added."""

@@ -18,6 +18,12 @@ rollouts LEFT JOIN scores
     ON scores.seq = (SELECT max(seq) FROM scores WHERE scores.rollout_id = rollouts.rollout_id AND NOT aside)
 """
 ROLLOUTS = f"SELECT {COLUMNS} FROM {SCORED}"
+ATTEMPTS = f"""
+SELECT rollouts.rollout_id, task_id, finished IS NOT NULL, error, coalesce(exact, 0), continues,
+    CASE WHEN reward IS NOT NULL THEN scored_by END,
+    (SELECT count(*) FROM calls WHERE calls.rollout_id = rollouts.rollout_id AND finish_reason != 'aborted')
+FROM {SCORED} WHERE grp = ? ORDER BY rollouts.seq
+"""
 SCORES = "SELECT reward, metrics, notes, advantage, scored_by, at, aside FROM scores WHERE rollout_id = ? ORDER BY seq"
 
 
@@ -42,6 +48,24 @@ class StoredRollout:
     notes: dict[str, str] = field(default_factory=dict)
     advantage: float | None = None
     """Reward, metrics, notes and advantage are of the newest score that is not ``aside``."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What is known of one run of the agent when it is asked whether it must be made again."""
+
+    rollout_id: str
+    task_id: str | None
+    finished: bool
+    error: str | None
+    exact: bool
+    """Whether the stored output is the very value that the agent returned."""
+    continues: str | None
+    """The rollout whose answers it began with."""
+    scored_by: str | None
+    """The reward that gave the newest score that is not aside; None where that gave no reward."""
+    answers: int
+    """Calls that were answered to their end."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +104,14 @@ def rollout_of(row: tuple) -> StoredRollout:
         metrics={} if metrics is None else from_json(metrics),
         notes={} if notes is None else from_json(notes),
         advantage=advantage,
+    )
+
+
+def attempt_of(row: tuple) -> Attempt:
+    """Return what a row of ``ATTEMPTS`` says."""
+    rollout_id, task_id, finished, error, exact, continues, scored_by, answers = row
+    return Attempt(
+        rollout_id, task_id, bool(finished), text_from_column(error), bool(exact), continues, scored_by, answers
     )
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from art_core.errors import StoreError
 
-VERSION = 4
-"""Stands in ``PRAGMA user_version``; a file of version 3 is brought up to it when it is opened, others are refused."""
+VERSION = 5
+"""Stands in ``PRAGMA user_version``; a file of a version in ``MIGRATIONS`` is brought up to it when it is opened, others are
+refused."""
+LOOKED_AT = frozenset({4, VERSION})
+"""Versions that have all that ``view.py`` reads."""
 APPLICATION = 0x61727431
 
 TABLES = """
@@ -23,9 +26,11 @@ CREATE TABLE messages (
     id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, blob INTEGER NOT NULL, UNIQUE (parent, blob)
 );
 
+-- continues: the rollout of a process that ended, whose answers this one began with. exact: whether output is the very value
+-- that the agent returned, null where that is not known.
 CREATE TABLE rollouts (
     seq INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL UNIQUE, step INTEGER, split TEXT, task_id TEXT, task BLOB, grp TEXT,
-    started REAL NOT NULL, finished REAL, output BLOB, error TEXT, seconds REAL
+    started REAL NOT NULL, finished REAL, output BLOB, error TEXT, seconds REAL, continues TEXT, exact INTEGER
 );
 CREATE INDEX rollouts_by_step ON rollouts (step, split);
 
@@ -58,8 +63,11 @@ CREATE TABLE updates (
 );
 CREATE TABLE openings (seq INTEGER PRIMARY KEY, version INTEGER NOT NULL, at REAL NOT NULL);
 """
-FROM_3 = ("ALTER TABLE scores ADD COLUMN notes BLOB", "ALTER TABLE scores ADD COLUMN aside INTEGER NOT NULL DEFAULT 0")
-"""What makes version 4 of version 3."""
+MIGRATIONS = {
+    3: ("ALTER TABLE scores ADD COLUMN notes BLOB", "ALTER TABLE scores ADD COLUMN aside INTEGER NOT NULL DEFAULT 0"),
+    4: ("ALTER TABLE rollouts ADD COLUMN continues TEXT", "ALTER TABLE rollouts ADD COLUMN exact INTEGER"),
+}
+"""What makes the next version of each."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -90,13 +98,14 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     [application] = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION:
         raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
-    if version == 3:
-        _bring_up(connection, 3, FROM_3)
     [version] = connection.execute("PRAGMA user_version").fetchone()
+    while version in MIGRATIONS:
+        _bring_up(connection, version, MIGRATIONS[version], version + 1)
+        [version] = connection.execute("PRAGMA user_version").fetchone()
     if version != VERSION:
         raise StoreError(
-            f"{path} was written with version {version} of the store's tables, this art_core reads versions 3 and {VERSION}; use "
-            "the art_core that wrote it, or another run folder"
+            f"{path} was written with version {version} of the store's tables, this art_core reads versions {min(MIGRATIONS)} to "
+            f"{VERSION}; use the art_core that wrote it, or another run folder"
         )
     # Not part of a version: a file without it is read all the same, only slower.
     connection.execute("CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (grp)")
@@ -110,17 +119,17 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
     if filled and connection.execute("PRAGMA user_version").fetchone() == (0,):
         raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
     connection.execute("PRAGMA journal_mode = WAL")
-    _bring_up(connection, 0, (*TABLES.split(";\n"), f"PRAGMA application_id = {APPLICATION}"))
+    _bring_up(connection, 0, (*TABLES.split(";\n"), f"PRAGMA application_id = {APPLICATION}"), VERSION)
 
 
-def _bring_up(connection: sqlite3.Connection, version: int, statements: Sequence[str]) -> None:
-    """Make a file of ``version`` one of ours, in one transaction."""
+def _bring_up(connection: sqlite3.Connection, version: int, statements: Sequence[str], to: int) -> None:
+    """Make a file of one version one of another, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     # Another process may have been faster.
     if connection.execute("PRAGMA user_version").fetchone() == (version,):
         for statement in statements:
             connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute(f"PRAGMA user_version = {to}")
     connection.execute("COMMIT")
 
 

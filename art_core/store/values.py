@@ -46,6 +46,22 @@ def to_json(value: object) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def is_json(value: object) -> bool:
+    """Return whether ``from_json(to_json(value))`` is the very same: no tuple, no key but text, no object."""
+    try:
+        return _says(value)
+    except RecursionError:  # it holds itself
+        return False
+
+
+def _says(value: object) -> bool:
+    if type(value) is dict:
+        return all(type(key) is str and _says(item) for key, item in value.items())
+    if type(value) is list:
+        return all(map(_says, value))
+    return value is None or type(value) in (str, int, float, bool)
+
+
 def request_to_json(value: object) -> bytes:
     """Return a part of a request as JSON, faster; it came as JSON, which has no NaN (orjson would make it null)."""
     try:

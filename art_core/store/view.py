@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from art_core.errors import StoreError
 from art_core.store.calls import CallReader
 from art_core.store.rollouts import COLUMNS, SCORED, SCORES, StoredRollout, StoredScore, rollout_of, score_of
-from art_core.store.schema import APPLICATION, VERSION, unreadable
+from art_core.store.schema import APPLICATION, LOOKED_AT, unreadable
 from art_core.store.values import from_json, text_from_column
 from art_core.types import Call
 
@@ -241,9 +241,9 @@ def _opened(path: Path, *, alone: bool) -> Iterator[sqlite3.Connection]:
         [version] = db.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION:
             raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
-        if version != VERSION:
+        if version not in LOOKED_AT:
             raise StoreError(
-                f"{path} was written with version {version} of the store's tables and is looked at in version {VERSION}; "
+                f"{path} was written with version {version} of the store's tables and is looked at in version {max(LOOKED_AT)}; "
                 "`art audit` brings version 3 up to it"
             )
         db.execute("BEGIN")

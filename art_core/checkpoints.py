@@ -1,0 +1,116 @@
+"""A run's checkpoints: saved with the state of the random generators, thinned out, and the newest whole one taken up again.
+
+Knows nothing about what a learner writes into one (``learner/checkpoint.py``), or about when they are made.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from art_core.errors import DamagedCheckpoint, StoreError
+from art_core.folder import checkpoint_step, checkpoints
+from art_core.store import Store
+from art_core.threads import in_thread
+from art_core.types import Learner
+
+log = logging.getLogger("art_core.run")
+
+RANDOM = "random"
+"""Where the store has the random states, by the step of the checkpoint that they belong to."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The folders ``checkpoints/step-NNNNNN`` of one run."""
+
+    run_dir: Path
+    store: Store
+    keep: int | None
+    """Of the newest; None keeps all."""
+
+    async def save(self, learner: Learner, step: int) -> Path:
+        """Write the checkpoint of ``step``, with all that the store has been given before it on the disk, and drop what is
+        neither among the newest nor the best."""
+        folder = self.run_dir / "checkpoints" / f"step-{step:06d}"
+        states = {number: state for number, state in self.store.meta(RANDOM, {}).items() if int(number) < step}
+        self.store.set_meta(RANDOM, {**states, str(step): _random_state()})
+        await in_thread(self.store.sync)
+        await in_thread(learner.save, folder)
+        if self.keep is not None:
+            await in_thread(self._thin_out)
+        return folder
+
+    def _thin_out(self) -> None:
+        there = checkpoints(self.run_dir)
+        best = best_step(self.store, [checkpoint_step(it) for it in there])
+        kept = [it for it in there if it in there[-self.keep :] or checkpoint_step(it) == best]
+        for folder in there:
+            if folder not in kept:
+                shutil.rmtree(folder)
+        steps = {str(checkpoint_step(it)) for it in kept}
+        self.store.set_meta(RANDOM, {step: it for step, it in self.store.meta(RANDOM, {}).items() if step in steps})
+
+    async def restore(self, learner: Learner) -> int:
+        """Give the learner the newest checkpoint that is whole, and return its step; damaged ones are set aside with a warning.
+
+        The generators of ``random`` and numpy go on as they would have. Raises StoreError where none is whole.
+        """
+        damaged: DamagedCheckpoint | None = None
+        for folder in reversed(checkpoints(self.run_dir)):
+            try:
+                await in_thread(learner.restore, folder)
+            except DamagedCheckpoint as error:
+                aside = folder.with_name(f"{folder.name}.damaged")
+                log.warning("%s; it is passed over and kept as %s", error, aside)
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
+                damaged = damaged or error
+                continue
+            _go_on(self.store.meta(RANDOM, {}).get(str(checkpoint_step(folder))))
+            return checkpoint_step(folder)
+        raise StoreError(
+            f"no checkpoint of {self.run_dir} is whole; all are set aside as checkpoints/*.damaged there: {damaged}. Put a copy "
+            "back in its place, or train again with this run_dir: it begins with the start weights, and uses the runs that it "
+            "has of the agent"
+        ) from damaged
+
+
+def best_step(store: Store, steps: list[int]) -> int | None:
+    """Return which of the steps was evaluated best, over all temperatures; of equals the last, None where none was."""
+    successes: dict[int, list[float]] = defaultdict(list)
+    for it in store.meta("evaluations", []):
+        successes[it["step"]].append(it["success"])
+    return max(
+        (step for step in steps if step in successes),
+        key=lambda step: (sum(successes[step]) / len(successes[step]), step),
+        default=None,
+    )
+
+
+def _random_state() -> dict[str, Any]:
+    version, numbers, gauss = random.getstate()
+    numpy = np.random.get_state(legacy=False)
+    key = numpy["state"]["key"].tolist()
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": {**numpy, "state": {**numpy["state"], "key": key}},
+    }
+
+
+def _go_on(state: dict[str, Any] | None) -> None:
+    """Take up a ``_random_state``; None, of a checkpoint that was made before there were any, changes nothing."""
+    if state is None:
+        return
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    numpy = state["numpy"]
+    key = np.array(numpy["state"]["key"], dtype=np.uint32)
+    np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
