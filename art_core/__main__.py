@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,13 +31,10 @@ app = typer.Typer(
     help="Train the agent you already have: capture its model calls, score its runs, improve the model with GRPO.",
 )
 RunDir = Annotated[Path | None, typer.Option(help="Folder of the run; an interrupted run there goes on.")]
-Agent = Annotated[
-    str,
-    typer.Argument(help="MODULE:NAME or FILE.py:NAME of the agent, or of a function without arguments that makes it."),
-]
-Tasks = Annotated[
-    str, typer.Argument(help="A .jsonl file, one task a line, or MODULE:NAME of a list or of a function that makes it.")
-]
+AGENT = typer.Argument(
+    help="MODULE:NAME or FILE.py:NAME of the agent, or of a function without arguments that makes it."
+)
+TASKS = typer.Argument(help="A .jsonl file, one task a line, or MODULE:NAME of a list or of a function that makes it.")
 Reward = Annotated[str, typer.Option(help="MODULE:NAME of a reward function, or a registered name such as ruler.")]
 Settings = Annotated[
     list[str] | None,
@@ -59,17 +57,19 @@ def demo(
     example = load_example()
     settings: dict[str, Any] = {"steps": steps} if steps else {}
     run_dir = run_dir or new_run_dir("demo")
-    with kept(run_dir):
+    with kept(run_dir, f"the same command with --run-dir {run_dir}"):
         result = example.run(seed=seed, judge=judge, run_dir=run_dir, eval_tasks=eval_tasks, **settings)
     show(result)
 
 
 @app.command(
-    epilog="Example: `art train agent.py:build_agent tasks.jsonl --reward agent.py:reward --model tiny --steps 20`"
+    epilog="Example: `art train agent.py:build_agent tasks.jsonl --reward agent.py:reward --model tiny --steps 20`; "
+    "`art train --resume runs/my-run`"
 )
 def train(
-    agent: Agent,
-    tasks: Tasks,
+    context: typer.Context,
+    agent: Annotated[str | None, AGENT] = None,
+    tasks: Annotated[str | None, TASKS] = None,
     reward: Reward = "ruler",
     model: Model = "tiny",
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 20,
@@ -83,18 +83,43 @@ def train(
     dry_run: Annotated[
         bool, typer.Option(help="Roll out and score one group, say what would be trained, and stop.")
     ] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="A run folder: go on with it as it was begun, but for what else is given here.")
+    ] = None,
 ) -> None:
     """Train the model inside an agent by GRPO."""
-    import art_core as art
+    given = {name: value for name, value in context.params.items() if name not in ("dry_run", "resume", "run_dir")}
+    if resume:
+        said = {name for name in given if _is_given(context, name)}
+        from art_core.evaluation import command_of
 
-    settings = {"model": model, "steps": steps, "seed": seed, "run_dir": run_dir or new_run_dir(model)}
-    settings |= {"eval_tasks": load_tasks(eval_tasks) if eval_tasks else None, "dry_run": dry_run}
-    settings |= {"trackers": tracker or ()}
-    settings |= parse_settings(set_ or [], {"reward", *settings})
-    with kept(settings["run_dir"]):
-        result = art.train_sync(load_agent(agent), load_tasks(tasks), reward=load_reward(reward), **settings)
+        run_dir, begun = resume.absolute(), command_of(resume)
+        given = {**given, **begun["given"], **{name: given[name] for name in said}}
+        os.chdir(begun["folder"])
+    if given["agent"] is None or given["tasks"] is None:
+        raise typer.BadParameter("give AGENT and TASKS, or the run folder of `art train --resume`")
+    run_dir = run_dir or new_run_dir(given["model"])
+    with kept(run_dir, f"art train --resume {run_dir}"):
+        result = _train(given, run_dir, dry_run)
     if not dry_run:
         show(result)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _train(given: Mapping[str, Any], run_dir: Path, dry_run: bool) -> Any:
+    import art_core as art
+
+    settings = {name: given[name] for name in ("model", "steps", "seed")} | {"run_dir": run_dir, "dry_run": dry_run}
+    settings |= {"eval_tasks": load_tasks(given["eval_tasks"]) if given["eval_tasks"] else None}
+    settings |= {"trackers": given["tracker"] or (), "command": {"folder": str(Path.cwd()), "given": dict(given)}}
+    settings |= parse_settings(given["set_"] or [], {"reward", *settings})
+    return art.train_sync(
+        load_agent(given["agent"]), load_tasks(given["tasks"]), reward=load_reward(given["reward"]), **settings
+    )
 
 
 @app.command(
@@ -102,8 +127,8 @@ def train(
     epilog="Example: `art eval agent.py:build_agent held_out.jsonl --reward agent.py:reward --model runs/my-run`",
 )
 def evaluate(
-    agent: Agent,
-    tasks: Tasks,
+    agent: Annotated[str, AGENT],
+    tasks: Annotated[str, TASKS],
     reward: Reward = "ruler",
     model: Model = "tiny",
     temperature: Annotated[float | None, typer.Option(help="Imposed on the agent; default: the agent's own.")] = None,
@@ -224,12 +249,12 @@ def show(result: Any) -> None:
 
 
 @contextmanager
-def kept(run_dir: Path) -> Iterator[None]:
-    """Answer Ctrl-C by saying where the run is and how it goes on."""
+def kept(run_dir: Path, command: str) -> Iterator[None]:
+    """Answer Ctrl-C by saying with which command the run goes on."""
     try:
         yield
     except KeyboardInterrupt:
-        go_on = f"the same command with --run-dir {run_dir} goes on after the last finished step"
+        go_on = f"{command} goes on after the last finished step"
         text = go_on if run_dir.exists() else "stopped before anything was recorded"
         Console(stderr=True, soft_wrap=True, highlight=False).print(text)
         raise typer.Exit(130) from None

@@ -107,6 +107,8 @@ class TrainConfig:
     the weights of the moment; ``passthrough``: whoever the agent asks, unrecorded."""
     frozen_model: str | None = None
     """A model folder, a Hugging Face name, or the address of a server (``http://HOST:PORT/v1``); None: the start weights."""
+    command: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What ``art train`` was given and where, for ``art train --resume``; empty where a script began the run."""
 
 
 LEAST = {

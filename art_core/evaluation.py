@@ -15,7 +15,8 @@ from typing import Any
 
 from art_core.config import check_tasks, make_config
 from art_core.display import Display, display, plural
-from art_core.folder import checkpoint_step, last_checkpoint, new_run_dir, write_whole
+from art_core.errors import ConfigError
+from art_core.folder import checkpoint_step, last_checkpoint, new_run_dir, store_file, write_whole
 from art_core.frozen import is_address
 from art_core.metrics import Z, apart, wilson_interval
 from art_core.plugins import Plugins
@@ -279,6 +280,22 @@ def begun_with(model: str | Path) -> dict[str, Any]:
         return {}
     with Store(file) as store:
         return {"model": store.meta("model"), "config": store.meta("config", {})}
+
+
+def command_of(run_dir: Path) -> dict[str, Any]:
+    """Return what ``art train`` was ``given`` where it began a run, and in which ``folder``; ConfigError where it did not."""
+    store_file(run_dir)
+    begun = begun_with(run_dir)["config"].get("command")
+    if not begun:
+        raise ConfigError(
+            f"{run_dir} was not begun by `art train`, so its agent is not known; run what began it again, with "
+            f"run_dir={str(run_dir)!r}, and it goes on"
+        )
+    if not Path(begun["folder"]).is_dir():
+        raise ConfigError(
+            f"{run_dir} was begun in {begun['folder']}, which is gone; give `art train` AGENT and TASKS, with --run-dir {run_dir}"
+        )
+    return begun
 
 
 def _served(model: str | Path, begun: Mapping[str, Any], *, at_address: bool) -> tuple[str, Weights | None]:

@@ -28,12 +28,14 @@ def command(tmp_path):
     (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
     (tmp_path / "tasks.jsonl").write_text('"one"\n"two"\n"three"\n')
 
-    def start(steps, *more):
-        arguments = ["train", "agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward", "--steps", str(steps)]
-        arguments += ["--run-dir", "run", "--set", "tasks_per_step=1", "--set", "group_size=4", *more]
+    def start(steps, *more, resume=False):
+        arguments = ["agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward", "--run-dir", "run"]
+        arguments += ["--set", "tasks_per_step=1", "--set", "group_size=4", *more]
+        where = tmp_path.parent if resume else tmp_path
         return subprocess.Popen(
-            [sys.executable, "-m", "art_core", *arguments],
-            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            [sys.executable, "-m", "art_core", "train", *(["--resume", str(tmp_path / "run")] if resume else arguments),
+             "--steps", str(steps)],
+            cwd=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
     return start
@@ -58,11 +60,11 @@ def test_ctrl_c_leaves_a_usable_run_that_goes_on(tmp_path, command, more):
     wait_for_steps(tmp_path, 3, process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "the same command with --run-dir run goes on" in said, said
+    assert process.returncode == 130 and "art train --resume run goes on" in said, said
     assert "Traceback" not in said
     done = json.loads((tmp_path / "run" / "report.json").read_text())["steps"]
     assert done == len(lines(tmp_path)) >= 3
-    again = command(done + 1, *more)
+    again = command(done + 1, resume=True)
     _, said = again.communicate(timeout=120)
     assert again.returncode == 0, said
     assert lines(tmp_path) == list(range(1, done + 2))
