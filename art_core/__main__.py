@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import io
 import json
@@ -21,6 +22,7 @@ from art_core.errors import ArtError, ConfigError
 from art_core.folder import new_run_dir
 from art_core.new_plugin import Kind, write_plugin
 from art_core.plugins import Plugins
+from art_core.threads import Terminated
 from art_core.variables import load_env_file
 
 app = typer.Typer(
@@ -250,14 +252,14 @@ def show(result: Any) -> None:
 
 @contextmanager
 def kept(run_dir: Path, command: str) -> Iterator[None]:
-    """Answer Ctrl-C by saying with which command the run goes on."""
+    """Answer Ctrl-C and SIGTERM by saying with which command the run goes on."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         go_on = f"{command} goes on after the last finished step"
         text = go_on if run_dir.exists() else "stopped before anything was recorded"
         Console(stderr=True, soft_wrap=True, highlight=False).print(text)
-        raise typer.Exit(130) from None
+        raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
 
 
 def main() -> None:
@@ -273,6 +275,13 @@ def main() -> None:
     except ArtError as error:
         Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] ", end="")
         Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(str(error))
+        raise SystemExit(1) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # Ours name the file: this is what the output goes to. Python would try to write the rest of it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        Console(stderr=True).print("the disk that the output goes to is full; what was done is in the run folder")
         raise SystemExit(1) from error
 
 

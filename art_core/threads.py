@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -18,10 +21,36 @@ def run_alone(function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwa
     if _loop_runs():
         name = f"art.{function.__name__}"
         raise ConfigError(f"an event loop is running here (a notebook, for example): use 'await {name}(...)'")
+    with _terminated_as_interrupted() as asked:
+        try:
+            return asyncio.run(function(*args, **kwargs))
+        except KeyboardInterrupt:
+            # Where the loop was when it came says nothing.
+            raise (Terminated if asked else KeyboardInterrupt) from None
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: what was under way has been ended in good order, as after Ctrl-C."""
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[list[int]]:
+    """End what runs inside in good order where SIGTERM comes; the list then has it. Whoever handles it otherwise goes on to."""
+    asked: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield asked
+        return
+
+    def interrupt(number: int, _: object) -> None:
+        asked.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, interrupt)
     try:
-        return asyncio.run(function(*args, **kwargs))
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt from None  # where the loop was when it came says nothing
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _loop_runs() -> bool:

@@ -27,7 +27,8 @@ from art_core.errors import CaptureError, ConfigError
 
 COMMAND = """
 import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+for stop in (signal.SIGINT, signal.SIGTERM):  # all processes of a terminal or a service get them; this one ends with its parent
+    signal.signal(stop, signal.SIG_IGN)
 sys.path[:] = sys.argv[2].split(chr(0x1f))
 import art_core.capture.child as _child
 _child.serve(int(sys.argv[1]))

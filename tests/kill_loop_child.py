@@ -1,0 +1,62 @@
+"""The training that the kill loop kills: the email agent, with the phase that it is in written to a file.
+
+python tests/kill_loop_child.py RUN_DIR STEPS EVAL_TASKS SEED PHASE_FILE
+"""
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+from art_core.checkpoints import Checkpoints
+from art_core.evaluation import Evaluator
+from art_core.run import Run
+from art_core.update import Updates
+
+WIDTH = 16
+"""Bytes of the file: a phase is written at once, so that no reader sees half of one."""
+
+
+class Phases:
+    """Who is at work, innermost first."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT)
+        self._open: list[str] = []
+        self._say("start")
+
+    def _say(self, phase: str) -> None:
+        os.pwrite(self._file, phase.ljust(WIDTH).encode(), 0)
+
+    def of(self, owner: type, name: str, phase: str) -> None:
+        """Say ``phase`` while a method of ``owner`` runs."""
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        async def said(*args, **kwargs):
+            self._open.append(phase)
+            self._say(phase)
+            try:
+                return await method(*args, **kwargs)
+            finally:
+                self._open.remove(phase)
+                self._say(self._open[-1] if self._open else "between")
+
+        setattr(owner, name, said)
+
+
+def main(run_dir: str, steps: str, eval_tasks: str, seed: str, file: str) -> None:
+    phases = Phases(file)
+    phases.of(Evaluator, "measure", "evaluation")
+    phases.of(Run, "collect", "rollout")
+    phases.of(Run, "score", "scoring")
+    phases.of(Updates, "_step", "step")
+    phases.of(Updates, "swap", "swap")
+    phases.of(Checkpoints, "save", "checkpoint")
+    from examples.email_search.train import run
+
+    run(int(steps), int(seed), run_dir=Path(run_dir), eval_tasks=int(eval_tasks), progress=False)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,146 @@
+"""What a machine does to a run: each fault ends in a clear message, and in a run that goes on."""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import closing
+
+import psutil
+import pytest
+
+import art_core as art
+
+AGENT = """
+    import httpx
+
+    def agent(task, address):
+        body = {"messages": [{"role": "user", "content": task}], "max_tokens": 8}
+        return httpx.post(f"{address.base_url}/chat/completions", json=body, timeout=60, trust_env=False).json()
+
+    def reward(trajectory):
+        ids = trajectory.calls[0].sampled_ids if trajectory.calls else ()
+        return sum(ids) % 7
+"""
+MAIN = "from art_core.__main__ import main\nmain()"
+
+
+class Place:
+    """A folder with an agent, and trainings in it, each a process."""
+
+    def __init__(self, folder):
+        self.folder, self.run_dir = folder, folder / "run"
+        (folder / "agent.py").write_text(textwrap.dedent(AGENT))
+        (folder / "tasks.jsonl").write_text('"one"\n"two"\n"three"\n')
+
+    def start(self, steps, *, before="", **process):
+        arguments = ["train", "agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward", "--run-dir", "run"]
+        arguments += ["--steps", str(steps), "--set", "tasks_per_step=1", "--set", "group_size=4"]
+        return subprocess.Popen(
+            [sys.executable, "-c", before + "\n" + MAIN, *arguments],
+            cwd=self.folder, text=True, start_new_session=True,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **process},
+        )  # fmt: skip
+
+    def ends(self, process, seconds=120):
+        """Return its exit status and what it said on stderr."""
+        _, said = process.communicate(timeout=seconds)
+        assert "Traceback" not in said, said
+        return process.returncode, " ".join(said.split())
+
+    @property
+    def steps(self):
+        file = self.run_dir / "metrics.jsonl"
+        return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+
+    def reach(self, step, process):
+        end = time.monotonic() + 120
+        while len(self.steps) < step:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def goes_on(self, steps):
+        """Train to the end, and check that nothing is missing."""
+        status, said = self.ends(self.start(steps))
+        assert status == 0 and self.steps == list(range(1, steps + 1)), said
+        with closing(sqlite3.connect(self.run_dir / "run.sqlite")) as db:
+            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert art.audit(self.run_dir, progress=False).clean
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def test_sigterm_to_all_processes_ends_in_good_order(place):
+    process = place.start(1000)
+    place.reach(2, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    status, said = place.ends(process)
+    assert status == 143 and "art train --resume run goes on after the last finished step" in said
+    place.goes_on(len(place.steps) + 1)
+
+
+def test_an_engine_that_the_kernel_kills_for_memory_is_named(place):
+    process = place.start(1000)
+    place.reach(1, process)
+    [engine] = psutil.Process(process.pid).children()
+    engine.kill()
+    status, said = place.ends(process)
+    assert status == 1 and "the serving process died: it was killed by SIGKILL" in said
+    assert "running out of memory is the usual cause" in said and "the same run folder to go on" in said
+    place.goes_on(len(place.steps) + 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "named"), [(150_000, "run.sqlite"), (6_000_000, "checkpoint")], ids=["store", "checkpoint"]
+)
+def test_a_disk_that_is_full_is_named(place, size, named):
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {resource.RLIM_INFINITY}))"
+    status, said = place.ends(place.start(1000, before=limit))
+    assert status == 1 and named in said and "StoreError" in said
+    place.goes_on(3)
+
+
+def without_override():
+    """Let root be refused like everybody else."""
+    if os.geteuid() == 0:
+        drop_bounding, override = 24, 1
+        assert ctypes.CDLL(None).prctl(drop_bounding, override, 0, 0, 0) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="only Linux can take root's rights away")
+def test_a_folder_that_became_read_only_is_named(place):
+    place.goes_on(2)
+    paths = [place.run_dir, *place.run_dir.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    status, said = place.ends(place.start(4, preexec_fn=without_override))
+    for path in paths:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert status == 1 and "StoreError" in said and "cannot" in said
+    place.goes_on(4)
+
+
+def test_a_clock_that_goes_backwards_changes_nothing(place):
+    backwards = "import time; now = time.time; begun = now(); time.time = lambda: begun - 3 * (now() - begun) - 86400"
+    process = place.start(2)
+    assert place.ends(process)[0] == 0
+    status, said = place.ends(place.start(4, before=backwards))
+    assert status == 0, said
+    place.goes_on(5)
+
+
+def test_output_that_cannot_be_written_does_not_stop_a_run(place):
+    with open("/dev/full", "w") as full:
+        status, said = place.ends(place.start(2, stdout=full))
+    assert (status, place.steps) == (1, [1, 2]) and "the disk that the output goes to is full" in said, said
+    place.goes_on(3)
