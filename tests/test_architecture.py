@@ -27,6 +27,7 @@ ROWS = [
         "metrics",
         "pipeline",
         "pretrained",
+        "shown",
         "threads",
         "variables",
     },
@@ -136,6 +137,7 @@ def test_the_edges_import_public_modules_of_the_core_only(side):
         "lessons",
         "metrics",
         "rendering",
+        "shown",
         "variables",
     }
     for path in (ROOT / side).rglob("*.py"):

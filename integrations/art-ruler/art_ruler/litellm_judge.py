@@ -17,6 +17,7 @@ from typing import Any
 import tenacity
 
 from art_core.errors import ConfigError
+from art_core.shown import printable, without_keys
 from art_core.types import JsonDict
 from art_ruler.answer import SCHEMA
 from art_ruler.judge import Answer, JudgeError, TooLong, with_tokens
@@ -25,8 +26,8 @@ from art_ruler.openai_server import OpenAIServer, counted, known_as, openai_serv
 REFUSED = (401, 403, 404)
 """HTTP statuses that are about the judge, not about what it was asked."""
 PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception)(?:: | - ))+")
-NOISE = re.compile(r" ssl:<[^>]*>|(?<=//)[^/@\s]+@")
-"""What an error of LiteLLM's begins with, again and again; and what nobody should read in it: objects, passwords in addresses."""
+NOISE = re.compile(" ssl:<[^>]*>")
+"""What an error of LiteLLM's begins with, again and again; and objects in it, which say nothing."""
 LONGEST_ERROR = 500
 """Characters."""
 LONGEST_PAUSE = 60.0
@@ -65,7 +66,7 @@ class LiteLLMJudge:
         try:
             found = litellm.get_llm_provider(self.name, api_base=base)
         except litellm.BadRequestError as error:
-            raise ConfigError(f"the judge {self.name!r} cannot be used: {_said(error)}; check its name") from error
+            raise ConfigError(f"the judge {self.name!r} cannot be used: {self._said(error)}; check its name") from error
         missing = litellm.validate_environment(self.name, api_key=key, api_base=base)["missing_keys"]
         if key is None and any(name.endswith("_API_KEY") for name in missing):
             raise ConfigError(
@@ -94,8 +95,8 @@ class LiteLLMJudge:
             answer = await self._retrying(messages)
         except openai.OpenAIError as error:
             if isinstance(error, self._litellm.ContextWindowExceededError):
-                raise TooLong(f"the question is too long for the judge {self.name!r}: {_said(error)}") from error
-            what = f"{type(error).__name__}: {_said(error)}"
+                raise TooLong(f"the question is too long for the judge {self.name!r}: {self._said(error)}") from error
+            what = f"{type(error).__name__}: {self._said(error)}"
             if not self._answered and getattr(error, "status_code", None) in REFUSED:
                 raise ConfigError(
                     f"the judge {self.name!r} cannot be used: {what}; check its name, api_base and key"
@@ -103,6 +104,12 @@ class LiteLLMJudge:
             raise JudgeError(f"the judge {self.name!r} gave no answer: {what}") from error
         self._answered = True
         return answer if answer.input_tokens is not None else self._estimated(answer, messages)
+
+    def _said(self, error: BaseException) -> str:
+        """Return what an error of LiteLLM's says, without the key, which some providers say when they refuse it."""
+        text = NOISE.sub("", PREFIXES.sub("", " ".join(str(error).split())))
+        text = printable(without_keys(text, self._params.get("api_key")))
+        return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
 
     def _estimated(self, answer: Answer, messages: list[JsonDict]) -> Answer:
         """Return the answer of a server that counts no tokens with about as many as they are, and their price."""
@@ -138,12 +145,6 @@ def _answer(answer: Any) -> Answer:
         answer._hidden_params.get("response_cost"),
         None if choice.finish_reason == "stop" else choice.finish_reason,
     )
-
-
-def _said(error: BaseException) -> str:
-    """Return what an error of LiteLLM's says."""
-    text = NOISE.sub("", PREFIXES.sub("", " ".join(str(error).split())))
-    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -9,7 +9,8 @@ from fastapi.routing import APIRoute
 from served import END, SHAKE, raw, served
 from starlette.routing import Mount
 
-from art_server import edge, guard
+from art_core.capture import edge
+from art_server import guard
 from art_server.messages import NAME
 from art_server.requests import MOST_TASKS
 

@@ -13,6 +13,7 @@ from typing import Any
 from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
 from art_core.errors import ConfigError
 from art_core.formats import reasoning_parser, tool_parser
+from art_core.shown import without_access
 
 BASE = "policy@0"
 """The name under which the start weights are served."""
@@ -60,6 +61,11 @@ def options(model_folder: str, config: TrainConfig, *, cuda: bool) -> Options:
     if taken := sorted(given.keys() & TAKEN):
         raise ConfigError(
             f"engine_args cannot change {', '.join(taken)}: art asks its server at them; model= names the model"
+        )
+    if keys := sorted(name for name, value in without_access(given).items() if value != given[name]):
+        raise ConfigError(
+            f"engine_args cannot give {', '.join(keys)}: others could read it, in the list of processes and in the server's log; "
+            "set it in the environment, such as HF_TOKEN"
         )
     return chosen | given
 
