@@ -16,7 +16,7 @@ SHORTEST = 8
 """Characters: what is shorter is no key, and may stand in any text."""
 GIVES_ACCESS = re.compile("token(?!i[sz])|key|passw|secret|credential|authorization", re.IGNORECASE)
 """In the name of a setting; numbers, such as ``max_tokens``, give none."""
-OF_A_KEY = re.compile(r"(^|_)(\w*KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|HEADERS)($|_)", re.IGNORECASE)
+OF_A_KEY = re.compile("(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|HEADERS)(_|$)", re.IGNORECASE)
 """The name of an environment variable that holds a key, or headers with one."""
 USER_INFO = re.compile(r"(?<=://)[^/?#\s'\"]*@")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

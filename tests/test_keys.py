@@ -10,7 +10,7 @@ import pytest
 from http_server import serving
 from rich.console import Console
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 from vllm_like import vllm_like
@@ -19,12 +19,16 @@ import art_core as art
 import art_langfuse
 from art_core import display
 from art_core.capture import HttpUpstream
+from art_core.config import TINY, TrainConfig
 from art_core.errors import ConfigError, UpstreamError
 from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine
+from art_langfuse.account import account
 from art_ruler import Ruler
+from art_server import TrainingClient, connect
 from art_server.folders import RunFolders
 from art_server.view import view_app
+from art_vllm.command_line import options
 
 VARIABLES = (
     "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "LANGFUSE_SECRET_KEY", "LANGFUSE_PUBLIC_KEY", "WANDB_API_KEY", "ART_SERVER_TOKEN",
@@ -116,3 +120,69 @@ async def test_a_run_whose_agent_judge_and_tracker_are_refused_keeps_no_key(keys
     assert all(MARK not in it for it in said)
     assert "***" in "".join(said) and "refused" in said[0] + "".join(said), "what was said is there, without the keys"
     assert not any("\x1b" in it for it in said)
+
+
+async def test_a_judge_that_refuses_the_key_says_so_without_it(keys, tmp_path):
+    async def refuse(request: Request) -> JSONResponse:
+        return JSONResponse({"error": {"message": f"wrong key {request.headers['authorization']}\x1b[2J"}}, 401)
+
+    with serving(Route("/{path:path}", refuse, methods=["POST"])) as url:
+        judge = Ruler("openai/judge", api_base=f"{url}/v1", api_key=f"{MARK}-given", retries=0)
+        with pytest.raises(ConfigError, match="cannot be used") as told:
+            await judge.compare([[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]])
+    assert MARK not in str(told.value) and "wrong key Bearer ***" in str(told.value) and "\x1b" not in str(told.value)
+
+
+async def test_an_upstream_that_refuses_or_answers_nonsense_says_so_without_key_and_password(keys):
+    answers = []
+
+    async def answer(request: Request) -> JSONResponse:
+        return answers.pop(0)(request.headers["authorization"])
+
+    def refusal(key):
+        return JSONResponse({"error": {"message": f"{key} is wrong"}}, 401)
+
+    def nonsense(key):
+        return PlainTextResponse(f"debug: {key}")
+
+    with serving(Route("/{path:path}", answer, methods=["POST"])) as url:
+        for upstream in (
+            HttpUpstream(f"{url}/v1", api_key=f"{MARK}-given"),
+            HttpUpstream(url.replace("://", f"://me:{MARK}-pw@") + "/v1"),
+        ):
+            answers += [refusal, nonsense]
+            for _ in range(2):
+                with pytest.raises(UpstreamError) as told:
+                    await upstream.chat({"messages": []})
+                assert MARK not in str(told.value)
+            await upstream.stop()
+            assert upstream.base_url == f"{url}/v1"
+    gone = HttpUpstream(f"http://me:{MARK}-pw@127.0.0.1:1/v1")
+    with pytest.raises(UpstreamError, match="is the server running") as told:
+        await gone.chat({"messages": []})
+    await gone.stop()
+    assert MARK not in str(told.value) and MARK not in repr(told.value.__cause__)
+    with pytest.raises(ConfigError, match="leave the other out") as told:
+        HttpUpstream(f"http://me:{MARK}-pw@127.0.0.1:1/v1", api_key=f"{MARK}-given")
+    assert MARK not in str(told.value)
+
+
+@pytest.mark.parametrize("what", [connect, lambda url: TrainingClient("a", url)])
+def test_a_servers_address_with_a_password_is_refused_without_saying_it(what):
+    with pytest.raises(ConfigError, match="token=") as told:
+        what(f"http://me:{MARK}@127.0.0.1:8000")
+    assert MARK not in str(told.value)
+
+
+def test_an_address_of_langfuse_that_is_none_is_not_shown(keys, monkeypatch):
+    for host in (f"{MARK}-key", f"https://me:{MARK}@langfuse.example"):
+        monkeypatch.setenv("LANGFUSE_HOST", host)
+        with pytest.raises(ConfigError, match="LANGFUSE_HOST is no address") as told:
+            account()
+        assert MARK not in str(told.value)
+
+
+def test_keys_among_the_servers_options_are_refused_by_name(keys):
+    with pytest.raises(ConfigError, match="engine_args cannot give hf-token, ssl-keyfile-password") as told:
+        options(str(TINY), TrainConfig(engine_args={"hf_token": MARK, "--ssl-keyfile-password": MARK, "max-num-seqs": 3}), cuda=False)
+    assert MARK not in str(told.value)

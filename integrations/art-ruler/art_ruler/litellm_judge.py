@@ -22,6 +22,7 @@ from art_core.types import JsonDict
 from art_ruler.answer import SCHEMA
 from art_ruler.judge import Answer, JudgeError, TooLong, with_tokens
 from art_ruler.openai_server import OpenAIServer, counted, known_as, openai_server, price_of
+from art_ruler.view import NO_IMAGE
 
 REFUSED = (401, 403, 404)
 """HTTP statuses that are about the judge, not about what it was asked."""
@@ -51,6 +52,8 @@ class LiteLLMJudge:
         self._format: JsonDict = {}
         self._server: OpenAIServer | None = None
         """Where to ask without LiteLLM's translation, where nothing is to be translated."""
+        self._fetches = False
+        """Whether the provider gets a picture's address as it is, and fetches the picture itself."""
         self._answered = False
         """Whether it ever did: from then on a refusal is about one group, and the run goes on."""
 
@@ -73,7 +76,8 @@ class LiteLLMJudge:
                 f"the judge {self.name!r} cannot be used: it needs {' and '.join(missing)}; set it, or give api_key= (any text "
                 "will do for a server that asks for none)"
             )
-        if found[1] == "openai":
+        self._fetches = found[1] == "openai"
+        if self._fetches:
             base = litellm.OpenAIGPTConfig.get_api_base(base)
         decides = {name: value for name, value in self._params.items() if name != "api_key"} | {
             "api_base": base or found[3]
@@ -128,7 +132,8 @@ class LiteLLMJudge:
     async def _complete(self, messages: list[JsonDict]) -> Answer:
         if self._server is not None and not self._server.heard():
             return await self._server.complete(messages, self._format)
-        request = {"model": self.name, "messages": messages, "timeout": self._timeout}
+        told = messages if self._fetches else _without_addresses(messages)
+        request = {"model": self.name, "messages": told, "timeout": self._timeout}
         request |= {"max_retries": 0}  # attempts are counted in one place
         request |= {"response_format": self._format} if self._format else {}
         return _answer(await self._litellm.acompletion(**request | dict(self._params)))
@@ -145,6 +150,21 @@ def _answer(answer: Any) -> Answer:
         answer._hidden_params.get("response_cost"),
         None if choice.finish_reason == "stop" else choice.finish_reason,
     )
+
+
+def _without_addresses(messages: list[JsonDict]) -> list[JsonDict]:
+    """Return the messages without pictures that are addresses: for some providers LiteLLM would ask for them from this machine,
+    and it is agents who choose them."""
+    return [
+        message if isinstance(message["content"], str) else message | {"content": [*map(_held, message["content"])]}
+        for message in messages
+    ]
+
+
+def _held(part: JsonDict) -> JsonDict:
+    if part["type"] != "image_url" or part["image_url"]["url"].startswith("data:"):
+        return part
+    return {"type": "text", "text": NO_IMAGE}
 
 
 def _may_pass(error: BaseException) -> bool:
