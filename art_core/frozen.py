@@ -63,7 +63,11 @@ def frozen_engine(
     if is_server or not isinstance(engine, str):
         only = make(folder, config)
         if model is not None or not isinstance(only, ServesVersions) or not only.keeps_start():
-            what = without_keys(f"{engine!r} is one server") if is_server else f"{type(engine).__name__}(...) is one object"
+            what = (
+                without_keys(f"{engine!r} is one server")
+                if is_server
+                else f"{type(engine).__name__}(...) is one object"
+            )
             raise ConfigError(
                 f"train_nodes={config.train_nodes} needs a second engine for the other nodes, and engine={what}; give "
                 "frozen_model='http://HOST:PORT/v1', an engine by name, or other_nodes='policy'"

@@ -223,7 +223,8 @@ async def _score_together(group: Group, reward: GroupReward) -> list[float | Non
         raise
     except Exception as error:  # the boundary to the judge
         raise RewardError(
-            f"{_name(reward)} raised {type(error).__name__}: {without_keys(str(error))}, for the group of task {reprlib.repr(group.task)}"
+            f"{_name(reward)} raised {type(error).__name__}: {without_keys(str(error))}, for the group of task "
+            f"{reprlib.repr(group.task)}"
         ) from error
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         raise RewardError(

@@ -14,8 +14,8 @@ HIDDEN = "***"
 """Stands for a key in a text."""
 SHORTEST = 8
 """Characters: what is shorter is no key, and may stand in any text."""
-GIVES_ACCESS = re.compile("token(?!i[sz])|key|passw|secret|credential|authorization", re.IGNORECASE)
-"""In the name of a setting; numbers, such as ``max_tokens``, give none."""
+GIVES_ACCESS = re.compile("token(?!i[sz]|s)|key|passw|secret|credential|authorization", re.IGNORECASE)
+"""In the name of a setting; ``max_tokens`` gives none, nor does a number."""
 OF_A_KEY = re.compile("(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|HEADERS)(_|$)", re.IGNORECASE)
 """The name of an environment variable that holds a key, or headers with one."""
 USER_INFO = re.compile(r"(?<=://)[^/?#\s'\"]*@")

@@ -62,7 +62,11 @@ def echo():
 
 def held(folder):
     """Where under a folder the mark stands, in whatever file."""
-    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and MARK.encode() in path.read_bytes()]
+    return [
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and MARK.encode() in path.read_bytes()
+    ]
 
 
 def pages(folder):
@@ -76,7 +80,9 @@ def pages(folder):
         return [it.text for it in answers]
 
 
-async def test_a_run_whose_agent_judge_and_tracker_are_refused_keeps_no_key(keys, echo, tmp_path, monkeypatch, caplog, capfd):
+async def test_a_run_whose_agent_judge_and_tracker_are_refused_keeps_no_key(
+    keys, echo, tmp_path, monkeypatch, caplog, capfd
+):
     url, asked = echo
     monkeypatch.delenv("ART_UPSTREAM_API_KEY")  # the frozen model's address has a password instead
     monkeypatch.setenv("LANGFUSE_HOST", url)
@@ -184,5 +190,6 @@ def test_an_address_of_langfuse_that_is_none_is_not_shown(keys, monkeypatch):
 
 def test_keys_among_the_servers_options_are_refused_by_name(keys):
     with pytest.raises(ConfigError, match="engine_args cannot give hf-token, ssl-keyfile-password") as told:
-        options(str(TINY), TrainConfig(engine_args={"hf_token": MARK, "--ssl-keyfile-password": MARK, "max-num-seqs": 3}), cuda=False)
+        given = {"hf_token": MARK, "--ssl-keyfile-password": MARK, "max-num-batched-tokens": "8k"}
+        options(str(TINY), TrainConfig(engine_args=given), cuda=False)
     assert MARK not in str(told.value)

@@ -15,7 +15,9 @@ from art_core.types import Trajectory
 ESCAPES = ["\x1b[2J", "\x1b]0;title\x07", "\x1b]52;c;cm0=\x1b\\", "\x9b31m", "\b\b\b", "\r", "\x00"]
 
 
-@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "DB_PASSWORD", "MYAPIKEY"])
+@pytest.mark.parametrize(
+    "name", ["OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "DB_PASSWORD", "MYAPIKEY"]
+)
 def test_a_key_of_the_environment_is_left_out_whatever_its_service(monkeypatch, name):
     monkeypatch.setenv(name, "q7-hidden-0123456789")
     assert without_keys("Incorrect API key provided: q7-hidden-0123456789.") == "Incorrect API key provided: ***."
@@ -23,7 +25,11 @@ def test_a_key_of_the_environment_is_left_out_whatever_its_service(monkeypatch, 
 
 
 def test_what_is_no_key_stays(monkeypatch):
-    plain = {"TOKENIZERS_PARALLELISM": "false-but-long", "GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json", "MY_KEY": "short"}
+    plain = {
+        "TOKENIZERS_PARALLELISM": "false-but-long",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json",
+        "MY_KEY": "short",
+    }
     for name, value in plain.items():
         monkeypatch.setenv(name, value)
     text = "false-but-long /home/me/key.json short"
@@ -40,8 +46,14 @@ def test_a_key_that_is_a_part_of_another_leaves_nothing_of_it(monkeypatch):
 def test_addresses_are_shown_without_their_passwords():
     said = "http://me:se%40cret@host:1/v1 and https://t0ken@there refused a@b, see //x@y"
     assert without_keys(said) == "http://host:1/v1 and https://there refused a@b, see //x@y"
-    settings = {"frozen_model": "http://me:secret@host/v1", "args": {"hf-token": "x", "max_tokens": 3, "list": ["s://u@h"]}}
-    shown = {"frozen_model": "http://host/v1", "args": {"hf-token": "left out", "max_tokens": 3, "list": ["s://h"]}}
+    settings = {
+        "frozen_model": "http://me:secret@host/v1",
+        "args": {"hf-token": "x", "max-num-batched-tokens": "8k", "list": ["s://u@h"]},
+    }
+    shown = {
+        "frozen_model": "http://host/v1",
+        "args": {"hf-token": "left out", "max-num-batched-tokens": "8k", "list": ["s://h"]},
+    }
     assert without_access(settings) == shown
 
 

@@ -69,7 +69,7 @@ class HttpUpstream:
         if address.user is not None:
             if api_key:
                 raise ConfigError(
-                    f"{self.base_url} is given with a user in its address and with a key (api_key, ART_UPSTREAM_API_KEY), and one "
+                    f"{self.base_url} is given with a user in its address and with a key (api_key, ART_UPSTREAM_API_KEY), and a "
                     "request can send one of them only; leave the other out"
                 )
             pair = base64.b64encode(f"{address.user}:{address.password or ''}".encode())

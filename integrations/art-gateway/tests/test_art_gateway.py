@@ -267,7 +267,12 @@ async def test_a_web_page_elsewhere_can_neither_record_nor_order_in_its_visitors
         # As a page sends it without asking first: plain text.
         headers = headers | {"content-type": "text/plain"}
         assert (await desk.ask("evil", "poison", headers=headers))[0] == status
-        for method, path in (("POST", "/pause"), ("POST", "/rollouts/evil/finish"), ("GET", "/status"), ("GET", "/v1/models")):
+        for method, path in (
+            ("POST", "/pause"),
+            ("POST", "/rollouts/evil/finish"),
+            ("GET", "/status"),
+            ("GET", "/v1/models"),
+        ):
             assert (await desk.order(method, path, headers=headers))[0] == status
         assert not desk.store.rollouts() and not desk.gateway.gate.paused and upstream.requests == []
 
