@@ -38,10 +38,10 @@ MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "jso
 LOADS = {"load", "loads", "Unpickler", "open"}
 CALLS = {
     "torch.load", "torch.hub.load", "torch.package.PackageImporter", "torch.jit.load", "yaml.load",
-    "yaml.unsafe_load", "yaml.full_load", "yaml.Loader", "yaml.UnsafeLoader", "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput",
-    "numpy.load", "pandas.read_pickle", "jinja2.Environment", "jinja2.Template", "shutil.unpack_archive", "zipfile.ZipFile",
-    "tarfile.open", "xml.etree.ElementTree.parse", "runpy.run_path", "asyncio.create_subprocess_shell",
-    "logging.config.listen", "code.interact",
+    "yaml.unsafe_load", "yaml.full_load", "yaml.Loader", "yaml.UnsafeLoader", "os.system", "os.popen",
+    "subprocess.getoutput", "subprocess.getstatusoutput", "numpy.load", "pandas.read_pickle", "jinja2.Environment",
+    "jinja2.Template", "shutil.unpack_archive", "zipfile.ZipFile", "tarfile.open", "xml.etree.ElementTree.parse",
+    "runpy.run_path", "asyncio.create_subprocess_shell", "logging.config.listen", "code.interact",
 }  # fmt: skip
 KEYWORDS = {
     "shell": True,
