@@ -3,34 +3,52 @@
 # make test-engines the heavy real parts; make test-long: soaks
 # make docs         the site, in site/
 # make setup        .venv alone
+# make lock         requirements-locked.txt anew; with LOCKED=1 the others install only files whose hash is in it
 PYTHON ?= python3
-VENV := .venv
+# With LOCKED=1 an environment of its own: nothing in it was installed without its hash.
+VENV := $(if $(LOCKED),.venv-locked,.venv)
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Beside .venv, so that make test runs without what only make test-engines needs.
 ENGINES := .engines
 # vLLM in an environment of its own.
 VLLM := .vllm
 # openai 2.x beside the 3.x of .venv.
 OPENAI2 := .openai2
-PROJECTS := . $(wildcard plugins/*/) $(wildcard integrations/*/)
+LOCAL := $(wildcard plugins/*/) $(wildcard integrations/*/)
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
 SEED ?= 0
 # Processes of make test and make test-engines; a file stays in one, because its fixtures are shared.
 WORKERS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo docs test test-engines test-long browser lint tiny
+.PHONY: setup lock demo docs test test-engines test-long browser lint tiny
 
 setup: $(VENV)/.ready
 	@echo "done; next: . $(BIN)/activate, then art doctor"
 
-$(VENV)/.ready: $(MANIFESTS) constraints.txt requirements-dev.txt
+$(VENV)/.ready: $(MANIFESTS) constraints.txt requirements-dev.txt $(if $(LOCKED),requirements-locked.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "art_core needs Python 3.11 or newer; give one with: make setup PYTHON=python3.12"; exit 1; }
-	@echo "setting up .venv: this takes a minute or two, and more where torch comes with CUDA"
+	@echo "setting up $(VENV): this takes a minute or two, and more where torch comes with CUDA"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
+ifdef LOCKED
+	$(PIP) --require-hashes -r requirements-locked.txt
+# What is built here is built by the hatchling that is installed; alone, pip would fetch one whose hash nobody has asked for.
+	$(PIP) --no-deps --no-build-isolation -r requirements-dev.txt
+else
+	$(PIP) -c constraints.txt -r requirements-dev.txt
+endif
 	touch $@
+
+# For every platform and Python at once: of each version the hashes of all its builds, as the package index tells them.
+lock:
+	$(PYTHON) -m venv .lock
+	.lock/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	printf 'editables\nhatchling\n' | .lock/bin/uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes \
+	  --no-annotate --no-header -c constraints.txt $(addprefix --no-emit-package=,art-core $(notdir $(LOCAL:/=))) \
+	  -o requirements-locked.txt requirements-dev.txt -
+	rm -rf .lock
 
 demo: $(VENV)/.ready
 	$(BIN)/art demo --seed $(SEED) $(if $(STEPS),--steps $(STEPS)) $(if $(JUDGE),--judge "$(JUDGE)") $(if $(RUN_DIR),--run-dir "$(RUN_DIR)")
@@ -47,12 +65,12 @@ test: $(VENV)/.ready
 
 $(ENGINES)/.ready: $(VENV)/.ready requirements-engines.txt
 	rm -rf $(ENGINES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(ENGINES) -r requirements-engines.txt
+	$(PIP) --no-deps --target $(ENGINES) -r requirements-engines.txt
 	touch $@
 
 $(OPENAI2)/.ready: $(VENV)/.ready requirements-openai2.txt
 	rm -rf $(OPENAI2)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(OPENAI2) -r requirements-openai2.txt
+	$(PIP) --no-deps --target $(OPENAI2) -r requirements-openai2.txt
 	touch $@
 
 $(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt

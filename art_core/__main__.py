@@ -22,6 +22,7 @@ from art_core.errors import ArtError, ConfigError
 from art_core.folder import new_run_dir
 from art_core.new_plugin import Kind, write_plugin
 from art_core.plugins import Plugins
+from art_core.shown import printable, without_keys
 from art_core.threads import Terminated
 from art_core.variables import load_env_file
 
@@ -274,7 +275,8 @@ def main() -> None:
         app()
     except ArtError as error:
         Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] ", end="")
-        Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(str(error))
+        told = printable(without_keys(str(error)))
+        Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(told)
         raise SystemExit(1) from error
     except OSError as error:
         if error.errno != errno.ENOSPC:

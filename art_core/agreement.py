@@ -13,6 +13,7 @@ from typing import Any
 
 from art_core.config import TrainConfig, weights_hash
 from art_core.errors import ConfigError
+from art_core.shown import without_access
 from art_core.store import Store
 from art_core.types import Learner, Loss
 
@@ -34,7 +35,7 @@ USUAL_LOSS = "grpo"
 def check_begun_with(store: Store, run_dir: Path, config: TrainConfig, folder: str, loss: str) -> None:
     """Note what a run folder is begun with, also where a start before failed; of one that goes on, refuse other start weights
     (in ``folder``) with a ConfigError, and say which settings differ."""
-    mine, settings = weights_hash(folder), dataclasses.asdict(config)
+    mine, settings = weights_hash(folder), without_access(dataclasses.asdict(config))
     theirs = store.meta("start_weights")
     if theirs is None or not store.openings():
         model = config.model

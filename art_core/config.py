@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
+from art_core.shown import without_keys
 
 TINY = Path(__file__).parent / "models" / "tiny"
 """The model that ships with art_core: about one million parameters, made by ``tiny/make.py`` in the repository."""
@@ -166,8 +167,8 @@ def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
         check_choice(name, getattr(config, name))
     if config.frozen_model is not None and not (config.train_nodes and config.other_nodes == "frozen"):
         raise ConfigError(
-            f"frozen_model={config.frozen_model!r} answers the nodes that train_nodes= leaves out, with other_nodes='frozen'; "
-            "give train_nodes=, or leave it out"
+            f"frozen_model={without_keys(repr(config.frozen_model))} answers the nodes that train_nodes= leaves out, with "
+            "other_nodes='frozen'; give train_nodes=, or leave it out"
         )
     for name, example in EXAMPLES.items():
         if not isinstance(getattr(config, name), Mapping):

@@ -12,6 +12,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from art_core.shown import printable
+
 ENGINE = logging.getLogger("art_core.engine")
 """What an engine says here, from level INFO on, is for the person who waits for it."""
 RATE_SECONDS = 1.0
@@ -124,7 +126,7 @@ class Display:
                 self.bars.update(self._now, rate=rate)
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def say_once(self, text: str, about: str = "") -> None:
         """Say it, but only the first time that this is said ``about`` something (default: these very words)."""

@@ -24,6 +24,7 @@ from art_core.rewards import name_of
 from art_core.rollout import task_id, task_input
 from art_core.run import Run
 from art_core.scoring import why_unscored
+from art_core.shown import without_access
 from art_core.store import Store
 from art_core.threads import run_alone
 from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory, Weights
@@ -217,7 +218,7 @@ def write_report(run: Run) -> dict[str, Any]:
         "reward": run.store.meta("reward"),
         "account": run.rewards.account(),
         "exhausted": run.rewards.exhausted(),
-        "config": dataclasses.asdict(run.config),
+        "config": without_access(dataclasses.asdict(run.config)),
     }
     write_whole(run.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
     return report

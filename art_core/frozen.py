@@ -13,6 +13,7 @@ from art_core.abilities import ServesVersions
 from art_core.capture import HttpUpstream, Stamped
 from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError
+from art_core.shown import without_keys
 from art_core.types import Engine, Weights
 
 EngineFactory = Callable[[str, TrainConfig], Engine]
@@ -62,7 +63,11 @@ def frozen_engine(
     if is_server or not isinstance(engine, str):
         only = make(folder, config)
         if model is not None or not isinstance(only, ServesVersions) or not only.keeps_start():
-            what = f"{engine!r} is one server" if is_server else f"{type(engine).__name__}(...) is one object"
+            what = (
+                without_keys(f"{engine!r} is one server")
+                if is_server
+                else f"{type(engine).__name__}(...) is one object"
+            )
             raise ConfigError(
                 f"train_nodes={config.train_nodes} needs a second engine for the other nodes, and engine={what}; give "
                 "frozen_model='http://HOST:PORT/v1', an engine by name, or other_nodes='policy'"

@@ -1,6 +1,7 @@
 """A model folder or hub name -> its config, model and tokenizer, by transformers; what cannot be trained is refused.
 
-Knows nothing about serving or training. No code from a model's folder is ever run: models are computed by transformers' own.
+Knows nothing about serving or training. No code from a model's folder is ever run: models are computed by
+transformers' own, and weights are read from safetensors only, never unpickled.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def load_causal_lm(model: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     config = load_config(model)
     try:
         with no_progress_bars():
-            return AutoModelForCausalLM.from_pretrained(model, config=config, dtype=dtype, trust_remote_code=False)
+            return AutoModelForCausalLM.from_pretrained(
+                model, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True
+            )
     except (OSError, ValueError, KeyError) as error:
         raise _unloadable(model, error) from _cause(error)
 
@@ -141,7 +144,12 @@ def quiet_adapters() -> Iterator[None]:
 
 
 def load_adapter(model: PreTrainedModel, folder: str | Path) -> PeftModel:
-    """Put the PEFT adapter in ``folder`` on ``model``. Raises ConfigError where PEFT is not installed."""
+    """Put the PEFT adapter in ``folder`` on ``model``. Raises ConfigError where PEFT is not installed, or where the adapter's
+    weights are not in safetensors: PEFT would unpickle them."""
+    if not Path(folder, "adapter_model.safetensors").is_file():
+        raise ConfigError(
+            f"{folder} has no adapter_model.safetensors, and nothing is unpickled here; save the adapter with save_pretrained"
+        )
     try:
         from peft import PeftModel
     except ImportError as error:

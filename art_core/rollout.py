@@ -25,6 +25,7 @@ from art_core.attribution import running
 from art_core.capture import Door
 from art_core.errors import CaptureError, ConfigError, RolloutLost
 from art_core.plugins import GROUP
+from art_core.shown import printable, without_keys
 from art_core.store import Store
 from art_core.threads import finished
 from art_core.types import Group, RolloutAddress, RunAgent, Sampling, Trajectory
@@ -151,8 +152,8 @@ async def _reading(read: Callable[[str], T], rollout_id: str) -> T:
 
 
 def describe(error: BaseException) -> str:
-    """Return the exception as one line with its type."""
-    text = " ".join(str(error).split())
+    """Return the exception as one line with its type, without the keys that libraries put into what they say."""
+    text = printable(without_keys(" ".join(str(error).split())))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

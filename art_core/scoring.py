@@ -16,6 +16,7 @@ import numpy as np
 
 from art_core.config import check_choice
 from art_core.errors import ArtError, RewardError
+from art_core.shown import without_keys
 from art_core.types import Call, Group, GroupReward, Reward, Trajectory
 
 CONTRAST = 1e-8
@@ -203,7 +204,7 @@ async def _score_each(group: Group, reward: Reward) -> list[float]:
                 value = await value
         except Exception as error:  # the boundary to the user's function: its bug is reported as its bug
             raise RewardError(
-                f"{_name(reward)} raised {type(error).__name__}: {error}, for {_describe(trajectory)}; "
+                f"{_name(reward)} raised {type(error).__name__}: {without_keys(str(error))}, for {_describe(trajectory)}; "
                 "correct the reward function (a failed run has output None and its reason in trajectory.error)"
             ) from error
         return _number(value, reward, trajectory)
@@ -222,7 +223,8 @@ async def _score_together(group: Group, reward: GroupReward) -> list[float | Non
         raise
     except Exception as error:  # the boundary to the judge
         raise RewardError(
-            f"{_name(reward)} raised {type(error).__name__}: {error}, for the group of task {reprlib.repr(group.task)}"
+            f"{_name(reward)} raised {type(error).__name__}: {without_keys(str(error))}, for the group of task "
+            f"{reprlib.repr(group.task)}"
         ) from error
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         raise RewardError(

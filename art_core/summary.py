@@ -14,6 +14,7 @@ from rich.table import Table
 from art_core.audit import Audit
 from art_core.display import plural
 from art_core.evaluation import Report
+from art_core.shown import printable
 from art_core.training import TrainResult
 from art_core.types import JsonDict, Trajectory
 
@@ -35,6 +36,7 @@ def print_result(result: TrainResult, console: Console) -> None:
     console.print(
         f"{plural(report['steps'], 'step')} in {report['seconds']:.0f} s of training, seed {report['seed']}, "
         f"start weights {report['start_weights'][:16]}; everything is in {result.run_dir}",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )
@@ -73,13 +75,18 @@ def print_change(before: Report, after: Report, console: Console) -> None:
 
 def print_trajectory(trajectory: Trajectory, title: str, console: Console) -> None:
     """Print the conversation of a run, what went wrong, its reward and what the reward said."""
-    lines = [f"[bold]{escape(message['role'])}[/bold] {escape(text)}" for message, text in shown(trajectory)]
+    lines = [f"[bold]{_plain(message['role'])}[/bold] {_plain(text)}" for message, text in shown(trajectory)]
     if trajectory.error:
-        lines.append(f"[red]the agent failed: {escape(trajectory.error)}[/red]")
-    lines += [f"[dim]{escape(name)}: {escape(text)}[/dim]" for name, text in trajectory.notes.items()]
-    metrics = "  ".join(f"{name} {value:g}" for name, value in trajectory.metrics.items())
+        lines.append(f"[red]the agent failed: {_plain(trajectory.error)}[/red]")
+    lines += [f"[dim]{_plain(name)}: {_plain(text)}[/dim]" for name, text in trajectory.notes.items()]
+    metrics = "  ".join(f"{_plain(name)} {value:g}" for name, value in trajectory.metrics.items())
     reward = "not scored" if trajectory.reward is None else f"reward {trajectory.reward:.2f}"
     console.print(Panel("\n".join(lines), title=title, subtitle=f"{reward}  {metrics}"))
+
+
+def _plain(text: str) -> str:
+    """Return what an agent or a judge said so that it is read, and obeyed by nobody: neither by rich nor by the terminal."""
+    return escape(printable(text))
 
 
 def shown(trajectory: Trajectory) -> list[tuple[JsonDict, str]]:
@@ -113,7 +120,7 @@ def print_audit(audit: Audit, console: Console) -> None:
         table.add_row("KL(stored || recomputed)", f"k1 {audit.kl_k1:.2g}, k3 {audit.kl_k3:.2g}")
     console.print(table)
     for problem in audit.problems[:PROBLEMS_SHOWN]:
-        console.print(str(problem), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(str(problem)), markup=False, highlight=False, soft_wrap=True)
     if len(audit.problems) > PROBLEMS_SHOWN:
         console.print(f"and {len(audit.problems) - PROBLEMS_SHOWN} more: --json shows all", highlight=False)
     if not audit.clean:

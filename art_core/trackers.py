@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from art_core.attribution import exempt
 from art_core.errors import ConfigError
+from art_core.shown import without_keys
 from art_core.types import Group
 
 WAITING = 256
@@ -97,7 +98,7 @@ class _Told:
                 try:
                     getattr(self._tracker, what)(*arguments)
                 except BaseException as error:  # noqa: BLE001 - the boundary to the tracker: the run goes on without it
-                    closing, why = what == "close", f"{type(error).__name__}: {error}"
+                    closing, why = what == "close", without_keys(f"{type(error).__name__}: {error}")
                     # At the end it may say how much was lost.
                     if not self._failed or (closing and why != self._failed):
                         self._say(

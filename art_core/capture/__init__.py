@@ -1,6 +1,7 @@
 """The one door: a recording, OpenAI-compatible address for every rollout. Knows nothing about who runs behind it."""
 
 from art_core.capture.door import Door
+from art_core.capture.edge import BoundedHead
 from art_core.capture.gate import Gate
 from art_core.capture.http import Exchange, Refused
 from art_core.capture.record import ANSWER
@@ -15,6 +16,7 @@ __all__ = [
     "MODELS",
     "TIMED_OUT",
     "UNREACHABLE",
+    "BoundedHead",
     "CaptureApp",
     "Dialect",
     "Door",

@@ -19,6 +19,7 @@ from pathlib import Path
 import uvicorn
 
 from art_core.abilities import Counts, KeepsFiles, Rests, Scores, ServesVersions
+from art_core.capture.edge import BoundedHead
 from art_core.capture.http import ASGIApp
 from art_core.capture.server import CaptureApp, Dialect
 from art_core.errors import CaptureError, ConfigError
@@ -241,7 +242,7 @@ def http_server(app: ASGIApp, *, drain: int = 1) -> uvicorn.Server:
     """Return a server for ``app`` that ends when ``should_exit`` is set; calls in flight get ``drain`` seconds then."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHead,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -7,6 +7,7 @@ The dialect is vLLM's: ``return_token_ids`` and ``logprobs`` in the request; ``p
 
 from __future__ import annotations
 
+import base64
 import errno
 import io
 import math
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
+from art_core.shown import printable, without_keys
 from art_core.types import JsonDict
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ class HttpUpstream:
     ``model`` replaces the model that the agent names; ``timeout`` is in seconds, for a whole answer or between two chunks.
     The server's logprobs must be of the distribution at the request's temperature (vLLM: ``--logprobs-mode
     processed_logprobs``). It is also an Engine whose weights never change.
+
+    A user and a password in ``base_url`` are sent, and stand in no message; ConfigError where there is an ``api_key`` too.
     """
 
     def __init__(
@@ -55,14 +59,24 @@ class HttpUpstream:
         import aiohttp
         from yarl import URL
 
-        self.base_url = base_url.rstrip("/")
+        address = URL(base_url)
+        self.base_url = (base_url if address.user is None else str(address.with_user(None))).rstrip("/")
         self.model = model
         self.policy_version = 0
         """Stamped on every answer; whoever swaps the server's weights sets it."""
         # Compressing what travels between two processes of one machine or rack costs more than it saves.
         self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        if api_key:
+        if address.user is not None:
+            if api_key:
+                raise ConfigError(
+                    f"{self.base_url} is given with a user in its address and with a key (api_key, ART_UPSTREAM_API_KEY), and a "
+                    "request can send one of them only; leave the other out"
+                )
+            pair = base64.b64encode(f"{address.user}:{address.password or ''}".encode())
+            self._headers["authorization"] = f"Basic {pair.decode()}"
+        elif api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
+        self._secrets = api_key, address.password
         connect = min(timeout, 10.0)
         self._whole = aiohttp.ClientTimeout(total=timeout, sock_connect=connect)
         self._between = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=timeout)
@@ -87,7 +101,7 @@ class HttpUpstream:
 
     async def chat(self, request: JsonDict) -> JsonDict:
         """Answer a request; cancelling closes the connection, which stops the sampling but loses what was sampled."""
-        return self._normal(_json_object(await self._answer(self._post(request, self._whole))), request)
+        return self._normal(self._read(await self._answer(self._post(request, self._whole))), request)
 
     async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
         """Yield the chunks of an answer as they come. UpstreamError where the stream ends before the answer does."""
@@ -97,13 +111,13 @@ class HttpUpstream:
         with self._explained():
             async with self._post(request, self._between) as response:
                 if response.status >= 400:
-                    raise _refusal(response.status, await response.read(), response.headers)
+                    raise self._refusal(response.status, await response.read(), response.headers)
                 async for event in _events(response.content):
                     if event == b"[DONE]":
                         return
-                    chunk = _json_object(event)
+                    chunk = self._read(event)
                     if "error" in chunk:
-                        raise _refusal(502, event, {})
+                        raise self._refusal(502, event, {})
                     yield self._normal(chunk, request)
                     for choice in chunk.get("choices", ()):
                         begun.add(choice.get("index", 0))
@@ -114,7 +128,7 @@ class HttpUpstream:
 
     async def models(self) -> JsonDict:
         """Return the server's own list of models."""
-        return _json_object(await self.ask(f"{self.base_url}/models"))
+        return self._read(await self.ask(f"{self.base_url}/models"))
 
     async def ask(self, url: str, body: JsonDict | None = None) -> bytes:
         """Ask the server for something else: POST ``body`` as it is, GET where there is none. Raises UpstreamError."""
@@ -129,7 +143,7 @@ class HttpUpstream:
             async with asking as response:
                 content = await response.read()
                 if response.status >= 400:
-                    raise _refusal(response.status, content, response.headers)
+                    raise self._refusal(response.status, content, response.headers)
         return content
 
     def _post(self, request: JsonDict, timeout: aiohttp.ClientTimeout) -> aiohttp.client._RequestContextManager:
@@ -167,6 +181,27 @@ class HttpUpstream:
                 status=502,
             ) from error
         return answer
+
+    def _read(self, content: bytes) -> JsonDict:
+        try:
+            answer = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            said = self._hidden(f"{content[:200]!r}")
+            raise UpstreamError(f"the upstream's answer is not JSON ({error}): {said}", status=502) from error
+        if not isinstance(answer, dict):
+            raise UpstreamError(
+                f"the upstream's answer is not a JSON object: {self._hidden(f'{content[:200]!r}')}", status=502
+            )
+        return answer
+
+    def _refusal(self, status: int, content: bytes, headers: Mapping[str, str]) -> UpstreamError:
+        text, code = _said(status, content)
+        after = _seconds(headers.get("retry-after"))
+        return UpstreamError(self._hidden(text), status=status, code=code, retry_after=after)
+
+    def _hidden(self, text: str) -> str:
+        """Return what the server says without what it was sent: a server may say the key that it refuses."""
+        return printable(without_keys(text, *self._secrets))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -220,18 +255,8 @@ def _normal_choice(answer: JsonDict, choice: JsonDict, request: JsonDict) -> Non
         said["reasoning_content"] = thought  # vLLM's name is not the one that clients know
 
 
-def _json_object(content: bytes) -> JsonDict:
-    try:
-        answer = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise UpstreamError(f"the upstream's answer is not JSON ({error}): {content[:200]!r}", status=502) from error
-    if not isinstance(answer, dict):
-        raise UpstreamError(f"the upstream's answer is not a JSON object: {content[:200]!r}", status=502)
-    return answer
-
-
-def _refusal(status: int, content: bytes, headers: Mapping[str, str]) -> UpstreamError:
-    """Read OpenAI's error shape, the older one of vLLM, and anything else as text."""
+def _said(status: int, content: bytes) -> tuple[str, str | None]:
+    """Read message and code of OpenAI's error shape, of the older one of vLLM, and of anything else as text."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -244,12 +269,8 @@ def _refusal(status: int, content: bytes, headers: Mapping[str, str]) -> Upstrea
         text = error if isinstance(error, str) else content.decode(errors="replace")[:500]
     if status == 400 and any(words in text for words in FULL):
         code = TOO_LONG
-    return UpstreamError(
-        text or f"the upstream answered with status {status} and no body",
-        status=status,
-        code=code if isinstance(code, str) else None,
-        retry_after=_seconds(headers.get("retry-after")),
-    )
+    text = text or f"the upstream answered with status {status} and no body"
+    return text, code if isinstance(code, str) else None
 
 
 def _seconds(retry_after: str | None) -> float | None:

@@ -57,7 +57,7 @@ class Chat:
         plain = [self._plain(message) for message in messages]
         try:
             text = self._apply(plain, tools, arguments, answered)
-        except (TemplateError, TypeError, ValueError, RecursionError) as error:
+        except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise refuse(f"the model's chat template cannot render these messages: {error}") from error
         # Models write half a pair of UTF-16 into a call's JSON at times; no token stands for it.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -198,7 +198,7 @@ class Chat:
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
         try:
             return function["arguments"] in self._apply(messages)
-        except (TemplateError, TypeError):
+        except (TemplateError, TypeError, ValueError, ArithmeticError):
             return False
 
 

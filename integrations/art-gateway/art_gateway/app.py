@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import orjson
 
-from art_core.capture import CHAT, MODELS, CaptureApp, Dialect, Exchange, Gate, Refused, stopping
+from art_core.capture import CHAT, MODELS, CaptureApp, Dialect, Exchange, Gate, Refused, is_loopback, stopping
 from art_core.types import Call, JsonDict, Sampling
 
 if TYPE_CHECKING:
@@ -151,6 +151,8 @@ class Gateway:
         exchange.speaks = self._dialects.get(path)
         async with exchange.failing_as_answer(log, "a request failed inside the gateway"):
             check_id(scope, rollout_id)
+            if self._key is None:
+                check_page(exchange, local=self._local)
             if rollout_id and exchange.method == "POST" and (path == CHAT or path in self._dialects):
                 self._admit(exchange)
                 await self.ledger.keep_up()
@@ -292,6 +294,27 @@ def check_id(scope: Scope, rollout_id: str | None) -> None:
             status=400,
             code="rollout_id",
         )
+
+
+def check_page(exchange: Exchange, *, local: bool) -> None:
+    """Refuse what a web page asks for in its visitor's name: browsers say the page's ``Origin``, and a page that has its own
+    name point at this machine says that name as ``Host``. Raises Refused (403, 421)."""
+    host, origin = exchange.headers.get("host", ""), exchange.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != host:
+        raise Refused(f"a page of {origin:.100} may not do this", status=403, code="other_origin")
+    if local and not is_loopback(_name_in(host)):
+        raise Refused(
+            f"without a key this gateway answers to this machine's own names only, not to {host!r:.100}; start it with --api-key",
+            status=421,
+            code="other_host",
+        )
+
+
+def _name_in(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # brackets that are no address
+        return None
 
 
 def wrong_key() -> Refused:

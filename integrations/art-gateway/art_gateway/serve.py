@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from art_core.capture import Dialect, address_of, http_server, listen
+from art_core.capture import Dialect, address_of, http_server, is_loopback, listen
 from art_core.folder import claimed
 from art_core.store import Store
 from art_core.types import Sampling
@@ -23,7 +23,6 @@ from art_gateway.routing import Pool, Server
 
 log = logging.getLogger("art_gateway")
 
-LOCAL = ("127.", "localhost", "::1")
 SPARE_FILES = 64
 """Open files beside the connections: the store, the listener, libraries that are loaded."""
 
@@ -47,7 +46,7 @@ class Plan:
     @property
     def local(self) -> bool:
         """Whether only this machine can reach the gateway."""
-        return self.host.startswith(LOCAL)
+        return is_loopback(self.host)
 
 
 async def serve(plan: Plan, console: Console) -> None:
@@ -74,7 +73,7 @@ async def serve(plan: Plan, console: Console) -> None:
         finally:
             await gateway.abort()
             await pool.stop()
-    console.print(f"stopped; {count_line(gateway)}, all of it in {plan.run_dir}", highlight=False)
+    console.print(f"stopped; {count_line(gateway)}, all of it in {plan.run_dir}", highlight=False, markup=False)
 
 
 async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, console: Console) -> None:

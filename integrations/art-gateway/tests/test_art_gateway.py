@@ -1,6 +1,7 @@
 """The gateway as its users see it: rollouts that open by themselves, routing, limits, orders."""
 
 import asyncio
+import contextlib
 import json
 import resource
 
@@ -247,3 +248,58 @@ async def test_the_status_tells_what_goes_on(start, upstream):
     assert (answer["calls"], answer["rollouts"], answer["in_flight"], answer["paused"]) == (1, 1, 0, False)
     assert answer["upstreams"] == [{"url": upstream.url, "up": True, "in_flight": 0, "policy_version": 0}]
     assert json.dumps(answer)
+
+
+OTHER_PAGES = [
+    ({"origin": "https://evil.example"}, 403),
+    ({"origin": "null"}, 403),
+    ({"origin": "http://127.0.0.1:1"}, 403),
+    ({"origin": "http://evil.example", "host": "evil.example"}, 421),  # its own name, pointed at this machine
+    ({"host": "localhost.evil.example"}, 421),
+    ({"host": "127.0.0.1.nip.io"}, 421),
+    ({"host": "[::1"}, 421),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), OTHER_PAGES, ids=str)
+async def test_a_web_page_elsewhere_can_neither_record_nor_order_in_its_visitors_name(start, upstream, headers, status):
+    async with start() as desk:
+        # As a page sends it without asking first: plain text.
+        headers = headers | {"content-type": "text/plain"}
+        assert (await desk.ask("evil", "poison", headers=headers))[0] == status
+        for method, path in (
+            ("POST", "/pause"),
+            ("POST", "/rollouts/evil/finish"),
+            ("GET", "/status"),
+            ("GET", "/v1/models"),
+        ):
+            assert (await desk.order(method, path, headers=headers))[0] == status
+        assert not desk.store.rollouts() and not desk.gateway.gate.paused and upstream.requests == []
+
+
+async def test_this_machines_own_names_and_pages_and_whoever_has_the_key_come_in(start):
+    async with start() as desk:
+        host = desk.url.removeprefix("http://")
+        for headers in ({}, {"origin": f"http://{host}"}, {"host": "localhost"}, {"host": "[::1]:8400"}):
+            assert (await desk.ask("r", "hello", headers=headers))[0] == 200
+    async with start(api_key="given-to-agents") as desk:
+        headers = {"x-api-key": "given-to-agents", "origin": "https://app.example", "host": "gateway.example"}
+        assert (await desk.ask("r", "hello", headers=headers))[0] == 200
+    async with start(local=False) as desk:
+        assert (await desk.ask("r", "hello", headers={"host": "gateway.example"}))[0] == 200
+        assert (await desk.ask("r", "hello", headers={"origin": "https://evil.example"}))[0] == 403
+
+
+async def test_headers_without_end_are_cut_off_whoever_sends_them(start):
+    async with start(api_key="nobody-knows-it") as desk:
+        reader, writer = await asyncio.open_connection(*desk.url.removeprefix("http://").split(":"))
+        writer.write(b"GET /health HTTP/1.1\r\nX-Long: ")
+        with contextlib.suppress(ConnectionError):  # it is closed while we write
+            for _ in range(16):
+                writer.write(b"y" * 2**16)
+                await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert not answer or answer.startswith(b"HTTP/1.1 431 ")
+        assert writer.is_closing() or reader.at_eof()
+        writer.close()

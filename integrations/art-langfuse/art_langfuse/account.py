@@ -38,6 +38,9 @@ def account() -> Account:
             f"settings, API keys; set them, and LANGFUSE_HOST for another server than {CLOUD}"
         )
     host = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD
-    if not host.startswith(("http://", "https://")):
-        raise ConfigError(f"LANGFUSE_HOST={host!r} is no address; give one such as {CLOUD}")
+    if not host.startswith(("http://", "https://")) or "@" in host:
+        # Its text is not shown: it may be a key that was pasted in the wrong place.
+        raise ConfigError(
+            f"LANGFUSE_HOST is no address such as {CLOUD}; a user and a password have no place in it, the project's keys are sent"
+        )
     return Account(host.rstrip("/"), *keys.values())

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, Generic, NoReturn, TypeVar
 
 from art_core.errors import ArtError
+from art_core.shown import printable, without_keys
 
 Item = TypeVar("Item")
 
@@ -50,7 +51,7 @@ class NotDelivered(ArtError):
 
 def raise_for(status: int | None, said: str, headers: Mapping[str, str] | None = None) -> NoReturn:
     """Raise what an HTTP answer that is no success means."""
-    message = f"answer {status} from {said}"
+    message = f"answer {status} from {printable(without_keys(said))}"
     if status is None or status in (408, 429) or (status >= 500 and status != 501):
         after = str((headers or {}).get("retry-after", "")).strip()
         raise Temporary(message, float(after) if after.isdecimal() else 0.0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from art_core.errors import ConfigError
+from art_core.shown import printable, without_keys
 from art_core.types import JsonDict
 from art_ruler.shorten import estimate, estimate_of
 
@@ -174,7 +175,8 @@ async def _within(seconds: float, name: str, ask: Callable[[], Any]) -> Any:
     except TimeoutError as error:
         raise JudgeError(f"the judge {name} gave no answer within {seconds:g} s; give a larger timeout=") from error
     except Exception as error:  # the boundary to the user's judge
-        raise JudgeError(f"the judge {name} failed: {type(error).__name__}: {error}") from error
+        said = printable(without_keys(str(error)))
+        raise JudgeError(f"the judge {name} failed: {type(error).__name__}: {said}") from error
 
 
 def _text(found: Any) -> str | None:

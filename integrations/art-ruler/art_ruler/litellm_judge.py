@@ -17,16 +17,18 @@ from typing import Any
 import tenacity
 
 from art_core.errors import ConfigError
+from art_core.shown import printable, without_keys
 from art_core.types import JsonDict
 from art_ruler.answer import SCHEMA
 from art_ruler.judge import Answer, JudgeError, TooLong, with_tokens
 from art_ruler.openai_server import OpenAIServer, counted, known_as, openai_server, price_of
+from art_ruler.view import NO_IMAGE
 
 REFUSED = (401, 403, 404)
 """HTTP statuses that are about the judge, not about what it was asked."""
 PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception)(?:: | - ))+")
-NOISE = re.compile(r" ssl:<[^>]*>|(?<=//)[^/@\s]+@")
-"""What an error of LiteLLM's begins with, again and again; and what nobody should read in it: objects, passwords in addresses."""
+NOISE = re.compile(" ssl:<[^>]*>")
+"""What an error of LiteLLM's begins with, again and again; and objects in it, which say nothing."""
 LONGEST_ERROR = 500
 """Characters."""
 LONGEST_PAUSE = 60.0
@@ -50,6 +52,8 @@ class LiteLLMJudge:
         self._format: JsonDict = {}
         self._server: OpenAIServer | None = None
         """Where to ask without LiteLLM's translation, where nothing is to be translated."""
+        self._fetches = False
+        """Whether the provider gets a picture's address as it is, and fetches the picture itself."""
         self._answered = False
         """Whether it ever did: from then on a refusal is about one group, and the run goes on."""
 
@@ -65,14 +69,15 @@ class LiteLLMJudge:
         try:
             found = litellm.get_llm_provider(self.name, api_base=base)
         except litellm.BadRequestError as error:
-            raise ConfigError(f"the judge {self.name!r} cannot be used: {_said(error)}; check its name") from error
+            raise ConfigError(f"the judge {self.name!r} cannot be used: {self._said(error)}; check its name") from error
         missing = litellm.validate_environment(self.name, api_key=key, api_base=base)["missing_keys"]
         if key is None and any(name.endswith("_API_KEY") for name in missing):
             raise ConfigError(
                 f"the judge {self.name!r} cannot be used: it needs {' and '.join(missing)}; set it, or give api_key= (any text "
                 "will do for a server that asks for none)"
             )
-        if found[1] == "openai":
+        self._fetches = found[1] == "openai"
+        if self._fetches:
             base = litellm.OpenAIGPTConfig.get_api_base(base)
         decides = {name: value for name, value in self._params.items() if name != "api_key"} | {
             "api_base": base or found[3]
@@ -94,8 +99,8 @@ class LiteLLMJudge:
             answer = await self._retrying(messages)
         except openai.OpenAIError as error:
             if isinstance(error, self._litellm.ContextWindowExceededError):
-                raise TooLong(f"the question is too long for the judge {self.name!r}: {_said(error)}") from error
-            what = f"{type(error).__name__}: {_said(error)}"
+                raise TooLong(f"the question is too long for the judge {self.name!r}: {self._said(error)}") from error
+            what = f"{type(error).__name__}: {self._said(error)}"
             if not self._answered and getattr(error, "status_code", None) in REFUSED:
                 raise ConfigError(
                     f"the judge {self.name!r} cannot be used: {what}; check its name, api_base and key"
@@ -103,6 +108,12 @@ class LiteLLMJudge:
             raise JudgeError(f"the judge {self.name!r} gave no answer: {what}") from error
         self._answered = True
         return answer if answer.input_tokens is not None else self._estimated(answer, messages)
+
+    def _said(self, error: BaseException) -> str:
+        """Return what an error of LiteLLM's says, without the key, which some providers say when they refuse it."""
+        text = NOISE.sub("", PREFIXES.sub("", " ".join(str(error).split())))
+        text = printable(without_keys(text, self._params.get("api_key")))
+        return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
 
     def _estimated(self, answer: Answer, messages: list[JsonDict]) -> Answer:
         """Return the answer of a server that counts no tokens with about as many as they are, and their price."""
@@ -121,7 +132,8 @@ class LiteLLMJudge:
     async def _complete(self, messages: list[JsonDict]) -> Answer:
         if self._server is not None and not self._server.heard():
             return await self._server.complete(messages, self._format)
-        request = {"model": self.name, "messages": messages, "timeout": self._timeout}
+        told = messages if self._fetches else _without_addresses(messages)
+        request = {"model": self.name, "messages": told, "timeout": self._timeout}
         request |= {"max_retries": 0}  # attempts are counted in one place
         request |= {"response_format": self._format} if self._format else {}
         return _answer(await self._litellm.acompletion(**request | dict(self._params)))
@@ -140,10 +152,19 @@ def _answer(answer: Any) -> Answer:
     )
 
 
-def _said(error: BaseException) -> str:
-    """Return what an error of LiteLLM's says."""
-    text = NOISE.sub("", PREFIXES.sub("", " ".join(str(error).split())))
-    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
+def _without_addresses(messages: list[JsonDict]) -> list[JsonDict]:
+    """Return the messages without pictures that are addresses: for some providers LiteLLM would ask for them from this machine,
+    and it is agents who choose them."""
+    return [
+        message if isinstance(message["content"], str) else message | {"content": [*map(_held, message["content"])]}
+        for message in messages
+    ]
+
+
+def _held(part: JsonDict) -> JsonDict:
+    if part["type"] != "image_url" or part["image_url"]["url"].startswith("data:"):
+        return part
+    return {"type": "text", "text": NO_IMAGE}
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from art_core.shown import without_keys
 from art_core.types import JsonDict
 from art_ruler.judge import Answer, JudgeError
 
@@ -29,6 +30,7 @@ class OpenAIServer:
     def __init__(self, litellm: ModuleType, model: str, base: str, key: str, params: JsonDict, timeout: float) -> None:
         self._litellm, self._model, self._timeout = litellm, model, timeout
         self._url = f"{base.rstrip('/')}/chat/completions"
+        self._key = key
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         self._params = params
 
@@ -66,7 +68,8 @@ class OpenAIServer:
             if not isinstance(said, str):
                 raise TypeError
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise JudgeError(f"{self._url} answered something that is no chat completion: {text[:200]!r}") from error
+            said = f"{self._url} answered something that is no chat completion: {text[:200]!r}"
+            raise JudgeError(without_keys(said, self._key)) from error
         cost = None if counts[0] is None else price_of(self._litellm, self._model, *counts)
         return Answer(said, *counts, cost, None if reason == "stop" else reason)
 

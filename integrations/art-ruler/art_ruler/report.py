@@ -13,6 +13,7 @@ from rich.prompt import Prompt
 from rich.table import Table
 from rich.text import Text
 
+from art_core.shown import printable
 from art_core.store import Store
 from art_ruler.calibration import Agreement, Preference, agreement, append_preference, read_preferences
 from art_ruler.ruler import Ruler
@@ -138,7 +139,7 @@ class Row:
 
 def scores_table(store: Store, group: Sequence[str]) -> Table:
     """Return every score of a group's runs, the newest last."""
-    table = Table(title=Text(title_of(group_of(store, group).task)), show_lines=True)
+    table = Table(title=Text(printable(title_of(group_of(store, group).task))), show_lines=True)
     for name in ("rollout", "by", "score", "why"):
         table.add_column(name, overflow="fold")
     for rollout_id in group:
@@ -146,7 +147,7 @@ def scores_table(store: Store, group: Sequence[str]) -> Table:
             notes = it.notes.items()
             said = "\n".join(text if len(notes) == 1 else f"{name}: {text}" for name, text in notes)
             by = f"{it.by or ''}{' (aside)' if it.aside else ''}"
-            table.add_row(*map(Text, (rollout_id, by, _number(it.reward, ".3f"), said)))
+            table.add_row(*(Text(printable(it)) for it in (rollout_id, by, _number(it.reward, ".3f"), said)))
     return table
 
 
@@ -172,9 +173,9 @@ def ask_preferences(store: Store, pairs: Sequence[tuple[str, str]], out: Path, m
         shared, own = shown(group_of(store, pair))
         if own[0] == own[1]:
             continue
-        console.print(Panel(Text(shared), title="both begin with"))
+        console.print(Panel(Text(printable(shared)), title="both begin with"))
         for name, text in zip("ab", own, strict=True):
-            console.print(Panel(Text(text), title=name))
+            console.print(Panel(Text(printable(text)), title=name))
         answer = _answer(f"{answered + 1} of {most}. Which is better? a, b, = (equal), s (skip), q (quit)")
         if answer == "q":
             break
@@ -207,4 +208,4 @@ def _number(value: float | None, how: str) -> str:
 
 
 def _sayer(console: Console) -> Any:
-    return lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return lambda text: console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

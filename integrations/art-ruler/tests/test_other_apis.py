@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from art_ruler import Ruler
+from art_ruler.judge import JudgeError
 
 
 def text_of(content: str | list) -> str:
@@ -58,3 +59,31 @@ async def test_a_judge_behind_another_api_scores_and_is_accounted_for(url, model
     account = ruler.account()
     assert (account["judge/input_tokens"], account["judge/output_tokens"]) == (1000, 100)
     assert account["judge/cost"] == pytest.approx(cost)
+
+
+async def test_a_picture_that_is_an_address_is_asked_for_by_nobody_here_and_one_that_is_held_is_shown():
+    fetched, asked = [], []
+
+    async def picture(request: Request) -> JSONResponse:
+        fetched.append(request.url.path)
+        return JSONResponse({}, 404)
+
+    async def judge(request: Request) -> JSONResponse:
+        asked.append(await request.body())
+        return JSONResponse({"error": {"message": "enough"}}, 400)
+
+    routes = Route("/picture", picture), Route("/{path:path}", judge, methods=["POST"])
+    with serving(*routes) as url:
+        pictures = [f"{url}/picture", "data:image/png;base64,iVBORw0KGgo="]
+        parts = [{"type": "image_url", "image_url": {"url": it}} for it in pictures]
+        runs = [[{"role": "user", "content": parts}, {"role": "assistant", "content": said}] for said in "ab"]
+        for model in ("anthropic/claude-sonnet-4-5", "gemini/gemini-2.5-flash", "ollama_chat/qwen3", "openai/judge"):
+            base = f"{url}/v1" if model.startswith("openai") else url
+            with pytest.raises(JudgeError):
+                await Ruler(model, api_base=base, api_key="secret", images=True, retries=0).compare(runs)
+    assert fetched == []
+    *others, openai = asked
+    assert len(others) == 3 and all(
+        b"iVBORw0KGgo" in it and b"/picture" not in it and b"[image]" in it for it in others
+    )
+    assert b"iVBORw0KGgo" in openai and b"/picture" in openai, "OpenAI's API fetches it itself"

@@ -42,6 +42,7 @@ takes longer for a thousand at once, it would otherwise be asked by all of them 
 LONGEST = 120.0
 BRIEF = 5.0
 """Seconds; after a connection that was lost sooner a worker pauses, so that it does not knock without end."""
+NO_USER = "the server's address has a user or password in it, which would stand in logs and messages; give the token as token="
 LOST = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -72,6 +73,8 @@ class TrainingClient:
         parts = urlsplit(server_url)
         if parts.scheme not in ("ws", "wss", "http", "https") or not parts.netloc:
             raise ConfigError(f"{server_url!r} is no server's address; give one such as ws://127.0.0.1:8000")
+        if "@" in parts.netloc:
+            raise ConfigError(NO_USER)
         secure = parts.scheme in ("wss", "https")
         base = parts.netloc + parts.path.rstrip("/")
         self.client_id, self.workers, self.pool = client_id, workers, pool

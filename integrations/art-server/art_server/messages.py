@@ -73,7 +73,7 @@ class ModelState(Message):
 
     version: int
     """Optimizer steps behind them."""
-    url: str | None = None
+    url: str | None = Field(None, pattern="^/")
     """Path on the server of the newest checkpoint's list of files; None before the first. It may lag behind ``version``."""
 
 

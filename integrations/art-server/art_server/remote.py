@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 from rich.console import Console
@@ -23,7 +23,7 @@ from art_core.rewards import name_of
 from art_core.rollout import task_id, task_input
 from art_core.store.values import from_json, to_json
 from art_core.types import Group, GroupReward, Reward, Sampling
-from art_server.client import LOST, TrainingClient
+from art_server.client import LOST, NO_USER, TrainingClient
 from art_server.loops import loop_beside
 from art_server.settings import load_settings
 from art_server.wire import group_from_wire, scores_to_wire
@@ -50,6 +50,8 @@ class RemoteRun:
     def __init__(self, url: str, *, token: str | None, workers: int, patience: float, progress: bool) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no server's address; give one such as http://127.0.0.1:8000")
+        if "@" in urlsplit(url).netloc:
+            raise ConfigError(NO_USER)
         self.url, self._token, self._workers, self._patience = url.rstrip("/"), token, workers, patience
         self._progress = progress
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}

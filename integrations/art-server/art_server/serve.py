@@ -11,10 +11,9 @@ from typing import Any
 import uvicorn
 from rich.console import Console
 
-from art_core.capture import is_loopback, listen
+from art_core.capture import BoundedHead, is_loopback, listen
 from art_core.errors import ConfigError, ServingDied
 from art_server.app import make_app
-from art_server.edge import BoundedHead
 from art_server.messages import MAX_MESSAGE
 from art_server.roster import LEASE
 
@@ -68,7 +67,7 @@ async def serve_forever(plan: Plan) -> None:
         app = make_app(plan.run_dir, plan.settings, token=plan.token, lease=plan.lease)
         tls = {"ssl_keyfile": _text(plan.ssl_keyfile), "ssl_certfile": _text(plan.ssl_certfile)}
         server = _Announcing(configured(app, **tls), console, plan, listener.getsockname()[1])
-        console.print(f"starting the engine; everything is kept in {plan.run_dir}")
+        console.print(f"starting the engine; everything is kept in {plan.run_dir}", markup=False)
         await server.serve([listener])
         if (failed := app.state.failed or server.died) is not None:
             raise failed
@@ -112,7 +111,8 @@ class _Announcing(uvicorn.Server):
                 f"serving at http{s}://{host}:{self._port}\n"
                 f"  workers:   art worker ws{s}://{host}:{self._port} --id client_1 --agent FILE.py:NAME{token}\n"
                 f"  training:  art_server.connect('http{s}://{host}:{self._port}')\n"
-                f"  Ctrl-C ends it; the same command with --run-dir {self._plan.run_dir} goes on"
+                f"  Ctrl-C ends it; the same command with --run-dir {self._plan.run_dir} goes on",
+                markup=False,
             )
 
     @property

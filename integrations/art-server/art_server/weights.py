@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 
 from art_core.errors import StoreError
+from art_core.folder import CHECKPOINT
 
 BLOCK = 1 << 20
 
@@ -27,7 +28,9 @@ async def fetch_checkpoint(http: aiohttp.ClientSession, base_url: str, url: str,
     if not found:
         raise StoreError(f"{base_url}{url} lists no checkpoint; the first is written after the first step")
     checkpoint = found[0]
-    name = PurePosixPath(checkpoint["name"]).name
+    name = str(checkpoint["name"])
+    if not CHECKPOINT.fullmatch(name):
+        raise StoreError(f"{base_url}{url} lists what is no checkpoint: {name!r:.100}")
     whole, unfinished = folder / name, folder / f".{name}.part"
     if whole.is_dir():
         return whole

@@ -9,7 +9,8 @@ from fastapi.routing import APIRoute
 from served import END, SHAKE, raw, served
 from starlette.routing import Mount
 
-from art_server import edge, guard
+from art_core.capture import edge
+from art_server import guard
 from art_server.messages import NAME
 from art_server.requests import MOST_TASKS
 
@@ -93,10 +94,11 @@ async def test_headers_that_do_not_come_are_not_waited_for(tmp_path, monkeypatch
 
 async def test_a_message_above_the_limit_ends_the_socket_and_nothing_else(tmp_path):
     async with served(tmp_path, ws_max_size=10_000) as (_, _, http):
-        async with http.ws_connect("/ws/a") as socket_:
-            await socket_.send_str("x" * 10_001)
-            told = await socket_.receive(5)
-            assert told.type is aiohttp.WSMsgType.CLOSE and told.data == 1009
+        for compressed, size in ((0, 10_001), (15, 10_000_000)):  # small on its way is no smaller here
+            async with http.ws_connect("/ws/a", compress=compressed) as socket_:
+                await socket_.send_str("x" * size)
+                told = await socket_.receive(5)
+                assert told.type is aiohttp.WSMsgType.CLOSE and told.data == 1009
         async with http.get("/status") as answer:
             assert (await answer.json())["active_clients"] == 0
 

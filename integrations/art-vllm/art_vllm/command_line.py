@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Mapping
 from math import prod
@@ -18,6 +19,7 @@ BASE = "policy@0"
 """The name under which the start weights are served."""
 TAKEN = {"model", "served-model-name", "host", "port", "api-key"}
 """Options that are not anybody's to change."""
+KEY = re.compile("(^|-)(token|key|password|secret)$")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """That vLLM can be started for."""
 INSIDE = Path(__file__).with_name("inside")
@@ -60,6 +62,11 @@ def options(model_folder: str, config: TrainConfig, *, cuda: bool) -> Options:
     if taken := sorted(given.keys() & TAKEN):
         raise ConfigError(
             f"engine_args cannot change {', '.join(taken)}: art asks its server at them; model= names the model"
+        )
+    if keys := sorted(filter(KEY.search, given)):
+        raise ConfigError(
+            f"engine_args cannot give {', '.join(keys)}: others could read it, in the list of processes and in the server's log; "
+            "set it in the environment, such as HF_TOKEN"
         )
     return chosen | given
 

@@ -1,0 +1,58 @@
+"""What people, logs and stores are shown: nothing that gives access, and nothing that a terminal obeys. Knows nothing about
+where a text comes from or where it goes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+LEFT_OUT = "left out"
+"""Stands for a setting that gives access."""
+HIDDEN = "***"
+"""Stands for a key in a text."""
+SHORTEST = 8
+"""Characters: what is shorter is no key, and may stand in any text."""
+GIVES_ACCESS = re.compile("token(?!i[sz]|s)|key|passw|secret|credential|authorization", re.IGNORECASE)
+"""In the name of a setting; ``max_tokens`` gives none, nor does a number."""
+OF_A_KEY = re.compile("(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|HEADERS)(_|$)", re.IGNORECASE)
+"""The name of an environment variable that holds a key, or headers with one."""
+USER_INFO = re.compile(r"(?<=://)[^/?#\s'\"]*@")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""All but tab and new line: with these a text moves the cursor, renames the window, or writes to the clipboard."""
+
+
+def without_access(value: Any) -> Any:
+    """Return settings without the values whose names say that they give access, and addresses without user and password."""
+    if isinstance(value, Mapping):
+        return {name: _named(str(name), one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_access(one) for one in value]
+    return USER_INFO.sub("", value) if isinstance(value, str) else value
+
+
+def without_keys(text: str, *keys: str | None) -> str:
+    """Return a text without these keys, those of the environment, and the passwords of addresses: servers say the key that they
+    refuse, and clients the address that they cannot reach."""
+    text = USER_INFO.sub("", text)
+    known = {key for key in (*keys, *_of_environment()) if key and len(key) >= SHORTEST}
+    for key in sorted(known, key=len, reverse=True):  # one may be a part of another
+        text = text.replace(key, HIDDEN)
+    return text
+
+
+def printable(text: str) -> str:
+    r"""Return a text with its control characters as they are written in Python, such as ``\x1b``."""
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def _named(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, int | float) or not GIVES_ACCESS.search(name):
+        return without_access(value)
+    return LEFT_OUT
+
+
+def _of_environment() -> list[str]:
+    # A path is where a key is, not a key.
+    return [value for name, value in os.environ.items() if OF_A_KEY.search(name) and not value.startswith("/")]

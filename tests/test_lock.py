@@ -1,0 +1,48 @@
+"""requirements-locked.txt and constraints.txt say the same, and every file that may be installed has its hash."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^([\w.-]+)==([^\s;\\]+)([^\n]*)\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE)
+
+
+def name_of(text):
+    return re.sub(r"[-_.]+", "-", text).lower()
+
+
+def locked():
+    text = (ROOT / "requirements-locked.txt").read_text()
+    found = BLOCK.findall(text)
+    assert "".join(f"{name}=={version}{more}\n{hashes}" for name, version, more, hashes in found) == text
+    return {name_of(name): (version, hashes.count("sha256")) for name, version, _, hashes in found}
+
+
+def test_everything_has_its_hash_and_the_version_that_was_tested():
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    tested = {name_of(name): version for name, version in pins.items()}
+    found = locked()
+    assert all(count for _, count in found.values())
+    differ = {
+        name: (version, tested[name]) for name, (version, _) in found.items() if tested.get(name, version) != version
+    }
+    assert differ == {}, "make lock"
+    # What Linux needs for a GPU, other systems, and Pythons after 3.11.
+    elsewhere = found.keys() - tested.keys()
+    assert all(re.match("nvidia|cuda|triton|setuptools|appnope|pywin32|httpx2-jsfetch", name) for name in elsewhere), (
+        "make lock"
+    )
+
+
+def test_it_has_all_that_is_asked_for_and_what_builds_it():
+    asked = {name_of(re.split(r"[\[=<>]", line)[0]) for line in (ROOT / "requirements-dev.txt").read_text().splitlines()
+             if line and line[0] not in "#-"}  # fmt: skip
+    assert (asked | {"torch", "transformers", "hatchling", "editables", "aiohttp"}) - locked().keys() == set(), (
+        "make lock"
+    )
+
+
+def test_there_are_files_for_every_machine_and_python_that_is_supported():
+    found = locked()
+    # Wheels for 3.11 to 3.13, Linux and macOS, two processors: at least twelve, and an archive of the source.
+    assert all(found[name][1] >= 12 for name in ("torch", "numpy", "aiohttp", "orjson"))

@@ -1,0 +1,72 @@
+"""What people are shown: no key, no password, and nothing that a terminal obeys."""
+
+import io
+
+import pytest
+from recorded_runs import short_call
+from rich.console import Console
+
+from art_core.display import Display
+from art_core.rollout import describe
+from art_core.shown import printable, without_access, without_keys
+from art_core.summary import print_trajectory
+from art_core.types import Trajectory
+
+ESCAPES = ["\x1b[2J", "\x1b]0;title\x07", "\x1b]52;c;cm0=\x1b\\", "\x9b31m", "\b\b\b", "\r", "\x00"]
+
+
+@pytest.mark.parametrize(
+    "name", ["OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "DB_PASSWORD", "MYAPIKEY"]
+)
+def test_a_key_of_the_environment_is_left_out_whatever_its_service(monkeypatch, name):
+    monkeypatch.setenv(name, "q7-hidden-0123456789")
+    assert without_keys("Incorrect API key provided: q7-hidden-0123456789.") == "Incorrect API key provided: ***."
+    assert describe(RuntimeError("401: 'Bearer q7-hidden-0123456789'")) == "RuntimeError: 401: 'Bearer ***'"
+
+
+def test_what_is_no_key_stays(monkeypatch):
+    plain = {
+        "TOKENIZERS_PARALLELISM": "false-but-long",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json",
+        "MY_KEY": "short",
+    }
+    for name, value in plain.items():
+        monkeypatch.setenv(name, value)
+    text = "false-but-long /home/me/key.json short"
+    assert without_keys(text) == text
+
+
+def test_a_key_that_is_a_part_of_another_leaves_nothing_of_it(monkeypatch):
+    monkeypatch.setenv("A_KEY", "0123456789")
+    monkeypatch.setenv("B_KEY", "0123456789-and-more")
+    assert without_keys("0123456789-and-more 0123456789") == "*** ***"
+    assert without_keys("given-by-argument", "given-by-argument", None, "") == "***"
+
+
+def test_addresses_are_shown_without_their_passwords():
+    said = "http://me:se%40cret@host:1/v1 and https://t0ken@there refused a@b, see //x@y"
+    assert without_keys(said) == "http://host:1/v1 and https://there refused a@b, see //x@y"
+    settings = {
+        "frozen_model": "http://me:secret@host/v1",
+        "args": {"hf-token": "x", "max-num-batched-tokens": "8k", "list": ["s://u@h"]},
+    }
+    shown = {
+        "frozen_model": "http://host/v1",
+        "args": {"hf-token": "left out", "max-num-batched-tokens": "8k", "list": ["s://h"]},
+    }
+    assert without_access(settings) == shown
+
+
+@pytest.mark.parametrize("escape", ESCAPES, ids=repr)
+def test_what_an_agent_says_is_read_and_not_obeyed(escape):
+    said, out = f"before {escape}after [red]not red[/red] [/nothing]", io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=200)
+    answer = {"role": f"assistant{escape}", "content": said}
+    call = short_call(request={"messages": [{"role": "user", "content": said}]}, response=answer)
+    run = Trajectory("t", (call,), error=said, metrics={f"m{escape}": 1.0}, notes={f"n{escape}": said})
+    print_trajectory(run, "title", console)
+    Display(console=console).say(said)
+    for name in ESCAPES:
+        assert name not in out.getvalue()
+    assert out.getvalue().count("[red]not red[/red] [/nothing]") == 5
+    assert printable("two\tlines\nstay") == "two\tlines\nstay"
