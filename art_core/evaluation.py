@@ -200,6 +200,7 @@ def write_report(run: Run) -> dict[str, Any]:
     def named(name: str) -> dict[str, Any] | None:
         return next((it for it in shown if it["name"] == name), None)
 
+    stopped = run.store.meta("stopped", {})
     report = {
         "before": named("before"),
         "after": named("after"),
@@ -214,6 +215,7 @@ def write_report(run: Run) -> dict[str, Any]:
         "reward": run.store.meta("reward"),
         "account": run.rewards.account(),
         "exhausted": run.rewards.exhausted(),
+        "stopped": stopped if stopped.get("step") == run.step else None,
         "config": dataclasses.asdict(run.config),
     }
     write_whole(run.run_dir / "report.json", json.dumps(report, indent=2) + "\n")

@@ -171,7 +171,7 @@ class Run:
         keep = functools.partial(self.store.set_meta, "sentinel")
         sentinel = Sentinel(self.door.score, learnt, self.store.meta("sentinel"), keep)
         return Updates(
-            learner, self.door, self.store, sentinel, self.run_dir / "serving",
+            learner, self.door, self.store, sentinel, self.run_dir,
             in_turns=not ahead, from_files=self._engine.loads_files, kept=ahead + 2,
         )  # fmt: skip
 
