@@ -48,7 +48,7 @@ ROWS = [
         "dropped",
         "guards",
     },
-    {"update", "engines", "lessons", "collecting", "local_models", "rendering"},
+    {"update", "engines", "lessons", "hints", "collecting", "local_models", "rendering"},
     {"run"},
     {"evaluation", "audit"},
     {"training"},

@@ -18,7 +18,17 @@ from typing import Any, Literal
 from art_core.errors import StoreError
 from art_core.store.calls import CallReader, CallWriter, RecordedCall, reward_calls
 from art_core.store.digest import SIZE, call_digest
-from art_core.store.rollouts import ROLLOUTS, SCORES, StoredRollout, StoredScore, rollout_of, score_of, trajectory_of
+from art_core.store.rollouts import (
+    ROLLOUTS,
+    SCORES,
+    SHAPES,
+    Shape,
+    StoredRollout,
+    StoredScore,
+    rollout_of,
+    score_of,
+    trajectory_of,
+)
 from art_core.store.schema import connect, unreadable
 from art_core.store.values import from_json, text_to_column, to_json
 from art_core.store.view import SeenRollout, StoreView, Wanted, look
@@ -26,7 +36,7 @@ from art_core.store.writer import Writer
 from art_core.types import Call, Trajectory
 
 __all__ = [
-    "RecordedCall", "SeenRollout", "Store", "StoreView", "StoredRollout", "StoredScore", "Update", "Wanted", "look",
+    "RecordedCall", "SeenRollout", "Shape", "Store", "StoreView", "StoredRollout", "StoredScore", "Update", "Wanted", "look",
 ]  # fmt: skip
 
 
@@ -248,6 +258,11 @@ class Store:
         with self._read() as db:
             rows = db.execute(f"{ROLLOUTS} WHERE {where} ORDER BY rollouts.seq", wanted)
             return tuple(map(rollout_of, rows))
+
+    def shapes(self, step: int, split: str = "train") -> list[Shape]:
+        """Return what the scored rollouts of a step look like, in the order in which they began."""
+        with self._read() as db:
+            return [Shape(*row) for row in db.execute(SHAPES, (step, split))]
 
     def trajectory(self, rollout_id: str) -> Trajectory:
         """Return a rollout with its calls and newest scores. Raises StoreError where it was never added."""
