@@ -55,13 +55,16 @@ def hints(
     look: str,
 ) -> list[str]:
     """Return a sentence for every sign that is there; ``look`` is where a person sees the runs."""
-    steps = [step for step, metrics in history if "groups_with_contrast" in metrics]
+    sampled = [
+        (step, metrics) for step, metrics in history if "groups_with_contrast" in metrics
+    ]  # not the supervised ones
+    steps = [step for step, _ in sampled]
     third = len(steps) // 3
     if third < FEWEST:
         return []
     first, last = _read(store, steps[:third]), _read(store, steps[-third:])
     found = [*_drifts(first, last), *_sameness(first, last)]
-    found += _held_out([dict(history)[step] for step in steps], evaluations)
+    found += _held_out([metrics for _, metrics in sampled], evaluations)
     return [f"{it}: {look}" for it in found]
 
 
