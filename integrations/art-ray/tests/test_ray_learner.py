@@ -89,6 +89,10 @@ def test_where_all_processes_fail_alike_the_learner_goes_on(shared, tmp_path):
         learner.step([])
     with pytest.raises(StoreError, match=r"no learner\.json"):
         learner.restore(tmp_path)
+    whole, pairs = trees_of_step(0)
+    with pytest.raises(NotFiniteError, match="is not finite") as raised:
+        learner.step([replace(whole, advantages=whole.advantages * np.float32("inf")), pairs])
+    assert raised.value.found["gradients"]
     learner.step(trees_of_step(0))
     assert learner.version == before + 1
 
