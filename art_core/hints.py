@@ -25,7 +25,7 @@ FEWEST_RUNS = 30
 LARGE = 1.5
 """Times: a mean that became so much larger, or smaller, has drifted."""
 LARGE_SHARE = 0.25
-"""The same of a share of runs."""
+"""The same of a share of runs that should be small."""
 CLEAR = 0.3
 """A rank correlation with the reward, within groups, from which the reward pays for something."""
 SURE = 4.0
@@ -91,9 +91,9 @@ def _drifts(first: Sequence[Shape], last: Sequence[Shape]) -> Iterable[str]:
     for share, what, claim in SHARES.values():
         before, after = (float(np.mean([share(it) for it in shapes])) for shapes in (first, last))
         paid = within_groups([*first, *last], share)
-        if after >= before + LARGE_SHARE and paid >= CLEAR:
+        if after >= before + LARGE_SHARE and paid > -CLEAR:
             yield (
-                f"{before:.0%} {what} became {after:.0%}, and within groups these have the better rewards (rank correlation "
+                f"{before:.0%} {what} became {after:.0%}, and within groups these do not have the worse rewards (rank correlation "
                 f"{paid:+.2f}). See whether {claim}"
             )
 

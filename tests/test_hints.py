@@ -93,7 +93,15 @@ def test_a_share_of_runs_that_rises_where_it_is_paid_is_told(tmp_path, what, sai
     def went(share):
         return lambda group, run: {what: run >= 8 - share, "reward": float(run >= 8 - share)}
 
-    [hint] = found(tmp_path, went(1), went(5))
+    [hint] = found(tmp_path / "paid", went(1), went(5))
+    assert (
+        found(
+            tmp_path / "punished",
+            lambda *it: went(1)(*it) | {"reward": -it[1]},
+            lambda *it: went(5)(*it) | {"reward": -it[1]},
+        )
+        == []
+    )
     assert f"12% {'runs with a call ' if what == 'cut_off' else ''}{said}" in hint and "became 62%" in hint
 
 
