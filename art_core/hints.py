@@ -93,7 +93,7 @@ def _drifts(first: Sequence[Shape], last: Sequence[Shape]) -> Iterable[str]:
         paid = within_groups([*first, *last], share)
         if after >= before + LARGE_SHARE and paid > -CLEAR:
             yield (
-                f"{before:.0%} {what} became {after:.0%}, and within groups these do not have the worse rewards (rank correlation "
+                f"{before:.0%} {what} became {after:.0%}, and within groups these have no worse rewards (rank correlation "
                 f"{paid:+.2f}). See whether {claim}"
             )
 

@@ -265,7 +265,7 @@ class TorchLearner:
             if it.grad is not None and not np.isfinite(full_tensor(torch.linalg.vector_norm(it.grad)).item())
         ]
         self._optimizer.zero_grad()
-        numbers = {name: metrics[name] for name in ("loss", "logprob_gap")} | {"grad_norm": norm}
+        numbers = {name: metrics[name] for name in ("loss", "logprob_gap") if name in metrics} | {"grad_norm": norm}
         raise NotFiniteError(
             f"the {'loss' if np.isfinite(norm) else 'gradient'} of step {self.version + 1} is not finite (loss "
             f"{metrics['loss']}, gradient norm {norm}), so the weights were left as they were; look for infinite logprobs or "
