@@ -1,6 +1,7 @@
 """When training ends before its last step: the rules, and a run that they end in good order."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -190,3 +191,16 @@ def test_the_settings_of_the_rules_are_documented_with_their_defaults(request):
     said = [it.strip() for it in row.split("|")[2].split(",")]
     assert [f"`{it}`" for it in names] == [it.strip() for it in row.split("|")[1].split(",")]
     assert said == ["none" if defaults[it] is None else f"{defaults[it]:g}" for it in names]
+
+
+async def test_a_run_goes_back_to_before_a_fall_where_its_later_checkpoints_are_deleted(tmp_path):
+    common = {"steps": 8, "keep_checkpoints": None}
+    first = await art.train(ScriptedAgent(), ["a", "b"], **settings(tmp_path, learner=Drifts(), **common))
+    assert first.report["stopped"]["step"] == 5
+    for step in (4, 5):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step:06d}")
+    screen = Lines()
+    again = await art.train(ScriptedAgent(), ["a", "b"], **settings(tmp_path, progress=screen, **common))
+    assert any("going on after step 3" in line for line in screen.lines)
+    assert again.report["steps"] == 8 and again.report["stopped"] is None
+    assert [line.get("logprob_gap") for line in lines(tmp_path)] == [0, 0, 1.5, None, None, None, None, None]
