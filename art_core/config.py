@@ -80,6 +80,16 @@ class TrainConfig:
     """Prompt plus answer, in tokens; None: what the model's config says."""
     max_tokens: int = 512
     """Of one answer, where the agent asks for none."""
+    max_flat_steps: int | None = 20
+    """Steps in a row without any contrast, after which training ends; None: never."""
+    collapse_steps: int | None = 10
+    """Training ends where the mean reward of so many steps has fallen far below the best of so many earlier ones
+    (``guards.collapse``); None: never."""
+    max_logprob_gap: float | None = 1.0
+    """Mean distance, in nats a token, between the learner's logprobs and those recorded, above which three steps in a row end
+    training; None: no bound."""
+    max_kl: float | None = None
+    """The same for the divergence from the start weights, which is measured where ``kl`` is above 0; None: no bound."""
     checkpoint_every: int = 1
     keep_checkpoints: int | None = 3
     """The newest are kept; None keeps all, which lets every stored call be recomputed with its own weights."""
@@ -116,10 +126,13 @@ LEAST = {
     "steps": 1, "tasks_per_step": 1, "group_size": 1, "max_extra_rounds": 0, "max_staleness": 0, "seed": 0, "temperature": 0,
     "max_concurrent": 1, "max_concurrent_scores": 1, "rollout_timeout": 0, "learning_rate": 0, "warmup_steps": 0,
     "max_grad_norm": 0, "lora_rank": 0, "kl": 0, "max_context": 1, "max_tokens": 1, "max_tokens_per_pass": 1,
-    "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1, "importance_cap": 1,
+    "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1, "importance_cap": 1, "max_flat_steps": 1,
+    "collapse_steps": 2, "max_logprob_gap": 0, "max_kl": 0,
 }  # fmt: skip
 """The smallest value of every setting that is a number."""
-FRACTIONS = {"temperature", "rollout_timeout", "learning_rate", "max_grad_norm", "kl", "importance_cap"}
+FRACTIONS = {
+    "temperature", "rollout_timeout", "learning_rate", "max_grad_norm", "kl", "importance_cap", "max_logprob_gap", "max_kl",
+}  # fmt: skip
 PARTS = ("loss", "learner", "engine", "executor", "plugins")
 """What a run is made of beside its config: keywords of ``train`` and ``open_run``."""
 CHOICES = {
@@ -169,6 +182,11 @@ def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"frozen_model={without_keys(repr(config.frozen_model))} answers the nodes that train_nodes= leaves out, with "
             "other_nodes='frozen'; give train_nodes=, or leave it out"
+        )
+    if config.max_kl is not None and not config.kl:
+        raise ConfigError(
+            f"max_kl={config.max_kl}: the divergence from the start weights is measured where kl= is above 0; give a small one, "
+            "such as kl=1e-4, or leave max_kl out"
         )
     for name, example in EXAMPLES.items():
         if not isinstance(getattr(config, name), Mapping):

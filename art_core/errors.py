@@ -10,10 +10,16 @@ ArtError
 |-- ModelCallError       a model call of a classic agent was refused or failed
 |-- RolloutLost          the machine that ran the agent is gone
 |-- StaleWeightsError    the engine does not serve the weights that it was given
+|-- NotFiniteError       a step has a value that is NaN or infinite, and was not taken
 |-- RewardError          a reward function returned something that is not a reward
 `-- StoreError           the run folder cannot be written or read
     `-- DamagedCheckpoint    a checkpoint is not what was saved
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 
 class ArtError(Exception):
@@ -86,6 +92,24 @@ class RolloutLost(ArtError):
 
 class StaleWeightsError(ArtError):
     """The engine does not serve the weights that it was given."""
+
+
+class NotFiniteError(ArtError):
+    """A step has a value that is NaN or infinite, and was not taken: weights, optimizer and version are those of before.
+
+    Raised by learners; the run then drops the step, keeps what it was given, and goes on.
+    """
+
+    def __init__(self, message: str, found: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, found or {})  # both, so that it can be pickled
+
+    @property
+    def found(self) -> Mapping[str, Any]:
+        """What was not finite: JSON-able values by name."""
+        return self.args[1]
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 class RewardError(ArtError, ValueError):

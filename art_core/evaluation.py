@@ -18,6 +18,7 @@ from art_core.display import Display, display, plural
 from art_core.errors import ConfigError
 from art_core.folder import checkpoint_step, last_checkpoint, new_run_dir, store_file, write_whole
 from art_core.frozen import is_address
+from art_core.hints import hints
 from art_core.metrics import Z, apart, wilson_interval
 from art_core.plugins import Plugins
 from art_core.rewards import name_of
@@ -204,11 +205,12 @@ def write_report(run: Run) -> dict[str, Any]:
     def named(name: str) -> dict[str, Any] | None:
         return next((it for it in shown if it["name"] == name), None)
 
+    history, stopped = run.history(), run.store.meta("stopped", {})
     report = {
         "before": named("before"),
         "after": named("after"),
         "evaluations": shown,
-        "seconds": sum(metrics.get("seconds", 0.0) for _, metrics in run.history()),
+        "seconds": sum(metrics.get("seconds", 0.0) for _, metrics in history),
         "steps": run.step,
         "seed": run.config.seed,
         "model": run.config.model,
@@ -218,6 +220,8 @@ def write_report(run: Run) -> dict[str, Any]:
         "reward": run.store.meta("reward"),
         "account": run.rewards.account(),
         "exhausted": run.rewards.exhausted(),
+        "stopped": stopped if stopped.get("step") == run.step else None,
+        "hints": hints(run.store, history, shown, look=f"art view {run.run_dir}"),
         "config": without_access(dataclasses.asdict(run.config)),
     }
     write_whole(run.run_dir / "report.json", json.dumps(report, indent=2) + "\n")

@@ -54,7 +54,8 @@ class Lessons:
     """At the last, in nats."""
 
     def add(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
-        self.taught += bool(metrics["groups_with_contrast"]) and not metrics.get("skipped")
+        idle = metrics.get("skipped") or metrics.get("dropped")
+        self.taught += bool(metrics["groups_with_contrast"]) and not idle
         self.flat = 0 if metrics["groups_with_contrast"] else self.flat + 1
         self.blind = 0 if any(is_scored(t) for g in groups for t in g.trajectories) else self.blind + 1
         self.why = ", ".join(why_unscored(groups))

@@ -20,6 +20,8 @@ OURS = frozenset(
     }
 )  # fmt: skip
 """Metrics of the whole step. A reward's own of these names are kept as ``reward/...``, a learner's as ``learner/...``."""
+OF_UPDATE = frozenset({"dropped", "skipped", "mismatch", "cannot_tell"})
+"""Metrics of what became of the optimizer step, which decide how a run goes on. A reward's own are kept as ``reward/...``."""
 
 Z = 1.959963984540054
 """The 97.5 % point of the normal distribution, for intervals of 95 %."""
@@ -32,7 +34,7 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():
-            values.setdefault(f"reward/{name}" if name in OURS else name, []).append(float(value))
+            values.setdefault(f"reward/{name}" if name in OURS | OF_UPDATE else name, []).append(float(value))
         if trajectory.reward is not None:
             values.setdefault("reward", []).append(trajectory.reward)
         for call in trajectory.calls:

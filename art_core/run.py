@@ -160,7 +160,7 @@ class Run:
                 self._learner = self._learner_choice
             self._counted = self._learner.version
             self._updates = updates(
-                self._learner, self.door, self.store, self.run_dir / "serving",
+                self._learner, self.door, self.store, self.run_dir,
                 ahead=self.config.max_staleness, from_files=self._engine.loads_files,
             )  # fmt: skip
             self._used = True

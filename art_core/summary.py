@@ -40,6 +40,11 @@ def print_result(result: TrainResult, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    notes = [f"hint: {it}" for it in report.get("hints", ())]
+    if report.get("stopped"):
+        notes.insert(0, f"training ended after step {report['stopped']['step']}: {report['stopped']['reason']}")
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
     if report.get("account"):
         totals = ", ".join(f"{name} {total:,.6g}" for name, total in report["account"].items())
         console.print(f"{report['reward']}: {totals}", highlight=False, soft_wrap=True, markup=False)

@@ -20,6 +20,7 @@ from art_core.config import PARTS, TrainConfig, check_tasks, make_config
 from art_core.display import Display, display, plural
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
+from art_core.guards import Guards
 from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
 from art_core.metrics import apart
 from art_core.pipeline import Pipeline
@@ -39,7 +40,7 @@ ENDED = (
     "training ends after step {} of {}: {}; everything is kept: once that is changed, train again with run_dir={!r} and it "
     "goes on"
 )
-"""Where nothing more can be scored."""
+"""Where nothing more can be scored, or nothing good is to be expected."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,16 @@ async def _loop(
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
     lessons, reason, groups = Lessons(), None, []
     steps, ahead = run.config.steps, run.config.max_staleness
+    guards = Guards(run.config).replay(run.history(), run.store.meta("stopped", {}).get("step"))
+
+    def ended() -> str | None:
+        return run.rewards.exhausted(reward) or lessons.hopeless() or guards.reason()
+
     if begun := _begun(run):
         screen.say(begun)
     screen.total(steps, run.step)
     async with Pipeline(sample, range(run.step, steps), depth=ahead) as pipeline:
-        while run.step < steps and not (reason := run.rewards.exhausted(reward) or lessons.hopeless()):
+        while run.step < steps and not (reason := ended()):
             # Here, not at the end of a step, so that a run that goes on makes up for one that was interrupted.
             if eval_every and run.step and run.step % eval_every == 0:
                 await pipeline.settled()  # the evaluation has the engine to itself
@@ -185,6 +191,7 @@ async def _loop(
             screen.log(run.step, metrics)
             say_untrained(run.step, metrics, screen)
             lessons.add(metrics, groups)
+            guards.add(metrics)
             if lessons.flat == FLAT_STEPS and not lessons.hopeless():
                 screen.say(flat_advice(lessons.flat, groups))
     _say_end(run, reason, lessons, groups, screen)
@@ -210,6 +217,7 @@ def _say_end(
     if fresh := lessons.freshness():
         screen.say(fresh)
     if reason:
+        run.store.set_meta("stopped", {"step": run.step, "reason": reason})
         screen.say(ENDED.format(run.step, run.config.steps, reason, str(run.run_dir)))
     elif lessons.hopeless() or (0 < lessons.flat < FLAT_STEPS and not lessons.taught):
         screen.say(flat_advice(lessons.flat, groups))

@@ -309,7 +309,7 @@ class Learner(Protocol):
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         """Take one optimizer step on all the trees together, and return metrics. ``loss`` counts instead of the run's own.
 
-        Where no step was taken, or this raises, ``version`` says whether the weights are still those of before.
+        Where no step was taken, or this raises, ``version`` tells whether weights changed; NotFiniteError drops the step.
         """
         ...
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from art_core import dropped
 from art_core.capture import Door
+from art_core.errors import NotFiniteError
 from art_core.sentinel import Sentinel
 from art_core.store import Store
 from art_core.threads import in_thread
 from art_core.types import Learner, Loss, TokenTree, Trajectory, Weights
+
+log = logging.getLogger("art_core.engine.update")  # below the name whose records a person is shown
 
 
 @dataclass
@@ -23,8 +28,7 @@ class Updates:
     door: Door
     store: Store
     sentinel: Sentinel
-    folder: Path
-    """Where weights are written that the engine loads from files."""
+    run_dir: Path
     in_turns: bool
     """Whether nothing is sampled while a step is taken. Calls are then held back meanwhile: what is served may be the very
     weights that the step changes, and the engine may have left the GPU to the learner."""
@@ -39,7 +43,8 @@ class Updates:
         """Take one optimizer step on ``trees``, note what it was given as that of ``step``, and serve the new weights.
 
         Returns the learner's metrics and the sentinel's; where the learner's version stayed, no step was taken, and nothing
-        is noted or swapped. Raises StaleWeightsError where the engine does not serve the new weights then.
+        is noted or swapped. A step with a value that is not finite is dropped: what it was given is kept under ``dropped/``, and
+        the metrics are ``dropped`` = 1. Raises StaleWeightsError where the engine does not serve the new weights then.
         """
         learner, door, before = self.learner, self.door, self.learner.version
         take: Callable[..., dict[str, float]] = (
@@ -47,12 +52,20 @@ class Updates:
         )
         await self.sentinel.begin(trajectories, before)
         try:
+            if loss is None:  # a loss of its own, for imitation, reads neither logprobs nor advantages
+                dropped.check_given(trees, trajectories)
             metrics = await self._step(take, trees)
             if learner.version != before:
                 note = functools.partial(self.store.add_update, targets=metrics.get("targets"))
                 await in_thread(note, step, learner.version, trajectories)
                 await self.swap()
                 metrics = metrics | await self.sentinel.check(learner.version)
+        except NotFiniteError as error:
+            if learner.version != before:
+                raise
+            kept = await in_thread(dropped.keep, self.run_dir / "dropped", step, before, trajectories, error)
+            log.warning(dropped.SAID, step, error, kept)
+            metrics = {"dropped": 1.0}
         finally:
             await door.resume()
         return metrics
@@ -79,14 +92,14 @@ class Updates:
 
     async def _written(self) -> Weights:
         version = self.learner.version
-        weights = await in_thread(self.learner.publish, self.folder / str(version))
-        for old in self.folder.iterdir():
+        weights = await in_thread(self.learner.publish, self.run_dir / "serving" / str(version))
+        for old in (self.run_dir / "serving").iterdir():
             if old.name.isdecimal() and int(old.name) <= version - self.kept:
                 shutil.rmtree(old)
         return weights
 
 
-def updates(learner: Learner, door: Door, store: Store, folder: Path, *, ahead: int, from_files: bool) -> Updates:
+def updates(learner: Learner, door: Door, store: Store, run_dir: Path, *, ahead: int, from_files: bool) -> Updates:
     """Return what takes the steps of a run in which rollouts may run ``ahead`` so many steps."""
     score = getattr(learner, "score", None)
 
@@ -95,4 +108,4 @@ def updates(learner: Learner, door: Door, store: Store, folder: Path, *, ahead: 
 
     keep = functools.partial(store.set_meta, "sentinel")
     sentinel = Sentinel(door.score, learnt, store.meta("sentinel"), keep)
-    return Updates(learner, door, store, sentinel, folder, in_turns=not ahead, from_files=from_files, kept=ahead + 2)
+    return Updates(learner, door, store, sentinel, run_dir, in_turns=not ahead, from_files=from_files, kept=ahead + 2)

@@ -44,12 +44,14 @@ class CallByCallLearner(TorchLearner):
         trees = [tree for tree in trees if tree.weights.any()]
         if not trees:
             return {"skipped": 1.0}
-        started = time.perf_counter()
+        started, total = time.perf_counter(), 0.0
         trajectories = ours.trained_trajectories(trees)
         for tree in trees:
             new = call_logprobs(self.model, tree, ROWS)
-            (loss or self.loss)(ours.loss_inputs(tree, new, trajectories, on_policy=False)).loss.backward()
-        metrics = self._update()
+            part = (loss or self.loss)(ours.loss_inputs(tree, new, trajectories, on_policy=False)).loss
+            part.backward()
+            total += part.item()
+        metrics = self._update({"loss": total})
         tokens = sum(call_tokens(tree) for tree in trees)
         return {**metrics, "tokens": float(tokens), "seconds": time.perf_counter() - started}
 

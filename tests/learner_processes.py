@@ -11,11 +11,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from tree_cases import FORKED
 
 from art_core.config import TrainConfig
+from art_core.errors import NotFiniteError
 from art_core.learner import TorchLearner
 from art_core.learner.processes import processes
 from art_core.losses import grpo
@@ -31,6 +33,17 @@ def trees_of_step(step):
     return [replace(tree, old_logprobs=tree.old_logprobs - 1.5) for tree in chosen]
 
 
+def check_refused(learner):
+    """A step of which one process's share has no finite gradient is taken by none."""
+    whole, pairs = trees_of_step(0)
+    try:
+        learner.step([replace(whole, advantages=whole.advantages * np.float32("inf")), pairs])
+    except NotFiniteError as error:
+        assert error.found["gradients"], error.found
+    else:
+        raise AssertionError("the step was taken")
+
+
 def run(folder, job, group):
     """Take a job's steps, and write what they led to."""
     folder = Path(folder) / job["name"]
@@ -38,7 +51,11 @@ def run(folder, job, group):
     learner = TorchLearner(job["model"], config, grpo, group)
     if job["restore"]:
         learner.restore(Path(job["restore"]))
-    metrics = [learner.step(trees_of_step(step)) for step in job["steps"]]
+    metrics = []
+    for step in job["steps"]:
+        if group.size > 1 and step == 1:
+            check_refused(learner)
+        metrics.append(learner.step(trees_of_step(step)))
     learner.save(folder / "checkpoint")
     learner.publish(folder / "published")
     scores = learner.score([3, 1, 4, 1, 5])

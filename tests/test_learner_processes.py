@@ -121,7 +121,7 @@ def metrics_of(folder):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_two_processes_take_the_steps_of_one(alone, together, name):
+def test_two_processes_take_the_steps_of_one_also_after_a_step_that_both_refused(alone, together, name):
     check_same(alone / name, together / name)
     one, two = metrics_of(alone / name), metrics_of(together / name)
     assert two["score"] == pytest.approx(one["score"], abs=1e-4)

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
-from art_core.errors import ArtError, ConfigError
+from art_core.errors import ConfigError, NotFiniteError
 from art_core.learner import checkpoint
 from art_core.learner.gradients import Totals, accumulate, tokens_that_fit
 from art_core.learner.processes import Alone, empty_pass, full_tensor
@@ -105,8 +105,8 @@ class TorchLearner:
         ``trajectories`` (those trained), ``passes``, ``logprob_gap`` (mean |new - old logprob|), ``entropy`` (mean, in
         nats, of the distributions that the targets were sampled from; not where the model's own code computes the logits),
         ``seconds``, ``tokens_per_second``, and the loss function's own. Trees without trained targets are left out; where
-        all are, no step is taken and the metrics are ``skipped`` = 1. Raises ValueError for an empty list, and ArtError,
-        with the weights as they were, where the gradient is not finite.
+        all are, no step is taken and the metrics are ``skipped`` = 1. Raises ValueError for an empty list, and NotFiniteError,
+        with everything as it was, where the loss or the gradient is not finite.
         """
         if not trees:
             raise ValueError("step() was given no token trees; leave the step out where no group teaches anything")
@@ -115,7 +115,8 @@ class TorchLearner:
             return {"skipped": 1.0}
         started = time.perf_counter()
         with torch_threads(self._threads):
-            metrics = self._accumulate(trees, loss) | self._update()
+            metrics = self._accumulate(trees, loss)
+            metrics |= self._update(metrics)
         if self.model.device.type == "cuda" and not self.config.max_staleness:
             torch.cuda.empty_cache()  # an engine on the same GPU needs what the step's activations had
         seconds = time.perf_counter() - started
@@ -240,21 +241,37 @@ class TorchLearner:
         with self.model.disable_adapter():
             return self._compute(tree_logprobs, self.model, tree, weighted_only=True)
 
-    def _update(self) -> dict[str, float]:
+    def _update(self, metrics: Mapping[str, float]) -> dict[str, float]:
         rate = self.learning_rate * min(1.0, (self.version + 1) / max(1, self.config.warmup_steps))
-        norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._trained.values(), self.config.max_grad_norm)).item()
-        if not np.isfinite(norm):
-            self._optimizer.zero_grad()
-            raise ArtError(
-                f"the gradient of step {self.version + 1} is not finite (norm {norm}), so the weights were left as they "
-                "were; look for infinite logprobs or advantages in this step's calls, or lower learning_rate"
-            )
+        gradients = [it.grad for it in self._trained.values() if it.grad is not None]
+        total = torch.nn.utils.get_total_norm(gradients)
+        norm = full_tensor(total).item()
+        self._check_finite(metrics, norm)
+        torch.nn.utils.clip_grads_with_norm_(self._trained.values(), self.config.max_grad_norm, total)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.version += 1
         return {"grad_norm": norm, "learning_rate": rate}
+
+    def _check_finite(self, metrics: Mapping[str, float], norm: float) -> None:
+        """Raise NotFiniteError before anything has changed. All processes do or none, because the numbers are all processes'."""
+        if np.isfinite(norm) and np.isfinite(metrics["loss"]):
+            return
+        broken = [
+            name
+            for name, it in self._trained.items()
+            if it.grad is not None and not np.isfinite(full_tensor(torch.linalg.vector_norm(it.grad)).item())
+        ]
+        self._optimizer.zero_grad()
+        numbers = {name: metrics[name] for name in ("loss", "logprob_gap") if name in metrics} | {"grad_norm": norm}
+        raise NotFiniteError(
+            f"the {'loss' if np.isfinite(norm) else 'gradient'} of step {self.version + 1} is not finite (loss "
+            f"{metrics['loss']}, gradient norm {norm}), so the weights were left as they were; look for infinite logprobs or "
+            "advantages in this step's calls, or lower learning_rate",
+            {"values": {name: str(it) for name, it in numbers.items() if not np.isfinite(it)}, "gradients": broken},
+        )
 
     def _share(self) -> dict[str, Tensor] | None:
         """Return shared memory for the plain model's parameters that training changes; on the CPU move them there.

@@ -23,7 +23,9 @@ from art_core.store.rollouts import (
     ATTEMPTS,
     ROLLOUTS,
     SCORES,
+    SHAPES,
     Attempt,
+    Shape,
     StoredRollout,
     StoredScore,
     attempt_of,
@@ -38,7 +40,8 @@ from art_core.store.writer import Writer
 from art_core.types import Call, Trajectory
 
 __all__ = [
-    "Attempt", "RecordedCall", "SeenRollout", "Store", "StoreView", "StoredRollout", "StoredScore", "Update", "Wanted", "look",
+    "Attempt", "RecordedCall", "SeenRollout", "Shape", "Store", "StoreView", "StoredRollout", "StoredScore", "Update", "Wanted",
+    "look",
 ]  # fmt: skip
 
 
@@ -270,6 +273,11 @@ class Store:
         """Return the rollouts of a group in the order in which they began, with what says whether they can be used again."""
         with self._read() as db:
             return tuple(map(attempt_of, db.execute(ATTEMPTS, (group,))))
+
+    def shapes(self, step: int, split: str = "train") -> list[Shape]:
+        """Return what the scored rollouts of a step look like, in the order in which they began."""
+        with self._read() as db:
+            return [Shape(*row) for row in db.execute(SHAPES, (step, split))]
 
     def trajectory(self, rollout_id: str) -> Trajectory:
         """Return a rollout with its calls and newest scores. Raises StoreError where it was never added."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from art_core.store.values import from_json, text_from_column
 from art_core.types import Call, Trajectory
@@ -23,6 +23,13 @@ SELECT rollouts.rollout_id, task_id, finished IS NOT NULL, error, coalesce(exact
     CASE WHEN reward IS NOT NULL THEN scored_by END,
     (SELECT count(*) FROM calls WHERE calls.rollout_id = rollouts.rollout_id AND finish_reason != 'aborted')
 FROM {SCORED} WHERE grp = ? ORDER BY rollouts.seq
+"""
+SHAPES = f"""
+SELECT rollouts.rollout_id, coalesce(grp, rollouts.rollout_id), task_id, error IS NOT NULL, scores.reward, count(calls.seq),
+    coalesce(sum(length(sampled)), 0) / 4, coalesce(sum(finish_reason = 'length'), 0),
+    (SELECT sampled FROM calls WHERE calls.rollout_id = rollouts.rollout_id AND NOT replaced ORDER BY seq DESC LIMIT 1)
+FROM {SCORED} LEFT JOIN calls ON calls.rollout_id = rollouts.rollout_id AND NOT replaced
+WHERE step = ? AND split = ? AND finished IS NOT NULL AND scores.reward IS NOT NULL GROUP BY rollouts.seq
 """
 SCORES = "SELECT reward, metrics, notes, advantage, scored_by, at, aside FROM scores WHERE rollout_id = ? ORDER BY seq"
 
@@ -48,6 +55,22 @@ class StoredRollout:
     notes: dict[str, str] = field(default_factory=dict)
     advantage: float | None = None
     """Reward, metrics, notes and advantage are of the newest score that is not ``aside``."""
+
+
+class Shape(NamedTuple):
+    """What a scored run of the agent looks like from afar: of its calls only the sizes are read, and the last answer."""
+
+    rollout_id: str
+    group: str
+    task_id: str | None
+    failed: bool
+    reward: float
+    calls: int
+    sampled_tokens: int
+    cut_off: int
+    """Calls that ended at their token limit."""
+    answer: bytes | None
+    """The ids that were sampled in the last call, as they are stored; None where there is none."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from learner_processes import trees_of_step
@@ -13,7 +15,7 @@ from tree_cases import make_model
 
 import art_core as art
 from art_core.config import TrainConfig
-from art_core.errors import ArtError, ConfigError, StoreError
+from art_core.errors import ArtError, ConfigError, NotFiniteError, StoreError
 from art_core.learner import TorchLearner
 from art_core.losses import dapo, grpo
 from art_core.testing import FakeEngine
@@ -89,6 +91,10 @@ def test_where_all_processes_fail_alike_the_learner_goes_on(shared, tmp_path):
         learner.step([])
     with pytest.raises(StoreError, match=r"no learner\.json"):
         learner.restore(tmp_path)
+    whole, pairs = trees_of_step(0)
+    with pytest.raises(NotFiniteError, match="is not finite") as raised:
+        learner.step([replace(whole, advantages=whole.advantages * np.float32("inf")), pairs])
+    assert raised.value.found["gradients"]
     learner.step(trees_of_step(0))
     assert learner.version == before + 1
 
