@@ -1,6 +1,6 @@
 # make demo         set up everything and train the email agent
 # make test         set up everything and run the tests
-# make test-engines the heavy real parts; make test-long: soaks
+# make test-engines the heavy real parts; make test-long: soaks and kill loops, hours; with LONG=slice some minutes
 # make docs         the site, in site/
 # make setup        .venv alone
 # make lock         requirements-locked.txt anew; with LOCKED=1 the others install only files whose hash is in it
@@ -85,8 +85,10 @@ browser: $(VENV)/.ready
 test-engines: $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready browser
 	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines --numprocesses=$(WORKERS) --dist=loadfile
 
+# LONG=slice is what CI runs: some minutes of each.
+LONG ?= whole
 test-long: $(VENV)/.ready
-	$(BIN)/python -m pytest -m long
+	LONG=$(LONG) $(BIN)/python -m pytest -m long
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
