@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from art_core.capture.shape import too_deep
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
 from art_core.types import JsonDict
 
@@ -105,7 +106,7 @@ class HttpUpstream:
                     if "error" in chunk:
                         raise _refusal(502, event, {})
                     yield self._normal(chunk, request)
-                    for choice in chunk.get("choices", ()):
+                    for choice in chunk.get("choices") or ():
                         begun.add(choice.get("index", 0))
                         if choice.get("finish_reason"):
                             finished.add(choice.get("index", 0))
@@ -159,7 +160,7 @@ class HttpUpstream:
     def _normal(self, answer: JsonDict, request: JsonDict) -> JsonDict:
         answer["policy_version"] = self.policy_version
         try:
-            for choice in answer.get("choices", ()):
+            for choice in answer.get("choices") or ():
                 _normal_choice(answer, choice, request)
         except (AttributeError, KeyError, TypeError) as error:
             raise UpstreamError(
@@ -227,6 +228,8 @@ def _json_object(content: bytes) -> JsonDict:
         raise UpstreamError(f"the upstream's answer is not JSON ({error}): {content[:200]!r}", status=502) from error
     if not isinstance(answer, dict):
         raise UpstreamError(f"the upstream's answer is not a JSON object: {content[:200]!r}", status=502)
+    if too_deep(content, answer):
+        raise UpstreamError(f"the upstream's answer is nested too deeply: {content[:200]!r}", status=502)
     return answer
 
 

@@ -63,9 +63,9 @@ class OpenAIServer:
             choice, usage = body["choices"][0], body.get("usage") or {}
             said, reason = choice["message"].get("content") or "", choice.get("finish_reason")
             counts = counted(usage.get("prompt_tokens"), usage.get("completion_tokens"))
-            if not isinstance(said, str):
+            if not isinstance(said, str) or not isinstance(reason, str | None):
                 raise TypeError
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
             raise JudgeError(f"{self._url} answered something that is no chat completion: {text[:200]!r}") from error
         cost = None if counts[0] is None else price_of(self._litellm, self._model, *counts)
         return Answer(said, *counts, cost, None if reason == "stop" else reason)
