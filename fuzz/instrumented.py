@@ -7,6 +7,7 @@ line of ours that it came from, and the search goes on. Knows nothing about corp
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -29,7 +30,7 @@ def telling(one_input: Callable[[bytes], None], folder: Path) -> Callable[[bytes
             frames = frames or traceback.extract_tb(error.__traceback__)
             where = f"{type(error).__name__} {Path(frames[-1].filename).name}:{frames[-1].lineno}"
             if isinstance(error, AssertionError):
-                where = f"{where} {traceback.extract_tb(error.__traceback__)[-1].lineno}"
+                where = f"{where} {re.sub(r'[0-9a-f]{6,}|[0-9]+', '', str(error))[:120]!r}"
             if where not in seen:
                 seen.add(where)
                 name = hashlib.sha256(data).hexdigest()[:16]

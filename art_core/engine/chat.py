@@ -179,11 +179,15 @@ class Chat:
             plain["role"] = "system"
         if message.get("reasoning") and not message.get("reasoning_content"):
             plain["reasoning_content"] = message["reasoning"]
-        if message.get("tool_calls"):
-            plain["tool_calls"] = [self._plain_call(call) for call in message["tool_calls"]]
+        if calls := message.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise refuse(f"a message's tool_calls are {calls!r:.200}; they must be a list")
+            plain["tool_calls"] = [self._plain_call(call) for call in calls]
         return plain
 
-    def _plain_call(self, call: JsonDict) -> JsonDict:
+    def _plain_call(self, call: Any) -> JsonDict:
+        if not isinstance(call, dict) or not isinstance(call.get("function"), dict | None):
+            raise refuse(f"a message has the tool call {call!r:.200}; it must be an object with a function")
         function = dict(call.get("function") or {})
         arguments = function.get("arguments")
         if isinstance(arguments, str) and not self._takes_text_arguments:
@@ -214,7 +218,9 @@ def _text(content: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "refusal"):
             raise refuse(f"a message has a part of type {kind!r}; the embedded engine serves text models only")
-        parts.append(str(part[kind]))
+        if not isinstance(part.get(kind), str):
+            raise refuse(f"a message has the part {part!r:.200}; its {kind!r} must be a string")
+        parts.append(part[kind])
     return "".join(parts)
 
 
