@@ -50,8 +50,15 @@ def _check_choice(choice: JsonDict) -> None:
             _check_call(call)
     logprobs = _hold(choice, "logprobs", dict)
     for token in _hold(logprobs, "content", list):
-        if not isinstance(token, dict) or not isinstance(token.get("token"), str):
-            raise misshapen("a token of logprobs", token)
+        _check_token(token)
+        for other in _hold(token, "top_logprobs", list):
+            _check_token(other)
+
+
+def _check_token(token: Any) -> None:
+    if not isinstance(token, dict) or not isinstance(token.get("token"), str) or token.get("logprob") is None:
+        raise misshapen("a token of logprobs", token)
+    _numbers(token, "logprob")
 
 
 def _check_call(call: Any) -> None:

@@ -73,7 +73,7 @@ class OpenAIServer:
 
 def counted(asked: Any, said: Any) -> tuple[int, int] | tuple[None, None]:
     """Return the numbers of tokens; None where the server did not count, for which LiteLLM says 0."""
-    known = all(isinstance(it, int) and it >= 0 for it in (asked, said)) and asked > 0
+    known = all(type(it) is int and it >= 0 for it in (asked, said)) and asked > 0
     return (asked, said) if known else (None, None)
 
 
