@@ -25,10 +25,9 @@ def check_shape(answer: JsonDict) -> None:
     _hold(answer, "choices", list)
     _numbers(answer, "logprobs_temperature")
     usage = _hold(answer, "usage", dict)
-    _numbers(usage, *usage)
-    for details in ("prompt_tokens_details", "completion_tokens_details"):
-        found = _hold(usage, details, dict)
-        _numbers(found, *found)
+    _numbers(usage, "prompt_tokens", "completion_tokens", "total_tokens")
+    _numbers(_hold(usage, "prompt_tokens_details", dict), "cached_tokens")
+    _numbers(_hold(usage, "completion_tokens_details", dict), "reasoning_tokens")
     for choice in answer.get("choices") or ():
         if not isinstance(choice, dict):
             raise misshapen("a choice", choice)
@@ -88,7 +87,7 @@ def _index(it: JsonDict, end: int) -> None:
 def _numbers(it: JsonDict, *names: str) -> None:
     for name in names:
         found = it.get(name)
-        if not isinstance(found, dict | None) and not (isinstance(found, int | float) and math.isfinite(found)):
+        if found is not None and not (isinstance(found, int | float) and math.isfinite(found)):
             raise misshapen(repr(name), found)
 
 

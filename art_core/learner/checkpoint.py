@@ -90,7 +90,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         state = json.loads((folder / MANIFEST).read_text())
         return {**state, "files": dict(state["files"]), "version": int(state["version"])}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise StoreError(f"{folder / MANIFEST} is damaged ({error!r}); {_remedy(folder)}") from error
 
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from art_core.errors import StoreError
 from art_core.store.calls import CallReader
 from art_core.store.rollouts import COLUMNS, SCORED, SCORES, StoredRollout, StoredScore, rollout_of, score_of
-from art_core.store.schema import APPLICATION, VERSION, unreadable
-from art_core.store.values import from_json, text_from_column
+from art_core.store.schema import APPLICATION, BROKEN, VERSION, unreadable
+from art_core.store.values import column, from_json, object_from_json, text_from_column
 from art_core.types import Call
 
 Answer = TypeVar("Answer")
@@ -98,7 +98,7 @@ class StoreView:
             "(SELECT max(seq) FROM steps WHERE step > ? GROUP BY step ORDER BY step LIMIT ?) ORDER BY step",
             (after, limit),
         )
-        return [(step, at, from_json(metrics)) for step, at, metrics in rows]
+        return [(column(step, int), column(at, float), object_from_json(metrics)) for step, at, metrics in rows]
 
     def splits(self) -> list[SeenSplit]:
         """Return the splits that there are."""
@@ -206,7 +206,7 @@ def look(path: Path, question: Callable[[StoreView], Answer]) -> Answer:
         try:
             with _opened(path, alone=before.alone) as db:
                 answer = question(StoreView(db))
-        except sqlite3.Error as error:
+        except BROKEN as error:
             if before.alone and _state(path) != before:
                 continue
             raise unreadable(path, error) from error
