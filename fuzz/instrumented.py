@@ -15,7 +15,7 @@ from pathlib import Path
 
 import atheris
 
-OURS = ["art_core", "art_gateway", "art_openai", "art_ruler", "art_server", "art_vllm"]
+OURS = ["jinja2", "art_core", "art_gateway", "art_openai", "art_ruler", "art_server", "art_vllm"]
 
 
 def telling(one_input: Callable[[bytes], None], folder: Path) -> Callable[[bytes], None]:

@@ -14,13 +14,15 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from art_core.engine.formats import HERMES, Formats
 from art_core.engine.requests import refuse
+from art_core.threads import Overtime, within
 from art_core.types import JsonDict
 
+RENDER_SECONDS = 10.0
+"""What a chat template may take: it runs in the loop that answers all calls."""
 REMEMBERED = 1024
 """Texts whose ids are kept."""
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -56,8 +58,10 @@ class Chat:
             )
         plain = [self._plain(message) for message in messages]
         try:
-            text = self._apply(plain, tools, arguments, answered)
-        except (TemplateError, TypeError, ValueError, RecursionError) as error:
+            text = within(RENDER_SECONDS, lambda: self._apply(plain, tools, arguments, answered))
+        except Overtime as error:
+            raise refuse(f"the model's chat template took more than {RENDER_SECONDS:g} s for these messages") from error
+        except Exception as error:  # noqa: BLE001 - the boundary to the template, a program that came with the model
             raise refuse(f"the model's chat template cannot render these messages: {error}") from error
         # Models write half a pair of UTF-16 into a call's JSON at times; no token stands for it.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -201,8 +205,8 @@ class Chat:
         call = {"id": "call_1", "type": "function", "function": function}
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
         try:
-            return function["arguments"] in self._apply(messages)
-        except (TemplateError, TypeError):
+            return function["arguments"] in within(RENDER_SECONDS, lambda: self._apply(messages))
+        except Exception:  # noqa: BLE001 - as in render, which then says what is wrong
             return False
 
 
