@@ -199,7 +199,9 @@ def _texts(template: Any, file: Path | None) -> list[str]:
     named = template if isinstance(template, list) else [{"template": template or ""}]
     texts = [each.get("template") if isinstance(each, dict) else None for each in named]
     if not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"the chat_template of {file} is neither a text nor a list of named ones; fetch the file again")
+        raise ConfigError(
+            f"the chat_template of {file} is neither a text nor a list of named ones; fetch the file again"
+        )
     return texts
 
 

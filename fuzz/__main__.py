@@ -45,7 +45,8 @@ def fuzz(name: str, seconds: int) -> Outcome:
         for place, entry in enumerate(entries(name)):
             (inputs / f"known-{place}").write_bytes(entry.data)
         options = [
-            f"-max_total_time={seconds}", f"-max_len={LONGEST}", f"-timeout={SLOW}", f"-rss_limit_mb={MEMORY}", "-print_final_stats=1",
+            f"-max_total_time={seconds}", f"-max_len={LONGEST}", f"-timeout={SLOW}", f"-rss_limit_mb={MEMORY}",
+            "-print_final_stats=1",
             "-seed=1", "-len_control=20", f"-artifact_prefix={found}/", str(inputs),
         ]  # fmt: skip
         command = [sys.executable, "-m", "fuzz.instrumented", name, str(found), *options]
@@ -53,7 +54,9 @@ def fuzz(name: str, seconds: int) -> Outcome:
             said = list(_shown(process.stderr or ()))
         files = [it for it in found.iterdir() if it.suffix != ".txt"]
         if process.returncode and not files:
-            raise SystemExit(f"the fuzzer of {name} failed with exit status {process.returncode}:\n{''.join(said[-40:])}")
+            raise SystemExit(
+                f"the fuzzer of {name} failed with exit status {process.returncode}:\n{''.join(said[-40:])}"
+            )
         return _outcome(said, [_finding(it) for it in files], [it.read_bytes() for it in inputs.iterdir()])
 
 
@@ -76,7 +79,8 @@ def _outcome(said: list[str], found: list[Entry], inputs: list[bytes]) -> Outcom
         return int((re.findall(pattern, text) or ["0"])[-1])
 
     return Outcome(
-        last(r"stat::number_of_executed_units: +(\d+)") or last(r"^#(\d+)"), last(r"stat::average_exec_per_sec: +(\d+)"),
+        last(r"stat::number_of_executed_units: +(\d+)") or last(r"^#(\d+)"),
+        last(r"stat::average_exec_per_sec: +(\d+)"),
         last(r"cov: (\d+)"), last(r"ft: (\d+)"), last(r"stat::new_units_added: +(\d+)"), tuple(found), tuple(inputs),
     )  # fmt: skip
 
@@ -85,7 +89,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=600)
-    parser.add_argument("--keep", action="store_true", help="write what reached new code, and what was found, to the corpus")
+    parser.add_argument(
+        "--keep", action="store_true", help="write what reached new code, and what was found, to the corpus"
+    )
     chosen = parser.parse_args()
     outcome = fuzz(chosen.target, chosen.seconds)
     print(

@@ -16,9 +16,12 @@ Item = TypeVar("Item")
 DEEP, LONG = "<deep>", "<long>"
 """Stand for lists in lists, deeper than Python's own readers go, and for a number of more digits than they take."""
 ODD: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e308, 2**31 - 1, 2**31, 2**63, -(2**63) - 1, 10**30, "", "a", " ", "\x00", "é",
-    "\ud800", "0", "1", "-1", "auto", "none", "required", "text", "user", "assistant", "tool", "x" * 2000, [], {}, [[]], [{}],
-    [None], [0], ["a"], {"a": 1}, {"type": "text"}, {"type": "text", "text": "a"}, {"type": 1}, {"": None}, float("nan"),
+    None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e308, 2**31 - 1, 2**31, 2**63, -(2**63) - 1, 10**30, "", "a", " ",
+    "\x00", "é",
+    "\ud800", "0", "1", "-1", "auto", "none", "required", "text", "user", "assistant", "tool", "x" * 2000, [], {},
+    [[]], [{}],
+    [None], [0], ["a"], {"a": 1}, {"type": "text"}, {"type": "text", "text": "a"}, {"type": 1}, {"": None},
+    float("nan"),
     float("inf"), [[[]]], DEEP, LONG,
 )  # fmt: skip
 """What a reader may not expect where it stands."""

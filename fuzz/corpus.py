@@ -44,7 +44,9 @@ def entries(name: str) -> list[Entry]:
 def keep(name: str, given: list[Entry]) -> None:
     """Write a target's inputs without its seeds: what was found first, then from short to long."""
     known = set(target(name).SEEDS)
-    rows = sorted({it for it in given if it.found or it.data not in known}, key=lambda it: (not it.found, len(it.data), it))
+    rows = sorted(
+        {it for it in given if it.found or it.data not in known}, key=lambda it: (not it.found, len(it.data), it)
+    )
     lines = [{"data": it.data.decode("latin-1"), **({"found": it.found} if it.found else {})} for it in rows]
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -16,7 +16,9 @@ T = TypeVar("T")
 SECONDS = 10.0
 """For one request; nothing here waits for anything."""
 _loop = asyncio.new_event_loop()
-logging.getLogger("art_core").setLevel(logging.CRITICAL + 1)  # what is refused is looked at here, thousands of times a second
+logging.getLogger("art_core").setLevel(
+    logging.CRITICAL + 1
+)  # what is refused is looked at here, thousands of times a second
 
 
 def run(what: Awaitable[T]) -> T:

@@ -26,7 +26,11 @@ def telling(one_input: Callable[[bytes], None], folder: Path) -> Callable[[bytes
         try:
             one_input(data)
         except Exception as error:  # noqa: BLE001 - the boundary of one input: whatever comes of it is a finding
-            frames = [it for it in traceback.extract_tb(error.__traceback__) if any(f"/{name}" in it.filename for name in OURS)]
+            frames = [
+                it
+                for it in traceback.extract_tb(error.__traceback__)
+                if any(f"/{name}" in it.filename for name in OURS)
+            ]
             frames = frames or traceback.extract_tb(error.__traceback__)
             where = f"{type(error).__name__} {Path(frames[-1].filename).name}:{frames[-1].lineno}"
             if isinstance(error, AssertionError):

@@ -35,7 +35,11 @@ class Policy:
         message: JsonDict = {"role": "assistant", "content": SAID}
         if asked.shape is not None and asked.shape.required:
             function = {"name": next(iter(asked.shape.calls)), "arguments": "{}"}
-            message = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+            message = {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "function", "function": function}],
+            }
         tokens = {"token_ids": [5, 6], "token_logprobs": [-0.5, -1.0], "logprobs": None}
         if asked.logprobs:
             tokens["logprobs"] = {"content": [{"token": "o", "logprob": -0.5, "top_logprobs": []}]}

@@ -54,7 +54,8 @@ def visible(answer: JsonDict, request_id: str | None = None) -> JsonDict:
     if request_id is not None:
         shown["id"] = f"{ANSWER}{request_id}"
     shown["choices"] = [
-        {key: value for key, value in choice.items() if key not in INNER_CHOICE} for choice in answer.get("choices") or ()
+        {key: value for key, value in choice.items() if key not in INNER_CHOICE}
+        for choice in answer.get("choices") or ()
     ]
     return shown
 

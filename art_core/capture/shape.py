@@ -93,7 +93,9 @@ def _numbers(it: JsonDict, *names: str) -> None:
 
 def misshapen(what: str, found: object) -> UpstreamError:
     """Return the error for an answer that has not the shape of a completion."""
-    return UpstreamError(f"the upstream's answer has not the shape of a completion: {what} is {found!r:.200}", status=502)
+    return UpstreamError(
+        f"the upstream's answer has not the shape of a completion: {what} is {found!r:.200}", status=502
+    )
 
 
 def too_deep(text: bytes, value: object) -> bool:

@@ -61,7 +61,7 @@ class Chat:
             text = within(RENDER_SECONDS, lambda: self._apply(plain, tools, arguments, answered))
         except Overtime as error:
             raise refuse(f"the model's chat template took more than {RENDER_SECONDS:g} s for these messages") from error
-        except Exception as error:  # noqa: BLE001 - the boundary to the template, a program that came with the model
+        except Exception as error:  # the boundary to the template, a program that came with the model
             raise refuse(f"the model's chat template cannot render these messages: {error}") from error
         # Models write half a pair of UTF-16 into a call's JSON at times; no token stands for it.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

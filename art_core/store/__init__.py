@@ -181,7 +181,9 @@ class Store:
                 step, version, targets, trained = db.execute(
                     "SELECT step, version, targets, trained FROM updates WHERE seq = ?", (number,)
                 ).fetchone()
-                update = Update(column(step, int), column(version, int), column(targets, float, NoneType), _trained(trained))
+                update = Update(
+                    column(step, int), column(version, int), column(targets, float, NoneType), _trained(trained)
+                )
             yield update
 
     def add_opening(self, version: int) -> None:

@@ -32,8 +32,10 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
         "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True,
     }),
     ("/v1/chat/completions", {
-        "messages": [{"role": "user", "content": "a"}], "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 1, "stop": ["x"],
-        "max_tokens": 4, "max_completion_tokens": 3, "logprobs": True, "top_logprobs": 1, "stream_options": {"include_usage": True},
+        "messages": [{"role": "user", "content": "a"}], "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 3,
+        "seed": 1, "stop": ["x"],
+        "max_tokens": 4, "max_completion_tokens": 3, "logprobs": True, "top_logprobs": 1,
+        "stream_options": {"include_usage": True},
         "chat_template_kwargs": {"enable_thinking": False}, "frequency_penalty": 0, "logit_bias": {}, "user": "u",
     }),
     ("/v1/chat/completions", {
@@ -48,8 +50,10 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
     }),
     ("/v1/chat/completions", {"prompt": "Once", "max_tokens": 2}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL], "tool_choice": {
-        "type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}}}),
-    ("/v1/completions", {"prompt": [1, 2], "logprobs": 1, "n": 1, "best_of": 1, "max_tokens": 4, "stop": "a", "echo": False}),
+        "type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function",
+        "function": {"name": "f"}}]}}}),
+    ("/v1/completions", {"prompt": [1, 2], "logprobs": 1, "n": 1, "best_of": 1, "max_tokens": 4, "stop": "a",
+    "echo": False}),
     ("/v1/responses", {
         "model": "gpt", "input": [
             {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
@@ -58,9 +62,12 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
             {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
             {"type": "function_call_output", "call_id": "c", "output": "x"},
         ],
-        "instructions": "a", "tools": [{"type": "function", "name": "f", "parameters": {}}], "metadata": {"a": "b"}, "store": True,
-        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}, "verbosity": "low"}, "reasoning": {"effort": "low"},
-        "include": ["message.output_text.logprobs"], "top_logprobs": 1, "max_output_tokens": 9, "parallel_tool_calls": False,
+        "instructions": "a", "tools": [{"type": "function", "name": "f", "parameters": {}}], "metadata": {"a": "b"},
+        "store": True,
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}, "verbosity": "low"},
+        "reasoning": {"effort": "low"},
+        "include": ["message.output_text.logprobs"], "top_logprobs": 1, "max_output_tokens": 9,
+        "parallel_tool_calls": False,
     }),
     ("/v1/responses", {"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {}}],
                        "tool_choice": {"type": "function", "name": "f"}}),
@@ -69,14 +76,18 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": [{"type": "thinking", "thinking": "a", "signature": ""},
                                               {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "b"}],
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text",
+            "text": "b"}],
                                           "is_error": True}, {"type": "text", "text": "c"}]},
         ],
-        "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
-        "output_config": {"effort": "low"}, "thinking": {"type": "enabled", "budget_tokens": 1024}, "stop_sequences": ["x"],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any",
+        "disable_parallel_tool_use": True},
+        "output_config": {"effort": "low"}, "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "stop_sequences": ["x"],
     }),
 )  # fmt: skip
-PIECES = ('{"messages":', '[{"role":"user","content":"a"}]', "}", '"stream":true', ",", "é", "\ud83d", '{"prompt":"a"}', "[" * 300, "NaN",
+PIECES = ('{"messages":', '[{"role":"user","content":"a"}]', "}", '"stream":true', ",", "é", "\ud83d",
+'{"prompt":"a"}', "[" * 300, "NaN",
           "\xff", "1e999", "9" * 400, '"\\ud800"', '{"model":')  # fmt: skip
 SEEDS = [
     *(bytes([kind, 0]) for kind in range(len(ASKED))),
@@ -95,13 +106,19 @@ def one_input(data: bytes) -> None:
         path, good = ASKED[kind % len(ASKED)]
         body = changed(good, choices)
         # Asked for as a stream as well, where that is only one more word.
-        bodies = [written({**body, "stream": stream}) for stream in (False, True)] if isinstance(body, dict) else [written(body)]
+        bodies = (
+            [written({**body, "stream": stream}) for stream in (False, True)]
+            if isinstance(body, dict)
+            else [written(body)]
+        )
     replies = [run(ask(Policy(), path, body, dialects=dialects())) for body in bodies]
     for body, reply in zip(bodies, replies, strict=True):
         _check(path, body, reply)
     if len(replies) == 2:
         whole, stream = replies
-        assert (whole.status == 200) == (stream.status == 200 and not _failed(path, stream)), "a stream is refused as a whole is"
+        assert (whole.status == 200) == (stream.status == 200 and not _failed(path, stream)), (
+            "a stream is refused as a whole is"
+        )
         assert [_plain(call) for call in whole.calls] == [_plain(call) for call in stream.calls], "and recorded as one"
 
 
@@ -111,7 +128,11 @@ def _check(path: str, body: bytes, reply: Reply) -> None:
         assert not reply.calls
         told = json.loads(reply.body) if reply.status == 400 else reply.events()[-1]
         if path == "/v1/messages":
-            assert told["type"] == "error" and told["error"]["type"] == "invalid_request_error" and told["error"]["message"]
+            assert (
+                told["type"] == "error"
+                and told["error"]["type"] == "invalid_request_error"
+                and told["error"]["message"]
+            )
         else:
             check_error(told)
         return
@@ -138,7 +159,9 @@ def _check_chat(asked: dict[str, Any], reply: Reply) -> None:
     assert [it["content"] for it in shown] == [each.response["content"] for each in reply.calls]
     assert call.request.get("messages") == asked.get("messages") and call.request.get("prompt") == asked.get("prompt")
     assert call.request.get("tools") == asked.get("tools")
-    assert not {"token_ids", "token_logprobs", "prompt_token_ids", "policy_version"} & {key for it in told for key in _keys(it)}
+    assert not {"token_ids", "token_logprobs", "prompt_token_ids", "policy_version"} & {
+        key for it in told for key in _keys(it)
+    }
 
 
 def _keys(told: dict[str, Any]) -> set[str]:

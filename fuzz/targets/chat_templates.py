@@ -26,17 +26,25 @@ art_core.engine.chat.RENDER_SECONDS = SECONDS
 LONGEST = 20_000
 """Letters of a prompt whose tokens are looked at."""
 CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] }}{% for c in m.tool_calls %}{{ c.function | tojson }}"
-    "{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] }}"
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 PIECES = (
-    "{% for m in messages %}", "{% endfor %}", "{{ m['role'] }}", "{{ m['content'] }}", "{{ m.content }}", "{% if add_generation_prompt %}",
-    "{% endif %}", "{{ '<|im_start|>' }}", "{{ '<|im_end|>\\n' }}", "assistant", "{% for c in m.tool_calls %}", "{{ c.function | tojson }}",
-    "{{ c.function.arguments }}", "{{ tools | tojson }}", "{{ raise_exception('no') }}", "{{ 1 / 0 }}", "{{ {}['a'] }}", "{{ 'a' + 1 }}",
-    "{{ messages[99].content }}", "{{ nothing.at.all }}", "{% set ns = namespace(a=1) %}", "{% set ns.a = ns.a * 99 %}", "{% for i in range(99999) %}",
-    "{% for i in range(9) %}", "{% macro f() %}", "{{ f() }}", "{% endmacro %}", "{% if ", " %}", "{{ ", " }}", "{% else %}", "| length", "| trim",
-    "| join(',')", ".split('<')", "[1:]", "'a' * 9", "'%d' % 'a'", "''.__class__", "{% include 'x' %}", "{% generation %}", "{% break %}", "\n",
-    "<tool_call>", "<think>", "</think>", "{{ strftime_now('%Y') }}", "\ud83d", "é", "{{ '\\ud800' }}", "{% set messages = messages[1:] %}",
+    "{% for m in messages %}", "{% endfor %}", "{{ m['role'] }}", "{{ m['content'] }}", "{{ m.content }}",
+    "{% if add_generation_prompt %}",
+    "{% endif %}", "{{ '<|im_start|>' }}", "{{ '<|im_end|>\\n' }}", "assistant", "{% for c in m.tool_calls %}",
+    "{{ c.function | tojson }}",
+    "{{ c.function.arguments }}", "{{ tools | tojson }}", "{{ raise_exception('no') }}", "{{ 1 / 0 }}",
+    "{{ {}['a'] }}", "{{ 'a' + 1 }}",
+    "{{ messages[99].content }}", "{{ nothing.at.all }}", "{% set ns = namespace(a=1) %}",
+    "{% set ns.a = ns.a * 99 %}", "{% for i in range(99999) %}",
+    "{% for i in range(9) %}", "{% macro f() %}", "{{ f() }}", "{% endmacro %}", "{% if ", " %}", "{{ ", " }}",
+    "{% else %}", "| length", "| trim",
+    "| join(',')", ".split('<')", "[1:]", "'a' * 9", "'%d' % 'a'", "''.__class__", "{% include 'x' %}",
+    "{% generation %}", "{% break %}", "\n",
+    "<tool_call>", "<think>", "</think>", "{{ strftime_now('%Y') }}", "\ud83d", "é", "{{ '\\ud800' }}",
+    "{% set messages = messages[1:] %}",
     "{{ 10 ** 9999 }}", "{{ 2 ** 99 }}", "is defined", "is string", "loop.index0", "messages", "and", "not ",
     "[TOOL_CALLS]", "<function=", "<|channel|>", "<|tool_call|>", "tools", "thinking",
 )  # fmt: skip
@@ -44,12 +52,16 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":  1}'}}
 MESSAGES = [
     {"role": "system", "content": "s"}, {"role": "user", "content": "a <b>"},
-    {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning": "hm"}, {"role": "tool", "tool_call_id": "c", "content": "1"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning": "hm"}, {"role": "tool",
+    "tool_call_id": "c", "content": "1"},
 ]  # fmt: skip
 ANSWER = {"role": "assistant", "content": "b"}
 FILES: dict[str, Any] = {
     "config.json": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
-    "tokenizer_config.json": {"chat_template": [{"name": "default", "template": "{{ messages }}<tool_call>"}], "eos_token": "</s>"},
+    "tokenizer_config.json": {
+        "chat_template": [{"name": "default", "template": "{{ messages }}<tool_call>"}],
+        "eos_token": "</s>",
+    },
     "chat_template.json": {"chat_template": "<think>{% if not thinking %}</think>"},
 }
 

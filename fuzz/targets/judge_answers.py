@@ -20,9 +20,12 @@ COMPLETION = {
 }
 ENTRIES = tuple(json.dumps(entry) for entry in GOOD["scores"])
 PIECES = (
-    "\n", "é", '{"scores": [', "]}", *ENTRIES, '{"trajectory_id": "bcdfg", ', '"trajectory_id": ', '"explanation": ', '"score": ',
-    '"bcdfg"', '"hjkmn"', '"pqrst"', "0.5", "1e400", "NaN", "-0.0", "0" * 3000, "9" * 5000, "</think>", "```json\n", "```", "[" * 1100,
-    '{"a":' * 400, "{" * 500, "\\ud800", "null", "true", '"', '": ', "}, {", '"90%"', "{}", "\u0663", "\ud83d", "\x00", " " * 3000,
+    "\n", "é", '{"scores": [', "]}", *ENTRIES, '{"trajectory_id": "bcdfg", ', '"trajectory_id": ', '"explanation": ',
+    '"score": ',
+    '"bcdfg"', '"hjkmn"', '"pqrst"', "0.5", "1e400", "NaN", "-0.0", "0" * 3000, "9" * 5000, "</think>", "```json\n",
+    "```", "[" * 1100,
+    '{"a":' * 400, "{" * 500, "\\ud800", "null", "true", '"', '": ', "}, {", '"90%"', "{}", "\u0663", "\ud83d",
+    "\x00", " " * 3000,
 )  # fmt: skip
 _LITELLM = SimpleNamespace(
     model_cost={"judge": {}}, cost_per_token=lambda model, prompt_tokens, completion_tokens: (1e-6 * prompt_tokens, 0.0)
@@ -88,7 +91,9 @@ def _read(text: str) -> dict[str, Scored] | str:
         return read_scores(text, LABELS)
     except Fault as fault:
         assert str(fault).encode() and fault.kind.encode()
-        assert not any(label in fault.kind for label in LABELS) or "not a number" in fault.kind, "labels are others every time"
+        assert not any(label in fault.kind for label in LABELS) or "not a number" in fault.kind, (
+            "labels are others every time"
+        )
         return str(fault)
 
 

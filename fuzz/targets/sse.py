@@ -37,25 +37,42 @@ def _call(index: int, **function: str) -> dict[str, Any]:
 PROMPT = {"prompt_token_ids": [1, 2]}
 STREAMS: tuple[list[Any], ...] = (
     [
-        PROMPT | _part({"role": "assistant", "content": ""}), _part({"reasoning": "hm"}, 3), _part({"content": "a"}, 4),
+        PROMPT | _part({"role": "assistant", "content": ""}), _part({"reasoning": "hm"}, 3), _part({"content": "a"},
+        4),
         _part({"content": "b"}, 5, 6), _part({}, end="stop"), {**HEAD, "choices": [], "usage": {"prompt_tokens": 2}},
     ],
-    [PROMPT | _part(_call(0, name="f", arguments="")), _part(_call(0, arguments='{"a"'), 3), _part(_call(0, arguments=": 1}"), 4),
+    [PROMPT | _part(_call(0, name="f", arguments="")), _part(_call(0, arguments='{"a"'), 3), _part(_call(0,
+    arguments=": 1}"), 4),
      _part(_call(1, name="g", arguments="{}"), 5, end="tool_calls")],
     [PROMPT | _part({"content": "a"}, 3, end="length"), PROMPT | _part({"content": "b"}, 4, end="stop", index=1)],
     [PROMPT | _part({"content": "a"}, 3), {"error": {"message": "engine died", "code": 500}}],
-    [{**HEAD, "choices": [{"index": 0, "text": "a", "prompt_token_ids": [1], "token_ids": [3], "finish_reason": "stop",
+    [{**HEAD, "choices": [{"index": 0, "text": "a", "prompt_token_ids": [1], "token_ids": [3],
+    "finish_reason": "stop",
                            "logprobs": {"token_logprobs": [-0.5], "tokens": ["a"]}}]}],
 )  # fmt: skip
 WHOLE: tuple[dict[str, Any], ...] = (
-    {**HEAD, **PROMPT, "choices": [{"index": 0, "message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop",
+    {**HEAD, **PROMPT, "choices": [{"index": 0, "message": {"role": "assistant", "content": "ab"},
+    "finish_reason": "stop",
                                     **_tokens(3, 4)}]},
-    {**HEAD, **PROMPT, "choices": [{"index": 0, "message": {"role": "assistant", "content": None, **_call(0, name="f", arguments="{}")},
+    {**HEAD, **PROMPT, "choices": [{"index": 0, "message": {"role": "assistant", "content": None, **_call(0,
+    name="f", arguments="{}")},
                                     "finish_reason": "tool_calls", **_tokens(3)}]},
     {"error": {"message": "no", "code": "c"}}, {"message": "no", "code": 400}, {"detail": [{"msg": "no"}]},
 )  # fmt: skip
 ENDS = ("\n\n", "\r\n\r\n", "\n", "\n: ping\n\n", "\nid: 1\nevent: x\n\n")
-PIECES = ("data: ", "data:", "\n\n", "\r\n", "[DONE]", json.dumps(STREAMS[0][0]), json.dumps(STREAMS[0][-2]), "{}", "é", "event: x\n", ":")
+PIECES = (
+    "data: ",
+    "data:",
+    "\n\n",
+    "\r\n",
+    "[DONE]",
+    json.dumps(STREAMS[0][0]),
+    json.dumps(STREAMS[0][-2]),
+    "{}",
+    "é",
+    "event: x\n",
+    ":",
+)
 CHAT = "/v1/chat/completions"
 SAYING = {"messages": [{"role": "user", "content": "a"}]}
 REQUESTS = (
@@ -70,7 +87,8 @@ REQUESTS = (
 DIALECTS = dialects()
 STATUS = (200, 200, 200, 400, 404, 429, 500, 503)
 HEADERS: tuple[dict[str, str], ...] = (
-    {}, {"retry-after": "3"}, {"retry-after": "nan"}, {"retry-after": "1e400"}, {"retry-after": "Wed, 21 Oct 2099 07:28:00 GMT"},
+    {}, {"retry-after": "3"}, {"retry-after": "nan"}, {"retry-after": "1e400"},
+    {"retry-after": "Wed, 21 Oct 2099 07:28:00 GMT"},
     {"retry-after": "soon"}, {"retry-after": "Wed, 99 Oct 2099"},
 )  # fmt: skip
 
@@ -173,7 +191,8 @@ def _check(reply: Reply, streamed: bool) -> None:
 
 
 OWN_IDS = re.compile(rb"[0-9a-f]{32}|\"created_at\":[0-9]+")
-BUGS = ("TypeError:", "AttributeError:", "ValueError:", "KeyError:", "IndexError:", "RecursionError:", "OverflowError:", "Unicode",
+BUGS = ("TypeError:", "AttributeError:", "ValueError:", "KeyError:", "IndexError:", "RecursionError:",
+"OverflowError:", "Unicode",
         "MemoryError", "AssertionError", "JSONDecodeError", "JSONEncodeError")  # fmt: skip
 """How the answer begins that a bug of ours is turned into."""
 
@@ -184,7 +203,9 @@ def _add(message: dict[str, Any], delta: dict[str, Any]) -> None:
         if isinstance(delta.get(name), str):
             message[name] = message.get(name, "") + delta[name]
     for call in delta.get("tool_calls") or ():
-        message.setdefault("arguments", {}).setdefault(call.get("index"), []).append((call.get("function") or {}).get("arguments"))
+        message.setdefault("arguments", {}).setdefault(call.get("index"), []).append(
+            (call.get("function") or {}).get("arguments")
+        )
 
 
 def _check_calls(reply: Reply, shown: dict[int, dict[str, Any]], *, failed: bool = False) -> None:
@@ -199,12 +220,16 @@ def _check_calls(reply: Reply, shown: dict[int, dict[str, Any]], *, failed: bool
         told = said.get("arguments", {})  # where a call has no index, who reads has to guess
         for index, parts in told.items() if not failed and None not in told else ():
             if all(isinstance(part, str | None) for part in parts):
-                assert call.response["tool_calls"][index]["function"]["arguments"] == "".join(part or "" for part in parts)
+                assert call.response["tool_calls"][index]["function"]["arguments"] == "".join(
+                    part or "" for part in parts
+                )
 
 
 def _check_call(call: Call) -> None:
     """Hold a call to what the store and the learner need of it."""
     assert len(call.sampled_ids) == len(call.logprobs) and call.prompt_ids
-    assert all(type(it) is int for it in (*call.prompt_ids, *call.sampled_ids)) and all(map(math.isfinite, call.logprobs))
+    assert all(type(it) is int for it in (*call.prompt_ids, *call.sampled_ids)) and all(
+        map(math.isfinite, call.logprobs)
+    )
     assert all(0 <= place < len(call.sampled_ids) for place in call.forced)
     assert call_digest(call) and to_json(call.response)

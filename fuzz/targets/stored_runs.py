@@ -19,23 +19,42 @@ from art_core.types import Call, Trajectory
 from fuzz.choices import ODD, Choices, changed, written
 
 ROLLOUTS = ("r0", "r1")
-MANIFEST = {"version": 3, "model": "tiny", "files": {"config.json": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}}
-CELLS = (*(it for it in ODD if not isinstance(it, list | dict)), b"", b"\x00\x00", b"\xff" * 9, b"[]", b"{", b"null", b'"a"', b"[" * 2000)
+MANIFEST = {
+    "version": 3,
+    "model": "tiny",
+    "files": {"config.json": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"},
+}
+CELLS = (
+    *(it for it in ODD if not isinstance(it, list | dict)),
+    b"",
+    b"\x00\x00",
+    b"\xff" * 9,
+    b"[]",
+    b"{",
+    b"null",
+    b'"a"',
+    b"[" * 2000,
+)
 """What a cell of SQLite can hold; a bool is a number there."""
 TABLES = {
     "meta": ("key", "value"), "blobs": ("digest", "json"), "messages": ("id", "parent", "blob"),
-    "rollouts": ("rollout_id", "step", "split", "task_id", "task", "grp", "started", "finished", "output", "error", "seconds"),
-    "calls": ("seq", "digest", "rollout_id", "replaced", "parent", "shared", "suffix", "sampled", "logprobs", "forced", "policy_version",
-              "agent", "thread", "request_id", "choice", "reward", "temperature", "finish_reason", "messages", "tools", "settings", "response"),
+    "rollouts": ("rollout_id", "step", "split", "task_id", "task", "grp", "started", "finished", "output", "error",
+    "seconds"),
+    "calls": ("seq", "digest", "rollout_id", "replaced", "parent", "shared", "suffix", "sampled", "logprobs",
+    "forced", "policy_version",
+              "agent", "thread", "request_id", "choice", "reward", "temperature", "finish_reason", "messages",
+              "tools", "settings", "response"),
     "scores": ("rollout_id", "reward", "metrics", "advantage", "scored_by", "at", "notes", "aside"),
-    "steps": ("step", "metrics", "at"), "updates": ("step", "version", "targets", "trained"), "openings": ("version", "at"),
+    "steps": ("step", "metrics", "at"), "updates": ("step", "version", "targets", "trained"), "openings": ("version",
+    "at"),
 }  # fmt: skip
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """A store waits for its disk; here it need not have one."""
 
 SEEDS = [
-    b"\x00\x00", b"\x00\x01\x08\x00\x40", b"\x01\x01\x02\x01\x01\x04", b"\x01\x01\x04\x04\x01\x02", b"\x01\x02\x01\x01\x02\x07\x04\x0c\x01\x03",
+    b"\x00\x00", b"\x00\x01\x08\x00\x40", b"\x01\x01\x02\x01\x01\x04", b"\x01\x01\x04\x04\x01\x02",
+    b"\x01\x02\x01\x01\x02\x07\x04\x0c\x01\x03",
     b"\x02\x00", b"\x02\x02\x01\x01\x05\x00", b"\x03\x01\x03\x08\x01\x01",
 ]  # fmt: skip
 
@@ -104,7 +123,8 @@ def _check(file: Path, *, opens: bool, writes: bool) -> None:
 
 
 def _check_store(store: Store, writes: bool) -> None:
-    for ask in (store.callers, store.openings, store.rollouts, store.trajectories, store.steps, lambda: list(store.updates()),
+    for ask in (store.callers, store.openings, store.rollouts, store.trajectories, store.steps,
+    lambda: list(store.updates()),
                 lambda: store.gaps("calls"), lambda: store.meta("model")):  # fmt: skip
         with suppress(StoreError):
             ask()
@@ -116,7 +136,9 @@ def _check_store(store: Store, writes: bool) -> None:
         known = {call_digest(call) for call in _calls(name)}
         assert all(call_digest(call) in known for call in before[name]), "what its digest confirms is what was recorded"
     if writes:
-        added = Call(prompt_ids=(1, 2, 3, 4, 5, 9), sampled_ids=(7,), logprobs=(-1.5,), request_id="new", policy_version=2)
+        added = Call(
+            prompt_ids=(1, 2, 3, 4, 5, 9), sampled_ids=(7,), logprobs=(-1.5,), request_id="new", policy_version=2
+        )
         with suppress(StoreError):
             store.record("r0", added)
             store.flush()
@@ -139,12 +161,15 @@ def _recorded(store: Store, name: str) -> list[Call]:
 def _calls(name: str) -> list[Call]:
     asked = [{"role": "user", "content": f"a{name}"}]
     first = Call(
-        prompt_ids=(1, 2, 3), sampled_ids=(4, 5), logprobs=(-0.5, -0.1), forced=(1,), agent="team/a", thread="t", request_id=f"q{name}",
-        request={"messages": asked, "tools": [{"type": "function"}], "temperature": 1.0}, response={"role": "assistant", "content": "b"},
+        prompt_ids=(1, 2, 3), sampled_ids=(4, 5), logprobs=(-0.5, -0.1), forced=(1,), agent="team/a", thread="t",
+        request_id=f"q{name}",
+        request={"messages": asked, "tools": [{"type": "function"}], "temperature": 1.0},
+        response={"role": "assistant", "content": "b"},
     )  # fmt: skip
     said = [*asked, first.response, {"role": "user", "content": "c"}]
     second = Call(
-        prompt_ids=(1, 2, 3, 4, 5, 6), sampled_ids=(7,), logprobs=(-0.25,), policy_version=1, choice=1, request_id="q2", finish_reason="length",
+        prompt_ids=(1, 2, 3, 4, 5, 6), sampled_ids=(7,), logprobs=(-0.25,), policy_version=1, choice=1,
+        request_id="q2", finish_reason="length",
         request={"messages": said, "temperature": 1.0}, response={"role": "assistant", "content": "d"}, reward=0.5,
     )  # fmt: skip
     return [first, second]
@@ -161,7 +186,9 @@ def _whole() -> bytes:
                 for call in _calls(name):
                     store.record(name, call)
                 store.finish_rollout(name, output="d", error="e" if number else None, seconds=1.5)
-            store.add_scores(ROLLOUTS, (0.0, 1.0), metrics=[{"a": 1.0}, {}], notes=[{}, {"a": "b"}], advantages=(-1.0, 1.0), by="me")
+            store.add_scores(
+                ROLLOUTS, (0.0, 1.0), metrics=[{"a": 1.0}, {}], notes=[{}, {"a": "b"}], advantages=(-1.0, 1.0), by="me"
+            )
             store.add_step(1, {"loss": 0.5})
             store.add_update(1, 1, store.trajectories(), targets=6.0)
             store.add_opening(0)

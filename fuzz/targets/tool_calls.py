@@ -32,13 +32,19 @@ SCHEMAS = {
     }
 }
 PIECES = (
-    "\n", "é", "STOP", '{"name": "f", "arguments": ', '{"name": "f", "parameters": ', '{"text": "a"}', '{"count": 3}', "[f(", ")]",
-    "<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>", "<tool_call>", "</tool_call>", "<longcat_tool_call>",
-    "</longcat_tool_call>", "<function=f>", "<function=", "</function>", "<parameter=text>", "<parameter=", "</parameter>",
-    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "functools", "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0",
+    "\n", "é", "STOP", '{"name": "f", "arguments": ', '{"name": "f", "parameters": ', '{"text": "a"}',
+    '{"count": 3}', "[f(", ")]",
+    "<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>", "<tool_call>", "</tool_call>",
+    "<longcat_tool_call>",
+    "</longcat_tool_call>", "<function=f>", "<function=", "</function>", "<parameter=text>", "<parameter=",
+    "</parameter>",
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "functools", "<|tool_calls_section_begin|>", "<|tool_call_begin|>",
+    "functions.f:0",
     "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>", "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|python_tag|>", "<|python_start|>",
-    "<|python_end|>", "\\ud800", "\\u0000", "text='a'", "'", "[" * 200, "{" * 1100, "9" * 5000, "1e999", "NaN", "null", "True", "-", "\\",
+    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|python_tag|>",
+    "<|python_start|>",
+    "<|python_end|>", "\\ud800", "\\u0000", "text='a'", "'", "[" * 200, "{" * 1100, "9" * 5000, "1e999", "NaN",
+    "null", "True", "-", "\\",
     "💧", "\u2028", "\x1c", "\xa0",
 )  # fmt: skip
 
@@ -60,7 +66,8 @@ SEEDS = [
     _seed("phi4_mini_json", 'functools[{"name": "f", "arguments": {"text": "a"}}]'),
     _seed("pythonic", "[f(text='a', count=3, items=[1, {'a': -2.5}], flag=True), f.g()]"),
     _seed("llama4_pythonic", "<|python_start|>[f(text='a')]<|python_end|>"),
-    _seed("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=text>\na\n</parameter>\n<parameter=count>\n3\n</parameter>\n"
+    _seed("qwen3_coder",
+    "<tool_call>\n<function=f>\n<parameter=text>\na\n</parameter>\n<parameter=count>\n3\n</parameter>\n"
           "</function>\n</tool_call>\nmore", thought=1, place=2),
 ]  # fmt: skip
 

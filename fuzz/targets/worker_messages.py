@@ -20,30 +20,60 @@ from fuzz.choices import Choices, changed, spelled, written
 from fuzz.door import run
 
 logging.getLogger("art_server").setLevel(logging.CRITICAL + 1)
-STATUS = {"type": "status_update", "v": 1, "status": "idle", "session": "b", "capacity": 2, "pool": "default", "running": ["L0", "L1"]}
-RESULT = {"type": "episode_result", "v": 1, "client_id": "bad", "results": [{"episode_id": "e0", "lease": "L0", "output": {"a": 1}}]}
-CLASSIC = {"type": "episode_result", "results": [{"episode_id": "e1", "total_reward": 1.0, "steps": 3, "data": {"done": True}}]}
+STATUS = {
+    "type": "status_update",
+    "v": 1,
+    "status": "idle",
+    "session": "b",
+    "capacity": 2,
+    "pool": "default",
+    "running": ["L0", "L1"],
+}
+RESULT = {
+    "type": "episode_result",
+    "v": 1,
+    "client_id": "bad",
+    "results": [{"episode_id": "e0", "lease": "L0", "output": {"a": 1}}],
+}
+CLASSIC = {
+    "type": "episode_result",
+    "results": [{"episode_id": "e1", "total_reward": 1.0, "steps": 3, "data": {"done": True}}],
+}
 SAID: tuple[dict[str, Any], ...] = (
-    STATUS, RESULT, CLASSIC, {"type": "status_update", "status": "left", "v": 1}, {"type": "status_update", "status": "connected"},
-    {"type": "train_episodes", "v": 1, "client_id": "a", "episodes": [{"episode_id": "e", "input": 1, "rollout": {}}]},
-    {"type": "cancel_episodes", "v": 1, "leases": ["a"]}, {"type": "update_model", "v": 1, "model_state": {"version": 1, "url": "u"}},
-    {"type": "ack", "v": 1, "leases": ["a"], "stale": []}, {"type": "error", "v": 1, "code": "refused", "message": "m"},
+    STATUS, RESULT, CLASSIC, {"type": "status_update", "status": "left", "v": 1}, {"type": "status_update",
+    "status": "connected"},
+    {"type": "train_episodes", "v": 1, "client_id": "a", "episodes": [{"episode_id": "e", "input": 1,
+    "rollout": {}}]},
+    {"type": "cancel_episodes", "v": 1, "leases": ["a"]}, {"type": "update_model", "v": 1,
+    "model_state": {"version": 1, "url": "u"}},
+    {"type": "ack", "v": 1, "leases": ["a"], "stale": []}, {"type": "error", "v": 1, "code": "refused",
+    "message": "m"},
 )  # fmt: skip
 BODIES: tuple[dict[str, Any], ...] = (
-    {"kind": "collect", "tasks": ["a"], "group_size": 2, "split": "train", "step": 1, "pool": "default", "allow_no_calls": False,
+    {"kind": "collect", "tasks": ["a"], "group_size": 2, "split": "train", "step": 1, "pool": "default",
+    "allow_no_calls": False,
      "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "inputs": None},
     {"kind": "score", "groups": [["r"]], "reward": "ruler"},
     {"kind": "scores", "groups": [[{"rollout_id": "r", "reward": 1.0, "metrics": {"a": 1}, "notes": {"a": "b"},
                                     "call_rewards": {"0": 0.5}}]], "by": "me"},
-    {"kind": "learn", "groups": [{"trajectories": [{"rollout_id": "r", "reward": None}], "advantages": [0.5], "call_advantages": [[1]]}]},
+    {"kind": "learn", "groups": [{"trajectories": [{"rollout_id": "r", "reward": None}], "advantages": [0.5],
+    "call_advantages": [[1]]}]},
 )  # fmt: skip
 GROUP = Group(
     "t",
-    (Trajectory("t", (Call(prompt_ids=(1,), sampled_ids=(2,), logprobs=(-0.5,), forced=(0,), reward=1.0),), output="o", reward=1.0),),
+    (
+        Trajectory(
+            "t",
+            (Call(prompt_ids=(1,), sampled_ids=(2,), logprobs=(-0.5,), forced=(0,), reward=1.0),),
+            output="o",
+            reward=1.0,
+        ),
+    ),
     (0.5,),
     ((0.5,),),
 )
-PIECES = ('{"type":', '"status_update"', '"episode_result"', '"status":"idle"', '"v":1', ",", "}", "[" * 1100, "9" * 5000, "NaN", "\ud83d", "é",
+PIECES = ('{"type":', '"status_update"', '"episode_result"', '"status":"idle"', '"v":1', ",", "}", "[" * 1100,
+"9" * 5000, "NaN", "\ud83d", "é",
           '"results":[{"episode_id":"e0","lease":"L0"}]', '"running":["L0"]', '"\\ud800"')  # fmt: skip
 EPISODES = 5
 
@@ -123,7 +153,11 @@ async def _check_roster(said: list[str | bytes]) -> None:
         if server.active_clients.get("bad") is not bad:
             break
         for number, lease in enumerate(own):
-            text = text.replace(f"L{number}", lease) if isinstance(text, str) else text.replace(b"L%d" % number, lease.encode())
+            text = (
+                text.replace(f"L{number}", lease)
+                if isinstance(text, str)
+                else text.replace(b"L%d" % number, lease.encode())
+            )
         before = _state(server)
         message = _read(text)
         await server.handle("bad", text)
@@ -145,7 +179,9 @@ async def _finish(server: TrainingServer, good: _Socket) -> None:
     """Let the bad worker's episodes be lost and the other do what is left: each has then ended once."""
     another = _Socket()
     await server.register_client("bad", another, "new")
-    await server.handle("bad", json.dumps({"type": "status_update", "v": 1, "status": "connected", "session": "new", "capacity": 0}))
+    await server.handle(
+        "bad", json.dumps({"type": "status_update", "v": 1, "status": "connected", "session": "new", "capacity": 0})
+    )
     done: set[str] = set()
     for _ in range(2 * EPISODES):
         await _turns()
@@ -204,13 +240,21 @@ async def _check_body(body: bytes) -> None:
     async def send(message: Any) -> None:
         told.append(message)
 
-    scope = {"type": "http", "method": "PUT", "path": "/job", "query_string": b"", "headers": [(b"content-type", b"application/json")]}
+    scope = {
+        "type": "http",
+        "method": "PUT",
+        "path": "/job",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
     await APP(scope, receive, send)
     status, content = told[0]["status"], b"".join(it.get("body", b"") for it in told[1:])
     assert status in (200, 422), (status, content)
     assert (status == 200) == bool(REACHED) and len(content) < 20_000 and json.loads(content)
     for job in REACHED:
-        assert job.kind in ("collect", "score", "scores", "learn") and json.dumps(job.model_dump(), allow_nan=job.kind == "collect")
+        assert job.kind in ("collect", "score", "scores", "learn") and json.dumps(
+            job.model_dump(), allow_nan=job.kind == "collect"
+        )
         if job.kind in ("scores", "learn"):
             given = [it for group in job.groups for it in (group if job.kind == "scores" else group.trajectories)]
             assert all(index >= 0 for it in given for index in it.of_calls())

@@ -32,7 +32,9 @@ def group_from_wire(told: Mapping[str, Any]) -> Group:
             tuple(tuple(of_run) for of_run in told["call_advantages"]),
         )
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ConfigError(f"this is no group of runs ({error!r:.200}): install the same art-server on both sides") from error
+        raise ConfigError(
+            f"this is no group of runs ({error!r:.200}): install the same art-server on both sides"
+        ) from error
 
 
 def scores_to_wire(group: Group) -> dict[str, Any]:
