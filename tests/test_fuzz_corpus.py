@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fuzz.corpus import FOLDER, TARGETS, entries, target
 
@@ -36,6 +38,14 @@ def test_every_input_that_was_kept_holds(name):
     assert len(kept) > len(target(name).SEEDS), "fuzzing has kept something"
     for entry in kept:
         one_input(entry.data)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.binary(max_size=400))
+def test_any_bytes_hold(name, data):
+    """Where there is no fuzzer this is what is searched."""
+    target(name).one_input(data)
 
 
 @pytest.mark.parametrize("name", TARGETS)
