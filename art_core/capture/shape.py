@@ -6,6 +6,7 @@ Only what is read here later is looked at: other fields go to the client as they
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -17,78 +18,72 @@ DEEPEST = 254
 """Lists and objects in one another that orjson writes; it reads more."""
 MOST_CALLS = 1024
 """Tool calls of one message: its index makes room for all before it."""
-TEXTS = ("role", "content", "reasoning_content", "reasoning", "refusal")
+Number = int | float
+ANSWER = {"choices": list, "usage": dict, "logprobs_temperature": Number}
+USAGE = {
+    "prompt_tokens": Number, "completion_tokens": Number, "total_tokens": Number, "prompt_tokens_details": dict,
+    "completion_tokens_details": dict,
+}  # fmt: skip
+DETAILS = {"cached_tokens": Number, "reasoning_tokens": Number}
+CHOICE = {
+    "finish_reason": str, "delta": dict, "token_ids": list, "token_logprobs": list, "forced": list, "logprobs": dict,
+}  # fmt: skip
+SAID = {"role": str, "content": str, "reasoning_content": str, "reasoning": str, "refusal": str, "tool_calls": list}
+CALL = {"id": str, "type": str, "function": dict}
+TOKENS = {"content": list}
+TOKEN = {"token": str, "logprob": Number, "top_logprobs": list}
+"""What the fields of each may be where they are not null."""
 
 
 def check_shape(answer: JsonDict) -> None:
     """Raise UpstreamError (502) for what is no completion and no chunk."""
-    _hold(answer, "choices", list)
-    _numbers(answer, "logprobs_temperature")
-    usage = _hold(answer, "usage", dict)
-    _numbers(usage, "prompt_tokens", "completion_tokens", "total_tokens")
-    _numbers(_hold(usage, "prompt_tokens_details", dict), "cached_tokens")
-    _numbers(_hold(usage, "completion_tokens_details", dict), "reasoning_tokens")
+    _hold(answer, ANSWER, "an answer")
+    if usage := answer.get("usage"):
+        _hold(usage, USAGE, "'usage'")
+        for details in ("prompt_tokens_details", "completion_tokens_details"):
+            _hold(usage.get(details) or {}, DETAILS, repr(details))
     for choice in answer.get("choices") or ():
-        if not isinstance(choice, dict):
-            raise misshapen("a choice", choice)
-        _check_choice(choice)
+        _hold(choice, CHOICE, "a choice")
+        _check_index(choice, 2**31)
+        if "message" in choice:
+            _check_said(choice["message"])
+        _check_said(choice.get("delta") or {})
+        if logprobs := choice.get("logprobs"):
+            _hold(logprobs, TOKENS, "'logprobs'")
+            for token in logprobs.get("content") or ():
+                _check_token(token)
+                for other in token.get("top_logprobs") or ():
+                    _check_token(other)
 
 
-def _check_choice(choice: JsonDict) -> None:
-    _index(choice, 2**31)
-    _hold(choice, "finish_reason", str)
-    for name in ("token_ids", "token_logprobs", "forced"):
-        _hold(choice, name, list)
-    if "message" in choice and not isinstance(choice["message"], dict):
-        raise misshapen("a message", choice["message"])
-    for name in ("message", "delta"):
-        said = _hold(choice, name, dict)
-        for text in TEXTS:
-            _hold(said, text, str)
-        for call in _hold(said, "tool_calls", list):
-            _check_call(call)
-    logprobs = _hold(choice, "logprobs", dict)
-    for token in _hold(logprobs, "content", list):
-        _check_token(token)
-        for other in _hold(token, "top_logprobs", list):
-            _check_token(other)
+def _check_said(message: Any) -> None:
+    _hold(message, SAID, "a message")
+    for call in message.get("tool_calls") or ():
+        _hold(call, CALL, "a tool call")
+        _check_index(call, MOST_CALLS)
+        function = call.get("function") or {}
+        _hold(function, dict.fromkeys(function, str), "a function")
 
 
 def _check_token(token: Any) -> None:
-    if not isinstance(token, dict) or not isinstance(token.get("token"), str) or token.get("logprob") is None:
+    _hold(token, TOKEN, "a token of logprobs")
+    if token.get("token") is None or token.get("logprob") is None:
         raise misshapen("a token of logprobs", token)
-    _numbers(token, "logprob")
 
 
-def _check_call(call: Any) -> None:
-    if not isinstance(call, dict):
-        raise misshapen("a tool call", call)
-    _index(call, MOST_CALLS)
-    _hold(call, "id", str)
-    _hold(call, "type", str)
-    for name, text in _hold(call, "function", dict).items():
-        if not isinstance(text, str | None):
-            raise misshapen(f"a function's {name!r}", text)
+def _hold(it: Any, kinds: Mapping[str, Any], what: str) -> None:
+    if not isinstance(it, dict):
+        raise misshapen(what, it)
+    for name, found in it.items():
+        if found is None or name not in kinds:
+            continue
+        if not isinstance(found, kinds[name]) or (kinds[name] is Number and not math.isfinite(found)):
+            raise misshapen(f"{name!r} of {what}", found)
 
 
-def _hold(it: JsonDict, name: str, kind: type) -> Any:
-    """Return a field, empty where there is none. Raises where it is of another kind."""
-    found = it.get(name)
-    if not isinstance(found, kind | None):
-        raise misshapen(repr(name), found)
-    return kind() if found is None else found
-
-
-def _index(it: JsonDict, end: int) -> None:
+def _check_index(it: JsonDict, end: int) -> None:
     if "index" in it and (type(it["index"]) is not int or not 0 <= it["index"] < end):
         raise misshapen("'index'", it["index"])
-
-
-def _numbers(it: JsonDict, *names: str) -> None:
-    for name in names:
-        found = it.get(name)
-        if found is not None and not (isinstance(found, int | float) and math.isfinite(found)):
-            raise misshapen(repr(name), found)
 
 
 def misshapen(what: str, found: object) -> UpstreamError:
