@@ -74,10 +74,15 @@ def read_state(folder: Path) -> dict[str, Any]:
     """Return the state given to ``writing``, after comparing every file of ``folder`` with its hash; else StoreError."""
     state = read_manifest(folder)
     for name, digest in state.pop("files").items():
-        if not (folder / name).is_file():
-            raise StoreError(f"{folder / name} is missing; {_remedy(folder)}")
-        if _hash(folder / name) != digest:
-            raise StoreError(f"{folder / name} is not what was saved (SHA-256 differs); {_remedy(folder)}")
+        try:
+            if not (folder / name).is_file():
+                raise StoreError(f"{folder / name} is missing; {_remedy(folder)}")
+            if _hash(folder / name) != digest:
+                raise StoreError(f"{folder / name} is not what was saved (SHA-256 differs); {_remedy(folder)}")
+        except StoreError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{folder / name} cannot be read ({error.strerror}); {_remedy(folder)}") from error
     return state
 
 

@@ -94,7 +94,8 @@ class CallWriter:
             "SELECT seq, digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (rollout_id,)
         ).fetchone()
         if previous is not None:
-            line.digest = previous[1]
+            # Where it is none, the chain ends there, as the audit says.
+            line.digest = previous[1] if isinstance(previous[1], bytes) else b""
             # What is damaged is for the audit to tell; the next call is then stored whole.
             with suppress(StoreError, TypeError, ValueError):
                 tokens = CallReader(db, rollout_id).tokens_of(previous[0])

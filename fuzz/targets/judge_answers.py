@@ -22,10 +22,10 @@ ENTRIES = tuple(json.dumps(entry) for entry in GOOD["scores"])
 PIECES = (
     "\n", "é", '{"scores": [', "]}", *ENTRIES, '{"trajectory_id": "bcdfg", ', '"trajectory_id": ', '"explanation": ',
     '"score": ',
-    '"bcdfg"', '"hjkmn"', '"pqrst"', "0.5", "1e400", "NaN", "-0.0", "0" * 3000, "9" * 5000, "</think>", "```json\n",
+    '"bcdfg"', '"hjkmn"', '"pqrst"', "0.5", "1e400", "NaN", "-0.0", "0" * 40, "9" * 5000, "</think>", "```json\n",
     "```", "[" * 1100,
-    '{"a":' * 400, "{" * 500, "\\ud800", "null", "true", '"', '": ', "}, {", '"90%"', "{}", "\u0663", "\ud83d",
-    "\x00", " " * 3000,
+    '{"a":' * 20, "{" * 9, "\\ud800", "null", "true", '"', '": ', "}, {", '"90%"', "{}", "\u0663", "\ud83d",
+    "\x00", " " * 40,
 )  # fmt: skip
 _LITELLM = SimpleNamespace(
     model_cost={"judge": {}}, cost_per_token=lambda model, prompt_tokens, completion_tokens: (1e-6 * prompt_tokens, 0.0)
@@ -37,6 +37,7 @@ SEEDS = [
     b"\x00\x02\x01\x00\x03",
     b"\x01\x00",
     b"\x01\x03\x02\x01\x04\x05\x06\x02",
+    *(bytes([1, 1, 2, kind, 0]) for kind in range(7)),
     *(
         b"\x02" + spell(text, PIECES)
         for text in (

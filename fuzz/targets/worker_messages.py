@@ -44,6 +44,8 @@ SAID: tuple[dict[str, Any], ...] = (
     "status": "connected"},
     {"type": "train_episodes", "v": 1, "client_id": "a", "episodes": [{"episode_id": "e", "input": 1,
     "rollout": {}}]},
+    {"type": "episode_result", "v": 1, "results": [{"episode_id": "e0", "lease": "L2"}, {"episode_id": "e1"}]},
+    {"type": "status_update", "v": 1, "status": "idle", "session": "b", "running": ["L2", "L3"]},
     {"type": "cancel_episodes", "v": 1, "leases": ["a"]}, {"type": "update_model", "v": 1,
     "model_state": {"version": 1, "url": "u"}},
     {"type": "ack", "v": 1, "leases": ["a"], "stale": []}, {"type": "error", "v": 1, "code": "refused",
@@ -152,7 +154,7 @@ async def _check_roster(said: list[str | bytes]) -> None:
     for text in said:
         if server.active_clients.get("bad") is not bad:
             break
-        for number, lease in enumerate(own):
+        for number, lease in enumerate((*own, *sorted(theirs))):  # it may have heard of the others' too
             text = (
                 text.replace(f"L{number}", lease)
                 if isinstance(text, str)
