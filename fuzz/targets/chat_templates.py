@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tempfile
 import time
 from functools import cache
@@ -23,6 +24,8 @@ from fuzz.choices import Choices, changed, spell, spelled, written
 SECONDS = 0.1
 """What a template may take here, in place of ``RENDER_SECONDS``."""
 art_core.engine.chat.RENDER_SECONDS = SECONDS
+IN_ONE_STEP = re.compile(r"\*\s*\*|\*[^%}]*\d{5}|\d{5}[^%}]*\*")
+"""Arithmetic of one step that may take for ever, which cannot be interrupted (docs/quality.md): not searched."""
 LONGEST = 20_000
 """Letters of a prompt whose tokens are looked at."""
 CHATML = (
@@ -45,7 +48,7 @@ PIECES = (
     "{% generation %}", "{% break %}", "\n",
     "<tool_call>", "<think>", "</think>", "{{ strftime_now('%Y') }}", "\ud83d", "é", "{{ '\\ud800' }}",
     "{% set messages = messages[1:] %}",
-    "{{ 10 ** 9999 }}", "{{ 2 ** 99 }}", "is defined", "is string", "loop.index0", "messages", "and", "not ",
+    "{{ 10 * 9999 }}", "is defined", "is string", "loop.index0", "messages", "and", "not ",
     "[TOOL_CALLS]", "<function=", "<|channel|>", "<|tool_call|>", "tools", "thinking",
 )  # fmt: skip
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
@@ -86,6 +89,8 @@ def one_input(data: bytes) -> None:
 
 
 def _check_template(template: str) -> None:
+    if IN_ONE_STEP.search(template):
+        return
     began = time.monotonic()
     tokenizer, ends = _tiny()
     tokenizer = copy.copy(tokenizer)

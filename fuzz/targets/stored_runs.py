@@ -133,8 +133,8 @@ def _check_store(store: Store, writes: bool) -> None:
         with suppress(StoreError):
             assert all(isinstance(it, Trajectory) for it in [store.trajectory(name)])
             store.scores(name)
-        known = {call_digest(call) for call in _calls(name)}
-        assert all(call_digest(call) in known for call in before[name]), "what its digest confirms is what was recorded"
+        known = {_numbers(call) for call in _calls(name)}
+        assert all(_numbers(call) in known for call in before[name]), "what its digest confirms is what was recorded"
     if writes:
         added = Call(
             prompt_ids=(1, 2, 3, 4, 5, 9), sampled_ids=(7,), logprobs=(-1.5,), request_id="new", policy_version=2
@@ -143,7 +143,7 @@ def _check_store(store: Store, writes: bool) -> None:
             store.record("r0", added)
             store.flush()
             last = store.recorded("r0")[-1].call
-            assert call_digest(last) == call_digest(added), "a run that goes on keeps what it is given"
+            assert _numbers(last) == _numbers(added), "a run that goes on keeps what it is given"
 
 
 def _recorded(store: Store, name: str) -> list[Call]:
@@ -156,6 +156,13 @@ def _recorded(store: Store, name: str) -> list[Call]:
             found.append(row.call)
             previous = row.digest
     return found
+
+
+def _numbers(call: Call) -> tuple[object, ...]:
+    """Return what digests are of."""
+    version, temperature, choice = call.policy_version, call.temperature, call.choice
+    ids = call.prompt_ids, call.sampled_ids, call.logprobs, call.forced
+    return (*ids, version, temperature, choice, call.finish_reason, call.request_id)
 
 
 def _calls(name: str) -> list[Call]:
