@@ -71,10 +71,15 @@ def within(seconds: float, work: Callable[[], T]) -> T:
         with ending:
             if not ended:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Overtime))
+                after(1.0)  # once more: what is raised in a destructor is lost
 
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    timer.start()
+    def after(pause: float) -> threading.Timer:
+        timer = threading.Timer(pause, interrupt)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    timer = after(seconds)
     try:
         return work()
     finally:
