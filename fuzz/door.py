@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,6 +35,12 @@ class ListRecorder:
 
     def record(self, rollout_id: str, call: Call) -> None:
         self.calls.append(call)
+
+    def saved(self) -> Future[None]:
+        """Nothing waits."""
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def flush(self) -> None:
         """Nothing waits."""
