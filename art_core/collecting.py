@@ -41,11 +41,19 @@ class Kept:
         """Return the name of the group of the task at ``place``."""
         return f"{self.key}/{place}"
 
+    def finished(self, place: int) -> list[Trajectory]:
+        """Return the runs of the task at ``place`` that came to an end, whatever it was; each run of the agent once."""
+        tried = self.store.attempts(self.group_id(place))
+        made_again = {it.continues for it in tried}
+        ended = [it for it in tried if _came_to_its_end(it) and it.rollout_id not in made_again]
+        return [self.store.trajectory(it.rollout_id) for it in ended]
+
     def left(self, place: int, task: Any, size: int) -> tuple[list[Trajectory], list[str]]:
         """Return the runs of the task at ``place`` that need not be made again, up to ``size`` of them, and the rollouts that
         others can go on from."""
         tried = [it for it in self.store.attempts(self.group_id(place)) if it.task_id == task_id(task)]
-        ended = [it for it in tried if _ended(it)]
+        # A run that made no call costs nothing to make again, and its agent may have been mended since.
+        ended = [it for it in tried if _came_to_its_end(it) and it.answers]
         scored = [it for it in ended if self.reward is not None and it.scored_by == self.reward]
         if len(scored) >= size:
             return [self._trajectory(it, task) for it in scored[:size]], []
@@ -58,13 +66,12 @@ class Kept:
         return replace(self.store.trajectory(attempt.rollout_id), task=task)
 
 
-def _ended(attempt: Attempt) -> bool:
-    """Whether the agent came to its end. One that made no call costs nothing to run again, and may have been mended since."""
-    return attempt.finished and attempt.answers > 0 and not (attempt.error or "").startswith(UNFINISHED)
+def _came_to_its_end(attempt: Attempt) -> bool:
+    return attempt.finished and not (attempt.error or "").startswith(UNFINISHED)
 
 
 def _to_go_on(tried: Sequence[Attempt], used: Collection[str]) -> list[str]:
-    """Return the rollout with the most answers of every run of the agent of which none is ``used``."""
+    """Return the rollout with the most answers of every run of the agent of which none is ``used``, most answers first."""
     runs: dict[str, list[Attempt]] = {}
     first = {it.rollout_id: it.rollout_id for it in tried}
     for it in tried:
@@ -72,7 +79,7 @@ def _to_go_on(tried: Sequence[Attempt], used: Collection[str]) -> list[str]:
         runs.setdefault(first[it.rollout_id], []).append(it)
     open_ = [run for run in runs.values() if len(run) <= MOST_ATTEMPTS and not {it.rollout_id for it in run} & used]
     furthest = [max(run, key=lambda it: it.answers) for run in open_]
-    return [it.rollout_id for it in sorted(furthest, key=lambda it: -it.answers) if it.answers]
+    return [it.rollout_id for it in sorted(furthest, key=lambda it: -it.answers)]
 
 
 @dataclass(frozen=True)
