@@ -147,7 +147,8 @@ async def _train(
             report = write_report(run)
             trackers.tell("log_report", report)
         finally:
-            await in_thread(trackers.close)
+            with run.watch.doing("the trackers to end"):
+                await in_thread(trackers.close)
             write_metrics(run)
     return TrainResult(run.run_dir, report, before, after)
 
