@@ -7,6 +7,8 @@ import time
 
 import httpx
 import pytest
+from capture_fakes import EchoEngine, ListRecorder, chat
+from reward_fakes import group_of
 
 import art_core as art
 from art_core.capture import Door
@@ -14,8 +16,6 @@ from art_core.deadlines import TooLate, within
 from art_core.errors import CaptureError, ConfigError
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call, Weights
-from capture_fakes import EchoEngine, ListRecorder, chat
-from reward_fakes import group_of
 
 
 def run_of(tmp_path, **settings):
