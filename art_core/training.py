@@ -119,7 +119,8 @@ async def train(
             if dry_run:
                 return await _dry_run(run, agent, tasks[0], reward, screen, shape)
             write_metrics(run)
-            told = Trackers(found, run.run_dir, run.config, screen.say)
+            with run.watch.doing("the trackers to begin"):
+                told = Trackers(found, run.run_dir, run.config, screen.say)
             sample = functools.partial(_sample, run, agent, tasks, reward, screen, shape)
             evaluate_now = Evaluator(
                 run, agent, eval_tasks, eval_reward or reward, tuple(eval_temperatures), screen, shape, told.tell
