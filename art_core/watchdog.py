@@ -209,7 +209,10 @@ class Watchdog:
         text = f"process {os.getpid()}\n\n{ours}\n" + (f"\nthe serving process\n\n{theirs}\n" if theirs else "")
         file = self._run_dir / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - where the person looks who has sent the signal
-        file.write_text(text)
+        try:
+            file.write_text(text, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            return log.warning("the stacks are above, and could not be written to %s: %s", file, error)
         log.warning("the stacks of all threads and tasks are in %s; the run goes on", file)
 
 

@@ -165,6 +165,30 @@ async def test_weights_that_are_not_taken_are_named(tmp_path, ear):
     assert "the engine to take the new weights (for " in said
 
 
+async def test_workers_that_are_gone_are_what_is_waited_for(tmp_path, ear):
+    there = asyncio.Event()
+
+    class Places:
+        async def __aenter__(self):
+            await there.wait()
+
+        async def __aexit__(self, *exc_info):
+            pass
+
+    class Workers:
+        def adapt(self, agent):
+            async def run(given, address):
+                return await agent(given, address)
+
+            run.gate = Places()
+            return run
+
+    said = await saying(train(tmp_path, ScriptedAgent(), executor=Workers()), ear, there)
+    assert (
+        "waited for: a place for a run of the agent: where workers run it, none is there or all are taken (2, " in said
+    )
+
+
 async def test_it_is_said_again_at_doubling_intervals(tmp_path, ear):
     release, began = asyncio.Event(), time.monotonic()
 
