@@ -42,9 +42,8 @@ async def within(work: Coroutine[Any, Any, T], seconds: float | None, name: str 
 
 async def ended(task: asyncio.Future[Any], grace: float = GRACE) -> bool:
     """Cancel ``task`` and say whether that has ended it within ``grace`` seconds; what it raises from now on is nobody's."""
-    if not task.done():
-        task.cancel()
-        task.add_done_callback(lambda it: it.cancelled() or it.exception())
+    task.add_done_callback(lambda it: it.cancelled() or it.exception())
+    if task.cancel():
         await asyncio.wait({task}, timeout=grace)
     return task.done()
 
