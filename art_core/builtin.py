@@ -42,13 +42,14 @@ def adapt_agent(agent: object) -> RunAgent | None:
         return run_async
 
     async def run_in_thread(task_input: Any, address: RolloutAddress) -> Any:
-        output = await _in_daemon_thread(agent, *((task_input, address) if takes_address else (task_input,)))
+        name = f"rollout {address.rollout_id}"
+        output = await _in_daemon_thread(name, agent, *((task_input, address) if takes_address else (task_input,)))
         return await output if inspect.isawaitable(output) else output
 
     return run_in_thread
 
 
-async def _in_daemon_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+async def _in_daemon_thread(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a blocking agent in a thread of its own.
 
     A pool would make it wait for others, and would keep the process alive at its end for one that never returns.
@@ -65,7 +66,7 @@ async def _in_daemon_thread(function: Callable[..., Any], *arguments: Any) -> An
             outcome.set_result(result)
 
     outcome.set_running_or_notify_cancel()  # a run that timed out goes on until the agent returns
-    threading.Thread(target=run, name="art-agent", daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
     return await asyncio.wrap_future(outcome)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from art_core.gathering import gather_limited
 from art_core.rollout import Rollout, run_once, task_id
 from art_core.store import Attempt, Store
 from art_core.types import Group, RolloutAddress, RunAgent, Trajectory
+from art_core.watchdog import PLACE, Watchdog
 
 ATTEMPTS = 5
 """Of one run whose machine is lost each time: then the agent may be what ends them, and the run has failed."""
@@ -93,6 +94,7 @@ class Runs:
     """Seconds until a run counts as failed."""
     on_rollout: Callable[[], None]
     """Called after every finished run."""
+    watch: Watchdog
 
     async def groups(
         self,
@@ -127,11 +129,14 @@ class Runs:
         ``continues`` one that was cut off."""
         for attempt in range(1, ATTEMPTS + 1):
             run = self.agent if attempt < ATTEMPTS else self._last
-            async with gate:  # left with the lost machine: the time until there is another is not the agent's
+            async with _watched(
+                gate, self.watch
+            ):  # left with the lost machine: the time until there is another is not the agent's
                 rollout = begin(continues=continues if attempt == 1 else None)
                 given = self.to_input(rollout.task)
                 try:
-                    await run_once(rollout, run, given, timeout=self.timeout, to_output=self.to_output)
+                    with self.watch.doing("", rollout=rollout):
+                        await run_once(rollout, run, given, timeout=self.timeout, to_output=self.to_output)
                 except RolloutLost:
                     continue  # with all that the agent had said so far: another begins anew
             break
@@ -144,6 +149,15 @@ class Runs:
             return await self.agent(given, address)
         except RolloutLost as error:
             raise MachinesLost(f"{ATTEMPTS} machines were lost with it; the last: {error}") from error
+
+
+@asynccontextmanager
+async def _watched(gate: AbstractAsyncContextManager[Any], watch: Watchdog) -> AsyncIterator[None]:
+    """``gate``, with the wait for a place watched."""
+    async with AsyncExitStack() as stack:
+        with watch.doing(PLACE):
+            await stack.enter_async_context(gate)
+        yield
 
 
 class MachinesLost(Exception):

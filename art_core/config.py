@@ -53,6 +53,17 @@ class TrainConfig:
     """Groups being scored at the same time."""
     rollout_timeout: float | None = 600.0
     """Seconds until a run of the agent counts as failed; None waits for ever."""
+    call_timeout: float | None = 600.0
+    """Seconds that the engine may take to answer a model call, streaming between two chunks; None waits for ever."""
+    score_timeout: float | None = 1800.0
+    """Seconds that the scoring of a group may take; its runs are then unscored. None waits for ever."""
+    engine_timeout: float | None = 3600.0
+    """Seconds that the engine may take to start, to take new weights, or for any other order, before the run ends; None waits
+    for ever."""
+    tracker_timeout: float = 60.0
+    """Seconds that the trackers have at a run's end to send what is left; then they are left behind."""
+    watchdog_seconds: float | None = 300.0
+    """Seconds in which nothing has ended, after which it is said what the run waits for; None: never."""
     learning_rate: float | None = None
     """Peak of AdamW's; None: 1e-4 for LoRA, 5e-4 for full fine-tuning of models under 10M parameters, else 1e-5."""
     warmup_steps: int = 3
@@ -124,14 +135,16 @@ class TrainConfig:
 
 LEAST = {
     "steps": 1, "tasks_per_step": 1, "group_size": 1, "max_extra_rounds": 0, "max_staleness": 0, "seed": 0, "temperature": 0,
-    "max_concurrent": 1, "max_concurrent_scores": 1, "rollout_timeout": 0, "learning_rate": 0, "warmup_steps": 0,
+    "max_concurrent": 1, "max_concurrent_scores": 1, "rollout_timeout": 0, "call_timeout": 0, "score_timeout": 0,
+    "engine_timeout": 0, "tracker_timeout": 0, "watchdog_seconds": 0, "learning_rate": 0, "warmup_steps": 0,
     "max_grad_norm": 0, "lora_rank": 0, "kl": 0, "max_context": 1, "max_tokens": 1, "max_tokens_per_pass": 1,
     "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1, "importance_cap": 1, "max_flat_steps": 1,
     "collapse_steps": 2, "max_logprob_gap": 0, "max_kl": 0,
 }  # fmt: skip
 """The smallest value of every setting that is a number."""
 FRACTIONS = {
-    "temperature", "rollout_timeout", "learning_rate", "max_grad_norm", "kl", "importance_cap", "max_logprob_gap", "max_kl",
+    "temperature", "rollout_timeout", "call_timeout", "score_timeout", "engine_timeout", "tracker_timeout", "watchdog_seconds",
+    "learning_rate", "max_grad_norm", "kl", "importance_cap", "max_logprob_gap", "max_kl",
 }  # fmt: skip
 PARTS = ("loss", "learner", "engine", "executor", "plugins")
 """What a run is made of beside its config: keywords of ``train`` and ``open_run``."""
@@ -194,6 +207,8 @@ def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
                 f"{name}={getattr(config, name)!r} cannot be used; give a dict of options, on the command line as JSON: "
                 f"--set '{name}={example}'"
             )
+    if config.tracker_timeout is None:
+        raise ConfigError("tracker_timeout=None would let a tracker keep a run from ending; give a number of seconds")
     if not isinstance(config.dynamic_sampling, bool):
         raise ConfigError(f"dynamic_sampling={config.dynamic_sampling!r} cannot be used; give True or False")
     if config.group_size == 1 and "group_size" in values:

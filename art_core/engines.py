@@ -76,6 +76,8 @@ class PolicyEngine:
             frozen_start=frozen is not None and config.frozen_model is None,
             dialects=dialects,
             folder=run_dir,
+            call_timeout=config.call_timeout,
+            timeout=config.engine_timeout,
         )
 
 

@@ -42,8 +42,8 @@ def is_address(engine: object) -> bool:
     return isinstance(engine, str) and engine.startswith(("http://", "https://"))
 
 
-def _server(base_url: str) -> HttpUpstream:
-    return HttpUpstream(base_url, api_key=os.environ.get("ART_UPSTREAM_API_KEY"))
+def _server(base_url: str, timeout: float | None) -> HttpUpstream:
+    return HttpUpstream(base_url, api_key=os.environ.get("ART_UPSTREAM_API_KEY"), timeout=timeout)
 
 
 def frozen_engine(
@@ -58,7 +58,7 @@ def frozen_engine(
         return None
     model = config.frozen_model
     if is_address(model):
-        return functools.partial(FrozenEngine, functools.partial(_server, model), -1)
+        return functools.partial(FrozenEngine, functools.partial(_server, model, config.call_timeout), -1)
     is_server = is_address(engine)
     if is_server or not isinstance(engine, str):
         only = make(folder, config)

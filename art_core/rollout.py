@@ -15,14 +15,16 @@ import sysconfig
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, TypeVar
 
 from art_core.attribution import running
 from art_core.capture import Door
+from art_core.deadlines import TooLate, within
 from art_core.errors import CaptureError, ConfigError, RolloutLost
 from art_core.plugins import GROUP
 from art_core.shown import printable, without_keys
@@ -159,7 +161,12 @@ def describe(error: BaseException) -> str:
 
 def place(error: BaseException) -> str:
     """Return where the agent's own code raised it, or called the library that did; empty where none of its code is seen."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+    return own_place(traceback.walk_tb(error.__traceback__))
+
+
+def own_place(lines: Iterable[tuple[FrameType, int]]) -> str:
+    """Return the innermost of these lines, the outermost call first, that is of the agent's own code; empty for none."""
+    for frame, line in reversed(list(lines)):
         file, package = frame.f_code.co_filename, frame.f_globals.get("__package__") or ""
         if not (_LIBRARY.match(file) or package.partition(".")[0] in _our_packages()):
             return f"{file}:{line} in {frame.f_code.co_name}"
@@ -193,6 +200,10 @@ def task_input(task: Any) -> Any:
     return task["input"] if isinstance(task, dict) and "input" in task else task
 
 
+async def _output(run: RunAgent, given: Any, rollout: Rollout) -> Any:
+    return await run(given, rollout.address)
+
+
 async def run_once(
     rollout: Rollout,
     run: RunAgent,
@@ -207,13 +218,13 @@ async def run_once(
     """
     async with rollout:
         try:
-            output = await asyncio.wait_for(run(given, rollout.address), timeout)
+            output = await within(_output(run, given, rollout), timeout, f"rollout {rollout.rollout_id}")
+        except TooLate:
+            rollout.error = f"TimeoutError: not done after {timeout:g} seconds"
         except (CaptureError, RolloutLost):
             raise  # about the set-up, and the same in every run; about a machine, and nothing that the agent did
         except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
-            late = isinstance(error, TimeoutError) and timeout is not None and rollout.seconds >= timeout
-            rollout.error = f"TimeoutError: not done after {timeout:g} seconds" if late else describe(error)
-            rollout.error_at = "" if late else place(error)
+            rollout.error, rollout.error_at = describe(error), place(error)
         else:
             rollout.output = to_output(output) if to_output else output
     return rollout.trajectory

@@ -32,6 +32,7 @@ from art_core.throughput import Throughput
 from art_core.token_tree import group_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, TokenTree, Trajectory
 from art_core.update import updates
+from art_core.watchdog import Watchdog
 
 
 class Run:
@@ -73,6 +74,7 @@ class Run:
         self.on_rollout: Callable[[], None] = lambda: None
         """Called after every finished rollout, for progress displays."""
         self._timer = Timer()
+        self.watch = Watchdog(self.run_dir, config.watchdog_seconds)
         # Shared by all that is under way at a time: steps may overlap.
         self._rollouts = asyncio.Semaphore(config.max_concurrent)
         self._scorings = asyncio.Semaphore(config.max_concurrent_scores)
@@ -83,6 +85,7 @@ class Run:
         async with AsyncExitStack() as stack:
             if stack.enter_context(claimed(self.run_dir)):
                 stack.push(self._leave)
+            stack.enter_context(self.watch)
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
             self._checkpoints = Checkpoints(self.run_dir, self.store, self.config.keep_checkpoints)
             agreement.check_begun_with(self.store, self.run_dir, self.config, self.folder, self._loss_name)
@@ -93,7 +96,8 @@ class Run:
             # Another process of this run has drawn from its seed: runs of one group must not be the same.
             seed = sampling_seed(self.config.seed, len(self.store.openings()))
             opening = self._engine.open_door(self.folder, replace(self.config, seed=seed), self.run_dir, dialects)
-            self.door = await stack.enter_async_context(await opening)
+            opened = await self.watch.during("the engine to start", opening)
+            self.door = self.watch.door = await stack.enter_async_context(opened)
             if hasattr(self._executor, "__aenter__"):
                 await stack.enter_async_context(self._executor)
             self._throughput = self.throughput()
@@ -155,7 +159,8 @@ class Run:
         if self._learner is None:
             if isinstance(self._learner_choice, str):
                 factory = self.plugins.choose("register_learners", self._learner_choice)
-                self._learner = await in_thread(factory, self.folder, self.config, self._loss)
+                loading = in_thread(factory, self.folder, self.config, self._loss)
+                self._learner = await self.watch.during("the learner to load the model", loading)
             else:
                 self._learner = self._learner_choice
             self._counted = self._learner.version
@@ -247,7 +252,7 @@ class Run:
         """
         check_tasks(tasks)
         widen_default_executor(self.config.max_concurrent)
-        runs = Runs(self.adapt(agent), to_input, to_output, self.config.rollout_timeout, self.on_rollout)
+        runs = Runs(self.adapt(agent), to_input, to_output, self.config.rollout_timeout, self.on_rollout, self.watch)
         begin = functools.partial(self.rollout, split=split, sampling=sampling, step=step)
         with self._timer.timed("rollout_seconds"):
             groups = await runs.groups(
@@ -264,7 +269,8 @@ class Run:
     async def score(self, groups: Sequence[Group], reward: str | Reward | GroupReward) -> list[Group]:
         """Return the groups with rewards and advantages; what was scored is stored."""
         found = self.reward(reward)
-        jobs = [functools.partial(scoring.score, group, found) for group in groups]
+        what, seconds = f"the reward {name_of(found)} to score", self.config.score_timeout
+        jobs = [lambda it=it: self.watch.during(what, scoring.score(it, found, seconds), it.task) for it in groups]
         with exempt(), self._timer.timed("score_seconds"):
             scored = await gather_limited(jobs, self._scorings)
         scored = [scoring.advantages(group, self.config.advantage) for group in scored]
@@ -299,7 +305,7 @@ class Run:
         check_sampled(teachable)
         metrics = {**summary(groups), "groups_with_contrast": float(len(teachable))}
         async with self._learning:
-            with self._timer.timed("learn_seconds"):
+            with self._timer.timed("learn_seconds"), self.watch.doing(f"step {self.step + 1} to be learnt"):
                 if teachable:
                     metrics = await self._update_within_bound(teachable, metrics)
             return await self._finish_step(metrics, seconds)
@@ -325,7 +331,7 @@ class Run:
 
     async def _imitate(self, groups: Sequence[Group]) -> dict[str, float]:
         async with self._learning:
-            with self._timer.timed("learn_seconds"):
+            with self._timer.timed("learn_seconds"), self.watch.doing(f"step {self.step + 1} to be learnt"):
                 learnt = await self._update(groups, sft.tree, losses.sft)
             # Other weights may have sampled these, at another temperature: the gap would say nothing.
             learnt.pop("logprob_gap", None)
@@ -388,6 +394,7 @@ class Run:
             return await self._checkpoint()
 
     async def _checkpoint(self) -> Path:
-        folder = await self._checkpoints.save(await self.learner(), self.step)
+        saving = self._checkpoints.save(await self.learner(), self.step)
+        folder = await self.watch.during(f"the checkpoint of step {self.step} to be written", saving)
         self._checkpointed = self.step
         return folder

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from art_core.config import check_choice
+from art_core.deadlines import TooLate, interrupted, within
 from art_core.errors import ArtError, RewardError
 from art_core.shown import without_keys
 from art_core.types import Call, Group, GroupReward, Reward, Trajectory
@@ -24,18 +25,26 @@ CONTRAST = 1e-8
 NO_REASON = "the reward does not say why"
 
 
-async def score(group: Group, reward: Reward | GroupReward) -> Group:
+async def score(group: Group, reward: Reward | GroupReward, timeout: float | None = None) -> Group:
     """Return ``group`` with every trajectory's ``reward`` set; advantages of an earlier scoring are dropped.
 
     ``reward`` is a function of one trajectory (a plain function is called directly; coroutines of one group run
     concurrently), or an object with ``async score(group)``, which may answer None for a trajectory it cannot score.
     A trajectory whose run failed is scored like any other: the function sees ``trajectory.error``, and what a failure
     is worth is its decision. Rewards of single calls, put into ``trajectory.call_rewards`` meanwhile, are moved to
-    ``Call.reward``; a call that is given none keeps its own. Raises RewardError as ``values`` does.
+    ``Call.reward``; a call that is given none keeps its own. Where all that takes longer than ``timeout`` seconds, the group is
+    unscored; a plain function can be ended on the main thread of a POSIX system only. Raises RewardError as ``values`` does.
     """
+    try:
+        found = await within(values(group, reward), timeout)
+    except TooLate:
+        found = [None] * len(group.trajectories)
+        for trajectory in group.trajectories:
+            trajectory.call_rewards.clear()
+            trajectory.notes["unscored"] = f"{_name(reward)} had not ended after {timeout:g} seconds (score_timeout)"
     scored = (
         replace(trajectory, reward=value, calls=_rewarded_calls(trajectory))
-        for trajectory, value in zip(group.trajectories, await values(group, reward), strict=True)
+        for trajectory, value in zip(group.trajectories, found, strict=True)
     )
     return replace(group, trajectories=tuple(scored), advantages=(), call_advantages=())
 
@@ -199,7 +208,8 @@ def _call_numbers(trajectory: Trajectory, reward: Reward | GroupReward) -> dict[
 async def _score_each(group: Group, reward: Reward) -> list[float]:
     async def one(trajectory: Trajectory) -> float:
         try:
-            value = reward(trajectory)
+            with interrupted():
+                value = reward(trajectory)
             if inspect.isawaitable(value):
                 value = await value
         except Exception as error:  # the boundary to the user's function: its bug is reported as its bug

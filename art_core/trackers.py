@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from art_core.attribution import exempt
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
 from art_core.shown import without_keys
 from art_core.types import Group
@@ -22,9 +23,6 @@ WAITING = 256
 """Calls of one kind that a tracker may be behind by; of what comes then, it is told nothing."""
 GROUPS_WAITING = 8
 """The same of ``log_groups``: groups hold every token of their runs."""
-CLOSE_SECONDS = 60.0
-"""For a tracker to do what it was told, and to close, at a run's end."""
-
 SILENT_SECONDS = 5.0
 """Of these, that pass before it is said who is waited for."""
 
@@ -57,7 +55,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what is left, and end; it has ``CLOSE_SECONDS`` for both. What it raises, such as how much was lost, is said."""
+        """Send what is left, and end; it has ``tracker_timeout`` for both. What it raises, such as how much was lost, is said."""
         ...
 
 
@@ -138,11 +136,14 @@ def _itself(tracker: Tracker, run_dir: Path, config: Any) -> Tracker:
 class Trackers:
     """The trackers of one run; told from the run's thread, they never hold it up.
 
-    ``found`` is what ``find_trackers`` returned. Raises what a factory raises, with those made before it closed.
+    ``found`` is what ``find_trackers`` returned, ``config`` the run's. Raises what a factory raises, with those made
+    before it closed.
     """
 
-    def __init__(self, found: Mapping[str, Factory], run_dir: Path, config: Any, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(
+        self, found: Mapping[str, Factory], run_dir: Path, config: TrainConfig, say: Callable[[str], None]
+    ) -> None:
+        self._say, self._seconds = say, config.tracker_timeout
         self._told: list[_Told] = []
         try:
             for name, factory in found.items():
@@ -157,11 +158,11 @@ class Trackers:
             told.tell(what, *arguments)
 
     def close(self) -> None:
-        """Wait until all have done what they were told and closed; say which have not within ``CLOSE_SECONDS``."""
-        until = time.monotonic() + CLOSE_SECONDS
+        """Wait until all have done what they were told and closed; say which have not within ``tracker_timeout`` seconds."""
+        until = time.monotonic() + self._seconds
         self.tell("close")
         for told in self._told:
             if not told.ended(min(SILENT_SECONDS, until - time.monotonic())) and (left := until - time.monotonic()) > 0:
                 self._say(f"waiting for the tracker {told.name}, {left:.0f} s at most")
             if not told.ended(until - time.monotonic()):
-                self._say(f"the tracker {told.name} has not ended in {CLOSE_SECONDS:g} s and is left behind")
+                self._say(f"the tracker {told.name} has not ended in {self._seconds:g} s and is left behind")

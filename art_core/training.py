@@ -119,7 +119,8 @@ async def train(
             if dry_run:
                 return await _dry_run(run, agent, tasks[0], reward, screen, shape)
             write_metrics(run)
-            told = Trackers(found, run.run_dir, run.config, screen.say)
+            with run.watch.doing("the trackers to begin"):
+                told = Trackers(found, run.run_dir, run.config, screen.say)
             sample = functools.partial(_sample, run, agent, tasks, reward, screen, shape)
             evaluate_now = Evaluator(
                 run, agent, eval_tasks, eval_reward or reward, tuple(eval_temperatures), screen, shape, told.tell
@@ -147,7 +148,8 @@ async def _train(
             report = write_report(run)
             trackers.tell("log_report", report)
         finally:
-            await in_thread(trackers.close)
+            with run.watch.doing("the trackers to end"):
+                await in_thread(trackers.close)
             write_metrics(run)
     return TrainResult(run.run_dir, report, before, after)
 

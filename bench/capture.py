@@ -129,7 +129,7 @@ async def exchange(
 ) -> bool:
     """Send one call and read its whole answer; return whether it went well."""
     head = (
-        f"POST {path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+        f"POST {path}/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     writer.write(head.encode() + body)

@@ -17,6 +17,7 @@ ROWS = [
     {"errors", "abilities", "shown"},
     {
         "config",
+        "deadlines",
         "hookspecs",
         "attribution",
         "folder",
@@ -27,6 +28,7 @@ ROWS = [
         "metrics",
         "pipeline",
         "pretrained",
+        "stacks",
         "threads",
         "variables",
     },
@@ -49,6 +51,7 @@ ROWS = [
         "rewards",
         "trackers",
     },
+    {"watchdog"},
     {"update", "engines", "hints", "lessons", "collecting", "local_models", "rendering"},
     {"run"},
     {"evaluation", "audit"},

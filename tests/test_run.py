@@ -252,7 +252,7 @@ async def test_a_blocking_agent_that_never_returns_does_not_keep_the_others_wait
         (group,) = await run.collect(agent, ["a"], group_size=16)
     release.set()
     assert all("not done after 4 seconds" in t.error for t in group.trajectories)
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "art-agent")
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("rollout "))
 
 
 async def test_rollouts_of_a_step_carry_its_number(tmp_path):

@@ -8,6 +8,7 @@ from screens import Lines
 import art_core as art
 from art_core import trackers
 from art_core.attribution import destination
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
 from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
@@ -113,7 +114,6 @@ async def test_a_tracker_that_fails_is_named_once_and_told_further(tmp_path):
 
 
 async def test_a_tracker_that_hangs_is_left_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.05)
     monkeypatch.setattr(trackers, "WAITING", 1)
     free = threading.Event()
 
@@ -125,7 +125,7 @@ async def test_a_tracker_that_hangs_is_left_behind(tmp_path, monkeypatch):
             pass
 
     screen = Lines()
-    result = await train(tmp_path, Hangs(), steps=4, progress=screen)
+    result = await train(tmp_path, Hangs(), steps=4, progress=screen, tracker_timeout=0.05)
     free.set()
     assert result.report["steps"] == 4
     about = [line for line in screen.lines if "Hangs" in line]
@@ -197,7 +197,7 @@ async def test_what_cannot_be_written_or_made_leaves_no_tracker_open(tmp_path, m
 
     other = Told()
     with pytest.raises(ConfigError, match="not today"):
-        trackers.Trackers({"other": lambda *_: other, "refuses": refuses}, tmp_path, None, print)
+        trackers.Trackers({"other": lambda *_: other, "refuses": refuses}, tmp_path, TrainConfig(), print)
     assert other.told == [("close",)]
 
 

@@ -24,9 +24,11 @@ from multiprocessing.reduction import ForkingPickler
 
 from art_core.capture.serving import Serving, ServingPlan
 from art_core.errors import CaptureError, ConfigError
+from art_core.stacks import stacks
 
 COMMAND = """
-import signal, sys
+import faulthandler, signal, sys
+faulthandler.register(signal.SIGUSR1, file=2)  # shows where a process is, and must not end this one
 for stop in (signal.SIGINT, signal.SIGTERM):  # all processes of a terminal or a service get them; this one ends with its parent
     signal.signal(stop, signal.SIG_IGN)
 sys.path[:] = sys.argv[2].split(chr(0x1f))
@@ -119,6 +121,8 @@ class _Child:
             args = pickle.loads(payload)
         except Exception as error:  # noqa: BLE001  the boundary of the user's own modules: the parent raises it
             return self._pipe.send(number, False, _portable(_not_importable(order, error)))
+        if order == "stacks":  # by this thread: that of the calls may be what hangs
+            return self._pipe.send(number, True, stacks(self._serving and self._serving.loop))
         try:
             future = self._start(*args) if order == "start" else self._serving.ask(order, *args)
         except CaptureError as error:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import importlib
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from art_core.capture.activity import Look
 from art_core.capture.process import ServingProcess
 from art_core.capture.server import Dialect
 from art_core.capture.serving import Serving, ServingPlan
@@ -23,8 +26,11 @@ from art_core.types import Call, Engine, Recorder, Sampling, Weights
 class Door:
     """Every rollout's address. ``async with await Door.start(...) as door``, or call ``stop`` yourself."""
 
-    def __init__(self, serving: Serving | ServingProcess, address: str) -> None:
+    def __init__(self, serving: Serving | ServingProcess, address: str, timeout: float | None = None) -> None:
         self._serving = serving
+        self._timeout = timeout
+        self.asked: dict[object, tuple[str, float]] = {}
+        """Orders that have not been answered yet, and since when (``time.monotonic``)."""
         self._stopped: concurrent.futures.Future[None] | None = None
         self.address = address
         """``http://HOST:PORT``."""
@@ -44,6 +50,8 @@ class Door:
         frozen: Callable[[], Engine] | None = None,
         frozen_start: bool = False,
         folder: Path | None = None,
+        call_timeout: float | None = None,
+        timeout: float | None = None,
     ) -> Door:
         """Start the engine, and answer on ``host`` and ``port`` (0 takes a free one).
 
@@ -52,10 +60,10 @@ class Door:
         the agents can reach; whoever knows a rollout's address can call the policy. ``max_body`` is a request's, in bytes.
         ``frozen`` answers the calls of nodes other than ``trained_nodes``; None: the engine does. With ``frozen_start`` it has
         the engine's start weights, and is not needed where the engine keeps those. ``folder`` is where an engine
-        may keep files.
+        may keep files. ``call_timeout`` is for a model call, in seconds, ``timeout`` for the start and for every order.
 
         Raises what the factories or the engine's start raise, ConfigError where the port is taken, and CaptureError
-        where the process cannot be started.
+        where the process cannot be started or the start takes too long.
         """
         plan = ServingPlan(
             engine,
@@ -68,15 +76,16 @@ class Door:
             frozen,
             frozen_start,
             folder,
+            call_timeout,
         )
         serving = ServingProcess(plan) if process else Serving(plan)
         try:
-            address = await asyncio.wrap_future(serving.start())
+            address = await _answer("start", serving.start(), timeout)
         except BaseException:
             # What made the start fail is what is raised, whatever stopping adds to it.
             await asyncio.shield(asyncio.gather(asyncio.wrap_future(serving.stop()), return_exceptions=True))
             raise
-        return cls(serving, address)
+        return cls(serving, address, timeout)
 
     async def open(
         self, rollout_id: str, sampling: Sampling | None = None, *, newest: bool = False, answered: Sequence[Call] = ()
@@ -147,4 +156,41 @@ class Door:
     async def _ask(self, order: str, *args: object) -> Any:
         if self._stopped is not None:
             raise CaptureError(f"cannot {order}: this door was stopped; start a new one")
-        return await asyncio.wrap_future(self._serving.ask(order, *args))
+        key = object()
+        self.asked[key] = order, time.monotonic()
+        try:
+            return await _answer(order, self._serving.ask(order, *args), self._timeout)
+        finally:
+            del self.asked[key]
+
+    def look(self, seconds: float) -> tuple[Look | None, Mapping[str, float] | None]:
+        """Return what the calls do, and what ``counters`` does; None for what is not known within so many ``seconds``.
+
+        For any thread but the loop's.
+        """
+        return self._known(seconds, "look"), self._known(seconds, "counters")
+
+    def stacks(self, seconds: float) -> str:
+        """Return where the threads and tasks of the process that serves are, empty where that is this one. For any thread."""
+        if not isinstance(self._serving, ServingProcess):
+            return ""
+        return self._known(seconds, "stacks") or f"it did not say within {seconds:g} seconds"
+
+    def _known(self, seconds: float, order: str) -> Any:
+        with suppress(CaptureError, TimeoutError):
+            return self._serving.ask(order).result(seconds)
+
+
+async def _answer(order: str, future: concurrent.futures.Future, seconds: float | None) -> Any:
+    """Return what the future gives; CaptureError where that takes longer."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await asyncio.wrap_future(future)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise CaptureError(
+            f"the engine had not done what it was told ({order}) after {seconds:g} seconds (engine_timeout); everything up to "
+            "the last checkpoint is kept: start again with the same run folder to go on"
+        ) from error

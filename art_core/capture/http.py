@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from art_core.capture.upstream import TIMED_OUT
 from art_core.errors import StoreError, UpstreamError
 from art_core.types import JsonDict
 
@@ -30,8 +31,8 @@ class Refused(UpstreamError):
 
 
 def no_retry(error: UpstreamError) -> bool:
-    """Whether sending the same request again would be refused again."""
-    return isinstance(error, Refused) or error.code == "no_token_ids" or error.status not in RETRIED
+    """Whether sending the same request again would be refused again, or would double the work that took too long."""
+    return isinstance(error, Refused) or error.code in ("no_token_ids", TIMED_OUT) or error.status not in RETRIED
 
 
 def error_body(message: str, status: int, code: str | None) -> JsonDict:

@@ -9,18 +9,19 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-from urllib.parse import unquote
+from typing import Protocol
 
 import orjson
 
+from art_core.capture.activity import Activity
 from art_core.capture.gate import Gate
 from art_core.capture.http import Exchange, Receive, Refused, Scope, Send
 from art_core.capture.record import Recording, no_token_ids, visible
 from art_core.capture.replay import Answers
-from art_core.capture.shape import DEEPEST, too_deep
+from art_core.capture.requests import checked, json_object, name
+from art_core.capture.upstream import TIMED_OUT
 from art_core.errors import CaptureError, StoreError, UpstreamError
 from art_core.types import GREEDY, Call, JsonDict, Recorder, Sampling, Upstream, within
 
@@ -88,8 +89,8 @@ class CaptureApp:
     """Answers ``/rollouts/{rollout_id}/v1/...`` for the rollouts that are open. Lives in one event loop.
 
     ``max_body`` is in bytes. ``dialects`` are further paths (``"/v1/responses"``) with their translation. ``gate`` may limit the
-    calls that are answered at a time. Calls of nodes other than ``trained_nodes`` keep the agent's own sampling, and ``frozen``
-    answers them where there is one.
+    calls that are answered at a time; ``call_timeout`` is for one of these, in seconds, streaming between two chunks. Calls of
+    nodes other than ``trained_nodes`` keep the agent's own sampling, and ``frozen`` answers them where there is one.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class CaptureApp:
         trained_nodes: Sequence[str] = (),
         frozen: Upstream | None = None,
         gate: Gate | None = None,
+        call_timeout: float | None = None,
     ) -> None:
+        self.activity = Activity()
         self.upstream = upstream
         self.recorder = recorder
         self.gate = gate or Gate()
@@ -114,6 +117,7 @@ class CaptureApp:
         self._frozen = frozen
         self._rollouts: dict[str, _Rollout] = {}
         self._prepared: dict[str, asyncio.Task[None]] = {}
+        self._call_timeout = call_timeout
         self._said = False
         self._stopping = False
 
@@ -145,12 +149,14 @@ class CaptureApp:
             if late:
                 await asyncio.wait(late)
         self._rollouts.pop(rollout_id, None)
+        self.activity.forget(rollout_id)
 
     def release(self, rollout_id: str) -> None:
         """Forget a rollout that has no call in flight, for those who open it again at its next call."""
         rollout = self._rollouts.get(rollout_id)
         if rollout is not None and all(task.done() for task in rollout.answering.values()):
             del self._rollouts[rollout_id]
+            self.activity.forget(rollout_id)
 
     async def close_all(self) -> None:
         """Abort what is in flight, close every rollout and answer no more."""
@@ -185,7 +191,7 @@ class CaptureApp:
             model = {"id": self._model, "object": "model", "created": 0, "owned_by": "art"}
             return await exchange.answer(200, {"object": "list", "data": [model]})
         await self._prepare(path, dialect)
-        await self._chat(rollout_id, rollout, exchange, dialect, _json_object(body))
+        await self._chat(rollout_id, rollout, exchange, dialect, json_object(body))
 
     async def _prepare(self, path: str, dialect: Dialect) -> None:
         """Let a dialect load what it needs in a thread: the other calls go on meanwhile."""
@@ -212,16 +218,16 @@ class CaptureApp:
     async def _chat(
         self, rollout_id: str, rollout: _Rollout, exchange: Exchange, dialect: Dialect, body: JsonDict
     ) -> None:
-        agent = _name(exchange.headers.get("x-art-agent"))
+        agent = name(exchange.headers.get("x-art-agent"))
         trained = self._trains(agent)
         sampling = rollout.sampling if trained else Sampling()
-        request = self._sampled_as(sampling, _checked(dialect.to_chat(body)))
+        request = self._sampled_as(sampling, checked(dialect.to_chat(body)))
         request_id = exchange.headers.get("x-art-request-id") or uuid.uuid4().hex
         while predecessor := rollout.answering.get(request_id):
             predecessor.cancel()
             await asyncio.wait({predecessor})
             self._rollout(rollout_id)
-        recording = Recording(request, request_id, agent, _name(exchange.headers.get("x-art-thread")))
+        recording = Recording(request, request_id, agent, name(exchange.headers.get("x-art-thread")))
         answering = self._stream if request.get("stream") else self._complete
         upstream = rollout.answers.before(rollout.upstream if trained or self._frozen is None else self._frozen)
         task = asyncio.create_task(answering(_Asked(rollout_id, upstream, recording, exchange, dialect, body)))
@@ -229,7 +235,8 @@ class CaptureApp:
         task.add_done_callback(lambda _: rollout.answering.pop(request_id, None))
         gone = asyncio.create_task(exchange.disconnected())
         try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            with self.activity.call(rollout_id):
+                await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
             if not task.done():
@@ -248,14 +255,15 @@ class CaptureApp:
 
     async def _complete(self, asked: _Asked) -> None:
         recording = asked.recording
-        async with self.gate:
-            # Where the client has gone this is cancelled; an upstream may then still return what it has sampled.
+        async with self.gate, self._limit() as limit:
+            # Where the client has gone, or the time is over, this is cancelled; an upstream may then still return what it
+            # has sampled.
             completion = await asked.upstream.chat(dict(recording.request))
-        recording.add(completion)
+            recording.add(completion)
         stopped = asyncio.current_task().cancelling() > 0
-        if stopped:
+        if stopped or limit.expired():
             self._record(asked, aborted=True)
-            raise asyncio.CancelledError
+            raise asyncio.CancelledError if stopped else self._unanswered()
         if not recording.choices or any("message" not in choice for choice in completion["choices"]):
             raise no_token_ids("it has no message")
         # Before it is recorded: what cannot be told to the client has not been answered.
@@ -297,12 +305,36 @@ class CaptureApp:
     async def _sample(self, asked: _Asked, chunks: asyncio.Queue[JsonDict | None]) -> None:
         recording = asked.recording
         try:
-            async with self.gate, aclosing(asked.upstream.stream(dict(recording.request))) as answer:
+            async with (
+                self.gate,
+                self._limit() as limit,
+                aclosing(asked.upstream.stream(dict(recording.request))) as answer,
+            ):
                 async for chunk in answer:
                     recording.add(chunk)
                     chunks.put_nowait(visible(chunk, recording.request_id))
+                    self.activity.moved()
+                    if self._call_timeout is not None:
+                        limit.reschedule(asyncio.get_running_loop().time() + self._call_timeout)
+            if limit.expired():
+                raise self._unanswered()
         finally:
             chunks.put_nowait(None)
+
+    @asynccontextmanager
+    async def _limit(self) -> AsyncIterator[asyncio.Timeout]:
+        """End the block when the engine has had its time; the limit is ``expired`` then."""
+        limit = asyncio.timeout(self._call_timeout)
+        try:
+            async with limit:
+                yield limit
+        except TimeoutError:
+            if not limit.expired():  # one of the engine's own
+                raise
+
+    def _unanswered(self) -> UpstreamError:
+        said = f"the engine had not answered after {self._call_timeout:g} seconds (call_timeout)"
+        return UpstreamError(said, status=504, code=TIMED_OUT)
 
     def _record(self, asked: _Asked, *, aborted: bool = False) -> None:
         for call in asked.recording.calls(aborted=aborted):
@@ -347,40 +379,3 @@ def stopping() -> UpstreamError:
 
 def _listed(settings: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items())
-
-
-def _name(header: str | None) -> str | None:
-    # Plugins send names percent-encoded: a header holds Latin-1 only.
-    return unquote(header) if header else None
-
-
-def _json_object(body: bytes) -> JsonDict:
-    try:
-        value: Any = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Refused(f"the request body is not JSON: {error}", status=400, code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise Refused(f"the request body is a {type(value).__name__}; send a JSON object", status=400)
-    if too_deep(body, value):
-        raise Refused(f"the request body is nested deeper than {DEEPEST} levels", status=400, code="invalid_json")
-    return value
-
-
-def _checked(request: JsonDict) -> JsonDict:
-    if "prompt" in request and "messages" not in request:
-        _check_prompt(request["prompt"])
-    else:
-        messages = request.get("messages")
-        if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
-            raise Refused("'messages' must be a list with at least one message object", status=400)
-    if not isinstance(request.get("temperature"), int | float | None):
-        raise Refused(f"'temperature' must be a number, not {request['temperature']!r}", status=400)
-    return request
-
-
-def _check_prompt(prompt: object) -> None:
-    ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
-    if not (prompt and (ids or isinstance(prompt, str))):
-        raise Refused(
-            "'prompt' must be a text or a list of token ids, and not empty; send several as requests", status=400
-        )

@@ -19,6 +19,7 @@ from pathlib import Path
 import uvicorn
 
 from art_core.abilities import Counts, KeepsFiles, Rests, Scores, ServesVersions
+from art_core.capture.activity import Look
 from art_core.capture.edge import BoundedHead
 from art_core.capture.http import ASGIApp
 from art_core.capture.server import CaptureApp, Dialect
@@ -46,6 +47,8 @@ class ServingPlan:
     """Whether ``frozen`` has the policy's start weights: an engine that keeps them needs no second one beside it."""
     folder: Path | None = None
     """Where the engine may keep files."""
+    call_timeout: float | None = None
+    """Seconds that the engine may take to answer a call."""
 
 
 class Serving:
@@ -62,26 +65,27 @@ class Serving:
 
     def start(self) -> concurrent.futures.Future[str]:
         """Start the thread; the future gives the address, or what kept the engine, the recorder or the port from starting."""
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._thread.start()
         return self._ready
 
     def ask(self, order: str, *args: object) -> concurrent.futures.Future:
-        """Run one of the orders (open, close, flush, pause, resume, load, score, counters, rest, wake) in the thread's loop."""
+        """Run one of the orders (open, close, flush, pause, resume, load, score, counters, rest, wake, look) in the thread's
+        loop."""
         if self._finished.done():
             raise CaptureError("the serving thread has ended; start a new door") from self._finished.exception()
-        return asyncio.run_coroutine_threadsafe(self._orders[order](*args), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._orders[order](*args), self.loop)
 
     def stop(self) -> concurrent.futures.Future[None]:
         """End the loop; a start that is still under way is cancelled. The future gives what was raised while ending."""
         # A loop that is closed has ended by itself.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._stop()))
+            self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._stop()))
         return self._finished
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
                 runner.run(self._main())
         except BaseException as error:  # noqa: BLE001  the thread's boundary: whoever waits for it raises the error
             if not self._ready.done():
@@ -108,6 +112,7 @@ class Serving:
             "counters": self._counters,
             "rest": self._rest,
             "wake": self._wake,
+            "look": self._look,
         }
         async with contextlib.AsyncExitStack() as stack:
             # The port first: it fails at once, an engine may take minutes.
@@ -122,6 +127,7 @@ class Serving:
                 max_body=plan.max_body,
                 trained_nodes=plan.trained_nodes,
                 frozen=await self._frozen(stack),
+                call_timeout=plan.call_timeout,
             )
             self._server = http_server(self._app)
             serving = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -176,6 +182,9 @@ class Serving:
 
     async def _counters(self) -> dict[str, float]:
         return dict(await self._engine.counters()) if isinstance(self._engine, Counts) else {}
+
+    async def _look(self) -> Look:
+        return self._app.activity.look(self._app.gate)
 
     async def _rest(self) -> None:
         if isinstance(self._engine, Rests):

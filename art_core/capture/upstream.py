@@ -40,6 +40,9 @@ FULL = ("maximum context length", "max_tokens must be at least 1, got 0")
 """vLLM's words for that, which come without a code; the second where the prompt alone fills the context."""
 LONG_BODY = 2**20
 """Bytes."""
+CONNECT_SECONDS = 10.0
+ORDER_SECONDS = 600.0
+"""For anything but a model call, such as reading new weights."""
 IDLE_SECONDS = 4.0
 """How long an unused connection is kept: less than a server that uses uvicorn, which closes its end after 5 seconds."""
 
@@ -47,7 +50,8 @@ IDLE_SECONDS = 4.0
 class HttpUpstream:
     """Answers from ``base_url`` (``http://host:port/v1``); usable in one event loop, with one connection pool.
 
-    ``model`` replaces the model that the agent names; ``timeout`` is in seconds, for a whole answer or between two chunks.
+    ``model`` replaces the model that the agent names; ``timeout`` is in seconds, for a whole answer or between two chunks;
+    None: no limit. What is asked with ``ask`` has ``ORDER_SECONDS``.
     The server's logprobs must be of the distribution at the request's temperature (vLLM: ``--logprobs-mode
     processed_logprobs``). It is also an Engine whose weights never change.
 
@@ -55,7 +59,7 @@ class HttpUpstream:
     """
 
     def __init__(
-        self, base_url: str, model: str | None = None, *, api_key: str | None = None, timeout: float = 600.0
+        self, base_url: str, model: str | None = None, *, api_key: str | None = None, timeout: float | None = 600.0
     ) -> None:
         import aiohttp
         from yarl import URL
@@ -78,8 +82,9 @@ class HttpUpstream:
         elif api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._secrets = api_key, address.password
-        connect = min(timeout, 10.0)
+        connect = min(timeout or CONNECT_SECONDS, CONNECT_SECONDS)
         self._whole = aiohttp.ClientTimeout(total=timeout, sock_connect=connect)
+        self._order = aiohttp.ClientTimeout(total=ORDER_SECONDS, sock_connect=connect)
         self._between = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=timeout)
         self._chat, self._raw = URL(f"{self.base_url}/chat/completions"), URL(f"{self.base_url}/completions")
         self._client: aiohttp.ClientSession | None = None
@@ -136,7 +141,7 @@ class HttpUpstream:
         content = None if body is None else orjson.dumps(body)
         method = "GET" if body is None else "POST"
         return await self._answer(
-            self._pool().request(method, url, data=content, headers=self._headers, timeout=self._whole)
+            self._pool().request(method, url, data=content, headers=self._headers, timeout=self._order)
         )
 
     async def _answer(self, asking: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> bytes:

@@ -37,7 +37,7 @@ class AddressEngine:
 
     def __init__(self, model_folder: str, config: TrainConfig, *, base_url: str) -> None:
         self.config = config
-        self._client = VllmClient(base_url)
+        self._client = VllmClient(base_url, config.call_timeout)
         self._base = ""
         """The base model's name on the server."""
         self._context: int | None = None

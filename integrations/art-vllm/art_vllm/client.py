@@ -28,10 +28,13 @@ COUNTERS = {
 
 
 class VllmClient(HttpUpstream):
-    """One server; ``base_url`` is as in ``http://127.0.0.1:8000/v1``. ``ART_UPSTREAM_API_KEY`` is sent where it is set."""
+    """One server; ``base_url`` is as in ``http://127.0.0.1:8000/v1``. ``ART_UPSTREAM_API_KEY`` is sent where it is set.
 
-    def __init__(self, base_url: str) -> None:
-        super().__init__(base_url, api_key=os.environ.get("ART_UPSTREAM_API_KEY"))
+    ``timeout`` is that of ``HttpUpstream``.
+    """
+
+    def __init__(self, base_url: str, timeout: float | None = 600.0) -> None:
+        super().__init__(base_url, api_key=os.environ.get("ART_UPSTREAM_API_KEY"), timeout=timeout)
         self.root = self.base_url.removesuffix("/v1")
 
     async def base_model(self) -> tuple[str, int | None]:

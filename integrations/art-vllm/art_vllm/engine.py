@@ -95,7 +95,7 @@ class VllmEngine(AddressEngine):
         self._watching = asyncio.create_task(self._watch())
 
     async def _serve(self) -> None:
-        self._server = Server(self._command, self._variables, self._log_file)
+        self._server = Server(self._command, self._variables, self._log_file, self.config.call_timeout)
         self._client = self._server.client
         try:
             await self._server.start()

@@ -37,11 +37,17 @@ log = logging.getLogger("art_core.engine")
 
 
 class Server:
-    """A command that serves vLLM's API at ``port``; ``command`` comes without host and port."""
+    """A command that serves vLLM's API at ``port``; ``command`` comes without host and port, ``timeout`` is the client's."""
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], log_file: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        log_file: Path,
+        timeout: float | None = 600.0,
+    ) -> None:
         self.port = free_port()
-        self.client = VllmClient(f"http://127.0.0.1:{self.port}/v1")
+        self.client = VllmClient(f"http://127.0.0.1:{self.port}/v1", timeout)
         self.log_file = log_file
         self._command = [*command, "--host", "127.0.0.1", "--port", str(self.port)]
         self._variables = dict(variables)
