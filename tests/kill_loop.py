@@ -28,7 +28,9 @@ PHASES = ("rollout", "scoring", "step", "swap", "checkpoint", "evaluation", "sta
 """What a kill waits for; ``any``: nothing."""
 VICTIMS = ("all", "trainer", "engine")
 PATIENCE = 120.0
-"""Seconds for a process to begin, to come to a phase, or to end by itself."""
+"""Seconds for a process to begin, or to end by itself."""
+PHASE_SECONDS = 10.0
+"""For a phase to come; then it is killed wherever it is."""
 
 
 @dataclass
@@ -75,10 +77,10 @@ class Training:
         """Start, and kill ``after`` so many seconds in the phase ``wanted``; False where it came to its end before."""
         process = self.start()
         if wanted != "start":
-            if not self._wait(process, lambda: self.phase() not in ("begun", "start")):
+            if not self._wait(process, lambda: self.phase() not in ("begun", "start"), PATIENCE):
                 return False
             time.sleep(after)
-            if not self._wait(process, lambda: wanted in ("any", self.phase())):
+            if not self._wait(process, lambda: wanted in ("any", self.phase()), PHASE_SECONDS):
                 return False
         phase = self.phase().replace("begun", "start")
         time.sleep(rng.uniform(0, 3.0 if wanted == "start" else 0.005))
@@ -95,14 +97,15 @@ class Training:
         self.kills.append((phase, victim if children else "all"))
         return True
 
-    def _wait(self, process: subprocess.Popen[str], true) -> bool:
-        end = time.monotonic() + PATIENCE
+    def _wait(self, process: subprocess.Popen[str], true, seconds: float) -> bool:
+        """Return when it is true, or the time is over; False where the training has come to its end."""
+        end = time.monotonic() + seconds
         while not true():
             if process.poll() is not None:
                 assert process.returncode == 0, (self.folder / "log.txt").read_text()[-3000:]
                 return False
             if time.monotonic() > end:
-                return True  # that phase does not come any more: killed wherever it is
+                return True
             time.sleep(0.0005)
         return True
 
@@ -148,7 +151,8 @@ def facts(run_dir: Path) -> Facts:
     cut: Counter[tuple] = Counter()
     with Store(run_dir / "run.sqlite") as store:
         rollouts = store.rollouts()
-        used = [it for it in rollouts if it.finished and not it.error]
+        made_again = {it.continues for group in {it.group for it in rollouts} for it in store.attempts(group or "")}
+        used = [it for it in rollouts if it.finished and not it.error and it.rollout_id not in made_again]
         for it in rollouts:
             for call in store.calls(it.rollout_id):
                 if call.finish_reason != "aborted":
@@ -193,7 +197,7 @@ def main() -> None:
     print(f"not killed: {expected}", flush=True)
     training, rng = Training(options.folder / "killed", *shape), random.Random(options.seed)
     seconds = json.loads((reference.run_dir / "report.json").read_text())["seconds"]
-    kill_loop(training, options.kills, 1.5 * seconds / options.kills, rng)
+    kill_loop(training, options.kills, 0.5 * seconds / options.kills, rng)
     found = facts(training.run_dir)
     print(f"killed:     {found}")
     print(f"{len(training.kills)} kills: {dict(Counter(phase for phase, _ in training.kills))}")
