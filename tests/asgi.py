@@ -4,6 +4,8 @@ import asyncio
 import json
 from dataclasses import dataclass, field
 
+from art_core.capture import CaptureApp
+
 
 @dataclass
 class Asked:
@@ -68,3 +70,27 @@ class Asked:
         assert rest == ""
         said = [event.removeprefix("data: ") for event in events]
         return [event if event == "[DONE]" else json.loads(event) for event in said]
+
+
+def asked_of(rollout: str, body: object, path: str = "/v1/chat/completions", **headers: str) -> Asked:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Asked(content, f"/rollouts/{rollout}{path}", headers=names)
+
+
+async def answered(app: CaptureApp, asked: Asked) -> Asked:
+    await app(asked.scope, asked.receive, asked.send)
+    return asked
+
+
+def under_way(app: CaptureApp, asked: Asked) -> asyncio.Task:
+    return asyncio.create_task(answered(app, asked))
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def said(asked: Asked) -> str:
+    return asked.json["choices"][0]["message"]["content"]

@@ -180,8 +180,8 @@ def test_calls_cut_off_at_their_token_limit_are_trained_unless_they_are_dropped(
     sampled = {"length": [2, 3], "stop": [4], "aborted": [5]}
     calls = tuple(make_call([1], ids, finish_reason=reason) for reason, ids in sampled.items())
     group = Group("t", (Trajectory(task="t", calls=calls),))
-    for build, given in ((build_tree, group.trajectories), (group_tree, group)):
-        assert build(given).weights.tolist() == [1.0, 1.0, 1.0, 0.0]
-        dropped = build(given, drop_overlong=True)
+    for build, runs in ((build_tree, group.trajectories), (group_tree, group)):
+        assert build(runs).weights.tolist() == [1.0, 1.0, 1.0, 0.0]
+        dropped = build(runs, drop_overlong=True)
         assert dropped.weights.tolist() == [0.0, 0.0, 1.0, 0.0]
         assert dropped.num_targets == 4
