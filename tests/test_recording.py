@@ -58,7 +58,7 @@ async def test_a_temperature_that_is_nearly_zero_is_recorded_as_zero():
 
 @pytest.mark.parametrize("version", [2**63, None, 1.5, "1"])
 def test_an_answer_whose_policy_version_cannot_be_kept_is_refused(version):
-    with pytest.raises(UpstreamError, match="policy_version"):
+    with pytest.raises(UpstreamError, match="policy_version are not numbers"):
         Recording({}, "q").add({"prompt_token_ids": [1], "policy_version": version, "choices": []})
 
 
