@@ -65,7 +65,8 @@ def test_where_no_answer_is_whole_the_engine_itself_is_asked(calls):
 
 
 async def test_an_answer_that_is_given_again_is_recorded_as_it_was():
-    calls = [made(7), made(7, choice=1, finish_reason="length", forced=(1,))]
+    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {"name": "f"}}]}
+    calls = [made(7, response=said), made(7, choice=1, finish_reason="length", forced=(1,))]
     answer = await Answers(calls).before(EchoEngine()).chat(chat("hi"))
     recording = Recording(chat("hi"), "q7")
     recording.add(answer)
@@ -85,11 +86,12 @@ async def test_an_answer_of_a_request_without_a_model_is_the_policys():
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"include_usage": False}, {"include_usage": True}], ids=json.dumps)
-async def test_a_stream_that_is_given_again_is_recorded_as_it_was(usage):
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_a_stream_that_is_given_again_is_recorded_as_it_was(usage, choices):
     tools = [{"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in range(2)]
     said = {"role": "assistant", "content": "x", "tool_calls": tools}
     request = chat("hi", stream=True) | ({} if usage is None else {"stream_options": usage})
-    calls = [made(7, request=request, response=said), made(7, request=request, choice=1)]
+    calls = [made(7, request=request, response=said), made(7, request=request, choice=1)][:choices]
     chunks = await streamed(Answers(calls).before(EchoEngine()), request)
     recording = Recording(request, "q7")
     for chunk in chunks:
@@ -97,6 +99,7 @@ async def test_a_stream_that_is_given_again_is_recorded_as_it_was(usage):
         assert chunk["object"] == "chat.completion.chunk"
     assert recording.calls() == tuple(calls)
     asked = usage == {"include_usage": True}
-    expected = [{"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}] if asked else []
+    sampled = 2 * choices
+    expected = [{"prompt_tokens": 3, "completion_tokens": sampled, "total_tokens": 3 + sampled}] if asked else []
     assert [chunk["usage"] for chunk in chunks if "usage" in chunk] == expected
-    assert [len(chunk["choices"]) for chunk in chunks] == ([2, 0] if asked else [2])
+    assert [len(chunk["choices"]) for chunk in chunks] == ([choices, 0] if asked else [choices])
