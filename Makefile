@@ -1,6 +1,6 @@
 # make demo         set up everything and train the email agent
 # make test         set up everything and run the tests
-# make test-engines the heavy real parts; make test-long: soaks
+# make test-engines the heavy real parts; make test-long: soaks and kill loops, hours; with LONG=slice some minutes
 # make docs         the site, in site/
 # make setup        .venv alone
 # make lock         requirements-locked.txt anew; with LOCKED=1 the others install only files whose hash is in it
@@ -15,6 +15,8 @@ ENGINES := .engines
 VLLM := .vllm
 # openai 2.x beside the 3.x of .venv.
 OPENAI2 := .openai2
+# The fuzzer, which has wheels for Linux only.
+FUZZ := .fuzz
 LOCAL := $(wildcard plugins/*/) $(wildcard integrations/*/)
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
 SEED ?= 0
@@ -22,7 +24,7 @@ SEED ?= 0
 WORKERS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup lock demo docs test test-engines test-long browser lint tiny
+.PHONY: setup lock demo docs test test-engines test-long fuzz browser lint tiny
 
 setup: $(VENV)/.ready
 	@echo "done; next: . $(BIN)/activate, then art doctor"
@@ -85,8 +87,22 @@ browser: $(VENV)/.ready
 test-engines: $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready browser
 	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines --numprocesses=$(WORKERS) --dist=loadfile
 
-test-long: $(VENV)/.ready
-	$(BIN)/python -m pytest -m long
+$(FUZZ)/.ready: $(VENV)/.ready requirements-fuzz.txt
+	rm -rf $(FUZZ)
+	mkdir $(FUZZ)
+	$(PIP) --no-deps --target $(FUZZ) -r requirements-fuzz.txt || \
+	  { test "$$(uname)" != Linux && echo "no coverage-guided fuzzing here: atheris has wheels for Linux only"; }
+	touch $@
+
+# LONG=slice is what CI runs: some minutes of each.
+LONG ?= whole
+test-long: $(VENV)/.ready $(FUZZ)/.ready
+	LONG=$(LONG) PYTHONPATH="$(CURDIR)/$(FUZZ):$$PYTHONPATH" $(BIN)/python -m pytest -m long
+
+# Ten minutes of each target; make fuzz TARGET=sse for one.
+fuzz: $(VENV)/.ready $(FUZZ)/.ready
+	@for target in $(or $(TARGET),$(patsubst fuzz/targets/%.py,%,$(filter-out %__init__.py,$(wildcard fuzz/targets/*.py)))); do \
+	  PYTHONPATH="$(CURDIR)/$(FUZZ):$$PYTHONPATH" $(BIN)/python -m fuzz $$target --seconds $(or $(SECONDS),600) --keep || exit 1; done
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

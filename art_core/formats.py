@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,25 +186,42 @@ def _template(model: str) -> str | None:
     """Return the chat templates of the model, one after the other; None where its tokenizer is not at hand."""
     alone = _file(model, "chat_template.jinja")
     if alone is not None:
-        return alone.read_text(encoding="utf-8")
+        return _read_text(alone)
     beside = [_file(model, name) for name in ("tokenizer_config.json", "chat_template.json")]
     if not any(beside):
         return None
-    found = [_read_json(file).get("chat_template") or "" for file in beside]
-    return "\n".join(_texts(found))
+    found = [(_read_json(file).get("chat_template"), file) for file in beside]
+    return "\n".join(text for template, file in found for text in _texts(template, file))
 
 
-def _texts(found: Sequence[Any]) -> list[str]:
+def _texts(template: Any, file: Path | None) -> list[str]:
     """Return templates as they stand in a file: a text, or a list of named ones."""
-    named = [each for each in found if isinstance(each, list)]
-    return [text for text in found if isinstance(text, str)] + [item["template"] for each in named for item in each]
+    named = template if isinstance(template, list) else [{"template": template or ""}]
+    texts = [each.get("template") if isinstance(each, dict) else None for each in named]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(
+            f"the chat_template of {file} is neither a text nor a list of named ones; fetch the file again"
+        )
+    return texts
 
 
 def _read_json(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
     try:
-        return {} if file is None else dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        found = json.loads(_read_text(file))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not the JSON object that it should be: {error}; fetch it again") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} is not the JSON object that it should be; fetch it again")
+    return found
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}; fetch it again") from error
 
 
 def _file(model: str, name: str) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -81,6 +82,39 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
         return await finished(asyncio.get_running_loop().run_in_executor(executor, function, *arguments))
     finally:
         executor.shutdown(wait=False)
+
+
+class Overtime(Exception):
+    """Work took longer than it may."""
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """Return what ``work`` returns; Overtime is raised in the midst of it where its Python code takes longer.
+
+    For code of others, which may never end. One call into C cannot be interrupted, however long it takes.
+    """
+    thread, ending, ended = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+
+    def interrupt() -> None:
+        with ending:
+            if not ended:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Overtime))
+                after(1.0)  # once more: what is raised in a destructor is lost
+
+    def after(pause: float) -> threading.Timer:
+        timer = threading.Timer(pause, interrupt)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    timer = after(seconds)
+    try:
+        return work()
+    finally:
+        # An interrupt that was on its way is raised at one of these calls, so never after this function.
+        with ending:
+            ended = True
+        timer.cancel()
 
 
 def widen_default_executor(threads: int) -> None:

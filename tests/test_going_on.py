@@ -162,7 +162,7 @@ async def test_steps_that_are_lost_are_taken_again_from_the_stored_runs_to_the_b
     async def train(served):
         await art.train(
             Talk(), TASKS, model="tiny", reward=reward, steps=4, tasks_per_step=2, group_size=3, engine=served, learner="torch",
-            run_dir=tmp_path, keep_checkpoints=None, progress=False, **more,
+            run_dir=tmp_path, keep_checkpoints=None, max_logprob_gap=None, progress=False, **more,
         )  # fmt: skip
 
     await train(engine())

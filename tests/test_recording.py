@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from art_core.capture import Door
 from art_core.capture.record import Recording, merge_delta, visible
 from art_core.errors import UpstreamError
+from art_core.store import Store
 
 
 def whole(**choice) -> dict:
@@ -213,3 +214,35 @@ def test_a_client_sees_nothing_of_what_only_the_ledger_reads():
     assert visible(answer) == {"id": "x", "model": "m", "choices": [choice]}
     assert visible(answer, "q")["id"] == "chatcmpl-q"
     assert visible({"usage": {}}) == {"usage": {}, "choices": []}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"index": None, "delta": {}},
+        {"index": -1, "delta": {}},
+        {
+            "delta": {"tool_calls": [{"index": 10**9, "function": {"name": "f"}}]},
+            "token_ids": [3],
+            "token_logprobs": [-1.0],
+        },
+        {"message": "text", "token_ids": [3], "token_logprobs": [-1.0]},
+        {"delta": {"content": ["text"]}, "token_ids": [3], "token_logprobs": [-1.0]},
+        {"delta": {"content": "a"}, "token_ids": [3], "token_logprobs": [float("inf")]},
+        {"delta": {"content": "a"}, "token_ids": [3], "token_logprobs": [-1.0], "forced": [5]},
+        {"delta": {"content": "a"}, "finish_reason": 5, "token_ids": [3], "token_logprobs": [-1.0]},
+    ],
+)
+def test_an_answer_that_is_no_completion_is_refused_and_what_came_before_it_can_be_stored(tmp_path, choice):
+    recording = Recording({}, "q")
+    recording.add(
+        {"prompt_token_ids": [1], "choices": [{"delta": {"content": "a"}, "token_ids": [2], "token_logprobs": [-1.0]}]}
+    )
+    with pytest.raises(UpstreamError) as refused:
+        recording.add({"choices": [choice]})
+    assert refused.value.status == 502
+    with Store(tmp_path / "run.sqlite") as store:
+        for call in recording.calls(aborted=True):
+            store.record("r", call)
+        store.flush()
+        assert store.calls("r")[0].sampled_ids == (2,)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
+from art_core.capture.shape import check_shape
 from art_core.errors import UpstreamError
 from art_core.types import Call, FinishReason, JsonDict
 
@@ -29,13 +31,18 @@ def no_token_ids(what: str) -> UpstreamError:
     )
 
 
-def check_numbers(name: str, kind: str, values: Sequence[object]) -> None:
-    """Raise the error of ``no_token_ids`` where not all are int32 (``kind`` "i"), int64 ("q") or floats ("d"), as the store
-    keeps them."""
+def numbers(name: str, kind: str, values: Sequence[object]) -> list:
+    """Return int32 (``kind`` "i"), int64 ("q") or finite floats ("d"), as the store keeps them.
+
+    Raises the error of ``no_token_ids`` where not all are that.
+    """
     try:
-        array(kind, values)
+        found = array(kind, values).tolist()
     except (TypeError, ValueError, OverflowError) as error:
         raise no_token_ids(f"{name} are not numbers as they should be: {error}") from error
+    if kind == "d" and not all(map(math.isfinite, found)):
+        raise no_token_ids(f"{name} are not all finite")
+    return found
 
 
 def visible(answer: JsonDict, request_id: str | None = None) -> JsonDict:
@@ -47,7 +54,8 @@ def visible(answer: JsonDict, request_id: str | None = None) -> JsonDict:
     if request_id is not None:
         shown["id"] = f"{ANSWER}{request_id}"
     shown["choices"] = [
-        {key: value for key, value in choice.items() if key not in INNER_CHOICE} for choice in answer.get("choices", ())
+        {key: value for key, value in choice.items() if key not in INNER_CHOICE}
+        for choice in answer.get("choices") or ()
     ]
     return shown
 
@@ -76,17 +84,17 @@ class Recording:
     choices: dict[int, _Choice] = field(default_factory=dict)
 
     def add(self, answer: JsonDict) -> None:
-        """Take a whole completion or the next chunk. Raises UpstreamError (502) where it lacks token ids."""
+        """Take a whole completion or the next chunk. Raises UpstreamError (502) where it is neither, or lacks token ids."""
+        check_shape(answer)
         if not self.prompt_ids:
             ids = answer.get("prompt_token_ids")
             if not ids:
                 raise no_token_ids("prompt_token_ids is missing or empty")
-            check_numbers("prompt_token_ids", "i", ids)
-            version = answer.get("policy_version", 0)
-            check_numbers("policy_version", "q", [version])
+            ids = numbers("prompt_token_ids", "i", ids)
+            [version] = numbers("policy_version", "q", [answer.get("policy_version", 0)])
             self.prompt_ids, self.policy_version = tuple(ids), version
             self.temperature = answer.get("logprobs_temperature")
-        for part in answer.get("choices", ()):
+        for part in answer.get("choices") or ():
             choice = self.choices.setdefault(part.get("index", 0), _Choice())
             if "message" in part:
                 choice.message = part["message"]
@@ -103,11 +111,14 @@ class Recording:
             raise no_token_ids(
                 f"choice {part.get('index', 0)} has {len(token_ids or ())} token ids and {len(logprobs or ())} logprobs"
             )
-        check_numbers("token_ids", "i", token_ids or ())
-        check_numbers("logprobs", "d", logprobs or ())
-        choice.token_ids += token_ids or ()
-        choice.logprobs += logprobs or ()
-        choice.forced += part.get("forced") or ()
+        # All are looked at before any is taken: what has come so far is recorded whatever follows.
+        ids, probs = numbers("token_ids", "i", token_ids or ()), numbers("logprobs", "d", logprobs or ())
+        forced = numbers("forced", "i", part.get("forced") or ())
+        if any(not 0 <= place < len(choice.token_ids) + len(ids) for place in forced):
+            raise no_token_ids(f"choice {part.get('index', 0)} has no tokens at the forced places {forced}")
+        choice.token_ids += ids
+        choice.logprobs += probs
+        choice.forced += forced
         choice.finish_reason = part.get("finish_reason") or choice.finish_reason
 
     def calls(self, *, aborted: bool = False) -> tuple[Call, ...]:
@@ -145,7 +156,8 @@ def merge_delta(message: JsonDict, delta: JsonDict) -> None:
             for part in value or ():
                 _merge_tool_call(message.setdefault("tool_calls", []), part)
         elif isinstance(value, str) and key != "role":
-            message[key] = (message.get(key) or "") + value
+            before = message.get(key)
+            message[key] = before + value if isinstance(before, str) else value
         elif value is not None:
             message[key] = value
 

@@ -20,6 +20,7 @@ from art_core.capture.gate import Gate
 from art_core.capture.http import Exchange, Receive, Refused, Scope, Send
 from art_core.capture.record import Recording, no_token_ids, visible
 from art_core.capture.replay import Answers
+from art_core.capture.shape import DEEPEST, too_deep
 from art_core.errors import CaptureError, StoreError, UpstreamError
 from art_core.types import GREEDY, Call, JsonDict, Recorder, Sampling, Upstream, within
 
@@ -255,6 +256,8 @@ class CaptureApp:
         if stopped:
             self._record(asked, aborted=True)
             raise asyncio.CancelledError
+        if not recording.choices or any("message" not in choice for choice in completion["choices"]):
+            raise no_token_ids("it has no message")
         # Before it is recorded: what cannot be told to the client has not been answered.
         answer = asked.dialect.from_chat(asked.body, visible(completion, recording.request_id))
         await self._keep(asked)
@@ -358,6 +361,8 @@ def _json_object(body: bytes) -> JsonDict:
         raise Refused(f"the request body is not JSON: {error}", status=400, code="invalid_json") from None
     if not isinstance(value, dict):
         raise Refused(f"the request body is a {type(value).__name__}; send a JSON object", status=400)
+    if too_deep(body, value):
+        raise Refused(f"the request body is nested deeper than {DEEPEST} levels", status=400, code="invalid_json")
     return value
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from art_core.capture.shape import too_deep
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
 from art_core.shown import printable, without_keys
 from art_core.types import JsonDict
@@ -119,7 +120,7 @@ class HttpUpstream:
                     if "error" in chunk:
                         raise self._refusal(502, event, {})
                     yield self._normal(chunk, request)
-                    for choice in chunk.get("choices", ()):
+                    for choice in chunk.get("choices") or ():
                         begun.add(choice.get("index", 0))
                         if choice.get("finish_reason"):
                             finished.add(choice.get("index", 0))
@@ -173,7 +174,7 @@ class HttpUpstream:
     def _normal(self, answer: JsonDict, request: JsonDict) -> JsonDict:
         answer["policy_version"] = self.policy_version
         try:
-            for choice in answer.get("choices", ()):
+            for choice in answer.get("choices") or ():
                 _normal_choice(answer, choice, request)
         except (AttributeError, KeyError, TypeError) as error:
             raise UpstreamError(
@@ -192,6 +193,9 @@ class HttpUpstream:
             raise UpstreamError(
                 f"the upstream's answer is not a JSON object: {self._hidden(f'{content[:200]!r}')}", status=502
             )
+        if too_deep(content, answer):
+            said = self._hidden(f"{content[:200]!r}")
+            raise UpstreamError(f"the upstream's answer is nested too deeply: {said}", status=502)
         return answer
 
     def _refusal(self, status: int, content: bytes, headers: Mapping[str, str]) -> UpstreamError:

@@ -14,13 +14,15 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from art_core.engine.formats import HERMES, Formats
 from art_core.engine.requests import refuse
+from art_core.threads import Overtime, within
 from art_core.types import JsonDict
 
+RENDER_SECONDS = 10.0
+"""What a chat template may take: it runs in the loop that answers all calls."""
 REMEMBERED = 1024
 """Texts whose ids are kept."""
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -56,8 +58,10 @@ class Chat:
             )
         plain = [self._plain(message) for message in messages]
         try:
-            text = self._apply(plain, tools, arguments, answered)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            text = within(RENDER_SECONDS, lambda: self._apply(plain, tools, arguments, answered))
+        except Overtime as error:
+            raise refuse(f"the model's chat template took more than {RENDER_SECONDS:g} s for these messages") from error
+        except Exception as error:  # the boundary to the template, a program that came with the model
             raise refuse(f"the model's chat template cannot render these messages: {error}") from error
         # Models write half a pair of UTF-16 into a call's JSON at times; no token stands for it.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -179,11 +183,15 @@ class Chat:
             plain["role"] = "system"
         if message.get("reasoning") and not message.get("reasoning_content"):
             plain["reasoning_content"] = message["reasoning"]
-        if message.get("tool_calls"):
-            plain["tool_calls"] = [self._plain_call(call) for call in message["tool_calls"]]
+        if calls := message.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise refuse(f"a message's tool_calls are {calls!r:.200}; they must be a list")
+            plain["tool_calls"] = [self._plain_call(call) for call in calls]
         return plain
 
-    def _plain_call(self, call: JsonDict) -> JsonDict:
+    def _plain_call(self, call: Any) -> JsonDict:
+        if not isinstance(call, dict) or not isinstance(call.get("function"), dict | None):
+            raise refuse(f"a message has the tool call {call!r:.200}; it must be an object with a function")
         function = dict(call.get("function") or {})
         arguments = function.get("arguments")
         if isinstance(arguments, str) and not self._takes_text_arguments:
@@ -197,8 +205,8 @@ class Chat:
         call = {"id": "call_1", "type": "function", "function": function}
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
         try:
-            return function["arguments"] in self._apply(messages)
-        except (TemplateError, TypeError, ValueError, ArithmeticError):
+            return function["arguments"] in within(RENDER_SECONDS, lambda: self._apply(messages))
+        except Exception:  # noqa: BLE001 - as in render, which then says what is wrong
             return False
 
 
@@ -214,7 +222,9 @@ def _text(content: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "refusal"):
             raise refuse(f"a message has a part of type {kind!r}; the embedded engine serves text models only")
-        parts.append(str(part[kind]))
+        if not isinstance(part.get(kind), str):
+            raise refuse(f"a message has the part {part!r:.200}; its {kind!r} must be a string")
+        parts.append(part[kind])
     return "".join(parts)
 
 

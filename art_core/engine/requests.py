@@ -170,7 +170,7 @@ def _chosen(choice: Any) -> tuple[bool, Sequence[str] | None]:
         return True, [_name(choice)]
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools") or choice
-        if not isinstance(allowed, dict) or not allowed.get("tools"):
+        if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
             raise refuse(f"tool_choice={choice!r} names no tool; name at least one, or send tool_choice='none'")
         return allowed.get("mode") == "required", [_name(tool) for tool in allowed["tools"]]
     raise refuse(

@@ -74,10 +74,15 @@ def read_state(folder: Path) -> dict[str, Any]:
     """Return the state given to ``writing``, after comparing every file of ``folder`` with its hash; else DamagedCheckpoint."""
     state = read_manifest(folder)
     for name, digest in state.pop("files").items():
-        if not (folder / name).is_file():
-            raise DamagedCheckpoint(f"{folder / name} is missing; {_remedy(folder)}")
-        if _hash(folder / name) != digest:
-            raise DamagedCheckpoint(f"{folder / name} is not what was saved (SHA-256 differs); {_remedy(folder)}")
+        try:
+            if not (folder / name).is_file():
+                raise DamagedCheckpoint(f"{folder / name} is missing; {_remedy(folder)}")
+            if _hash(folder / name) != digest:
+                raise DamagedCheckpoint(f"{folder / name} is not what was saved (SHA-256 differs); {_remedy(folder)}")
+        except DamagedCheckpoint:
+            raise
+        except OSError as error:
+            raise DamagedCheckpoint(f"{folder / name} cannot be read ({error.strerror}); {_remedy(folder)}") from error
     return state
 
 
@@ -90,7 +95,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         state = json.loads((folder / MANIFEST).read_text())
         return {**state, "files": dict(state["files"]), "version": int(state["version"])}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedCheckpoint(f"{folder / MANIFEST} is damaged ({error!r}); {_remedy(folder)}") from error
 
 

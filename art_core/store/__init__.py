@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 from art_core.errors import StoreError
@@ -33,8 +34,16 @@ from art_core.store.rollouts import (
     score_of,
     trajectory_of,
 )  # fmt: skip
-from art_core.store.schema import connect, unreadable
-from art_core.store.values import from_json, is_json, text_to_column, to_json
+from art_core.store.schema import BROKEN, connect, unreadable
+from art_core.store.values import (
+    Damaged,
+    column,
+    from_json,
+    is_json,
+    object_from_json,
+    text_to_column,
+    to_json,
+)  # fmt: skip
 from art_core.store.view import SeenRollout, StoreView, Wanted, look
 from art_core.store.writer import Writer
 from art_core.types import Call, Trajectory
@@ -200,7 +209,10 @@ class Store:
                 step, version, targets, trained = db.execute(
                     "SELECT step, version, targets, trained FROM updates WHERE seq = ?", (number,)
                 ).fetchone()
-            yield Update(step, version, targets, tuple((name, _cut(digests)) for name, digests in from_json(trained)))
+                update = Update(
+                    column(step, int), column(version, int), column(targets, float, NoneType), _trained(trained)
+                )
+            yield update
 
     def add_opening(self, version: int) -> None:
         """Note that the run goes on, with the weights of this version: later ones made before are not those of its future."""
@@ -219,7 +231,7 @@ class Store:
         """Return what ``set_meta`` kept under a key."""
         with self._read() as db:
             row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return default if row is None else from_json(row[0])
+            return default if row is None else from_json(row[0])
 
     def calls(self, rollout_id: str) -> tuple[Call, ...]:
         """Return a rollout's calls in the order in which they were answered, without those that a retry replaced."""
@@ -301,7 +313,7 @@ class Store:
         """Return (step, metrics) in the order in which they were added."""
         with self._read() as db:
             return tuple(
-                (step, from_json(metrics))
+                (column(step, int), object_from_json(metrics))
                 for step, metrics in db.execute("SELECT step, metrics FROM steps ORDER BY seq")
             )
 
@@ -350,7 +362,7 @@ class Store:
                 # One transaction, so that all of a rollout is read as of one moment.
                 self._db.execute("BEGIN")
                 yield self._db
-            except sqlite3.Error as error:
+            except BROKEN as error:
                 raise unreadable(self.path, error) from error
             finally:
                 if self._db.in_transaction:
@@ -360,6 +372,14 @@ class Store:
 _ADD_SCORE = """
 INSERT INTO scores (rollout_id, reward, metrics, notes, advantage, scored_by, at, aside) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
+
+
+def _trained(data: bytes) -> tuple[tuple[str | None, tuple[bytes, ...]], ...]:
+    """Return ``Update.trained`` of its column. Raises Damaged."""
+    try:
+        return tuple((name, _cut(digests)) for name, digests in from_json(data))
+    except (TypeError, ValueError) as error:
+        raise Damaged(f"it should say what was trained: {error}") from error
 
 
 def _cut(digests: str) -> tuple[bytes, ...]:

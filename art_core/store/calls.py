@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import NoneType
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from art_core.errors import StoreError
 from art_core.store.digest import call_digest, chained, parts_of
 from art_core.store.recent import Line, Recent, References, Written
 from art_core.store.values import (
+    Damaged,
+    column,
     floats_from_bytes,
     from_json,
     ids_from_bytes,
@@ -91,9 +94,10 @@ class CallWriter:
             "SELECT seq, digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (rollout_id,)
         ).fetchone()
         if previous is not None:
-            line.digest = previous[1]
+            # Where it is none, the chain ends there, as the audit says.
+            line.digest = previous[1] if isinstance(previous[1], bytes) else b""
             # What is damaged is for the audit to tell; the next call is then stored whole.
-            with suppress(StoreError):
+            with suppress(StoreError, TypeError, ValueError):
                 tokens = CallReader(db, rollout_id).tokens_of(previous[0])
                 line.calls.append(Written(previous[0], np.frombuffer(tokens, dtype=np.int32)))
         return line
@@ -221,19 +225,19 @@ class CallReader:
                 prompt_ids=ids_from_bytes(prompt),
                 sampled_ids=ids_from_bytes(sampled),
                 logprobs=floats_from_bytes(logprobs, len(sampled) // 4),
-                policy_version=version,
+                policy_version=column(version, int),
                 agent=text_from_column(agent),
                 thread=text_from_column(thread),
-                request_id=request_id,
-                choice=choice,
-                reward=reward,
-                temperature=temperature,
-                finish_reason=finish_reason,
+                request_id=column(request_id, str),
+                choice=column(choice, int),
+                reward=column(reward, float, NoneType),
+                temperature=column(temperature, float),
+                finish_reason=column(finish_reason, str),
                 forced=positions,
                 request=self._request(messages, tools, settings) if texts else {},
-                response=self._blobs[response] if texts else {},
+                response=column(self._blobs[response], dict) if texts else {},
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise StoreError(f"call {seq} of rollout {self._rollout['rollout']} is damaged: {error}") from error
 
     def _request(self, messages: int, tools: int | None, settings: int) -> JsonDict:
@@ -267,8 +271,10 @@ class CallReader:
         return self._tokens[seq]
 
     def _conversation(self, last: int) -> list[JsonDict]:
-        blobs = []
+        blobs, child = [], last + 1
         while last:
-            last, blob = self._path[last]
+            if last >= child:
+                raise Damaged(f"message {child} goes on from message {last}, which came after it")
+            child, (last, blob) = last, self._path[last]
             blobs.append(blob)
         return [self._blobs[blob] for blob in reversed(blobs)]

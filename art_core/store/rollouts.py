@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, NamedTuple
 
-from art_core.store.values import from_json, text_from_column
+from art_core.store.values import column, from_json, object_from_json, text_from_column
 from art_core.types import Call, Trajectory
 
 COLUMNS = (
@@ -108,25 +109,25 @@ class StoredScore:
 
 
 def rollout_of(row: tuple) -> StoredRollout:
-    """Return what a row of ``COLUMNS`` says."""
+    """Return what a row of ``COLUMNS`` says. Raises Damaged."""
     (
         rollout_id, step, split, task_id, task, group, finished, output, error, seconds, reward, metrics, notes, advantage,
     ) = row  # fmt: skip
     return StoredRollout(
-        rollout_id=rollout_id,
-        step=step,
-        split=split,
-        task_id=task_id,
+        rollout_id=column(rollout_id, str),
+        step=column(step, int, NoneType),
+        split=column(split, str, NoneType),
+        task_id=column(task_id, str, NoneType),
         task=from_json(task),
-        group=group,
+        group=column(group, str, NoneType),
         finished=finished is not None,
         output=None if output is None else from_json(output),
         error=text_from_column(error),
-        seconds=seconds or 0.0,
-        reward=reward,
-        metrics={} if metrics is None else from_json(metrics),
-        notes={} if notes is None else from_json(notes),
-        advantage=advantage,
+        seconds=column(seconds, float, NoneType) or 0.0,
+        reward=column(reward, float, NoneType),
+        metrics=object_from_json(metrics),
+        notes=object_from_json(notes),
+        advantage=column(advantage, float, NoneType),
     )
 
 
@@ -139,10 +140,12 @@ def attempt_of(row: tuple) -> Attempt:
 
 
 def score_of(row: tuple) -> StoredScore:
-    """Return what a row of ``SCORES`` says."""
+    """Return what a row of ``SCORES`` says. Raises Damaged."""
     reward, metrics, notes, advantage, by, at, aside = row
-    said = {} if notes is None else from_json(notes)
-    return StoredScore(reward, from_json(metrics), said, advantage, by, at, bool(aside))
+    return StoredScore(
+        column(reward, float, NoneType), object_from_json(metrics), object_from_json(notes),
+        column(advantage, float, NoneType), column(by, str, NoneType), column(at, float), bool(aside),
+    )  # fmt: skip
 
 
 def trajectory_of(rollout: StoredRollout, calls: tuple[Call, ...]) -> Trajectory:

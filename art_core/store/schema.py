@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from art_core.errors import StoreError
+from art_core.store.values import Damaged
 
 VERSION = 5
 """Stands in ``PRAGMA user_version``; a file of a version in ``MIGRATIONS`` is brought up to it when it is opened, others are
@@ -63,6 +64,8 @@ CREATE TABLE updates (
 );
 CREATE TABLE openings (seq INTEGER PRIMARY KEY, version INTEGER NOT NULL, at REAL NOT NULL);
 """
+BROKEN = (sqlite3.Error, UnicodeError, Damaged)
+"""What reading a file raises that is damaged; UnicodeError where SQLite's own complaint quotes it."""
 MIGRATIONS = {
     3: ("ALTER TABLE scores ADD COLUMN notes BLOB", "ALTER TABLE scores ADD COLUMN aside INTEGER NOT NULL DEFAULT 0"),
     4: ("ALTER TABLE rollouts ADD COLUMN continues TEXT", "ALTER TABLE rollouts ADD COLUMN exact INTEGER"),
@@ -82,7 +85,7 @@ def connect(path: Path) -> sqlite3.Connection:
         raise StoreError(f"cannot open {path}: {error}; check that the folder exists and may be written") from error
     try:
         _prepare(connection, path)
-    except sqlite3.DatabaseError as error:
+    except BROKEN as error:
         connection.close()
         raise unreadable(path, error) from error
     except StoreError:
@@ -133,8 +136,8 @@ def _bring_up(connection: sqlite3.Connection, version: int, statements: Sequence
     connection.execute("COMMIT")
 
 
-def unreadable(path: Path, error: sqlite3.Error) -> StoreError:
-    """Return the error for a file that cannot be opened or read."""
-    if "not a database" in str(error) or "malformed" in str(error):
+def unreadable(path: Path, error: Exception) -> StoreError:
+    """Return the error for a file that cannot be opened or read; ``error`` is of ``BROKEN``."""
+    if isinstance(error, ValueError) or "not a database" in str(error) or "malformed" in str(error):
         return StoreError(f"{path} is not a run's store, or it is damaged ({error}); give another run folder")
     return StoreError(f"cannot read {path}: {error}; check the disk and that the file may be read and written")

@@ -6,10 +6,15 @@ import dataclasses
 import json
 from array import array
 from collections.abc import Mapping, Sequence, Set
+from types import NoneType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import orjson
+
+
+class Damaged(ValueError):
+    """What stands in the file cannot have been written there."""
 
 
 @runtime_checkable
@@ -71,8 +76,23 @@ def request_to_json(value: object) -> bytes:
 
 
 def from_json(data: bytes) -> Any:
-    """Return what ``to_json`` was given, where JSON can say it; tuples come back as lists."""
-    return json.loads(data.decode("utf-8", "surrogatepass"))
+    """Return what ``to_json`` was given, where JSON can say it; tuples come back as lists. Raises Damaged."""
+    try:
+        return json.loads(data.decode("utf-8", "surrogatepass"))
+    except (AttributeError, ValueError, RecursionError) as error:  # no bytes; no JSON
+        raise Damaged(f"it should be JSON and is {data!r:.100}: {error}") from error
+
+
+def object_from_json(data: bytes | None) -> dict[str, Any]:
+    """Return the JSON object in a column, an empty one where there is none. Raises Damaged."""
+    return {} if data is None else column(from_json(data), dict)
+
+
+def column(value: Any, *kinds: type) -> Any:
+    """Return what stands in a column; Damaged where it is none of ``kinds``: SQLite keeps anything anywhere."""
+    if not isinstance(value, kinds):
+        raise Damaged(f"{value!r:.100} stands where only {' or '.join(kind.__name__ for kind in kinds)} can")
+    return value
 
 
 def text_to_column(text: str | None) -> str | bytes | None:
@@ -87,8 +107,13 @@ def text_to_column(text: str | None) -> str | bytes | None:
 
 
 def text_from_column(value: str | bytes | None) -> str | None:
-    """Return what ``text_to_column`` was given."""
-    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
+    """Return what ``text_to_column`` was given. Raises Damaged."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8", "surrogatepass")
+        except ValueError as error:
+            raise Damaged(f"it should be text: {error}") from error
+    return column(value, str, NoneType)
 
 
 def ids_to_bytes(ids: Sequence[int]) -> bytes:

@@ -7,17 +7,18 @@ about how a run goes, or who looks.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 from art_core.errors import StoreError
 from art_core.store.calls import CallReader
 from art_core.store.rollouts import COLUMNS, SCORED, SCORES, StoredRollout, StoredScore, rollout_of, score_of
-from art_core.store.schema import APPLICATION, LOOKED_AT, unreadable
-from art_core.store.values import from_json, text_from_column
+from art_core.store.schema import APPLICATION, BROKEN, LOOKED_AT, unreadable
+from art_core.store.values import Damaged, column, from_json, object_from_json, text_from_column
 from art_core.types import Call
 
 Answer = TypeVar("Answer")
@@ -98,7 +99,7 @@ class StoreView:
             "(SELECT max(seq) FROM steps WHERE step > ? GROUP BY step ORDER BY step LIMIT ?) ORDER BY step",
             (after, limit),
         )
-        return [(step, at, from_json(metrics)) for step, at, metrics in rows]
+        return [(column(step, int), column(at, float), object_from_json(metrics)) for step, at, metrics in rows]
 
     def splits(self) -> list[SeenSplit]:
         """Return the splits that there are."""
@@ -138,7 +139,7 @@ class StoreView:
                 f"rollouts.seq BETWEEN ? AND ? AND {GROUP} IN ({_places(page)}) ORDER BY rollouts.seq",
                 (first, last, *found),
             ):
-                found[seen.rollout.group or seen.rollout.rollout_id].append(seen)
+                _asked(found, seen.rollout.group or seen.rollout.rollout_id).append(seen)
         return total, list(found.values())
 
     def tasks(self, *, split: str | None, limit: int, offset: int) -> tuple[int, list[SeenTask]]:
@@ -154,7 +155,7 @@ class StoreView:
         texts = dict(
             self._db.execute(f"SELECT seq, task FROM rollouts WHERE seq IN ({_places(rows)})", [row[1] for row in rows])
         )
-        return total, [SeenTask(task_id, from_json(texts[seq]), *rest) for task_id, seq, *rest in rows]
+        return total, [SeenTask(task_id, from_json(_asked(texts, seq)), *rest) for task_id, seq, *rest in rows]
 
     def rollout(self, rollout_id: str) -> SeenRollout | None:
         """Return one, None where there is none."""
@@ -172,7 +173,7 @@ class StoreView:
             f"WHERE rollout_id IN ({_places(rollout_ids)}) AND NOT replaced ORDER BY seq",
             tuple(rollout_ids),
         ):
-            found[rollout_id].append((text_from_column(agent), reward))
+            _asked(found, rollout_id).append((text_from_column(agent), column(reward, float, NoneType)))
         return found
 
     def scores(self, rollout_id: str) -> list[StoredScore]:
@@ -206,7 +207,7 @@ def look(path: Path, question: Callable[[StoreView], Answer]) -> Answer:
         try:
             with _opened(path, alone=before.alone) as db:
                 answer = question(StoreView(db))
-        except sqlite3.Error as error:
+        except BROKEN as error:
             if before.alone and _state(path) != before:
                 continue
             raise unreadable(path, error) from error
@@ -248,6 +249,13 @@ def _opened(path: Path, *, alone: bool) -> Iterator[sqlite3.Connection]:
             )
         db.execute("BEGIN")
         yield db
+
+
+def _asked(found: Mapping[Any, Answer], name: Any) -> Answer:
+    """Return what was asked for under ``name``; Damaged where the file gives a row that nobody asked for."""
+    if name not in found:
+        raise Damaged(f"a row of {name!r:.100} stands where another should")
+    return found[name]
 
 
 def _places(values: Sequence[object]) -> str:

@@ -192,6 +192,23 @@ async def test_a_template_that_refuses_the_messages_is_a_400_with_its_reason(ope
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "took more than 0.2 s"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages[0].content.at.all }}", "has no attribute"),
+    ],
+)
+async def test_a_template_that_never_ends_or_fails_in_any_way_is_a_400(open_engine, monkeypatch, template, said):
+    monkeypatch.setattr("art_core.engine.chat.RENDER_SECONDS", 0.2)
+    engine = await open_engine()
+    engine._chat.tokenizer.chat_template = template
+    with pytest.raises(UpstreamError, match=said) as refusal:
+        await engine.chat(ask("hi"))
+    assert refusal.value.status == 400
+
+
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_stream_has_every_token_once_and_adds_up_to_the_completion(n, open_engine):
     engine = await open_engine()

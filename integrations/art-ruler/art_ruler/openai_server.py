@@ -65,9 +65,9 @@ class OpenAIServer:
             choice, usage = body["choices"][0], body.get("usage") or {}
             said, reason = choice["message"].get("content") or "", choice.get("finish_reason")
             counts = counted(usage.get("prompt_tokens"), usage.get("completion_tokens"))
-            if not isinstance(said, str):
+            if not isinstance(said, str) or not isinstance(reason, str | None):
                 raise TypeError
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
             said = f"{self._url} answered something that is no chat completion: {text[:200]!r}"
             raise JudgeError(without_keys(said, self._key)) from error
         cost = None if counts[0] is None else price_of(self._litellm, self._model, *counts)
@@ -76,7 +76,7 @@ class OpenAIServer:
 
 def counted(asked: Any, said: Any) -> tuple[int, int] | tuple[None, None]:
     """Return the numbers of tokens; None where the server did not count, for which LiteLLM says 0."""
-    known = all(isinstance(it, int) and it >= 0 for it in (asked, said)) and asked > 0
+    known = all(type(it) is int and it >= 0 for it in (asked, said)) and asked > 0
     return (asked, said) if known else (None, None)
 
 

@@ -26,6 +26,10 @@ MAX_MESSAGE = 64 * 2**20
 """Bytes of one message, in both directions."""
 
 
+MOST_LETTERS = 500
+"""Of what is said about a bad message."""
+
+
 class BadMessage(ArtError):
     """A message that is not of this schema; its text is sent back as it is."""
 
@@ -179,7 +183,8 @@ def read(text: str | bytes, sender: Literal["server", "worker"]) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise BadMessage(f"{where or 'message'}: {first['msg']}") from error
+        # What was sent may stand in both, at any length: it is told to who sent it, and logged.
+        raise BadMessage(f"{where or 'message':.100}: {first['msg']:.{MOST_LETTERS}}") from error
 
 
 def check_name(what: str, name: str) -> None:

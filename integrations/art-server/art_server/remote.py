@@ -226,7 +226,12 @@ class RemoteRun:
                 raise ServerError(
                     f"{method} {path} was refused ({answer.status}): {told[:2000].decode(errors='replace')}"
                 )
-            return from_json(told)
+            try:
+                return from_json(told)
+            except ValueError:
+                raise ServerError(
+                    f"{method} {self.url}{path} was answered with what is no JSON: {told[:200]!r}"
+                ) from None
 
 
 class _Away(ServerError):

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from art_core.errors import ConfigError
 from art_core.types import Call, Group, Sampling, Trajectory
 
 _TUPLES = ("prompt_ids", "sampled_ids", "logprobs", "forced")
@@ -22,13 +23,18 @@ def group_to_wire(group: Group) -> dict[str, Any]:
 
 
 def group_from_wire(told: Mapping[str, Any]) -> Group:
-    """Return the group that ``group_to_wire`` was given, of what JSON can say."""
-    return Group(
-        told["task"],
-        tuple(_trajectory_from_wire(it) for it in told["trajectories"]),
-        tuple(told["advantages"]),
-        tuple(tuple(of_run) for of_run in told["call_advantages"]),
-    )
+    """Return the group that ``group_to_wire`` was given, of what JSON can say. Raises ConfigError for what is none."""
+    try:
+        return Group(
+            told["task"],
+            tuple(_trajectory_from_wire(it) for it in told["trajectories"]),
+            tuple(told["advantages"]),
+            tuple(tuple(of_run) for of_run in told["call_advantages"]),
+        )
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"this is no group of runs ({error!r:.200}): install the same art-server on both sides"
+        ) from error
 
 
 def scores_to_wire(group: Group) -> dict[str, Any]:
