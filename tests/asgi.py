@@ -52,6 +52,7 @@ class Asked:
     @property
     def text(self) -> str:
         *before, last = self.sent[1:]
+        assert {message["type"] for message in self.sent[1:]} == {"http.response.body"}
         assert all(message["more_body"] for message in before) and not last.get("more_body")
         return b"".join(message["body"] for message in self.sent[1:]).decode()
 

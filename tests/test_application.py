@@ -23,6 +23,10 @@ async def test_the_policy_is_the_only_model(path):
     assert asked.status == 200
     model = {"id": "tiny", "object": "model", "created": 0, "owned_by": "art"}
     assert asked.json == {"object": "list", "data": [model]}
+    app = CaptureApp(EchoEngine(), ListRecorder())
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, Asked(path=f"/rollouts/r1{path}", method="GET"))
+    assert asked.json["data"][0]["id"] == "policy"
     named = await answered(CaptureApp(EchoEngine(), ListRecorder()), Asked(path="/rollouts/r1/v1/models", method="GET"))
     assert (named.status, named.error["code"]) == (404, "rollout_not_open")
 
@@ -109,7 +113,8 @@ async def test_a_body_beyond_the_limit_is_refused():
 async def test_who_asks_is_told_in_headers_that_may_be_percent_encoded():
     app = CaptureApp(EchoEngine(), recorder := ListRecorder())
     app.open("r1", AS_ASKED)
-    await answered(app, asked_of("r1", chat("hi"), x_art_agent="a%20b", x_art_thread="t%C3%A4", x_art_request_id="q"))
+    named = {"x_art_agent": "a%20b", "x_art_thread": "t%C3%A4", "x_art_request_id": "q"}
+    assert (await answered(app, asked_of("r1", chat("hi"), **named))).json["id"] == "chatcmpl-q"
     await answered(app, asked_of("r1", chat("hi"), x_art_agent=""))
     await answered(app, asked_of("r1", chat("hi")))
     assert [(call.agent, call.thread) for call in recorder.of("r1")] == [("a b", "tä"), (None, None), (None, None)]
@@ -196,10 +201,13 @@ class Shouting:
 
 async def test_another_api_is_prepared_once_in_a_thread_while_other_calls_are_answered():
     other = Shouting()
-    app = CaptureApp(EchoEngine(), recorder := ListRecorder(), dialects={"/v1/shout": other})
+    third = Shouting()
+    third.may.set()
+    app = CaptureApp(EchoEngine(), recorder := ListRecorder(), dialects={"/v1/shout": other, "/v1/third": third})
     app.open("r1", AS_ASKED)
     first, second = (under_way(app, asked_of("r1", {"text": text}, "/v1/shout")) for text in "ab")
     assert (await answered(app, asked_of("r1", chat("hi")))).status == 200
+    assert (await answered(app, asked_of("r1", {"text": "c"}, "/v1/third"))).status == 200
     assert not first.done() and not second.done()
     other.may.set()
     assert [(await task).json for task in (first, second)] == [{"asked": it, "said": it.upper()} for it in "ab"]
@@ -207,7 +215,7 @@ async def test_another_api_is_prepared_once_in_a_thread_while_other_calls_are_an
     assert streamed.text == "ab:A\nab:B\nab:\n"
     [thread] = other.prepared
     assert thread != threading.current_thread().name
-    assert len(recorder.calls) == 4
+    assert len(recorder.calls) == 5 and len(third.prepared) == 1
 
 
 async def test_another_api_says_errors_of_the_door_itself():

@@ -89,11 +89,12 @@ async def test_events_leave_together_and_the_last_ends_the_answer():
     assert asked.sent == [] and not exchange.started
     await exchange.flush()
     exchange.event(b"c")
+    exchange.event(b"d")
     assert exchange.started and not exchange.finished
     await exchange.end()
     assert exchange.finished
-    assert (asked.status, asked.text) == (200, "abc")
-    assert [message["body"] for message in asked.sent[1:]] == [b"ab", b"c"]
+    assert (asked.status, asked.text) == (200, "abcd")
+    assert [message["body"] for message in asked.sent[1:]] == [b"ab", b"cd"]
     assert asked.told == {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 

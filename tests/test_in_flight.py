@@ -144,3 +144,25 @@ async def test_what_stops_tells_its_clients_when_to_try_again(stream):
         assert (asked.status, asked.error["code"]) == (503, "stopping")
         assert (asked.told["retry-after"], "x-should-retry" in asked.told) == ("5", False)
     assert all(call.finish_reason == "aborted" for call in recorder.of("r1"))
+
+
+async def test_an_answer_that_was_sampled_to_its_end_and_not_sent_to_its_end_is_aborted():
+    reading = asyncio.Event()
+
+    class Stalled(Asked):
+        async def send(self, message):
+            await super().send(message)
+            await reading.wait()
+
+    app = CaptureApp(engine := Waiting(), recorder := ListRecorder())
+    app.open("r1", AS_ASKED)
+    asked = Stalled(json.dumps(chat("hi", stream=True)).encode(), "/rollouts/r1/v1/chat/completions")
+    task = under_way(app, asked)
+    await settle()
+    engine.may.set()
+    await settle()
+    asked.leave.set()
+    await settle()
+    reading.set()
+    await task
+    assert [(bytes(call.sampled_ids), call.finish_reason) for call in recorder.of("r1")] == [(b"hi", "aborted")]
