@@ -100,7 +100,8 @@ async def test_no_reward_is_under_way_any_more_when_another_ones_error_is_raised
             may.set()
             raise ValueError("wrong")
         await may.wait()
-        await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
         ended.append(trajectory.output)
         return 1.0
 
