@@ -146,6 +146,9 @@ def test_only_the_first_chunk_says_what_the_prompt_was():
         (whole(index=4, token_logprobs=None), "choice 4 has 2 token ids and 0 logprobs"),
         (whole(token_ids=[5, 2**31]), "token_ids are not numbers"),
         (whole(token_logprobs=[-0.5, "x"]), "logprobs are not numbers"),
+        (whole(forced=["x"]), "forced are not numbers"),
+        (whole(forced=[0, 2]), "choice 0 has no tokens at the forced places"),
+        (whole(forced=[-1], index=4), "choice 4 has no tokens at the forced places"),
     ],
 )
 def test_an_answer_that_cannot_be_trained_on_is_refused_by_its_gap(answer, why):
