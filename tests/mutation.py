@@ -16,6 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".mutation"
 """mutmut itself, and a folder for each module with its mutants and what became of them."""
+UPSTREAM = [
+    "a_stream_has_ended_when_every_choice_has",
+    "a_servers_pause_is_passed_on_where_it_is_a_number_of_seconds",
+    "a_long_request_reaches_the_server_whole",
+    "a_raw_prompt_is_answered_in_the_shape_of_a_chat_completion",
+]
+"""The quick ones of a file that waits for servers to be late."""
 TESTS = {
     "losses": ["test_losses.py"],
     "token_tree": ["test_token_tree.py"],
@@ -26,7 +33,7 @@ TESTS = {
     "capture/http": ["test_exchange.py"],
     "capture/server": ["test_application.py", "test_in_flight.py"],
     "capture/edge": ["test_edge.py"],
-    "capture/upstream": ["test_upstream_shapes.py"],
+    "capture/upstream": ["test_upstream_shapes.py", *(f"test_upstream.py::test_{name}" for name in UPSTREAM)],
 }
 COPIED = ["tests", "examples", "tiny", "bench", "plugins", "integrations", "docs", "README.md"]
 PLUGINS = ["-p", "no:cacheprovider", "-p", "mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning"]

@@ -42,13 +42,20 @@ class Server:
 
 @asynccontextmanager
 async def asking(server: Server, path: str = "/v1", user: str = "", **options):
-    async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+    serving = set()
+
+    async def serve(reader, writer):
+        serving.add(asyncio.current_task())
+        await server.serve(reader, writer)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         upstream = HttpUpstream(f"http://{user}127.0.0.1:{port}{path}", **options)
         try:
             yield upstream
         finally:
             await upstream.stop()
+            await asyncio.gather(*serving)
 
 
 async def refused(server: Server, **options) -> UpstreamError:
@@ -163,6 +170,7 @@ async def test_a_refusal_is_read_in_every_shape(status, body, text, code):
     [
         (b"hello", r"is not JSON \(.*\): b'hello'"),
         ([1], r"is not a JSON object: b'\[1\]'"),
+        (b'{"a":' + b"[" * 300 + b"]" * 300 + b"}", r"is nested too deeply: b'{\"a\":\[\["),
         ({"choices": [3]}, "has not the shape of a completion"),
         ({"choices": [{"logprobs": {"content": [{}]}}]}, r"has not the shape of a completion \('logprob'\)"),
     ],
@@ -230,12 +238,13 @@ async def test_the_events_of_a_stream_are_read_however_they_come(pieces, chunks)
     ("server", "status", "code", "why"),
     [
         (Server(b"full", "429 X\r\nretry-after: 3"), 429, None, "^full$"),
+        (Server(b"bad", "400 X"), 400, None, "^bad$"),
         (Server(b'data: {"error": {"message": "died", "code": "oom"}}\n\n'), 502, "oom", "^died$"),
         (Server(event()), 502, "upstream_unreachable", "ended its stream in the middle"),
         (Server(b""), 502, "upstream_unreachable", "ended its stream in the middle"),
         (Server(b"data: hello\n\n"), 502, None, "is not JSON"),
     ],
-    ids=["refused", "died", "half", "empty", "no json"],
+    ids=["refused", "bad", "died", "half", "empty", "no json"],
 )
 async def test_a_stream_that_fails_says_how(server, status, code, why):
     async with asking(server) as upstream:
@@ -252,3 +261,38 @@ async def test_thinking_is_renamed_and_nothing_is_where_there_is_none():
     async with asking(Server({"choices": choices})) as upstream:
         answer = await upstream.chat(ASKING)
     assert [choice["message"] for choice in answer["choices"]] == [said | {"reasoning_content": "hm"}, said]
+
+
+async def test_thinking_in_a_stream_is_renamed_too():
+    choice = {"index": 0, "delta": {"reasoning": "hm"}, "finish_reason": "stop"}
+    async with asking(Server(b"data: " + json.dumps({"choices": [choice]}).encode())) as upstream:
+        answers = [answer async for answer in upstream.stream(ASKING)]
+    assert [answer["choices"][0]["delta"] for answer in answers] == [{"reasoning_content": "hm"}]
+
+
+@pytest.mark.parametrize("ask", ["chat", "stream", "models"])
+async def test_a_server_that_says_nothing_is_given_up(ask):
+    class Silent(Server):
+        async def serve(self, reader, writer):
+            await reader.read()
+            writer.close()
+
+    async with asking(Silent(), timeout=0.05) as upstream:
+        with pytest.raises(UpstreamError, match="did not answer in time") as refusal:
+            if ask == "stream":
+                await anext(upstream.stream(ASKING))
+            else:
+                await (upstream.chat(ASKING) if ask == "chat" else upstream.models())
+    assert (refusal.value.status, refusal.value.code) == (504, "upstream_timeout")
+
+
+async def test_more_calls_than_a_hundred_are_under_way_at_once():
+    class Together(Server):
+        met = asyncio.Barrier(101)
+
+        async def serve(self, reader, writer):
+            await self.met.wait()
+            await super().serve(reader, writer)
+
+    async with asking(Together({"choices": []}), timeout=60.0) as upstream:
+        await asyncio.gather(*(upstream.chat(ASKING) for _ in range(101)))
