@@ -13,6 +13,8 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ENGINES := .engines
 # vLLM in an environment of its own.
 VLLM := .vllm
+# The changer of lines, and what became of each change.
+MUTATION := .mutation
 # openai 2.x beside the 3.x of .venv.
 OPENAI2 := .openai2
 # The fuzzer, which has wheels for Linux only.
@@ -24,7 +26,7 @@ SEED ?= 0
 WORKERS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup lock demo docs test test-engines test-long fuzz browser lint tiny
+.PHONY: setup lock demo docs test test-engines test-long fuzz mutation browser lint tiny
 
 setup: $(VENV)/.ready
 	@echo "done; next: . $(BIN)/activate, then art doctor"
@@ -98,6 +100,15 @@ $(FUZZ)/.ready: $(VENV)/.ready requirements-fuzz.txt
 LONG ?= whole
 test-long: $(VENV)/.ready $(FUZZ)/.ready
 	LONG=$(LONG) PYTHONPATH="$(CURDIR)/$(FUZZ):$$PYTHONPATH" $(BIN)/python -m pytest -m long
+
+$(MUTATION)/.ready: $(VENV)/.ready requirements-mutation.txt
+	rm -rf $(MUTATION)
+	$(PIP) --no-deps --target $(MUTATION) -r requirements-mutation.txt
+	touch $@
+
+# Half an hour or more on two cores; make mutation MODULE=capture/gate for one.
+mutation: $(MUTATION)/.ready
+	$(BIN)/python tests/mutation.py $(MODULE)
 
 # Ten minutes of each target; make fuzz TARGET=sse for one.
 fuzz: $(VENV)/.ready $(FUZZ)/.ready

@@ -31,6 +31,29 @@ async def test_calls_beyond_the_limit_enter_in_the_order_in_which_they_came():
     assert gate.inside == 0
 
 
+@pytest.mark.parametrize(("limit", "enter"), [(None, 5), (3, 3)])
+async def test_as_many_as_may_are_inside_at_once(limit, enter):
+    gate, log, end = Gate(limit), [], asyncio.Event()
+    tasks = [asyncio.create_task(inside(gate, log, name, end)) for name in "abcde"]
+    await settle()
+    assert (log, gate.inside, gate.waiting) == (list("abcde"[:enter]), enter, 5 - enter)
+    end.set()
+    await asyncio.gather(*tasks)
+    assert (log, gate.inside) == (list("abcde"), 0)
+
+
+async def test_all_who_waited_for_a_pause_to_end_are_counted_when_they_enter():
+    gate, log, end = Gate(limit=2), [], asyncio.Event()
+    await gate.pause()
+    tasks = [asyncio.create_task(inside(gate, log, name, end)) for name in "abc"]
+    await settle()
+    await gate.resume()
+    await settle()
+    assert (log, gate.inside, gate.waiting) == (["a", "b"], 2, 1)
+    end.set()
+    await asyncio.gather(*tasks)
+
+
 async def test_the_queue_has_an_end():
     gate, log, end = Gate(limit=1, queue=1), [], asyncio.Event()
     tasks = [asyncio.create_task(inside(gate, log, name, end)) for name in "ab"]
@@ -38,7 +61,8 @@ async def test_the_queue_has_an_end():
     with pytest.raises(UpstreamError, match="1 calls are being answered here and 1 wait") as refusal:
         async with gate:
             pass
-    assert (refusal.value.status, refusal.value.retry_after) == (429, 1.0)
+    told = refusal.value.status, refusal.value.code, refusal.value.retry_after
+    assert told == (429, "too_many_calls", 1.0)
     end.set()
     await asyncio.gather(*tasks)
 
@@ -53,10 +77,56 @@ async def test_a_waiting_call_that_is_cancelled_takes_no_place(admitted):
         await first  # The second has its turn, and does not know yet.
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
+    assert gate.waiting == (0 if admitted else 1)
     end.set()
     await asyncio.gather(first, third)
     assert log == ["a", "c"] or admitted
     assert (gate.inside, gate.waiting) == (0, 0)
+
+
+async def test_a_waiting_call_that_is_cancelled_while_another_leaves_is_passed_over():
+    gate, log = Gate(limit=1), []
+    ends = [asyncio.Event() for _ in range(3)]
+    first, second, third = (
+        asyncio.create_task(inside(gate, log, name, end)) for name, end in zip("abc", ends, strict=True)
+    )
+    await settle()
+    ends[0].set()  # The first leaves before the second knows that it is cancelled.
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    await settle()
+    assert (log, gate.inside, gate.waiting) == (["a", "c"], 1, 0)
+    ends[2].set()
+    await asyncio.gather(first, third)
+
+
+async def test_pausing_twice_is_pausing_once_and_so_is_resuming():
+    gate = Gate()
+    for _ in range(2):
+        await gate.pause()
+    assert gate.paused is True
+    for _ in range(2):
+        await gate.resume()
+    assert gate.paused is False
+    async with gate:
+        assert gate.inside == 1
+    await gate.pause()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0), gate:
+            pass
+
+
+async def test_a_pause_that_begins_while_another_holds_outlives_it():
+    gate, log, end = Gate(), [], asyncio.Event()
+    end.set()
+    async with gate.held():
+        await gate.pause()
+    task = asyncio.create_task(inside(gate, log, "a", end))
+    await settle()
+    assert (log, gate.paused) == ([], True)
+    await gate.resume()
+    await task
 
 
 async def test_a_held_gate_lets_nobody_in_until_the_last_holder_leaves():

@@ -13,7 +13,7 @@ from tree_cases import make_call, make_model
 
 from art_core.builtin import register_losses
 from art_core.learner import tree_logprobs
-from art_core.losses import cispo, dapo, dr_grpo, drops_overlong, grpo, gspo
+from art_core.losses import cispo, dapo, dr_grpo, drops_overlong, grpo, gspo, sft
 from art_core.token_tree import build_tree
 from art_core.types import LossInputs, Trajectory
 
@@ -271,10 +271,34 @@ def test_the_mismatch_of_engine_and_learner_multiplies_the_gradient_up_to_the_ca
 
 
 @every_loss
+def test_without_a_cap_the_mismatch_counts_whole(loss):
+    inputs = make_rich_inputs()
+    outputs = loss(inputs)
+    assert outputs.loss.item() == pytest.approx(by_hand(loss, inputs, *CLIPS[loss], kl=0.0, cap=math.inf))
+    assert outputs.metrics["importance_max"] > 1.2 and outputs.metrics["importance_truncated"] == 0.0
+
+
+@every_loss
 def test_where_engine_and_learner_agree_the_correction_changes_nothing(loss):
     inputs = make_inputs()
     same = dataclasses.replace(inputs, proximal_logprobs=inputs.old_logprobs)
     assert loss(same, importance_cap=2.0).loss.item() == loss(inputs).loss.item()
+
+
+def test_imitation_is_the_mean_over_each_runs_trained_tokens_then_over_the_runs():
+    logprobs = torch.tensor([-1.0, -2.0, -5.0, math.nan], dtype=torch.float64, requires_grad=True)
+    fields = {"old_logprobs": logprobs.detach(), "trajectory": torch.tensor([0, 0, 1, 1])}
+    outputs = sft(make_inputs(4, logprobs=logprobs, weights=torch.tensor([1.0, 3.0, 1.0, 0.0]), **fields))
+    outputs.loss.backward()
+    assert outputs.loss.item() == pytest.approx(((1 + 3 * 2) / 4 + 5) / 2)
+    assert logprobs.grad.tolist() == pytest.approx([-1 / 8, -3 / 8, -1 / 2, 0.0])
+    assert outputs.metrics == {"nll": pytest.approx(8 / 3)}
+
+
+def test_imitation_of_nothing_is_zero_and_measures_nothing():
+    outputs = sft(make_inputs(weights=torch.zeros(12)))
+    outputs.loss.backward()
+    assert outputs.loss.item() == 0.0 and outputs.metrics == {}
 
 
 def test_metrics_are_means_over_the_trained_targets():

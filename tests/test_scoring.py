@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_core.errors import ConfigError, RewardError
-from art_core.scoring import advantages, has_contrast, score, why_unscored
+from art_core.scoring import advantages, calls_of, has_contrast, of_nodes, score, why_unscored
 from art_core.types import Call, Group, Trajectory
 
 
@@ -83,6 +84,43 @@ async def test_what_is_not_a_finite_number_is_refused_naming_the_function_and_th
 async def test_a_forgotten_return_is_guessed():
     with pytest.raises(RewardError, match="is a 'return' missing"):
         await score(make_group(None), lambda _: None)
+
+
+@pytest.mark.parametrize("value", ["0.5", math.nan])
+async def test_no_return_is_missing_where_something_was_returned(value):
+    with pytest.raises(RewardError, match="for rollout r0 of task 'capital of France'; return a finite"):
+        await score(make_group(None), lambda _: value)
+
+
+async def test_no_reward_is_under_way_any_more_when_another_ones_error_is_raised():
+    ended, may = [], asyncio.Event()
+
+    async def reward(trajectory):
+        if trajectory.output == 0:
+            may.set()
+            raise ValueError("wrong")
+        await may.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        ended.append(trajectory.output)
+        return 1.0
+
+    with pytest.raises(RewardError, match="ValueError: wrong"):
+        await score(make_group(None, None), reward)
+    assert ended == [1]
+
+
+async def test_what_a_judge_returns_that_is_no_number_is_named_with_its_run():
+    with pytest.raises(RewardError, match=r"the reward Judge returned nan \(float\) for rollout r1 of task"):
+        await score(make_group(None, None), Judge([0.5, math.nan]))
+
+
+async def test_an_earlier_scoring_leaves_neither_advantages_nor_reasons():
+    group = make_group(None, None)
+    group.trajectories[1].notes["unscored"] = "the judge was away"
+    scored = await score(replace(group, advantages=(1.0, -1.0), call_advantages=((), ())), Judge([0.5, None]))
+    assert (scored.advantages, scored.call_advantages) == ((), ())
+    assert why_unscored([scored]) == ["the reward does not say why"]
 
 
 async def test_an_exception_of_the_reward_function_is_raised_from_it():
@@ -321,3 +359,33 @@ def test_rewards_of_runs_are_no_contrast_where_every_call_has_its_own_and_all_ar
 def test_without_rewarded_calls_the_tree_takes_the_trajectorys_advantage():
     group = advantages(Group(task="t", trajectories=(run_of(call_of(), reward=0.0), run_of(call_of(), reward=1.0))))
     assert group.call_advantages == ()
+
+
+def test_a_run_whose_calls_have_no_reward_either_is_not_scored():
+    calls = tuple(Call(prompt_ids=(1,), sampled_ids=(2,), logprobs=(0.0,), reward=reward) for reward in (None, 0.0))
+    runs = tuple(Trajectory(task="t", calls=calls[:count]) for count in (0, 1, 2))
+    assert [bool(why_unscored([Group("t", (run,))])) for run in runs] == [True, True, False]
+
+
+def test_advantages_that_are_there_say_whether_there_is_contrast():
+    group = make_group(1.0, 1.0)
+    assert has_contrast(replace(group, advantages=(1.0, -1.0)))
+    assert not has_contrast(replace(make_group(0.0, 1.0), advantages=(0.0, 0.0)))
+
+
+def test_of_a_group_the_calls_of_some_nodes_are_kept_with_the_advantages_of_their_own():
+    def run(*agents):
+        calls = (Call(prompt_ids=(1,), sampled_ids=(2,), logprobs=(0.0,), agent=agent) for agent in agents)
+        return Trajectory(task="t", calls=tuple(calls), output=agents)
+
+    group = Group("t", (run("a", "b", "a"), run("b"), run("b", "a")), (1.0, 2.0, 3.0), ((1, 2, 3), (4,), (5, 6)))
+    kept = of_nodes(group, ["a"])
+    assert kept.trajectories == tuple(calls_of(it, ["a"]) for it in group.trajectories)
+    assert [[call.agent for call in it.calls] for it in kept.trajectories] == [["a", "a"], [], ["a"]]
+    assert [it.output for it in kept.trajectories] == [it.output for it in group.trajectories]
+    assert (kept.advantages, kept.call_advantages) == ((1.0, 2.0, 3.0), ((1, 3), (), (6,)))
+    assert of_nodes(group, []) is group and calls_of(group.trajectories[0], []) is group.trajectories[0]
+    assert of_nodes(replace(group, call_advantages=()), ["a"]).call_advantages == ()
+    for wrong in (((1, 2), (4,), (5, 6)), ((1, 2, 3), (4,))):
+        with pytest.raises(ValueError, match="zip"):
+            of_nodes(replace(group, call_advantages=wrong), ["a"])

@@ -140,8 +140,9 @@ def test_a_greedy_call_counts_as_temperature_one():
     assert tree.temperatures.tolist() == pytest.approx([1.0, 0.7])
 
 
-def test_array_types_are_those_that_the_contract_names():
-    tree = build_tree([Trajectory(task="t", calls=(make_call([1], [2]),))])
+@pytest.mark.parametrize("own", [(), [(1.0,)]], ids=["of runs", "of calls"])
+def test_array_types_are_those_that_the_contract_names(own):
+    tree = build_tree([Trajectory(task="t", calls=(make_call([1], [2]),))], call_advantages=own)
     floats = {"old_logprobs", "temperatures", "weights", "advantages"}
     for name in TokenTree.__dataclass_fields__:
         assert getattr(tree, name).dtype == (np.float32 if name in floats else np.int64), name
@@ -176,9 +177,11 @@ def test_call_advantages_must_be_one_per_call():
 
 
 def test_calls_cut_off_at_their_token_limit_are_trained_unless_they_are_dropped():
-    calls = (make_call([1], [2, 3], finish_reason="length"), make_call([1], [4], finish_reason="stop"))
-    runs = [Trajectory(task="t", calls=calls)]
-    assert build_tree(runs).weights.tolist() == [1.0, 1.0, 1.0]
-    dropped = build_tree(runs, drop_overlong=True)
-    assert dropped.weights.tolist() == [0.0, 0.0, 1.0]
-    assert dropped.num_targets == 3
+    sampled = {"length": [2, 3], "stop": [4], "aborted": [5]}
+    calls = tuple(make_call([1], ids, finish_reason=reason) for reason, ids in sampled.items())
+    group = Group("t", (Trajectory(task="t", calls=calls),))
+    for build, runs in ((build_tree, group.trajectories), (group_tree, group)):
+        assert build(runs).weights.tolist() == [1.0, 1.0, 1.0, 0.0]
+        dropped = build(runs, drop_overlong=True)
+        assert dropped.weights.tolist() == [0.0, 0.0, 1.0, 0.0]
+        assert dropped.num_targets == 4

@@ -104,7 +104,7 @@ class Recording:
 
     def _add_tokens(self, choice: _Choice, part: JsonDict) -> None:
         token_ids, logprobs = part.get("token_ids"), part.get("token_logprobs")
-        said = part.get("message") or part.get("delta") or {}
+        said = part.get("delta") or {}
         if token_ids is None and ("message" in part or any(said.get(name) for name in SAID)):
             raise no_token_ids(f"choice {part.get('index', 0)} has no token_ids")
         if len(token_ids or ()) != len(logprobs or ()):

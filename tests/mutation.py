@@ -1,0 +1,176 @@
+"""Do the tests notice a changed line? Runs mutmut, module by module, each with the tests of its own, and prints a table.
+
+    python tests/mutation.py [losses capture/gate ...]     # run by make mutation; docs/quality.md has what came out
+
+mutmut leaves annotations, docstrings, decorated functions and what stands outside functions as they are. Left as they are here
+besides: strings with a blank in them, that is messages, with what is formatted into them. Knows nothing of what the modules do.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / ".mutation"
+"""mutmut itself, and a folder for each module with its mutants and what became of them."""
+UPSTREAM = [
+    "a_stream_has_ended_when_every_choice_has",
+    "a_servers_pause_is_passed_on_where_it_is_a_number_of_seconds",
+    "a_long_request_reaches_the_server_whole",
+    "a_raw_prompt_is_answered_in_the_shape_of_a_chat_completion",
+]
+"""The quick ones of a file that waits for servers to be late."""
+TESTS = {
+    "losses": ["test_losses.py"],
+    "token_tree": ["test_token_tree.py"],
+    "scoring": ["test_scoring.py"],
+    "capture/gate": ["test_gate.py"],
+    "capture/record": ["test_recording.py"],
+    "capture/replay": ["test_replay.py"],
+    "capture/http": ["test_exchange.py"],
+    "capture/server": ["test_application.py", "test_in_flight.py"],
+    "capture/edge": ["test_edge.py"],
+    "capture/upstream": ["test_upstream_shapes.py", *(f"test_upstream.py::test_{name}" for name in UPSTREAM)],
+}
+COPIED = ["tests", "examples", "tiny", "bench", "plugins", "integrations", "docs", "README.md"]
+PLUGINS = ["-p", "no:cacheprovider", "-p", "mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+TIMED_OUT = {24, -24, 36, 152}
+"""How mutmut writes down a mutant that did not end: it ran ten times as long as the tests do, or longer."""
+
+
+def prepare(module: str) -> Path:
+    """Return the folder in which mutmut runs for ``module``."""
+    folder = FOLDER / module.replace("/", ".")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ["art_core", "pyproject.toml", *COPIED]:
+        if not (folder / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+    options = {
+        "source_paths": ["art_core"],
+        "only_mutate": [f"art_core/{module}.py"],
+        "also_copy": COPIED,
+        "pytest_add_cli_args": ["-m", "not engines and not long", *PLUGINS],
+        "pytest_add_cli_args_test_selection": [f"tests/{name}" for name in TESTS[module]],
+        "timeout_multiplier": ["5"],
+        "timeout_constant": ["1"],
+        "on_dependency_change": ["ignore"],
+        "use_git_change_detection": ["false"],
+    }
+    lines = [line for name, values in options.items() for line in (f"{name} =", *(f"    {it}" for it in values))]
+    (folder / "setup.cfg").write_text("\n".join(["[mutmut]", *lines, ""]))
+    return folder
+
+
+def is_text(node) -> bool:
+    """Whether a syntax node is a string for people: it has a blank in it."""
+    import libcst
+
+    if isinstance(node, libcst.FormattedString):
+        return any(isinstance(part, libcst.FormattedStringText) and " " in part.value for part in node.parts)
+    if isinstance(node, libcst.ConcatenatedString):
+        return is_text(node.left) or is_text(node.right)
+    return isinstance(node, libcst.SimpleString) and " " in node.value
+
+
+def spare_texts() -> None:
+    """Have mutmut leave texts as they are, also where they are arguments."""
+    import libcst
+    from mutmut.mutation import file_mutation, mutators
+
+    visit = file_mutation.MutationVisitor.on_visit
+
+    def arguments(call):
+        texts = [given for given in call.args if is_text(given.value)]
+        for mutant in mutators.operator_arg_removal(call):
+            if all(any(text is given for given in mutant.args) for text in texts):
+                yield mutant
+
+    file_mutation.MutationVisitor.on_visit = lambda self, node: not is_text(node) and visit(self, node)
+    operators = mutators.mutation_operators
+    operators[operators.index((libcst.Call, mutators.operator_arg_removal))] = (libcst.Call, arguments)
+
+
+def fit_tests() -> None:
+    """Have mutmut run quick tests first, and all tests for what only a child process runs: it sees no child's calls."""
+    from mutmut import __main__ as program
+    from mutmut.runners.harness import PytestRunner
+    from mutmut.state import state
+    from mutmut.utils.format_utils import mangled_name_from_mutant_name as function_of
+
+    collect, arguments = program.collect_source_file_mutation_data, PytestRunner._pytest_args_regular_run
+
+    def with_all_tests(**options):
+        mutants, files = collect(**options)
+        tests = state().tests_by_mangled_function_name
+        for _, name, _ in mutants:
+            tests[function_of(name)] = tests[function_of(name)] or set(state().duration_by_test)
+        return mutants, files
+
+    def quick_first(self, tests):
+        return arguments(self, sorted(tests, key=lambda name: (state().duration_by_test.get(name, 0.0), name)))
+
+    program.collect_source_file_mutation_data = with_all_tests
+    PytestRunner._pytest_args_regular_run = quick_first
+
+
+def pytest_configure() -> None:
+    """As a plugin of pytest: property tests try the same cases every time, and do not look for the smallest one."""
+    from hypothesis import Phase, settings
+
+    settings.register_profile("mutation", derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
+    settings.load_profile("mutation")
+
+
+def try_survivors_again(folder: Path) -> None:
+    """Forget what has survived so far; what was killed is not run again while its function stays as it is."""
+    for file in (folder / "mutants" / "art_core").rglob("*.meta"):
+        found = json.loads(file.read_text())
+        codes = found["exit_code_by_key"]
+        found["exit_code_by_key"] = {name: code or None for name, code in codes.items()}
+        file.write_text(json.dumps(found))
+
+
+def outcomes(folder: Path) -> Counter:
+    """Return how many mutants were killed, never ended, and survived."""
+    [found] = (folder / "mutants" / "art_core").rglob("*.meta")
+    codes = json.loads(found.read_text())["exit_code_by_key"].values()
+    return Counter(
+        "survived" if code in (0, 33) else "not run" if code is None else "timed out" if code in TIMED_OUT else "killed"
+        for code in codes
+    )
+
+
+def main(modules: list[str]) -> None:
+    table = ["| module | mutants | killed | of these never ended | survived | killed |", "|---|---|---|---|---|---|"]
+    for module in modules or TESTS:
+        folder = prepare(module)
+        try_survivors_again(folder)
+        # Python looks no more for what was not there when it started.
+        (folder / "mutants" / "tests").mkdir(parents=True, exist_ok=True)
+        paths = [folder / "mutants", folder / "mutants" / "tests", FOLDER]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, "--mutmut", "run", "--max-children", os.environ.get("WORKERS", "2")]
+        with (folder / "output.txt").open("wb") as output:
+            subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=output, check=True)
+        counts = outcomes(folder)
+        killed, mutants = counts["killed"] + counts["timed out"], counts.total()
+        table.append(
+            f"| `{module}` | {mutants} | {killed} | {counts['timed out']} | {counts['survived']} "
+            f"| {killed / mutants:.1%} |"
+        )
+        print(table[-1], flush=True)
+    print("\n".join(table))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--mutmut"]:
+        spare_texts()
+        fit_tests()
+        from mutmut.__main__ import cli
+
+        cli(sys.argv[2:])
+    else:
+        main(sys.argv[1:])

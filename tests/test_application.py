@@ -1,0 +1,296 @@
+"""The door's application without a socket: whose calls it answers, as what they are sampled, and what is recorded."""
+
+import json
+import logging
+import threading
+
+import pytest
+from asgi import Asked, answered, asked_of, said, under_way
+from capture_fakes import EchoEngine, ListRecorder, chat
+
+from art_core.capture import CaptureApp
+from art_core.errors import UpstreamError
+from art_core.types import Sampling
+
+AS_ASKED = Sampling()
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/v1/models"])
+async def test_the_policy_is_the_only_model(path):
+    app = CaptureApp(EchoEngine(), ListRecorder(), model="tiny")
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, Asked(path=f"/rollouts/r1{path}", method="GET"))
+    assert asked.status == 200
+    model = {"id": "tiny", "object": "model", "created": 0, "owned_by": "art"}
+    assert asked.json == {"object": "list", "data": [model]}
+    app = CaptureApp(EchoEngine(), ListRecorder())
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, Asked(path=f"/rollouts/r1{path}", method="GET"))
+    assert asked.json["data"][0]["id"] == "policy"
+    named = await answered(CaptureApp(EchoEngine(), ListRecorder()), Asked(path="/rollouts/r1/v1/models", method="GET"))
+    assert (named.status, named.error["code"]) == (404, "rollout_not_open")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/rollouts/r1/v1/models"),
+        ("GET", "/rollouts/r1/v1/chat/completions"),
+        ("POST", "/rollouts/r1/v1/embeddings"),
+        ("POST", "/r1/v1/chat/completions"),
+        ("POST", "/rollouts/r1/chat/completions"),
+    ],
+)
+async def test_another_path_is_refused_with_those_that_there_are(method, path):
+    app = CaptureApp(EchoEngine(), ListRecorder(), dialects={"/v1/other": Shouting()})
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, Asked(path=path, method=method))
+    assert (asked.status, asked.error["code"]) == (404, "unknown_path")
+    there_are = "/rollouts/{rollout_id}/v1/chat/completions, POST /rollouts/{rollout_id}/v1/other, GET /rollouts/"
+    assert there_are in asked.error["message"]
+
+
+async def test_a_client_that_adds_v1_to_its_address_reaches_the_same_rollout():
+    app = CaptureApp(EchoEngine(), recorder := ListRecorder())
+    app.open("a/b", AS_ASKED)
+    asked = await answered(app, asked_of("a/b", chat("hi"), "/v1/v1/chat/completions"))
+    assert (asked.status, [rollout for rollout, _ in recorder.calls]) == (200, ["a/b"])
+
+
+async def test_of_a_client_that_leaves_before_it_has_asked_nothing_is_heard():
+    app = CaptureApp(engine := EchoEngine(), recorder := ListRecorder())
+    app.open("r1", AS_ASKED)
+    asked = Asked([], "/rollouts/r1/v1/chat/completions")
+    asked.leave.set()
+    await answered(app, asked)
+    assert (asked.sent, engine.requests, recorder.calls) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("body", "why", "code"),
+    [
+        (b"{", "is not JSON", "invalid_json"),
+        (b"[]", "is a list; send a JSON object", None),
+        ({}, "'messages' must be a list", None),
+        ({"messages": []}, "'messages' must be a list", None),
+        ({"messages": {}}, "'messages' must be a list", None),
+        ({"messages": [{}, "x"]}, "'messages' must be a list", None),
+        ({"messages": "x", "prompt": "x"}, "'messages' must be a list", None),
+        ({"messages": [{}], "temperature": "hot"}, "'temperature' must be a number, not 'hot'", None),
+        ({"prompt": ""}, "'prompt' must be", None),
+        ({"prompt": []}, "'prompt' must be", None),
+        ({"prompt": [1, True]}, "'prompt' must be", None),
+        ({"prompt": ["x"]}, "'prompt' must be", None),
+        ({"prompt": {"x": 1}}, "'prompt' must be", None),
+    ],
+)
+async def test_what_is_no_request_is_refused_with_what_is_missing(body, why, code):
+    app = CaptureApp(engine := EchoEngine(), ListRecorder())
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, asked_of("r1", body))
+    assert (asked.status, asked.error["code"], asked.told["x-should-retry"]) == (400, code, "false")
+    assert why in asked.error["message"] and engine.requests == []
+
+
+@pytest.mark.parametrize("prompt", ["text", [1, 2]])
+async def test_a_raw_prompt_is_passed_on_as_it_is(prompt):
+    class Raw(EchoEngine):
+        async def chat(self, request):
+            return await super().chat(chat(json.dumps(request["prompt"])))
+
+    app = CaptureApp(Raw(), ListRecorder())
+    app.open("r1", AS_ASKED)
+    assert said(await answered(app, asked_of("r1", {"prompt": prompt}))) == json.dumps(prompt)
+
+
+async def test_a_body_beyond_the_limit_is_refused():
+    app = CaptureApp(EchoEngine(), ListRecorder(), max_body=100)
+    app.open("r1", AS_ASKED)
+    assert (await answered(app, asked_of("r1", chat("hi")))).status == 200
+    assert (await answered(app, asked_of("r1", chat("x" * 100)))).status == 413
+
+
+async def test_who_asks_is_told_in_headers_that_may_be_percent_encoded():
+    app = CaptureApp(EchoEngine(), recorder := ListRecorder())
+    app.open("r1", AS_ASKED)
+    named = {"x_art_agent": "a%20b", "x_art_thread": "t%C3%A4", "x_art_request_id": "q"}
+    assert (await answered(app, asked_of("r1", chat("hi"), **named))).json["id"] == "chatcmpl-q"
+    await answered(app, asked_of("r1", chat("hi"), x_art_agent=""))
+    await answered(app, asked_of("r1", chat("hi")))
+    assert [(call.agent, call.thread) for call in recorder.of("r1")] == [("a b", "tä"), (None, None), (None, None)]
+    first, second, third = [call.request_id for call in recorder.of("r1")]
+    assert first == "q" and len({second, third}) == 2 and all((second, third))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "asks", "sampled"),
+    [
+        (Sampling(), {"temperature": 0.3, "seed": 7}, {"temperature": 0.3, "seed": 7}),
+        (Sampling(temperature=1.0), {"temperature": 0.3, "seed": 7}, {"temperature": 1.0}),
+        (Sampling(temperature=0.0), {"seed": 7}, {"temperature": 0.0, "seed": 7}),
+        (Sampling(top_p=1.0, top_k=-1), {"top_p": 0.5, "seed": 7}, {"top_p": 1.0, "top_k": -1, "seed": 7}),
+        (Sampling(), {"temperature": 1e-6}, {"temperature": 0}),
+        (Sampling(), {"temperature": 1e-5}, {"temperature": 1e-5}),
+        (Sampling(temperature=1e-6), {"seed": 7}, {"temperature": 0}),
+        (Sampling(), {"temperature": None, "top_p": None}, {"temperature": None, "top_p": None}),
+    ],
+    ids=str,
+)
+async def test_the_rollouts_sampling_comes_before_the_agents(sampling, asks, sampled):
+    app = CaptureApp(engine := EchoEngine(), ListRecorder())
+    app.open("r1", sampling)
+    await answered(app, asked_of("r1", chat("hi", **asks)))
+    assert engine.requests == [chat("hi", **sampled)]
+
+
+async def test_settings_that_are_replaced_are_named_once(caplog):
+    app = CaptureApp(EchoEngine(), ListRecorder())
+    app.open("r1", Sampling(temperature=1.0, top_p=1.0, top_k=-1))
+    for asks in ({"temperature": 1.0, "top_k": None}, {"temperature": 0.5, "top_p": 0.9, "seed": 7}, {"top_k": 4}):
+        await answered(app, asked_of("r1", chat("hi", **asks)))
+    [record] = caplog.records
+    assert (record.name, record.levelno) == ("art_core.capture", logging.WARNING)
+    expected = "asks for temperature=0.5, top_p=0.9, seed=7 and is answered with temperature=1.0, top_p=1.0, seed=None:"
+    assert expected in record.getMessage()
+
+
+async def test_calls_of_untrained_nodes_are_answered_as_they_ask_by_the_frozen_model():
+    trained, frozen, own = EchoEngine(), EchoEngine(), EchoEngine()
+    app = CaptureApp(trained, ListRecorder(), trained_nodes=["planner"], frozen=frozen)
+    app.open("r1", Sampling(temperature=1.0))
+    app.open("r2", Sampling(temperature=1.0), own)
+    for rollout in ("r1", "r2"):
+        await answered(app, asked_of(rollout, chat("t", temperature=0.5), x_art_agent="team/planner"))
+        await answered(app, asked_of(rollout, chat("f", temperature=0.5), x_art_agent="team"))
+        await answered(app, asked_of(rollout, chat("n", temperature=0.5)))
+    assert trained.requests == own.requests == [chat("t", temperature=1.0)]
+    assert frozen.requests == [chat("f", temperature=0.5), chat("n", temperature=0.5)] * 2
+
+
+async def test_without_a_frozen_model_the_policy_answers_untrained_nodes_as_they_ask():
+    app = CaptureApp(engine := EchoEngine(), ListRecorder(), trained_nodes=["planner"])
+    app.open("r1", Sampling(temperature=1.0))
+    await answered(app, asked_of("r1", chat("f", temperature=0.5), x_art_agent="team"))
+    assert engine.requests == [chat("f", temperature=0.5)]
+
+
+class Shouting:
+    """Another API: says ``text`` in capitals, and errors in words."""
+
+    def __init__(self) -> None:
+        self.prepared: list[str] = []
+        self.may = threading.Event()
+
+    def prepare(self):
+        self.prepared.append(threading.current_thread().name)
+        self.may.wait(10)
+
+    def to_chat(self, body):
+        return chat(body["text"], stream=body.get("stream", False))
+
+    def from_chat(self, body, completion):
+        return {"asked": body["text"], "said": completion["choices"][0]["message"]["content"].upper()}
+
+    async def stream_from_chat(self, body, chunks):
+        async for chunk in chunks:
+            yield body["text"] + ":" + chunk["choices"][0]["delta"].get("content", "").upper() + "\n"
+
+    def error(self, message, status, code):
+        return {"oops": message}
+
+
+async def test_another_api_is_prepared_once_in_a_thread_while_other_calls_are_answered():
+    other = Shouting()
+    third = Shouting()
+    third.may.set()
+    app = CaptureApp(EchoEngine(), recorder := ListRecorder(), dialects={"/v1/shout": other, "/v1/third": third})
+    app.open("r1", AS_ASKED)
+    first, second = (under_way(app, asked_of("r1", {"text": text}, "/v1/shout")) for text in "ab")
+    assert (await answered(app, asked_of("r1", chat("hi")))).status == 200
+    assert (await answered(app, asked_of("r1", {"text": "c"}, "/v1/third"))).status == 200
+    assert not first.done() and not second.done()
+    other.may.set()
+    assert [(await task).json for task in (first, second)] == [{"asked": it, "said": it.upper()} for it in "ab"]
+    streamed = await answered(app, asked_of("r1", {"text": "ab", "stream": True}, "/v1/shout"))
+    assert streamed.text == "ab:A\nab:B\nab:\n"
+    [thread] = other.prepared
+    assert thread != threading.current_thread().name
+    assert len(recorder.calls) == 5 and len(third.prepared) == 1
+
+
+async def test_another_api_says_errors_of_the_door_itself():
+    app = CaptureApp(EchoEngine(), ListRecorder(), dialects={"/v1/shout": Shouting()})
+    asked = await answered(app, asked_of("r1", {"text": "a"}, "/v1/shout"))
+    assert asked.status == 404 and "'r1' is not open" in asked.json["oops"]
+
+
+async def test_what_cannot_be_said_in_the_clients_api_is_not_recorded_as_answered():
+    class Silent(Shouting):
+        prepare = None
+
+        def from_chat(self, body, completion):
+            raise ValueError("no words")
+
+    app = CaptureApp(EchoEngine(), recorder := ListRecorder(), dialects={"/v1/shout": Silent()})
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, asked_of("r1", {"text": "a"}, "/v1/shout"))
+    assert (asked.status, asked.json) == (500, {"oops": "ValueError: no words"})
+    assert recorder.calls == []
+
+
+async def test_a_stream_without_a_chunk_is_an_error():
+    class Mute(EchoEngine):
+        async def stream(self, request):
+            for chunk in ():
+                yield chunk
+
+    app = CaptureApp(Mute(), recorder := ListRecorder())
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, asked_of("r1", chat("hi", stream=True)))
+    assert (asked.status, asked.error["code"], recorder.calls) == (502, "no_token_ids", [])
+    assert "its stream was empty" in asked.error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_cannot_be_stored_is_recorded_as_aborted_in_case_it_can_be_later(stream):
+    app = CaptureApp(EchoEngine(), recorder := ListRecorder())
+    app.open("r1", AS_ASKED)
+    recorder.full = True
+    asked = await answered(app, asked_of("r1", chat("hi", stream=stream)))
+    assert "disk full" in asked.text and "[DONE]" not in asked.text
+    assert [call.finish_reason for call in recorder.of("r1")] == ["stop", "aborted"]
+
+
+async def test_events_that_are_there_together_leave_together():
+    app = CaptureApp(EchoEngine(), ListRecorder())
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, asked_of("r1", chat("abc", stream=True), x_art_request_id="q"))
+    assert [event["choices"][0]["delta"] for event in asked.events[:-1]] == [
+        {"content": "a"},
+        {"content": "b"},
+        {"content": "c"},
+        {},
+    ]
+    assert {event["id"] for event in asked.events[:-1]} == {"chatcmpl-q"}
+    assert (asked.events[-1], len(asked.sent)) == ("[DONE]", 3)
+
+
+async def test_what_was_answered_before_is_answered_so_again():
+    first = CaptureApp(EchoEngine(), recorder := ListRecorder())
+    first.open("r1", AS_ASKED)
+    await answered(first, asked_of("r1", chat("hi")))
+    app = CaptureApp(engine := EchoEngine(), ListRecorder())
+    app.open("r1", AS_ASKED, answered=recorder.of("r1"))
+    assert [said(await answered(app, asked_of("r1", chat("hi")))) for _ in range(2)] == ["hi", "hi"]
+    assert len(engine.requests) == 1
+
+
+async def test_an_upstreams_refusal_is_told_as_it_is():
+    class Refusing(EchoEngine):
+        async def chat(self, request):
+            raise UpstreamError("later", status=429, code="busy", retry_after=2.0)
+
+    app = CaptureApp(Refusing(), ListRecorder())
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, asked_of("r1", chat("hi")))
+    assert (asked.status, asked.error["code"], asked.told["retry-after"]) == (429, "busy", "2")

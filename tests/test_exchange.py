@@ -1,0 +1,200 @@
+"""One HTTP request and its answer: bodies and their limit, how errors are said, and which may be tried again."""
+
+import asyncio
+import json
+import logging
+import math
+
+import pytest
+from asgi import Asked
+
+from art_core.capture.http import Exchange, Refused
+from art_core.errors import StoreError, UpstreamError
+
+log = logging.getLogger("test_exchange")
+
+
+def exchange_of(asked: Asked) -> Exchange:
+    return Exchange(asked.scope, asked.receive, asked.send)
+
+
+async def failed(error: Exception) -> Asked:
+    """What a client gets where ``error`` is raised before anything is answered."""
+    asked = Asked()
+    exchange = exchange_of(asked)
+    async with exchange.failing_as_answer(log, "a call failed"):
+        raise error
+    assert exchange.started and exchange.finished
+    return asked
+
+
+def test_headers_are_read_by_name():
+    exchange = exchange_of(Asked(path="/x", method="GET", headers={"a": "1", "b": "\xe4"}))
+    assert (exchange.method, exchange.path, exchange.headers) == ("GET", "/x", {"a": "1", "b": "\xe4"})
+
+
+@pytest.mark.parametrize("parts", [[b""], [b"abc"], [b"a", b"", b"bc"], [b"abcd", b"e"]], ids=repr)
+async def test_a_body_is_whole_however_it_came(parts):
+    assert await exchange_of(Asked(parts)).body(5) == b"".join(parts)
+
+
+@pytest.mark.parametrize("promised", [None, "6", "1", "-1", "six"])
+@pytest.mark.parametrize("parts", [[b"abcdef"], [b"abcde", b"f"], [b"abcdef", b"g"]], ids=repr)
+async def test_a_body_beyond_the_limit_is_read_to_its_end_and_refused(parts, promised):
+    asked = Asked(parts, headers={} if promised is None else {"content-length": promised})
+    size = len(b"".join(parts))
+    with pytest.raises(Refused, match=f"has {size} bytes; at most 5 are taken") as refusal:
+        await exchange_of(asked).body(5)
+    assert refusal.value.status == 413 and not asked._left
+
+
+async def test_a_body_that_is_exactly_as_large_as_its_promise_and_the_limit_is_taken():
+    assert await exchange_of(Asked(b"abcde", headers={"content-length": "5"})).body(5) == b"abcde"
+
+
+async def test_of_a_client_that_leaves_before_its_body_has_come_there_is_no_body():
+    asked = Asked([])
+    asked.leave.set()
+    assert await exchange_of(asked).body(5) is None
+
+
+async def test_a_client_that_has_gone_is_noticed_after_what_it_still_sent():
+    asked = Asked([b"a", b"b"])
+    gone = asyncio.create_task(exchange_of(asked).disconnected())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not gone.done() and not asked._left
+    asked.leave.set()
+    await gone
+
+
+async def test_an_answer_is_json_with_its_length():
+    asked = Asked()
+    exchange = exchange_of(asked)
+    await exchange.answer(201, {"a": "ä"}, ((b"x", b"y"),))
+    assert (asked.status, asked.json) == (201, {"a": "ä"})
+    assert asked.told == {
+        "content-type": "application/json",
+        "content-length": str(len('{"a":"ä"}'.encode())),
+        "x": "y",
+    }
+    assert exchange.started and exchange.finished
+
+
+async def test_events_leave_together_and_the_last_ends_the_answer():
+    asked = Asked()
+    exchange = exchange_of(asked)
+    exchange.event(b"a")
+    exchange.event(b"b")
+    assert asked.sent == [] and not exchange.started
+    await exchange.flush()
+    exchange.event(b"c")
+    exchange.event(b"d")
+    assert exchange.started and not exchange.finished
+    await exchange.end()
+    assert exchange.finished
+    assert (asked.status, asked.text) == (200, "abcd")
+    assert [message["body"] for message in asked.sent[1:]] == [b"ab", b"cd"]
+    assert asked.told == {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+
+async def test_a_stream_without_events_is_an_answer_too():
+    asked = Asked()
+    await exchange_of(asked).end()
+    assert (asked.status, asked.text) == (200, "")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (404, "not_found_error"),
+        (418, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (499, "invalid_request_error"),
+        (500, "server_error"),
+        (503, "server_error"),
+    ],
+)
+async def test_an_error_has_openais_shape(status, kind):
+    asked = await failed(UpstreamError("why", status=status, code="what"))
+    assert asked.status == status
+    assert asked.json == {"error": {"message": "why", "type": kind, "param": None, "code": "what"}}
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        *((UpstreamError("x", status=status), True) for status in (408, 409, 429, 500, 502, 503, 504)),
+        *((UpstreamError("x", status=status), False) for status in (400, 401, 404, 413, 422, 501)),
+        (UpstreamError("x", status=502, code="no_token_ids"), False),
+        (Refused("x", status=409), False),
+    ],
+)
+async def test_a_client_is_told_not_to_try_again_where_that_would_change_nothing(error, again):
+    asked = await failed(error)
+    assert asked.told.get("x-should-retry") == (None if again else "false")
+    assert "retry-after" not in asked.told
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, "0"), (1.2, "2"), (5.0, "5"), (math.inf, None), (None, None)])
+async def test_when_to_try_again_is_told_in_whole_seconds(seconds, told):
+    asked = await failed(UpstreamError("x", status=429, retry_after=seconds))
+    assert asked.told.get("retry-after") == told
+
+
+async def test_what_cannot_be_stored_is_refused_for_good():
+    asked = await failed(StoreError("disk full"))
+    assert (asked.status, asked.error["message"], asked.error["code"]) == (503, "disk full", "not_recorded")
+    assert asked.told["x-should-retry"] == "false"
+
+
+async def test_a_bug_is_a_500_with_its_name_and_is_logged_with_where_it_came_from(caplog):
+    asked = await failed(ValueError("no such thing"))
+    assert (asked.status, asked.error["message"], asked.error["code"]) == (500, "ValueError: no such thing", None)
+    [record] = caplog.records
+    assert (record.name, record.getMessage(), record.exc_info[0]) == ("test_exchange", "a call failed", ValueError)
+
+
+async def test_nothing_is_said_after_the_whole_answer():
+    asked = Asked()
+    exchange = exchange_of(asked)
+    async with exchange.failing_as_answer(log, "a call failed"):
+        await exchange.answer(200, {})
+        raise UpstreamError("too late")
+    assert (asked.status, asked.json) == (200, {})
+
+
+async def test_inside_a_stream_an_error_is_the_last_event():
+    asked = Asked()
+    exchange = exchange_of(asked)
+    async with exchange.failing_as_answer(log, "a call failed"):
+        exchange.event(b"data: {}\n\n")
+        await exchange.flush()
+        raise UpstreamError("why", status=502, code="what")
+    assert asked.status == 200
+    said = {"message": "why", "type": "server_error", "param": None, "code": "what"}
+    assert asked.events == [{}, {"error": said}]
+
+
+@pytest.mark.parametrize("kind", [str, bytes])
+async def test_another_api_says_errors_in_its_own_shape(kind):
+    class Other:
+        def error(self, *said):
+            return {"said": said}
+
+        def error_event(self, *said):
+            event = f"event: error\ndata: {json.dumps(said)}\n\n"
+            return event if kind is str else event.encode()
+
+    asked, streamed = Asked(), Asked()
+    for each in (asked, streamed):
+        exchange = exchange_of(each)
+        exchange.speaks = Other()
+        async with exchange.failing_as_answer(log, "a call failed"):
+            if each is streamed:
+                await exchange.flush()
+            raise UpstreamError("why", status=418, code="what")
+    assert (asked.status, asked.json) == (418, {"said": ["why", 418, "what"]})
+    assert streamed.text == 'event: error\ndata: ["why", 418, "what"]\n\n'
