@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -46,7 +46,12 @@ async def asking(server: Server, path: str = "/v1", user: str = "", **options):
 
     async def serve(reader, writer):
         serving.add(asyncio.current_task())
-        await server.serve(reader, writer)
+        try:
+            await server.serve(reader, writer)
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
@@ -277,7 +282,7 @@ async def test_a_server_that_says_nothing_is_given_up(ask):
             await reader.read()
             writer.close()
 
-    async with asking(Silent(), timeout=0.05) as upstream:
+    async with asking(Silent(), timeout=0.3) as upstream:
         with pytest.raises(UpstreamError, match="did not answer in time") as refusal:
             if ask == "stream":
                 await anext(upstream.stream(ASKING))
