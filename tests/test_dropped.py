@@ -139,22 +139,17 @@ async def test_three_dropped_steps_in_a_row_end_training_and_two_do_not(tmp_path
     assert more.report["steps"] == 9 and more.report["stopped"] is None
 
 
-class SaysNaN(FakeEngine):
-    """Answers with logprobs that are no numbers."""
-
-    def _choice(self, request, index):
-        choice = super()._choice(request, index)
-        return choice | {"token_logprobs": [math.nan] * len(choice["token_ids"])}
-
-
 async def test_calls_whose_logprobs_are_no_numbers_reach_no_learner_and_are_named(tmp_path):
-    learner = CountingLearner()
-    await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, steps=1, engine=SaysNaN(Numbers()), learner=learner))
-    assert learner.trees == []
+    """The door refuses such answers; these come from elsewhere."""
+    learner, runs = CountingLearner(), []
+    for at in range(2):
+        call = art.types.Call((1, 2), (3, at), (math.nan, -1.0), request_id=f"q{at}")
+        runs.append(art.Trajectory(task="t", calls=(call,), reward=float(at), rollout_id=f"r{at}"))
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=learner) as run:
+        metrics = await run.learn([art.Group("t", tuple(runs))])
+    assert learner.trees == [] and metrics["dropped"] == 1
     kept = json.loads((tmp_path / "run" / "dropped" / "step-000001.json").read_text())
-    with Store(tmp_path / "run" / "run.sqlite") as store:
-        made = {it.rollout_id: [c.request_id for c in store.calls(it.rollout_id)] for it in store.rollouts()}
-    assert kept["not_finite"] == {"given": ["logprobs"], "calls": made}
+    assert kept["not_finite"] == {"given": ["logprobs"], "calls": {"r0": ["q0"], "r1": ["q1"]}}
 
 
 async def test_a_learner_that_has_stepped_all_the_same_is_not_gone_on_with(tmp_path):
