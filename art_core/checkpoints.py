@@ -23,8 +23,8 @@ from art_core.types import Learner
 
 log = logging.getLogger("art_core.run")
 
-RANDOM = "random"
-"""Where the store has the random states, by the step of the checkpoint that they belong to."""
+RANDOM = "random/{}"
+"""Where the store has the random states that belong to the checkpoint of a step; null where it is gone."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Checkpoints:
         """Write the checkpoint of ``step``, with all that the store has been given before it on the disk, and drop what is
         neither among the newest nor the best."""
         folder = self.run_dir / "checkpoints" / f"step-{step:06d}"
-        states = {number: state for number, state in self.store.meta(RANDOM, {}).items() if int(number) < step}
-        self.store.set_meta(RANDOM, {**states, str(step): _random_state()})
+        self.store.set_meta(RANDOM.format(step), _random_state())
         await in_thread(self.store.sync)
         await in_thread(learner.save, folder)
         if self.keep is not None:
@@ -51,12 +50,10 @@ class Checkpoints:
     def _thin_out(self) -> None:
         there = checkpoints(self.run_dir)
         best = best_step(self.store, [checkpoint_step(it) for it in there])
-        kept = [it for it in there if it in there[-self.keep :] or checkpoint_step(it) == best]
-        for folder in there:
-            if folder not in kept:
+        for folder in there[: -self.keep]:
+            if checkpoint_step(folder) != best:
                 shutil.rmtree(folder)
-        steps = {str(checkpoint_step(it)) for it in kept}
-        self.store.set_meta(RANDOM, {step: it for step, it in self.store.meta(RANDOM, {}).items() if step in steps})
+                self.store.set_meta(RANDOM.format(checkpoint_step(folder)), None)
 
     async def restore(self, learner: Learner) -> int:
         """Give the learner the newest checkpoint that is whole, and return its step; damaged ones are set aside with a warning.
@@ -74,7 +71,7 @@ class Checkpoints:
                 folder.rename(aside)
                 damaged = damaged or error
                 continue
-            _go_on(self.store.meta(RANDOM, {}).get(str(checkpoint_step(folder))))
+            _go_on(self.store.meta(RANDOM.format(checkpoint_step(folder))))
             return checkpoint_step(folder)
         raise StoreError(
             f"no checkpoint of {self.run_dir} is whole; all are set aside as checkpoints/*.damaged there: {damaged}. Put a copy "

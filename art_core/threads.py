@@ -88,7 +88,7 @@ class Overtime(Exception):
     """Work took longer than it may."""
 
 
-def within(seconds: float, work: Callable[[], T]) -> T:
+def interrupted_after(seconds: float, work: Callable[[], T]) -> T:
     """Return what ``work`` returns; Overtime is raised in the midst of it where its Python code takes longer.
 
     For code of others, which may never end. One call into C cannot be interrupted, however long it takes.

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from art_core.engine.formats import HERMES, Formats
 from art_core.engine.requests import refuse
-from art_core.threads import Overtime, within
+from art_core.threads import Overtime, interrupted_after
 from art_core.types import JsonDict
 
 RENDER_SECONDS = 10.0
@@ -58,7 +58,7 @@ class Chat:
             )
         plain = [self._plain(message) for message in messages]
         try:
-            text = within(RENDER_SECONDS, lambda: self._apply(plain, tools, arguments, answered))
+            text = interrupted_after(RENDER_SECONDS, lambda: self._apply(plain, tools, arguments, answered))
         except Overtime as error:
             raise refuse(f"the model's chat template took more than {RENDER_SECONDS:g} s for these messages") from error
         except Exception as error:  # the boundary to the template, a program that came with the model
@@ -205,7 +205,7 @@ class Chat:
         call = {"id": "call_1", "type": "function", "function": function}
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
         try:
-            return function["arguments"] in within(RENDER_SECONDS, lambda: self._apply(messages))
+            return function["arguments"] in interrupted_after(RENDER_SECONDS, lambda: self._apply(messages))
         except Exception:  # noqa: BLE001 - as in render, which then says what is wrong
             return False
 

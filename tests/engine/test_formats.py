@@ -13,22 +13,9 @@ from hypothesis import strategies as st
 from art_core.engine.answer import Answer, message
 from art_core.engine.formats import CALLS, Formats
 from art_core.engine.formats.thinking import Thinking
+from fuzz.targets import tool_calls
 
-SCHEMAS = {
-    name: {
-        "type": "object",
-        "properties": {
-            "text": {"type": "string"},
-            "count": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-            "share": {"type": "number"},
-            "flag": {"type": "boolean"},
-            "items": {"type": "array"},
-            "inner": {"$ref": "#/$defs/Inner"},
-        },
-        "$defs": {"Inner": {"type": "object"}},
-    }
-    for name in ("get_weather", "f", "a_1")
-}
+SCHEMAS = {name: tool_calls.SCHEMAS["f"] for name in ("get_weather", "f", "a_1")}
 MARKERS = ("<", "[TOOL", "|>", "functools", "｜>")
 TEXTS = st.text(max_size=12).filter(lambda text: not any(marker in text for marker in MARKERS))
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

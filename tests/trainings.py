@@ -1,0 +1,70 @@
+"""A folder with an agent, and trainings in it that are processes of their own, for whoever stops or kills them."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import closing
+
+import art_core as art
+
+AGENT = """
+    import httpx
+
+    def agent(task, address):
+        body = {"messages": [{"role": "user", "content": task}], "max_tokens": 8}
+        return httpx.post(f"{address.base_url}/chat/completions", json=body, timeout=60, trust_env=False).json()
+
+    def reward(trajectory):
+        ids = trajectory.calls[0].sampled_ids if trajectory.calls else ()
+        return sum(ids) % 7
+"""
+MAIN = "from art_core.__main__ import main\nmain()"
+
+
+class Place:
+    """A folder with an agent, and trainings in it, each a process."""
+
+    def __init__(self, folder):
+        self.folder, self.run_dir = folder, folder / "run"
+        (folder / "agent.py").write_text(textwrap.dedent(AGENT))
+        (folder / "tasks.jsonl").write_text('"one"\n"two"\n"three"\n')
+
+    def start(self, steps, *more, before="", resume=False, **process):
+        """Train to ``steps``, with the Python code ``before`` run first; ``resume`` names the run folder only, from elsewhere."""
+        arguments = ["agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward", "--run-dir", "run"]
+        arguments += ["--set", "tasks_per_step=1", "--set", "group_size=4", *more]
+        arguments = ["train", *(["--resume", str(self.run_dir)] if resume else arguments), "--steps", str(steps)]
+        return subprocess.Popen(
+            [sys.executable, "-c", before + "\n" + MAIN, *arguments],
+            cwd=self.folder.parent if resume else self.folder, text=True, start_new_session=True,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **process},
+        )  # fmt: skip
+
+    def ends(self, process, seconds=120):
+        """Return its exit status and what it said on stderr."""
+        _, said = process.communicate(timeout=seconds)
+        assert "Traceback" not in said, said
+        return process.returncode, " ".join(said.split())
+
+    @property
+    def steps(self):
+        file = self.run_dir / "metrics.jsonl"
+        return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+
+    def reach(self, step, process):
+        end = time.monotonic() + 120
+        while len(self.steps) < step:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def goes_on(self, steps):
+        """Train to the end, and check that nothing is missing."""
+        status, said = self.ends(self.start(steps))
+        assert status == 0 and self.steps == list(range(1, steps + 1)), said
+        with closing(sqlite3.connect(self.run_dir / "run.sqlite")) as db:
+            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert art.audit(self.run_dir, progress=False).clean
