@@ -42,7 +42,7 @@ LONG_BODY = 2**20
 """Bytes."""
 CONNECT_SECONDS = 10.0
 ORDER_SECONDS = 600.0
-"""For anything but a model call, such as reading new weights."""
+"""For what a server is told to do, such as reading new weights."""
 IDLE_SECONDS = 4.0
 """How long an unused connection is kept: less than a server that uses uvicorn, which closes its end after 5 seconds."""
 
@@ -51,7 +51,7 @@ class HttpUpstream:
     """Answers from ``base_url`` (``http://host:port/v1``); usable in one event loop, with one connection pool.
 
     ``model`` replaces the model that the agent names; ``timeout`` is in seconds, for a whole answer or between two chunks;
-    None: no limit. What is asked with ``ask`` has ``ORDER_SECONDS``.
+    None: no limit. What is asked with ``ask`` has ``ORDER_SECONDS``, whatever ``timeout`` says.
     The server's logprobs must be of the distribution at the request's temperature (vLLM: ``--logprobs-mode
     processed_logprobs``). It is also an Engine whose weights never change.
 
@@ -134,7 +134,8 @@ class HttpUpstream:
 
     async def models(self) -> JsonDict:
         """Return the server's own list of models."""
-        return self._read(await self.ask(f"{self.base_url}/models"))
+        asking = self._pool().get(f"{self.base_url}/models", headers=self._headers, timeout=self._whole)
+        return self._read(await self._answer(asking))
 
     async def ask(self, url: str, body: JsonDict | None = None) -> bytes:
         """Ask the server for something else: POST ``body`` as it is, GET where there is none. Raises UpstreamError."""
