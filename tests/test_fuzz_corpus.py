@@ -32,6 +32,11 @@ def _as_it_was(monkeypatch):
         logging.getLogger(name).setLevel(level)
 
 
+# A template that is interrupted in a destructor goes on, and is interrupted once more.
+interrupts = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@interrupts
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_input_that_was_kept_holds(name):
     kept, one_input = entries(name), target(name).one_input
@@ -40,6 +45,7 @@ def test_every_input_that_was_kept_holds(name):
         one_input(entry.data)
 
 
+@interrupts
 @pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.binary(max_size=400))

@@ -82,6 +82,10 @@ async def test_leaving_cancels_what_is_under_way_and_tells_of_other_failures(cap
 # Rollouts while training
 
 
+OF_A_STEP = 24
+"""Calls of a step's rollouts: two tasks, four runs of each, three turns."""
+
+
 class OverlappingLearner(CountingLearner):
     """A step ends only when a call of a later step's rollouts has been answered since it began."""
 
@@ -91,6 +95,7 @@ class OverlappingLearner(CountingLearner):
 
     def step(self, trees):
         before = len(self.engine.answered)
+        self.engine.most += OF_A_STEP
         if self.version + 1 < self.steps:
             with self.engine.changed:
                 assert self.engine.changed.wait_for(lambda: len(self.engine.answered) > before, 30)
@@ -113,8 +118,19 @@ class SlowEngine(FakeEngine):
         return answer
 
 
+class EngineAhead(SlowEngine):
+    """Answers the next step's calls only while the learner works."""
+
+    most = OF_A_STEP
+
+    async def chat(self, request):
+        while len(self.answered) >= self.most:
+            await asyncio.sleep(0.01)
+        return await super().chat(request)
+
+
 async def test_rollouts_of_the_next_step_are_answered_while_the_learner_works(tmp_path):
-    engine = SlowEngine(Numbers())
+    engine = EngineAhead(Numbers())
     learner = OverlappingLearner(engine, 4)
     await art.train(
         ScriptedAgent(3), ["a", "b"],
