@@ -8,7 +8,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ from art_core.errors import ArtError, ConfigError
 from art_core.folder import new_run_dir
 from art_core.new_plugin import Kind, write_plugin
 from art_core.plugins import Plugins
-from art_core.shown import printable, without_keys
+from art_core.shown import LEFT_OUT, left_out, printable, without_keys
 from art_core.threads import Terminated
 from art_core.variables import load_env_file
 
@@ -87,18 +87,18 @@ def train(
         bool, typer.Option(help="Roll out and score one group, say what would be trained, and stop.")
     ] = False,
     resume: Annotated[
-        Path | None, typer.Option(help="A run folder: go on with it as it was begun, but for what else is given here.")
+        Path | None,
+        typer.Option(
+            help="A run folder: go on with it as it was started last, in the folder where that was, but for what else is given."
+        ),
     ] = None,
 ) -> None:
     """Train the model inside an agent by GRPO."""
     given = {name: value for name, value in context.params.items() if name not in ("dry_run", "resume", "run_dir")}
+    given["set_"] = parse_settings(set_ or [], OF_TRAIN)
     if resume:
-        said = {name for name in given if _is_given(context, name)}
-        from art_core.evaluation import command_of
-
-        run_dir, begun = resume.absolute(), command_of(resume)
-        given = {**given, **begun["given"], **{name: given[name] for name in said}}
-        os.chdir(begun["folder"])
+        run_dir = resume.absolute()
+        given = _as_begun(run_dir, given, {name for name in given if _is_given(context, name)})
     if given["agent"] is None or given["tasks"] is None:
         raise typer.BadParameter("give AGENT and TASKS, or the run folder of `art train --resume`")
     run_dir = run_dir or new_run_dir(given["model"])
@@ -113,15 +113,43 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def _as_begun(run_dir: Path, given: Mapping[str, Any], said: Collection[str]) -> dict[str, Any]:
+    """Go to where a run was started last; return what it was ``given`` there, but for what is ``said`` now."""
+    from art_core.evaluation import command_of
+
+    begun = command_of(run_dir)
+    os.chdir(begun["folder"])
+    load_env_file()
+    settings = {**begun["given"]["set_"], **given["set_"]}
+    if gone := [name for name, value in settings.items() if value == LEFT_OUT]:
+        raise ConfigError(
+            f"{run_dir} was started with values that give access, which no run folder keeps; give them again: "
+            f"art train --resume {run_dir} {' '.join(f'--set {name}=VALUE' for name in gone)}"
+        )
+    return {**given, **begun["given"], **{name: given[name] for name in said}, "set_": settings}
+
+
+OF_TRAIN = ("reward", "model", "steps", "seed", "run_dir", "dry_run", "eval_tasks", "trackers", "command")
+"""What ``art train`` hands on that ``--set`` does not take."""
+
+
 def _train(given: Mapping[str, Any], run_dir: Path, dry_run: bool) -> Any:
     import art_core as art
 
-    settings = {name: given[name] for name in ("model", "steps", "seed")} | {"run_dir": run_dir, "dry_run": dry_run}
-    settings |= {"eval_tasks": load_tasks(given["eval_tasks"]) if given["eval_tasks"] else None}
-    settings |= {"trackers": given["tracker"] or (), "command": {"folder": str(Path.cwd()), "given": dict(given)}}
-    settings |= parse_settings(given["set_"] or [], {"reward", *settings})
+    kept = {**given, "set_": {name: left_out(name, value) for name, value in given["set_"].items()}}
     return art.train_sync(
-        load_agent(given["agent"]), load_tasks(given["tasks"]), reward=load_reward(given["reward"]), **settings
+        load_agent(given["agent"]),
+        load_tasks(given["tasks"]),
+        reward=load_reward(given["reward"]),
+        model=given["model"],
+        steps=given["steps"],
+        seed=given["seed"],
+        run_dir=run_dir,
+        dry_run=dry_run,
+        eval_tasks=load_tasks(given["eval_tasks"]) if given["eval_tasks"] else None,
+        trackers=given["tracker"] or (),
+        command={} if dry_run else {"folder": str(Path.cwd()), "given": kept},
+        **given["set_"],
     )
 
 

@@ -36,20 +36,22 @@ def check_begun_with(store: Store, run_dir: Path, config: TrainConfig, folder: s
     """Note what a run folder is begun with, also where a start before failed; of one that goes on, refuse other start weights
     (in ``folder``) with a ConfigError, and say which settings differ."""
     mine, settings = weights_hash(folder), without_access(dataclasses.asdict(config))
-    theirs = store.meta("start_weights")
-    if theirs is None or not store.openings():
+    theirs, goes_on = store.meta("start_weights"), bool(store.openings())
+    if theirs not in (None, mine) and goes_on:
+        raise ConfigError(
+            f"the run folder {run_dir} belongs to another model: it was begun with {store.meta('model')!r} "
+            f"(weights {theirs[:12]}), this is {config.model!r} (weights {mine[:12]}); "
+            "give another run_dir=, or the model that it was begun with"
+        )
+    if config.command:
+        store.set_meta("command", settings["command"])
+    if theirs is None or not goes_on:
         model = config.model
         store.set_meta("start_weights", mine)
         store.set_meta("model", model if model == "tiny" or not Path(model).exists() else str(Path(model).resolve()))
         store.set_meta("config", settings)
         store.set_meta("loss", loss)
         return
-    if theirs != mine:
-        raise ConfigError(
-            f"the run folder {run_dir} belongs to another model: it was begun with {store.meta('model')!r} "
-            f"(weights {theirs[:12]}), this is {config.model!r} (weights {mine[:12]}); "
-            "give another run_dir=, or the model that it was begun with"
-        )
     begun = {**store.meta("config", {}), "loss": store.meta("loss") or loss}
     now = {**{name: settings[name] for name in RESUMED}, "loss": loss}
     for name, value in now.items():

@@ -288,12 +288,12 @@ def begun_with(model: str | Path) -> dict[str, Any]:
 
 
 def command_of(run_dir: Path) -> dict[str, Any]:
-    """Return what ``art train`` was ``given`` where it began a run, and in which ``folder``; ConfigError where it did not."""
-    store_file(run_dir)
-    begun = begun_with(run_dir)["config"].get("command")
+    """Return what ``art train`` was ``given`` when it last started a run, and in which ``folder``; ConfigError if never."""
+    with Store(store_file(run_dir)) as store:
+        begun = store.meta("command")
     if not begun:
         raise ConfigError(
-            f"{run_dir} was not begun by `art train`, so its agent is not known; run what began it again, with "
+            f"{run_dir} was not started by `art train`, so its agent is not known; run what began it again, with "
             f"run_dir={str(run_dir)!r}, and it goes on"
         )
     if not Path(begun["folder"]).is_dir():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core import agreement, losses, scoring, sft, variables
-from art_core.attribution import exempt, in_child_processes
+from art_core.attribution import exempt, in_child_processes, rollouts_have_threads
 from art_core.checkpoints import Checkpoints
 from art_core.collecting import Kept, Runs
 from art_core.config import TrainConfig, check_tasks, model_folder
@@ -27,7 +27,7 @@ from art_core.plugins import Plugins, redirect_clients
 from art_core.rewards import Rewards, name_of
 from art_core.rollout import Rollout, check_captured, check_sampled, task_input
 from art_core.store import Store
-from art_core.threads import finished, in_thread, widen_default_executor
+from art_core.threads import finished, in_thread
 from art_core.throughput import Throughput
 from art_core.token_tree import group_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, TokenTree, Trajectory
@@ -251,7 +251,7 @@ class Run:
         ``train_nodes``. ``step`` is as in ``rollout``.
         """
         check_tasks(tasks)
-        widen_default_executor(self.config.max_concurrent)
+        rollouts_have_threads()
         runs = Runs(self.adapt(agent), to_input, to_output, self.config.rollout_timeout, self.on_rollout, self.watch)
         begin = functools.partial(self.rollout, split=split, sampling=sampling, step=step)
         with self._timer.timed("rollout_seconds"):

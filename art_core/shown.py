@@ -32,6 +32,11 @@ def without_access(value: Any) -> Any:
     return USER_INFO.sub("", value) if isinstance(value, str) else value
 
 
+def left_out(name: str, value: Any) -> Any:
+    """Return a setting that is kept to be used again, or LEFT_OUT for one that gives access, in whatever part of it."""
+    return value if without_access({name: value}) == {name: value} else LEFT_OUT
+
+
 def without_keys(text: str, *keys: str | None) -> str:
     """Return a text without these keys, those of the environment, and the passwords of addresses: servers say the key that they
     refuse, and clients the address that they cannot reach."""

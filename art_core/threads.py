@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from art_core.errors import ConfigError
 
@@ -22,12 +21,17 @@ def run_alone(function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwa
     if _loop_runs():
         name = f"art.{function.__name__}"
         raise ConfigError(f"an event loop is running here (a notebook, for example): use 'await {name}(...)'")
-    with _terminated_as_interrupted() as asked:
-        try:
-            return asyncio.run(function(*args, **kwargs))
-        except KeyboardInterrupt:
-            # Where the loop was when it came says nothing.
-            raise (Terminated if asked else KeyboardInterrupt) from None
+    asked: list[int] = []
+
+    async def until_terminated() -> T:
+        with _terminated_in_good_order(asked):
+            return await function(*args, **kwargs)
+
+    try:
+        return asyncio.run(until_terminated())
+    except (KeyboardInterrupt, asyncio.CancelledError) as stop:
+        # Where the loop was when it came says nothing.
+        raise (Terminated if asked else type(stop)) from None
 
 
 class Terminated(KeyboardInterrupt):
@@ -35,23 +39,30 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[list[int]]:
-    """End what runs inside in good order where SIGTERM comes; the list then has it. Whoever handles it otherwise goes on to."""
-    asked: list[int] = []
+def _terminated_in_good_order(asked: list[int]) -> Iterator[None]:
+    """Cancel the task that is inside where SIGTERM comes, and note it; the second one is raised at once.
+
+    Not by way of SIGINT, which background jobs of a shell ignore. Whoever handles SIGTERM otherwise goes on to.
+    """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield asked
+        yield
         return
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
 
-    def interrupt(number: int, _: object) -> None:
+    def end(number: int, _: object) -> None:
         asked.append(number)
-        signal.raise_signal(signal.SIGINT)
+        if len(asked) > 1:
+            raise Terminated
+        loop.call_soon_threadsafe(task.cancel)
 
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, end)
     try:
-        yield asked
+        yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _loop_runs() -> bool:
@@ -115,17 +126,3 @@ def interrupted_after(seconds: float, work: Callable[[], T]) -> T:
         with ending:
             ended = True
         timer.cancel()
-
-
-def widen_default_executor(threads: int) -> None:
-    """Let the running loop's default executor have a thread per rollout.
-
-    Frameworks run sync nodes and tools there; with asyncio's default, a few threads for each core, most rollouts would wait.
-    """
-    loop = asyncio.get_running_loop()
-    if loop not in _widened:
-        loop.set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="asyncio"))
-        _widened.add(loop)
-
-
-_widened: WeakSet[asyncio.AbstractEventLoop] = WeakSet()

@@ -91,13 +91,12 @@ class Watchdog:
 
     def __enter__(self) -> Watchdog:
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
-        self._signalled = _take_signal(self._orders)
+        _take_signal(self._orders)
         threading.Thread(target=self._watch, name="art-watchdog", daemon=True).start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._signalled:
-            _leave_signal()
+        _leave_signal(self._orders)
         self._orders.put("end")
 
     def _watch(self) -> None:
@@ -219,24 +218,34 @@ class Watchdog:
 PLACE = "a place for a run of the agent: where workers run it, none is there or all are taken"
 
 
-def _take_signal(orders: queue.SimpleQueue[str]) -> bool:
-    if not hasattr(signal, "SIGUSR1") or threading.current_thread() is not threading.main_thread():
-        return False
-    if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL or _is_caught(signal.SIGUSR1):
-        return False
+_asked: list[queue.SimpleQueue[str]] = []
+"""Of every run that is open while SIGUSR1 is ours."""
 
-    def ask(number: int, frame: FrameType | None) -> None:
+
+def _ask(number: int, frame: FrameType | None) -> None:
+    for orders in _asked:
         orders.put("stacks")
 
-    signal.signal(signal.SIGUSR1, ask)
-    # At once, and also where the main thread is in C code and never comes to the handler above.
-    faulthandler.register(signal.SIGUSR1, file=2, chain=True)
-    return True
+
+def _take_signal(orders: queue.SimpleQueue[str]) -> None:
+    if not hasattr(signal, "SIGUSR1") or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not _is_caught(signal.SIGUSR1):
+        signal.signal(signal.SIGUSR1, _ask)
+        # At once, and also where the main thread is in C code and never comes to the handler above.
+        faulthandler.register(signal.SIGUSR1, file=2, chain=True)
+    if signal.getsignal(signal.SIGUSR1) is _ask:
+        _asked.append(orders)
 
 
-def _leave_signal() -> None:
-    faulthandler.unregister(signal.SIGUSR1)
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+def _leave_signal(orders: queue.SimpleQueue[str]) -> None:
+    if orders not in _asked:
+        return
+    _asked.remove(orders)
+    # Whoever has taken the signal meanwhile keeps it.
+    if not _asked and signal.getsignal(signal.SIGUSR1) is _ask:
+        faulthandler.unregister(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
 def _is_caught(number: int) -> bool:

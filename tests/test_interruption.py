@@ -6,6 +6,11 @@ import signal
 
 import pytest
 from trainings import Place
+from typer.testing import CliRunner
+
+from art_core.__main__ import app
+from art_core.errors import ConfigError
+from art_core.store import Store
 
 
 @pytest.fixture
@@ -42,3 +47,45 @@ def test_a_run_that_is_killed_again_and_again_reaches_its_end(place):
     assert last.returncode == 0, said
     assert place.steps == list(range(1, goal + 1))
     assert json.loads((place.run_dir / "report.json").read_text())["steps"] == goal
+
+
+def test_a_run_goes_on_as_it_was_started_last_and_keeps_no_key(place, monkeypatch):
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setenv("FROM_THERE", "")
+    monkeypatch.delenv("FROM_THERE")
+    (place.folder / ".env").write_text("FROM_THERE=yes")
+    key = "hf_aKeyThatNobodyKeeps"
+    given = [
+        "--set",
+        "learning_rate=1e-5",
+        "--set",
+        "tasks_per_step=1",
+        "--set",
+        f'learner_args={{"env": {{"A_TOKEN": "{key}"}}}}',
+    ]
+    done = art(
+        "agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward", "--run-dir", "run", "--steps", "1", *given
+    )
+    assert done.exit_code == 0, done.output
+    assert not [file for file in place.run_dir.rglob("*") if file.is_file() and key.encode() in file.read_bytes()]
+
+    monkeypatch.chdir(place.folder.parent)
+    again = ["--resume", str(place.run_dir)]
+    refused = art(*again, "--steps", "2")
+    assert isinstance(refused.exception, ConfigError) and "give them again" in str(refused.exception)
+    assert str(refused.exception).endswith("--set learner_args=VALUE")
+
+    monkeypatch.chdir(place.folder.parent)
+    done = art(*again, "--steps", "2", "--set", "learner_args={}", "--set", "group_size=2")
+    assert done.exit_code == 0 and place.steps == [1, 2], done.output
+    assert os.environ["FROM_THERE"] == "yes"
+    with Store(place.run_dir / "run.sqlite") as store:
+        assert len([it for it in store.rollouts() if it.step == 2]) == 2, "one task, two runs of it"
+        assert store.meta("command")["given"]["set_"]["learning_rate"] == 1e-5
+
+    monkeypatch.chdir(place.folder.parent)
+    assert art(*again).exit_code == 0 and place.steps == [1, 2], "the steps that were asked for last"
+
+
+def art(*arguments):
+    return CliRunner().invoke(app, ["train", *arguments])

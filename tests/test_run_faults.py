@@ -17,7 +17,8 @@ def place(tmp_path):
 
 
 def test_sigterm_to_all_processes_ends_in_good_order(place):
-    process = place.start(1000)
+    # As a shell starts what it does not wait for.
+    process = place.start(1000, before="import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
     place.reach(2, process)
     os.killpg(process.pid, signal.SIGTERM)
     status, said = place.ends(process)

@@ -368,3 +368,26 @@ async def test_the_signal_is_as_it_was_when_a_run_is_closed(tmp_path):
     async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()):
         assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not faulthandler.unregister(signal.SIGUSR1)
+
+
+async def test_the_signal_stays_until_the_last_run_is_closed(tmp_path):
+    async with art.open_run(tmp_path / "second", engine=FakeEngine(), learner=CountingLearner()):
+        async with art.open_run(tmp_path / "first", engine=FakeEngine(), learner=CountingLearner()):
+            pass
+        signal.raise_signal(signal.SIGUSR1)  # by itself it ends the process
+        while not list((tmp_path / "second").glob("stacks-*")):
+            await asyncio.sleep(0.01)
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not list((tmp_path / "first").glob("stacks-*"))
+
+
+async def test_a_handler_that_the_user_sets_meanwhile_stays(tmp_path):
+    def theirs(*_):
+        pass
+
+    try:
+        async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()):
+            signal.signal(signal.SIGUSR1, theirs)
+        assert signal.getsignal(signal.SIGUSR1) is theirs
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        faulthandler.unregister(signal.SIGUSR1)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from art_core.attribution import threads
+from art_core.attribution.executor import rollouts_have_threads
 from art_core.attribution.live import current_rollout, exempted, live, running
 from art_core.attribution.names import agent_name, caller_headers, name_agents, name_threads
 from art_core.attribution.processes import in_child_processes
@@ -26,6 +27,7 @@ __all__ = [
     "in_child_processes",
     "name_agents",
     "name_threads",
+    "rollouts_have_threads",
     "running",
     "threads",
 ]

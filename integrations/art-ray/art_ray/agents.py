@@ -7,9 +7,8 @@ from typing import Any
 
 import ray
 
-from art_core.attribution import in_child_processes, running
+from art_core.attribution import in_child_processes, rollouts_have_threads, running
 from art_core.plugins import Plugins, redirect_clients
-from art_core.threads import widen_default_executor
 from art_core.types import RolloutAddress, RunAgent
 from art_ray.travel import Agent, Outcome
 
@@ -17,9 +16,7 @@ from art_ray.travel import Agent, Outcome
 class AgentWorker:
     """Async agents share this process's event loop, blocking ones have a thread each."""
 
-    def __init__(self, threads: int) -> None:
-        """``threads`` are of the loop's executor, where frameworks run sync tools."""
-        self._threads = threads
+    def __init__(self) -> None:
         self._agents: dict[str, RunAgent] = {}
         self._adapting = asyncio.Lock()
         redirect_clients()
@@ -27,7 +24,7 @@ class AgentWorker:
 
     async def ready(self) -> str:
         """Return the address of this node; asked again after every restart."""
-        widen_default_executor(self._threads)
+        rollouts_have_threads()
         return ray.util.get_node_ip_address()
 
     async def run(self, key: str, agent: list[ray.ObjectRef], given: Any, address: RolloutAddress) -> Outcome:

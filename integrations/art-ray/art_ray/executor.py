@@ -113,7 +113,7 @@ class RayExecutor:
             scheduling_strategy="SPREAD", runtime_env=dict(self.options.runtime_env) or None,
         )  # fmt: skip
         self._changed = asyncio.Condition()
-        self._workers = [Worker(kind.remote(self.config.max_concurrent)) for _ in range(count)]
+        self._workers = [Worker(kind.remote()) for _ in range(count)]
         for worker in self._workers:
             self._watch(worker)
         begun = time.monotonic()

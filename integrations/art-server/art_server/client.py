@@ -87,9 +87,7 @@ class TrainingClient:
         self.status = "idle"
         self.finished = 0
         """Episodes that ended here."""
-        self._recorded = (
-            None if agent is None else RecordedAgent(agent, self.http_url, token, loop=agent_loop, threads=2 * workers)
-        )
+        self._recorded = None if agent is None else RecordedAgent(agent, self.http_url, token, agent_loop)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session_id = uuid.uuid4().hex
         self._http: aiohttp.ClientSession | None = None

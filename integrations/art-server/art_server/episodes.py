@@ -9,12 +9,11 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from art_core.attribution import in_child_processes, running
+from art_core.attribution import in_child_processes, rollouts_have_threads, running
 from art_core.errors import CaptureError, ConfigError
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rollout import API_KEY, describe
 from art_core.store.values import from_json, to_json
-from art_core.threads import widen_default_executor
 from art_core.types import RolloutAddress
 from art_server.loops import in_loop
 from art_server.messages import MAX_MESSAGE, Episode, Result
@@ -29,15 +28,12 @@ class RecordedAgent:
     """Runs an agent at rollouts' addresses under ``base_url``, ``http://HOST:PORT``.
 
     ``loop`` is where: not that of the connection, so that an agent that blocks its loop is not taken for a dead worker.
-    ``threads`` is how many sync nodes and tools of it may run at a time.
     """
 
-    def __init__(
-        self, agent: object, base_url: str, token: str | None, *, loop: asyncio.AbstractEventLoop | None, threads: int
-    ) -> None:
+    def __init__(self, agent: object, base_url: str, token: str | None, loop: asyncio.AbstractEventLoop | None) -> None:
         plugins = Plugins()
         self._run = plugins.adapt(agent)
-        self._base_url, self._token, self._loop, self._threads = base_url, token, loop, threads
+        self._base_url, self._token, self._loop = base_url, token, loop
         plugins.call("redirect_clients")
         in_child_processes(redirect_clients)
 
@@ -46,7 +42,7 @@ class RecordedAgent:
         return await in_loop(self._loop, self._once(episode))
 
     async def _once(self, episode: Episode) -> Result:
-        widen_default_executor(self._threads)
+        rollouts_have_threads()
         address = self._address(episode.rollout or {})
         result = Result(episode_id=episode.episode_id, lease=episode.lease)
         try:
