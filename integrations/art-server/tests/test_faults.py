@@ -144,7 +144,8 @@ async def test_a_server_whose_engine_was_killed_ends_and_started_again_goes_on(t
                 await asyncio.sleep(0.05)
             server = setting.server.pid
             [engine] = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-            os.kill(int(engine), signal.SIGTERM)  # as a supervisor does that ends all processes of a service
+            # As a supervisor does that ends all processes of a service; the engine leaves its end to the server then.
+            os.kill(int(engine), signal.SIGTERM if told else signal.SIGKILL)
             if told:
                 setting.server.terminate()
             assert (await asyncio.to_thread(setting.server.wait, 60) == 1) is not told
