@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,18 @@ from art_core.errors import ConfigError, StoreError
 STARTED = {".lock", "checkpoints", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm"}
 """What is in a run folder once it is opened."""
 CHECKPOINT = re.compile(r"step-(\d+)")
+_LOCKS: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+"""What ``claimed`` has open."""
+
+
+def _let_go() -> None:
+    """A lock is of the open file, which a forked child shares: a pool's worker that outlives this process would go on holding
+    it."""
+    for lock in list(_LOCKS):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
@@ -41,6 +54,7 @@ def claimed(run_dir: Path) -> Iterator[bool]:
         lock = (run_dir / ".lock").open("w")
     except OSError as error:
         raise StoreError(f"the run folder {run_dir} cannot be made: {error}; give another run_dir=") from error
+    _LOCKS.add(lock)
     with lock:
         hold(lock, f"another process is working in the run folder {run_dir}; wait for it, or give another run_dir=")
         yield made
