@@ -36,16 +36,18 @@ class Checkpoints:
     keep: int | None
     """Of the newest; None keeps all."""
 
-    async def save(self, learner: Learner, step: int) -> Path:
+    def folder(self, step: int) -> Path:
+        """Return where the checkpoint of ``step`` is."""
+        return self.run_dir / "checkpoints" / f"step-{step:06d}"
+
+    async def save(self, learner: Learner, step: int) -> None:
         """Write the checkpoint of ``step``, with all that the store has been given before it on the disk, and drop what is
         neither among the newest nor the best."""
-        folder = self.run_dir / "checkpoints" / f"step-{step:06d}"
         self.store.set_meta(RANDOM.format(step), _random_state())
         await in_thread(self.store.sync)
-        await in_thread(learner.save, folder)
+        await in_thread(learner.save, self.folder(step))
         if self.keep is not None:
             await in_thread(self._thin_out)
-        return folder
 
     def _thin_out(self) -> None:
         there = checkpoints(self.run_dir)

@@ -57,7 +57,18 @@ def claimed(run_dir: Path) -> Iterator[bool]:
     _LOCKS.add(lock)
     with lock:
         hold(lock, f"another process is working in the run folder {run_dir}; wait for it, or give another run_dir=")
+        _settle(run_dir / "checkpoints")
         yield made
+
+
+def _settle(folder: Path) -> None:
+    """Put right what a process that was ended while it wrote a checkpoint has left (``learner/checkpoint.py``)."""
+    for replaced in folder.glob(".step-*.replaced"):
+        whole = folder / replaced.stem.removeprefix(".")
+        if not whole.exists():
+            replaced.rename(whole)
+    for left in (*folder.glob(".step-*.replaced"), *folder.glob(".step-*.unfinished")):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def remove_unused(run_dir: Path) -> None:

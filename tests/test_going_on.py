@@ -231,6 +231,25 @@ def test_the_newest_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, c
     ]  # fmt: skip
 
 
+def test_what_a_kill_left_of_writing_a_checkpoint_is_put_right_before_the_run_goes_on(tmp_path):
+    asyncio.run(steps_of(tmp_path, 2))
+    checkpoints = tmp_path / "checkpoints"
+    shutil.copytree(checkpoints / "step-000001", checkpoints / ".step-000001.replaced")  # killed after the new one came
+    (checkpoints / "step-000002").rename(checkpoints / ".step-000002.replaced")  # killed before it did
+    (checkpoints / ".step-000002.unfinished").mkdir()
+    (checkpoints / ".step-000002.unfinished" / "model.safetensors").write_bytes(b"half")
+    assert asyncio.run(steps_of(tmp_path, 2)) == 2
+    assert sorted(it.name for it in checkpoints.iterdir()) == ["step-000001", "step-000002"]
+
+
+async def test_a_step_is_checkpointed_once(tmp_path):
+    await steps_of(tmp_path, 2)
+    saved = (tmp_path / "checkpoints" / "step-000002").stat()
+    async with art.open_run(tmp_path, engine=engine(), learner="torch") as run:
+        assert (await run.checkpoint()).stat() == saved
+        assert (await run.checkpoint()).stat() == saved
+
+
 def test_a_run_of_which_no_checkpoint_is_whole_says_so_and_begins_with_the_start_weights_then(tmp_path):
     asyncio.run(steps_of(tmp_path, 2))
     for folder in (tmp_path / "checkpoints").iterdir():
