@@ -93,6 +93,15 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def bring_to_disk(path: Path) -> None:
+    """Return when what ``path``, a file or a folder, holds would survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def new_run_dir(model: str) -> Path:
     """Return a run folder that does not exist yet, under ``runs/``."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(model).name}"

@@ -134,7 +134,9 @@ async def test_a_scored_group_stays_as_it_is_where_a_run_of_it_failed_before_its
     async def collect(served):
         async with art.open_run(tmp_path, engine=served) as run:
             groups = await run.collect(agent, ["a"], group_size=3, key="k", scored_by="failed")
-            return [(t.rollout_id, t.error, t.reward) for t in (await run.score(groups, failed))[0].trajectories], groups
+            return [
+                (t.rollout_id, t.error, t.reward) for t in (await run.score(groups, failed))[0].trajectories
+            ], groups
 
     def failed(trajectory):
         return float(trajectory.error is not None)
