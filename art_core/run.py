@@ -144,15 +144,14 @@ class Run:
 
     async def _resume(self) -> None:
         resumed = bool(checkpoints(self.run_dir))
-        if resumed:
+        # A server that outlives us may have what a learner made in a process that ended before its first checkpoint.
+        if resumed or (self._engine.loads_files and self.store.meta("learner")):
             learner = await self.learner()
-            self.step = self._checkpointed = await self._checkpoints.restore(learner)
-            self._counted = learner.version
-            await self._updates.sentinel.going_on()
-            await self._updates.swap()
-            await self._updates.sentinel.resumed(learner.version)
-            await self.door.resume()
-        self.store.add_opening(learner.version if resumed else 0)
+            if resumed:
+                self.step = self._checkpointed = await self._checkpoints.restore(learner)
+                self._counted = learner.version
+            await self._updates.go_on()
+        self.store.add_opening(self._counted)
 
     async def learner(self) -> Learner:
         """Return the learner, loaded at the first call."""

@@ -90,6 +90,14 @@ class Updates:
         weights = await in_thread(self.learner.weights)
         await self.door.load(weights if weights.live is not None else await self._written())
 
+    async def go_on(self) -> None:
+        """Serve the weights that a run goes on with, checked against those that it was begun with."""
+        if self.learner.version:  # else the engine may have any weights until the swap
+            await self.sentinel.going_on()
+        await self.swap()
+        await self.sentinel.resumed(self.learner.version)
+        await self.door.resume()
+
     async def _written(self) -> Weights:
         version = self.learner.version
         weights = await in_thread(self.learner.publish, self.run_dir / "serving" / str(version))
