@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from art_core.errors import DamagedCheckpoint, StoreError
-from art_core.folder import checkpoint_step, checkpoints
+from art_core.folder import checkpoint_step, checkpoints, remove_old
 from art_core.store import Store
 from art_core.threads import in_thread
 from art_core.types import Learner
@@ -53,8 +53,7 @@ class Checkpoints:
         there = checkpoints(self.run_dir)
         best = best_step(self.store, [checkpoint_step(it) for it in there])
         for folder in there[: -self.keep]:
-            if checkpoint_step(folder) != best:
-                shutil.rmtree(folder)
+            if checkpoint_step(folder) != best and remove_old(folder):
                 self.store.set_meta(RANDOM.format(checkpoint_step(folder)), None)
 
     async def restore(self, learner: Learner) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import IO
 
 from art_core.errors import ConfigError, StoreError
+
+log = logging.getLogger("art_core.run")
 
 STARTED = {".lock", "checkpoints", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm"}
 """What is in a run folder once it is opened."""
@@ -84,6 +87,16 @@ def hold(opened: IO[str] | int, otherwise: str) -> None:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(otherwise) from None
+
+
+def remove_old(folder: Path) -> bool:
+    """Remove a folder that nobody needs any more, and say whether it is gone. No step is worth less because it is not: that is
+    logged, and the next tidying may try again."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        log.warning("%s is not needed any more and could not be removed: %s; it is tried again", folder, error)
+    return not folder.exists()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from art_core import dropped
 from art_core.capture import Door
 from art_core.errors import NotFiniteError
+from art_core.folder import remove_old
 from art_core.sentinel import Sentinel
 from art_core.store import Store
 from art_core.threads import in_thread
@@ -103,7 +103,7 @@ class Updates:
         weights = await in_thread(self.learner.publish, self.run_dir / "serving" / str(version))
         for old in (self.run_dir / "serving").iterdir():
             if old.name.isdecimal() and int(old.name) <= version - self.kept:
-                shutil.rmtree(old)
+                remove_old(old)
         return weights
 
 
