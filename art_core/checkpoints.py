@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from art_core.errors import DamagedCheckpoint, StoreError
-from art_core.folder import checkpoint_step, checkpoints
+from art_core.folder import checkpoint_step, checkpoints, remove_old
 from art_core.store import Store
 from art_core.threads import in_thread
 from art_core.types import Learner
@@ -36,23 +36,24 @@ class Checkpoints:
     keep: int | None
     """Of the newest; None keeps all."""
 
-    async def save(self, learner: Learner, step: int) -> Path:
+    def folder(self, step: int) -> Path:
+        """Return where the checkpoint of ``step`` is."""
+        return self.run_dir / "checkpoints" / f"step-{step:06d}"
+
+    async def save(self, learner: Learner, step: int) -> None:
         """Write the checkpoint of ``step``, with all that the store has been given before it on the disk, and drop what is
         neither among the newest nor the best."""
-        folder = self.run_dir / "checkpoints" / f"step-{step:06d}"
         self.store.set_meta(RANDOM.format(step), _random_state())
         await in_thread(self.store.sync)
-        await in_thread(learner.save, folder)
+        await in_thread(learner.save, self.folder(step))
         if self.keep is not None:
             await in_thread(self._thin_out)
-        return folder
 
     def _thin_out(self) -> None:
         there = checkpoints(self.run_dir)
         best = best_step(self.store, [checkpoint_step(it) for it in there])
         for folder in there[: -self.keep]:
-            if checkpoint_step(folder) != best:
-                shutil.rmtree(folder)
+            if checkpoint_step(folder) != best and remove_old(folder):
                 self.store.set_meta(RANDOM.format(checkpoint_step(folder)), None)
 
     async def restore(self, learner: Learner) -> int:

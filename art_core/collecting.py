@@ -53,13 +53,13 @@ class Kept:
         """Return the runs of the task at ``place`` that need not be made again, up to ``size`` of them, and the rollouts that
         others can go on from."""
         tried = [it for it in self.store.attempts(self.group_id(place)) if it.task_id == task_id(task)]
-        # A run that made no call costs nothing to make again, and its agent may have been mended since.
-        ended = [it for it in tried if _came_to_its_end(it) and it.answers]
-        scored = [it for it in ended if self.reward is not None and it.scored_by == self.reward]
+        # Whatever a run came to: with its score it is part of a group that may have been trained, and is trained so again.
+        scored = [it for it in tried if self.reward is not None and it.scored_by == self.reward]
         if len(scored) >= size:
             return [self._trajectory(it, task) for it in scored[:size]], []
-        # A reward may look at what JSON cannot say: then the agent is run again, with the same answers.
-        usable = [it for it in ended if it.exact][:size]
+        # A run that made no call costs nothing to make again, and its agent may have been mended since. A reward may look at
+        # what JSON cannot say: then the agent is run again, with the same answers.
+        usable = [it for it in tried if _came_to_its_end(it) and it.answers and it.exact][:size]
         runs = [replace(self._trajectory(it, task), reward=None, metrics={}, notes={}) for it in usable]
         return runs, _to_go_on(tried, {it.rollout_id for it in usable})
 

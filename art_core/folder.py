@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import shutil
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,9 +16,23 @@ from typing import IO
 
 from art_core.errors import ConfigError, StoreError
 
+log = logging.getLogger("art_core.run")
+
 STARTED = {".lock", "checkpoints", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm"}
 """What is in a run folder once it is opened."""
 CHECKPOINT = re.compile(r"step-(\d+)")
+_LOCKS: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+"""What ``claimed`` has open."""
+
+
+def _let_go() -> None:
+    """A lock is of the open file, which a forked child shares: a pool's worker that outlives this process would go on holding
+    it."""
+    for lock in list(_LOCKS):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
@@ -41,9 +57,21 @@ def claimed(run_dir: Path) -> Iterator[bool]:
         lock = (run_dir / ".lock").open("w")
     except OSError as error:
         raise StoreError(f"the run folder {run_dir} cannot be made: {error}; give another run_dir=") from error
+    _LOCKS.add(lock)
     with lock:
         hold(lock, f"another process is working in the run folder {run_dir}; wait for it, or give another run_dir=")
+        _settle(run_dir / "checkpoints")
         yield made
+
+
+def _settle(folder: Path) -> None:
+    """Put right what a process that was ended while it wrote a checkpoint has left (``learner/checkpoint.py``)."""
+    for replaced in folder.glob(".step-*.replaced"):
+        whole = folder / replaced.stem.removeprefix(".")
+        if not whole.exists():
+            replaced.rename(whole)
+    for left in (*folder.glob(".step-*.replaced"), *folder.glob(".step-*.unfinished")):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def remove_unused(run_dir: Path) -> None:
@@ -61,11 +89,30 @@ def hold(opened: IO[str] | int, otherwise: str) -> None:
         raise ConfigError(otherwise) from None
 
 
+def remove_old(folder: Path) -> bool:
+    """Remove a folder that nobody needs any more, and say whether it is gone. No step is worth less because it is not: that is
+    logged, and the next tidying may try again."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        log.warning("%s is not needed any more and could not be removed: %s; it is tried again", folder, error)
+    return not folder.exists()
+
+
 def write_whole(path: Path, text: str) -> None:
     """Replace a file's content at once, so that no reader sees half of it."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
+
+
+def bring_to_disk(path: Path) -> None:
+    """Return when what ``path``, a file or a folder, holds would survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def new_run_dir(model: str) -> Path:

@@ -59,7 +59,7 @@ class Run:
         self._learner: Learner | None = None
         self._adapted: tuple[object, RunAgent] | None = None
         self.rewards = Rewards(self.plugins, self.run_dir)
-        self._checkpointed = 0
+        self._checkpointed: int | None = None
         self._used = False
         """Whether there may be rollouts or steps in it."""
         self._error: BaseException | None = None
@@ -115,7 +115,7 @@ class Run:
         async with self._stack, self._learning:
             whole = self._learner is not None and self._learner.version == self._counted
             try:
-                if whole and self._checkpointed != self.step:
+                if whole and self.step:
                     await self._checkpoint()
             finally:
                 if isinstance(self._learner_choice, str):  # an object is whose it was before
@@ -144,15 +144,14 @@ class Run:
 
     async def _resume(self) -> None:
         resumed = bool(checkpoints(self.run_dir))
-        if resumed:
+        # A server that outlives us may have what a learner made in a process that ended before its first checkpoint.
+        if resumed or (self._engine.loads_files and self.store.meta("learner")):
             learner = await self.learner()
-            self.step = self._checkpointed = await self._checkpoints.restore(learner)
-            self._counted = learner.version
-            await self._updates.sentinel.going_on()
-            await self._updates.swap()
-            await self._updates.sentinel.resumed(learner.version)
-            await self.door.resume()
-        self.store.add_opening(learner.version if resumed else 0)
+            if resumed:
+                self.step = self._checkpointed = await self._checkpoints.restore(learner)
+                self._counted = learner.version
+            await self._updates.go_on()
+        self.store.add_opening(self._counted)
 
     async def learner(self) -> Learner:
         """Return the learner, loaded at the first call."""
@@ -256,8 +255,7 @@ class Run:
         begin = functools.partial(self.rollout, split=split, sampling=sampling, step=step)
         with self._timer.timed("rollout_seconds"):
             groups = await runs.groups(
-                tasks, begin, size=group_size or self.config.group_size,
-                gate=getattr(runs.agent, "gate", self._rollouts),
+                tasks, begin, size=group_size or self.config.group_size, gate=getattr(runs.agent, "gate", self._rollouts),
                 kept=None if key is None else Kept(self.store, key, scored_by),
             )  # fmt: skip
         if not allow_no_calls:
@@ -389,12 +387,13 @@ class Run:
         return [(step, newest[step]) for step in sorted(newest) if step <= self.step]
 
     async def checkpoint(self) -> Path:
-        """Save weights, optimizer and random states under ``checkpoints/``; drop the oldest over the limit, but not the best."""
+        """Save weights, optimizer and random states under ``checkpoints/``, once a step; drop the oldest, but not the best."""
         async with self._learning:
             return await self._checkpoint()
 
     async def _checkpoint(self) -> Path:
-        saving = self._checkpoints.save(await self.learner(), self.step)
-        folder = await self.watch.during(f"the checkpoint of step {self.step} to be written", saving)
-        self._checkpointed = self.step
-        return folder
+        if self._checkpointed != self.step:
+            saving = self._checkpoints.save(await self.learner(), self.step)
+            await self.watch.during(f"the checkpoint of step {self.step} to be written", saving)
+            self._checkpointed = self.step
+        return self._checkpoints.folder(self.step)

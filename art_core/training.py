@@ -16,8 +16,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from art_core.collecting import Kept
 from art_core.config import PARTS, TrainConfig, check_tasks, make_config
-from art_core.display import Display, display, plural
+from art_core.display import Display, display
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.guards import Guards
@@ -203,9 +204,15 @@ def _begun(run: Run) -> str:
     """Return what is said of a run that goes on; empty for a new one."""
     if run.step >= run.config.steps:
         return f"{run.run_dir}: finished already after step {run.step}"
-    done = sum(it.finished for it in run.store.rollouts(split="train", step=run.step + 1))
-    again = f"; {plural(done, 'run')} of step {run.step + 1} ended before and need not be made again" if done else ""
-    return f"{run.run_dir}: going on after step {run.step}{again}" if run.step or done else ""
+    kept, places = Kept(run.store, _key(run.step, 0)), range(run.config.tasks_per_step)
+    begun = any(run.store.attempts(kept.group_id(place)) for place in places)
+    used = f"; what was answered in step {run.step + 1} before is used" if begun else ""
+    return f"{run.run_dir}: going on after step {run.step}{used}" if run.step or begun else ""
+
+
+def _key(step: int, extra_round: int) -> str:
+    """Return what the groups are collected under that follow ``step``."""
+    return f"train {step + 1}/{extra_round}"
 
 
 def _say_end(
@@ -244,7 +251,7 @@ async def _sample(
                 batch,
                 step=step + 1,
                 allow_no_calls=number > 0,
-                key=f"train {step + 1}/{number}",
+                key=_key(step, number),
                 scored_by=name,
                 **shape,
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from art_core import dropped
 from art_core.capture import Door
 from art_core.errors import NotFiniteError
+from art_core.folder import remove_old
 from art_core.sentinel import Sentinel
 from art_core.store import Store
 from art_core.threads import in_thread
@@ -90,12 +90,20 @@ class Updates:
         weights = await in_thread(self.learner.weights)
         await self.door.load(weights if weights.live is not None else await self._written())
 
+    async def go_on(self) -> None:
+        """Serve the weights that a run goes on with, checked against those that it was begun with."""
+        if self.learner.version:  # else the engine may have any weights until the swap
+            await self.sentinel.going_on()
+        await self.swap()
+        await self.sentinel.resumed(self.learner.version)
+        await self.door.resume()
+
     async def _written(self) -> Weights:
         version = self.learner.version
         weights = await in_thread(self.learner.publish, self.run_dir / "serving" / str(version))
         for old in (self.run_dir / "serving").iterdir():
             if old.name.isdecimal() and int(old.name) <= version - self.kept:
-                shutil.rmtree(old)
+                remove_old(old)
         return weights
 
 

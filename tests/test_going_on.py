@@ -118,6 +118,36 @@ async def test_what_a_reward_has_scored_is_read_with_its_scores_and_another_rewa
     assert [t.reward for g in groups for t in g.trajectories] == [None] * 4
 
 
+class UpstreamError(Exception):
+    """An agent's own error, under the name of one that says that a run was not recorded."""
+
+
+@pytest.mark.parametrize("error", [ValueError, UpstreamError])
+async def test_a_scored_group_stays_as_it_is_where_a_run_of_it_failed_before_its_first_call(tmp_path, error):
+    talk, runs = Talk(), itertools.count()
+
+    async def agent(task, address):
+        if next(runs) == 0:
+            raise error("the tool is down")
+        return await talk(task, address)
+
+    async def collect(served):
+        async with art.open_run(tmp_path, engine=served) as run:
+            groups = await run.collect(agent, ["a"], group_size=3, key="k", scored_by="failed")
+            return [
+                (t.rollout_id, t.error, t.reward) for t in (await run.score(groups, failed))[0].trajectories
+            ], groups
+
+    def failed(trajectory):
+        return float(trajectory.error is not None)
+
+    before, _ = await collect(engine())
+    after, groups = await collect(served := engine())
+    assert after == before and sorted(it[2] for it in before) == [0.0, 0.0, 1.0]
+    assert served.requests == [] and next(runs) == 3
+    assert [t.reward for t in groups[0].trajectories] == [it[2] for it in before]
+
+
 async def test_other_tasks_under_the_same_key_are_run(tmp_path):
     await go_on(tmp_path, Talk())
     async with art.open_run(tmp_path, engine=(served := engine())) as run:
@@ -201,6 +231,25 @@ def test_the_newest_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, c
     assert sorted(it.name for it in (tmp_path / "checkpoints").iterdir()) == [
         "step-000001", "step-000002", "step-000003", "step-000003.damaged",
     ]  # fmt: skip
+
+
+def test_what_a_kill_left_of_writing_a_checkpoint_is_put_right_before_the_run_goes_on(tmp_path):
+    asyncio.run(steps_of(tmp_path, 2))
+    checkpoints = tmp_path / "checkpoints"
+    shutil.copytree(checkpoints / "step-000001", checkpoints / ".step-000001.replaced")  # killed after the new one came
+    (checkpoints / "step-000002").rename(checkpoints / ".step-000002.replaced")  # killed before it did
+    (checkpoints / ".step-000002.unfinished").mkdir()
+    (checkpoints / ".step-000002.unfinished" / "model.safetensors").write_bytes(b"half")
+    assert asyncio.run(steps_of(tmp_path, 2)) == 2
+    assert sorted(it.name for it in checkpoints.iterdir()) == ["step-000001", "step-000002"]
+
+
+async def test_a_step_is_checkpointed_once(tmp_path):
+    await steps_of(tmp_path, 2)
+    saved = (tmp_path / "checkpoints" / "step-000002").stat()
+    async with art.open_run(tmp_path, engine=engine(), learner="torch") as run:
+        assert (await run.checkpoint()).stat() == saved
+        assert (await run.checkpoint()).stat() == saved
 
 
 def test_a_run_of_which_no_checkpoint_is_whole_says_so_and_begins_with_the_start_weights_then(tmp_path):

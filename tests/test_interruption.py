@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from trainings import Place
@@ -11,6 +13,25 @@ from typer.testing import CliRunner
 from art_core.__main__ import app
 from art_core.errors import ConfigError
 from art_core.store import Store
+
+import art_core as art
+from art_core.testing import CountingLearner, FakeEngine
+
+WITH_A_POOL = """
+import asyncio, multiprocessing, os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+
+import art_core as art
+from art_core.testing import CountingLearner, FakeEngine
+
+async def main():
+    async with art.open_run(sys.argv[1], engine=FakeEngine(), learner=CountingLearner()):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+            print(pool.submit(os.getpid).result(), flush=True)
+            pool.submit(time.sleep, 120).result()
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture
@@ -32,6 +53,19 @@ def test_ctrl_c_leaves_a_usable_run_that_goes_on(place, more):
     _, said = again.communicate(timeout=120)
     assert again.returncode == 0, said
     assert place.steps == list(range(1, done + 2))
+
+
+async def test_a_forked_child_that_outlives_a_killed_run_does_not_hold_its_folder(tmp_path):
+    command = [sys.executable, "-c", WITH_A_POOL, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        worker = int(process.stdout.readline())
+        try:
+            process.kill()
+            process.wait()
+            async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()):
+                os.kill(worker, 0)  # it is there
+        finally:
+            os.kill(worker, signal.SIGKILL)
 
 
 @pytest.mark.long

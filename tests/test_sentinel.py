@@ -3,6 +3,7 @@
 import io
 import math
 import random
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -241,6 +242,20 @@ async def test_what_is_impossible_is_the_same_as_what_vllm_says_for_it():
     assert (await watch(Impossible(change=1e-2), 3))[-1] == {"mismatch": 0.0, "cannot_tell": 0.0}
     with pytest.raises(StaleWeightsError, match="still serves version 0"):
         await watch(Impossible(change=1e-2), 3, stuck_at=0)
+
+
+async def test_a_server_that_outlived_the_run_is_given_the_start_weights_where_no_checkpoint_was_written(tmp_path):
+    class AtAnAddress(Scoring):
+        loads_files = True
+
+    server = AtAnAddress()
+    async with run_of(tmp_path, engine=server, checkpoint_every=10) as run:
+        await run.learn([group()])
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # as after a kill
+    async with run_of(tmp_path, engine=server) as run:
+        assert (run.step, run.version, server.version) == (0, 0, 0)
+        assert (await run.learn([group()]))["mismatch"] == 0
+    assert [weights.version for weights in server.loaded] == [1, 0, 1]
 
 
 class FromFiles(EmbeddedEngine):

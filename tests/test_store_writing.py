@@ -1,9 +1,12 @@
 """The run's file under threads, kills, full disks and strangers: what was recorded is kept, what cannot be is told."""
 
+import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 
 import pytest
 from recorded_runs import short_call as call
@@ -35,6 +38,32 @@ def test_sixty_four_threads_write_while_another_store_reads(store):
         store.flush()
         for number in range(64):
             assert [one.prompt_ids for one in other.calls(f"r{number}")] == [(number, turn) for turn in range(10)]
+
+
+def test_a_sync_brings_the_newest_to_the_disk_also_beside_a_reader_that_began_before(store, tmp_path, monkeypatch):
+    disk, log, sync = tmp_path / "disk", tmp_path / "run.sqlite-wal", os.fsync
+    disk.mkdir()
+    brought = []
+
+    def note(descriptor):
+        sync(descriptor)
+        brought.append(os.fstat(descriptor).st_ino)
+        if brought[-1] == log.stat().st_ino:  # what a loss of power leaves
+            for file in (store.path, log):
+                shutil.copyfile(file, disk / file.name)
+
+    store.set_meta("before", 1)
+    store.flush()
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as reader:
+        assert reader.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
+        reader.execute("BEGIN")  # with an empty log
+        assert reader.execute("SELECT count(*) FROM meta").fetchone() == (1,)
+        store.set_meta("after", 2)
+        monkeypatch.setattr("os.fsync", note)
+        store.sync()
+    assert brought == [log.stat().st_ino, tmp_path.stat().st_ino]
+    with Store(disk / "run.sqlite") as left:
+        assert (left.meta("before"), left.meta("after")) == (1, 2)
 
 
 WRITER = """

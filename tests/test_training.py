@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import threading
 
 import pytest
@@ -321,6 +322,19 @@ async def test_a_dry_run_in_a_runs_folder_leaves_its_plan_alone(tmp_path):
     assert plan() == 2
     await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, steps=1))
     assert plan() == 2, "more are done already"
+
+
+async def test_a_run_that_goes_on_says_so_and_one_after_a_dry_run_begins(tmp_path):
+    async def said(**more):
+        screen = Lines()
+        await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, progress=screen, **more))
+        return [line.partition(": ")[2] for line in screen.lines if "going on" in line]
+
+    await said(dry_run=True)
+    assert await said() == []
+    assert await said(steps=3) == ["going on after step 2"]
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # as after a kill before the first
+    assert await said() == ["going on after step 0; what was answered in step 1 before is used"]
 
 
 async def test_a_run_in_which_nothing_was_trained_says_that_its_start_is_evaluated(tmp_path):

@@ -1,6 +1,8 @@
 """One step at a time, noted only where it was taken: what learn and learn_sft do to the learner, the store and the door."""
 
 import asyncio
+import errno
+import shutil
 import threading
 
 import pytest
@@ -59,6 +61,31 @@ async def test_a_checkpoint_by_hand_waits_for_the_step_under_way(tmp_path):
         await asyncio.sleep(0.1)
         assert (await run.checkpoint()).name == "step-000001"
         await learning
+
+
+async def test_what_cannot_be_removed_ends_no_run_and_is_removed_later(tmp_path, monkeypatch, caplog):
+    class FromFiles(FakeEngine):
+        loads_files = True
+
+    tried, remove = set(), shutil.rmtree
+
+    def busy(folder, **more):  # as a file that somebody has open does, on NFS
+        if folder not in tried:
+            tried.add(folder)
+            raise OSError(errno.EBUSY, "Device or resource busy", str(folder))
+        remove(folder, **more)
+
+    monkeypatch.setattr("shutil.rmtree", busy)
+    async with run_of(tmp_path, engine=FromFiles(), learner=Learner(), keep_checkpoints=1) as run:
+        for _ in range(4):
+            await run.learn([group()])
+        assert run.step == 4
+        left = {
+            name: sorted(it.name for it in (tmp_path / "run" / name).iterdir()) for name in ("checkpoints", "serving")
+        }
+    # Each goes at the second tidying that finds it too old.
+    assert left == {"checkpoints": ["step-000003", "step-000004"], "serving": ["2", "3", "4"]}
+    assert "step-000001 is not needed any more and could not be removed: [Errno 16] Device" in caplog.text
 
 
 async def test_leaving_the_block_waits_for_the_step_under_way_and_saves_it(tmp_path):

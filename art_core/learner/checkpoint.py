@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from art_core.errors import DamagedCheckpoint, StoreError
+from art_core.folder import bring_to_disk
 from art_core.pretrained import load_causal_lm, load_tokenizer, no_progress_bars
 
 MANIFEST = "learner.json"
@@ -53,12 +53,12 @@ def writing(folder: Path, state: Mapping[str, Any]) -> Iterator[Path]:
         files = {str(file.relative_to(unfinished)): _hash(file) for file in _files(unfinished)}
         (unfinished / MANIFEST).write_text(json.dumps({**state, "files": files}, indent=2))
         for path in (*unfinished.rglob("*"), unfinished):
-            _sync(path)
+            bring_to_disk(path)
         if folder.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             folder.rename(replaced)
         unfinished.rename(folder)
-        _sync(folder.parent)
+        bring_to_disk(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise StoreError(
@@ -209,15 +209,6 @@ def _check_same_shapes(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 
 def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
-
-
-def _sync(path: Path) -> None:
-    """Return when what ``path``, a file or a folder, holds is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _hash(file: Path) -> str:

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
 
 from art_core.errors import StoreError
+from art_core.folder import bring_to_disk
 from art_core.store.calls import CallReader, CallWriter, RecordedCall, reward_calls
 from art_core.store.digest import SIZE, call_digest
 from art_core.store.rollouts import (
@@ -331,9 +332,15 @@ class Store:
 
     def sync(self) -> None:
         """Return when everything taken would survive a loss of power too. Raises StoreError where it cannot."""
-        with self._read() as db:
-            db.execute("ROLLBACK")
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self.flush()
+        try:
+            # Not by a checkpoint of SQLite's, which leaves out what a reader elsewhere may still need, and the sync with it. The
+            # log only: opening and closing the database itself would drop the locks that SQLite has on it.
+            with suppress(FileNotFoundError):  # where there can be no log, every commit is synced
+                bring_to_disk(self.path.with_name(f"{self.path.name}-wal"))
+            bring_to_disk(self.path.parent)
+        except OSError as error:
+            raise StoreError(f"{self.path} could not be brought to the disk: {error}; check the disk") from error
 
     def close(self) -> None:
         """Flush and close the file. Closing twice is harmless. Raises StoreError where the flush fails."""

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from art_core.collecting import Kept
-from art_core.errors import ArtError, ConfigError, RewardError, ServingDied
+from art_core.errors import ArtError, ConfigError, RewardError, ServingDied, StoreError
 from art_core.rollout import describe, task_id, task_input
 from art_core.run import Run
 from art_core.types import Group, Trajectory
@@ -55,7 +55,7 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._learning = asyncio.Lock()
         self._ending = asyncio.Event()
-        self.died: ServingDied | None = None
+        self.died: ServingDied | StoreError | None = None
         """Why no job can go on here."""
 
     def resume(self) -> list[str]:
@@ -183,7 +183,11 @@ class Jobs:
             ended = state.model_copy(update={"state": "failed", "error": describe(error)})
         # The state stands in the store before anybody hears of it, so that no restart does the job again.
         self._run.store.set_meta(_name(state.key), {**kept, "state": ended.model_dump(mode="json")})
-        await asyncio.to_thread(self._run.store.flush)
+        try:
+            await asyncio.to_thread(self._run.store.flush)
+        except StoreError as error:  # nobody may be told of it; a server that is started when there is room knows it
+            self.died = error
+            return
         del self._jobs[state.key]
         self._note_unfinished()
         job.ended.set()

@@ -12,7 +12,7 @@ import uvicorn
 from rich.console import Console
 
 from art_core.capture import BoundedHead, is_loopback, listen
-from art_core.errors import ConfigError, ServingDied
+from art_core.errors import ConfigError, ServingDied, StoreError
 from art_server.app import make_app
 from art_server.messages import MAX_MESSAGE
 from art_server.roster import LEASE
@@ -53,7 +53,7 @@ class Plan:
 
 async def serve_forever(plan: Plan) -> None:
     """Serve until Ctrl-C. Raises ConfigError where the address is taken or would let strangers in, ServingDied where the engine's
-    process has died; started again, what was asked goes on."""
+    process has died, StoreError where the end of a job cannot be written; started again, what was asked goes on."""
     plan.check()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     log = logging.getLogger("art_server")
@@ -116,7 +116,7 @@ class _Announcing(uvicorn.Server):
             )
 
     @property
-    def died(self) -> ServingDied | None:
+    def died(self) -> ServingDied | StoreError | None:
         """Why nothing can be served any more; then whoever keeps this process running is to start another."""
         served = getattr(self.config.app.state, "served", None)
         return None if served is None else served.jobs.died

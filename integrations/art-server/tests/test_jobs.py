@@ -8,7 +8,7 @@ import httpx
 import pytest
 from reward_fakes import unlike
 
-from art_core.errors import CaptureError
+from art_core.errors import CaptureError, StoreError
 
 
 async def agent(task, address):
@@ -54,6 +54,34 @@ async def test_a_step_whose_weights_a_killed_server_took_along_is_taken_again(se
         server.run.step = 0  # as after a kill, where no checkpoint had been written
         await run.learn(groups, key="first")
         assert server.run.step == 1
+
+
+async def test_a_disk_that_is_full_when_a_job_ends_ends_the_server_and_the_next_one_knows_the_job(serving, monkeypatch):
+    freed = asyncio.Event()
+
+    async def waiting(task, address):
+        await freed.wait()
+        return await agent(task, address)
+
+    def full():
+        raise StoreError("no space is left")
+
+    async with serving() as server, server.worker("a", waiting), server.connect() as run:
+        jobs = server.app.state.served.jobs
+        collecting = asyncio.ensure_future(run.collect(None, ["one"], group_size=2, key="first"))
+        async with asyncio.timeout(10):
+            while not server.run.store.rollouts():
+                await asyncio.sleep(0.01)
+            with monkeypatch.context() as patched:
+                patched.setattr(server.run.store, "flush", full)
+                freed.set()
+                while jobs.died is None:
+                    await asyncio.sleep(0.01)
+        assert jobs.died.args == ("no space is left",) and not collecting.done()
+        collecting.cancel()
+    async with serving() as server, server.connect() as run:  # without a worker: it is not made again
+        [group] = await run.collect(None, ["one"], group_size=2, key="first")
+        assert len(group.trajectories) == len(server.run.store.rollouts()) == 2
 
 
 async def test_a_step_counts_the_metrics_that_its_groups_have(serving):
