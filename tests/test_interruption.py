@@ -10,11 +10,10 @@ import pytest
 from trainings import Place
 from typer.testing import CliRunner
 
+import art_core as art
 from art_core.__main__ import app
 from art_core.errors import ConfigError
 from art_core.store import Store
-
-import art_core as art
 from art_core.testing import CountingLearner, FakeEngine
 
 WITH_A_POOL = """
@@ -105,12 +104,12 @@ def test_a_run_goes_on_as_it_was_started_last_and_keeps_no_key(place, monkeypatc
 
     monkeypatch.chdir(place.folder.parent)
     again = ["--resume", str(place.run_dir)]
-    refused = art(*again, "--steps", "2")
+    refused = trained(*again, "--steps", "2")
     assert isinstance(refused.exception, ConfigError) and "give them again" in str(refused.exception)
     assert str(refused.exception).endswith("--set learner_args=VALUE")
 
     monkeypatch.chdir(place.folder.parent)
-    done = art(*again, "--steps", "2", "--set", "learner_args={}", "--set", "group_size=2")
+    done = trained(*again, "--steps", "2", "--set", "learner_args={}", "--set", "group_size=2")
     assert done.exit_code == 0 and place.steps == [1, 2], done.output
     assert os.environ["FROM_THERE"] == "yes"
     with Store(place.run_dir / "run.sqlite") as store:
@@ -118,8 +117,8 @@ def test_a_run_goes_on_as_it_was_started_last_and_keeps_no_key(place, monkeypatc
         assert store.meta("command")["given"]["set_"]["learning_rate"] == 1e-5
 
     monkeypatch.chdir(place.folder.parent)
-    assert art(*again).exit_code == 0 and place.steps == [1, 2], "the steps that were asked for last"
+    assert trained(*again).exit_code == 0 and place.steps == [1, 2], "the steps that were asked for last"
 
 
-def art(*arguments):
+def trained(*arguments):
     return CliRunner().invoke(app, ["train", *arguments])
