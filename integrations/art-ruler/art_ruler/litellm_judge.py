@@ -136,12 +136,12 @@ class LiteLLMJudge:
         request = {"model": self.name, "messages": told, "timeout": self._timeout}
         request |= {"max_retries": 0}  # attempts are counted in one place
         request |= {"response_format": self._format} if self._format else {}
-        return _answer(await self._litellm.acompletion(**request | dict(self._params)))
+        return _answer(await self._litellm.acompletion(**request | dict(self._params)), self._params.get("api_key"))
 
 
-def _answer(answer: Any) -> Answer:
+def _answer(answer: Any, key: str | None) -> Answer:
     if not answer.choices:
-        raise JudgeError(f"the judge answered without any choice: {str(answer)[:200]!r}")
+        raise JudgeError(f"the judge answered without any choice: {without_keys(str(answer), key)[:200]!r}")
     choice, usage = answer.choices[0], getattr(answer, "usage", None)
     counts = counted(getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None))
     return Answer(
