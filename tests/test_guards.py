@@ -185,7 +185,7 @@ async def test_a_reward_that_collapses_ends_a_run(tmp_path):
 
 def test_the_settings_of_the_rules_are_documented_with_their_defaults(request):
     text = (request.config.rootpath / "docs" / "settings.md").read_text()
-    names = ("max_flat_steps", "collapse_steps", "max_logprob_gap", "max_kl")
+    names = ("max_flat_steps", "max_unscored_steps", "collapse_steps", "max_logprob_gap", "max_kl")
     defaults = {it.name: it.default for it in dataclasses.fields(TrainConfig)}
     [row] = [line for line in text.splitlines() if line.startswith(f"| `{names[0]}`, ")]
     said = [it.strip() for it in row.split("|")[2].split(",")]
