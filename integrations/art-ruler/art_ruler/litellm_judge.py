@@ -5,6 +5,7 @@ LiteLLM takes seconds to import, so it is imported in a thread before the first 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
@@ -130,6 +131,16 @@ class LiteLLMJudge:
         return await attempts(self._complete, messages)
 
     async def _complete(self, messages: list[JsonDict]) -> Answer:
+        """Ask once. The limit is of the whole attempt: that of HTTP clients begins anew with every byte."""
+        assert self._litellm is not None
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._attempt(messages)
+        except TimeoutError as error:
+            said = f"no whole answer within {self._timeout:g} s; give a larger timeout="
+            raise self._litellm.Timeout(said, self.name, "") from error
+
+    async def _attempt(self, messages: list[JsonDict]) -> Answer:
         if self._server is not None and not self._server.heard():
             return await self._server.complete(messages, self._format)
         told = messages if self._fetches else _without_addresses(messages)
