@@ -79,7 +79,11 @@ def test_a_folder_that_became_read_only_is_named(place):
 
 @pytest.mark.parametrize(
     ("reward", "setting", "code"),
-    [("absent", "max_unscored_steps=2", 75), ("constant", "max_flat_steps=2", 3), ("constant", "max_flat_steps=3", 0)],
+    [
+        ("absent", "max_unscored_steps=2", 75),
+        ("constant", "max_flat_groups=2", 3),
+        ("constant", "max_flat_groups=3", 0),
+    ],
 )
 def test_a_training_that_ended_early_says_by_its_exit_code_whether_that_may_pass(place, reward, setting, code):
     with (place.folder / "agent.py").open("a") as file:
