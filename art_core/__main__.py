@@ -43,6 +43,8 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="NAME=VALUE of what docs/settings.md lists for it, such as max_tokens=64; repeatable."),
 ]
+ENDED_EARLY, MAY_PASS = 3, 75
+"""Exit codes of a training that ended before its last step; 75 is EX_TEMPFAIL of sysexits.h."""
 Model = Annotated[str, typer.Option(help="tiny, a model folder, a Hugging Face name; for eval also a run folder.")]
 
 
@@ -93,7 +95,11 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train the model inside an agent by GRPO."""
+    """Train the model inside an agent by GRPO.
+
+    Exit code 0: all steps are done; 1: an error; 3: training ended early, for a reason to look at; 75: it ended early because
+    nothing could be scored, which may pass; 130, 143: Ctrl-C, SIGTERM. docs/howto/long-runs.md says what to do after each.
+    """
     given = {name: value for name, value in context.params.items() if name not in ("dry_run", "resume", "run_dir")}
     given["set_"] = parse_settings(set_ or [], OF_TRAIN)
     if resume:
@@ -106,6 +112,8 @@ def train(
         result = _train(given, run_dir, dry_run)
     if not dry_run:
         show(result)
+        if stopped := result.report["stopped"]:
+            raise typer.Exit(MAY_PASS if stopped.get("may_pass") else ENDED_EARLY)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

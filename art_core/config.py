@@ -91,8 +91,11 @@ class TrainConfig:
     """Prompt plus answer, in tokens; None: what the model's config says."""
     max_tokens: int = 512
     """Of one answer, where the agent asks for none."""
-    max_flat_steps: int | None = 20
-    """Steps in a row without any contrast, after which training ends; None: never."""
+    max_flat_groups: int | None = 160
+    """Groups in a row, counted step by step, of which none had contrast, after which training ends; None: never. Groups and not
+    steps: one task a step that is seldom solved gives many flat steps in a row."""
+    max_unscored_steps: int | None = 3
+    """Steps in a row in which no run could be scored, and no call, after which training ends; None: never."""
     collapse_steps: int | None = 10
     """Training ends where the mean reward of so many steps has fallen far below the best of so many earlier ones
     (``guards.collapse``); None: never."""
@@ -138,8 +141,8 @@ LEAST = {
     "max_concurrent": 1, "max_concurrent_scores": 1, "rollout_timeout": 0, "call_timeout": 0, "score_timeout": 0,
     "engine_timeout": 0, "tracker_timeout": 0, "watchdog_seconds": 0, "learning_rate": 0, "warmup_steps": 0,
     "max_grad_norm": 0, "lora_rank": 0, "kl": 0, "max_context": 1, "max_tokens": 1, "max_tokens_per_pass": 1,
-    "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1, "importance_cap": 1, "max_flat_steps": 1,
-    "collapse_steps": 2, "max_logprob_gap": 0, "max_kl": 0,
+    "checkpoint_every": 1, "keep_checkpoints": 1, "port": 0, "threads": 1, "importance_cap": 1, "max_flat_groups": 1,
+    "max_unscored_steps": 1, "collapse_steps": 2, "max_logprob_gap": 0, "max_kl": 0,
 }  # fmt: skip
 """The smallest value of every setting that is a number."""
 FRACTIONS = {

@@ -29,8 +29,9 @@ DROPPED = (
     "loss or the engine's logprobs are broken: lower learning_rate, look at those calls, or begin again from good weights"
 )
 FLAT = (
-    "within every group of the last {steps} steps all rewards were equal, so nothing is learnt any more (their mean reward is "
-    "{last:.3g}, that of the steps before {before:.3g}); {advice}, or give a larger max_flat_steps= (None: never end for this)"
+    "within every group of the last {steps} steps all rewards were equal, in {groups:.0f} groups, so nothing is learnt any "
+    "more (their mean reward is {last:.3g}, that of the steps before {before:.3g}); {advice}, or give a larger max_flat_groups= "
+    "(None: never end for this)"
 )
 FELL = "where the model says the same everywhere by now, begin again with a lower learning_rate"
 STOOD = "take harder tasks where all are solved, easier ones where none is"
@@ -67,7 +68,9 @@ class Guards:
     new_from: int = 0
     """Where those begin that were seen since training last ended early: who goes on wants to see new ones."""
     flat: int = 0
-    """Steps in a row in which no group had contrast."""
+    """Steps in a row with rewards in which no group had contrast."""
+    flat_groups: float = 0
+    """Their groups."""
     dropped: int = 0
     """Steps in a row, of those with contrast, that were dropped."""
     outside: dict[str, int] = field(default_factory=dict)
@@ -79,7 +82,7 @@ class Guards:
         for step, metrics in history:
             self.add(metrics)
             if step == ended:
-                self.flat, self.dropped, self.outside, self.new_from = 0, 0, {}, len(self.earned)
+                self.flat, self.flat_groups, self.dropped, self.outside, self.new_from = 0, 0, 0, {}, len(self.earned)
         return self
 
     def add(self, metrics: Mapping[str, float]) -> None:
@@ -87,10 +90,12 @@ class Guards:
         contrast = metrics.get("groups_with_contrast")
         if contrast is None:
             return
-        self.flat = 0 if contrast else self.flat + 1
         if contrast:
+            self.flat, self.flat_groups = 0, 0
             self.dropped = self.dropped + 1 if metrics.get("dropped") else 0
-        if {"reward", "call_reward"} & metrics.keys():
+        if {"reward", "call_reward"} & metrics.keys():  # else nothing was scored, and equal rewards are not known
+            if not contrast:
+                self.flat, self.flat_groups = self.flat + 1, self.flat_groups + metrics["groups_sampled"]
             self.earned.append((metrics.get("reward", 0.0), metrics.get("call_reward", 0.0)))
         for name, bound in (("logprob_gap", self.config.max_logprob_gap), ("kl_ref", self.config.max_kl)):
             if bound is not None and {name, f"learner/{name}"} & metrics.keys():
@@ -105,7 +110,7 @@ class Guards:
             return GAP.format(self.outside["logprob_gap"], self.config.max_logprob_gap, self.latest["logprob_gap"])
         if self.outside.get("kl_ref", 0) >= IN_A_ROW:
             return KL.format(self.outside["kl_ref"], self.config.max_kl, self.latest["kl_ref"])
-        if self.config.max_flat_steps is not None and self.flat >= self.config.max_flat_steps:
+        if self.config.max_flat_groups is not None and self.flat_groups >= self.config.max_flat_groups:
             return self._flat()
         window = self.config.collapse_steps
         if window and len(self.earned) - self.new_from >= window and (fall := collapse(self._rewards(), window)):
@@ -122,7 +127,7 @@ class Guards:
         last = fmean(rewards[-self.flat :])
         before = fmean(rewards[: -self.flat] or [last])
         advice = FELL if last < before else STOOD
-        return FLAT.format(steps=self.flat, last=last, before=before, advice=advice)
+        return FLAT.format(steps=self.flat, groups=self.flat_groups, last=last, before=before, advice=advice)
 
 
 def collapse(rewards: Sequence[float], window: int) -> Fall | None:

@@ -27,6 +27,11 @@ MOSTLY_UNTRAINED = (
     "cut off)"
 )
 
+UNSCORED = (
+    "no run of the last {blind} steps could be scored ({why}); mend what scores them, wait until it is back, or give a larger "
+    "max_unscored_steps= (None: never end for this)"
+)
+
 FRESH = (
     "the engine served the new weights after every step ({untold} of {swaps} changed too little to tell); it differs from the "
     "learner by {mismatch:.2g} nats over a fixed text"
@@ -38,6 +43,8 @@ UNTOLD = "none of {swaps} steps changed enough to tell whether the engine served
 class Lessons:
     """What the steps have taught."""
 
+    most_unscored: int | None = None
+    """Steps in a row in which nothing could be scored, after which there is no use in going on; None: there always is."""
     taught: int = 0
     """Steps that changed the weights."""
     flat: int = 0
@@ -65,9 +72,9 @@ class Lessons:
 
     def hopeless(self) -> str | None:
         """Return why there is no use in going on; None where there is."""
-        if self.blind < FLAT_STEPS:
+        if self.most_unscored is None or self.blind < self.most_unscored:
             return None
-        return f"no run of the last {self.blind} steps could be scored ({self.why})"
+        return UNSCORED.format(**vars(self))
 
     def freshness(self) -> str | None:
         """Return whether the engine served what was learnt; None where nobody has looked."""

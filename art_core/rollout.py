@@ -201,7 +201,10 @@ def task_input(task: Any) -> Any:
 
 
 async def _output(run: RunAgent, given: Any, rollout: Rollout) -> Any:
-    return await run(given, rollout.address)
+    try:
+        return await run(given, rollout.address)
+    except SystemExit as error:  # here and not in run_once: out of a task, it ends the event loop and all other runs
+        rollout.error, rollout.error_at = describe(error), place(error)
 
 
 async def run_once(
@@ -226,7 +229,8 @@ async def run_once(
         except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
             rollout.error, rollout.error_at = describe(error), place(error)
         else:
-            rollout.output = to_output(output) if to_output else output
+            if rollout.error is None:
+                rollout.output = to_output(output) if to_output else output
     return rollout.trajectory
 
 

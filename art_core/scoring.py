@@ -53,7 +53,7 @@ async def values(group: Group, reward: Reward | GroupReward) -> list[float | Non
     """Return what ``reward`` gives each trajectory, in order; what it puts into the trajectories is checked and stays there.
 
     Raises RewardError for what is no reward, for what is not a finite number per trajectory or call, for metrics that are
-    not numbers and notes that are not text, and from any exception that the reward raises.
+    not numbers and notes that are not text, and from any exception that the reward raises, ``sys.exit()`` too.
     """
     check_reward(reward)
     for trajectory in group.trajectories:
@@ -212,7 +212,7 @@ async def _score_each(group: Group, reward: Reward) -> list[float]:
                 value = reward(trajectory)
             if inspect.isawaitable(value):
                 value = await value
-        except Exception as error:  # the boundary to the user's function: its bug is reported as its bug
+        except (Exception, SystemExit) as error:  # the boundary to the user's function: its bug is reported as its bug
             raise RewardError(
                 f"{_name(reward)} raised {type(error).__name__}: {without_keys(str(error))}, for {_describe(trajectory)}; "
                 "correct the reward function (a failed run has output None and its reason in trajectory.error)"
@@ -231,7 +231,7 @@ async def _score_together(group: Group, reward: GroupReward) -> list[float | Non
         values = await reward.score(group)
     except ArtError:
         raise
-    except Exception as error:  # the boundary to the judge
+    except (Exception, SystemExit) as error:  # the boundary to the judge
         raise RewardError(
             f"{_name(reward)} raised {type(error).__name__}: {without_keys(str(error))}, for the group of task "
             f"{reprlib.repr(group.task)}"

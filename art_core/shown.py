@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 LEFT_OUT = "left out"
 """Stands for a setting that gives access."""
@@ -14,8 +15,10 @@ HIDDEN = "***"
 """Stands for a key in a text."""
 SHORTEST = 8
 """Characters: what is shorter is no key, and may stand in any text."""
-GIVES_ACCESS = re.compile("token(?!i[sz]|s)|key|passw|secret|credential|authorization", re.IGNORECASE)
-"""In the name of a setting; ``max_tokens`` gives none, nor does a number."""
+GIVES_ACCESS = re.compile(
+    "token(?!i[sz]|s)|^(?!.*(max|min|num)).*tokens|key|passw|secret|credential|authorization", re.IGNORECASE
+)
+"""In the name of a setting; ``max_tokens`` and its kin give none, nor does a number."""
 OF_A_KEY = re.compile("(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|HEADERS)(_|$)", re.IGNORECASE)
 """The name of an environment variable that holds a key, or headers with one."""
 USER_INFO = re.compile(r"(?<=://)[^/?#\s'\"]*@")
@@ -58,6 +61,16 @@ def _named(name: str, value: Any) -> Any:
     return LEFT_OUT
 
 
-def _of_environment() -> list[str]:
-    # A path is where a key is, not a key.
-    return [value for name, value in os.environ.items() if OF_A_KEY.search(name) and not value.startswith("/")]
+def _of_environment() -> Iterator[str]:
+    for name, value in os.environ.items():
+        # A path is where a key is, not a key; base64 may begin with "/" too.
+        if OF_A_KEY.search(name) and not (value.startswith("/") and os.path.exists(value)):
+            yield value
+            if "HEADERS" in name.upper():
+                yield from _of_headers(value)
+
+
+def _of_headers(text: str) -> Iterator[str]:
+    """Yield the words of every header's value, without its name: a server says ``Bearer KEY`` back, or the key alone."""
+    for header in re.split(r"[,\n]", unquote(text)):
+        yield from re.findall(r"[^\s\"'{}]+", re.split("[=:]", header, maxsplit=1)[-1])

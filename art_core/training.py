@@ -165,7 +165,7 @@ async def _loop(
     screen: Display,
 ) -> None:
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
-    lessons, reason, groups = Lessons(), None, []
+    lessons, reason, groups = Lessons(run.config.max_unscored_steps), None, []
     steps, ahead = run.config.steps, run.config.max_staleness
     guards = Guards(run.config).replay(run.history(), run.store.meta("stopped", {}).get("step"))
 
@@ -226,7 +226,8 @@ def _say_end(
     if fresh := lessons.freshness():
         screen.say(fresh)
     if reason:
-        run.store.set_meta("stopped", {"step": run.step, "reason": reason})
+        stopped = {"step": run.step, "reason": reason, "may_pass": reason == lessons.hopeless()}
+        run.store.set_meta("stopped", stopped)
         screen.say(ENDED.format(run.step, run.config.steps, reason, str(run.run_dir)))
     elif lessons.hopeless() or (0 < lessons.flat < FLAT_STEPS and not lessons.taught):
         screen.say(flat_advice(lessons.flat, groups))

@@ -58,6 +58,18 @@ async def test_of_a_client_that_leaves_before_its_body_has_come_there_is_no_body
     assert await exchange_of(asked).body(5) is None
 
 
+@pytest.mark.parametrize("length", ["9", "90"])
+async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(monkeypatch, length):
+    monkeypatch.setattr("art_core.capture.http.BODY_SECONDS", 0.05)
+    asked = Asked([b"a", b""], headers={"content-length": length})
+    asked._left[-1]["more_body"] = True
+    exchange = exchange_of(asked)
+    async with asyncio.timeout(10), exchange.failing_as_answer(log, "a call failed"):
+        await exchange.body(9)
+    assert (asked.status, asked.told["x-should-retry"]) == (408, "false")
+    assert asked.error["message"] == "the body of a request has to come within 0.05 seconds"
+
+
 async def test_a_client_that_has_gone_is_noticed_after_what_it_still_sent():
     asked = Asked([b"a", b"b"])
     gone = asyncio.create_task(exchange_of(asked).disconnected())

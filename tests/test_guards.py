@@ -70,7 +70,7 @@ def guards(**given):
 
 
 def step(contrast=1.0, reward=0.5, **more):
-    return {"groups_with_contrast": contrast, "reward": reward, **more}
+    return {"groups_with_contrast": contrast, "groups_sampled": 2.0, "reward": reward, **more}
 
 
 def fed(guard, *metrics):
@@ -96,12 +96,30 @@ def test_a_reward_whose_metric_has_the_name_of_a_bound_is_not_taken_for_it():
 
 def test_steps_without_contrast_end_a_run_when_there_are_too_many_and_say_which_way_the_reward_went():
     flat = [step(contrast=0.0, reward=-0.2)] * 4
-    assert fed(guards(max_flat_steps=5), *flat) is None
-    fell = fed(guards(max_flat_steps=4), step(reward=0.3), *flat)
+    assert fed(guards(max_flat_groups=9), *flat) is None
+    fell = fed(guards(max_flat_groups=8), step(reward=0.3), *flat)
+    assert "of the last 4 steps all rewards were equal, in 8 groups, so" in fell
     assert "their mean reward is -0.2, that of the steps before 0.3" in fell and "lower learning_rate" in fell
-    assert "harder tasks" in fed(guards(max_flat_steps=4), *flat)
-    assert fed(guards(max_flat_steps=None), *flat * 20) is None
-    assert fed(guards(max_flat_steps=4), *[{"groups_with_contrast": 0.0}] * 4), "nothing was scored, and nobody says so"
+    assert "harder tasks" in fed(guards(max_flat_groups=8), *flat)
+    assert fed(guards(max_flat_groups=None), *flat * 20) is None
+    assert fed(guards(max_flat_groups=8), *flat[1:], step(), *flat[1:]) is None, "not in a row"
+
+
+def test_steps_in_which_nothing_could_be_scored_are_not_flat():
+    unscored = {"groups_with_contrast": 0.0, "groups_sampled": 2.0}
+    flat = step(contrast=0.0)
+    assert fed(guards(max_flat_groups=6), *[unscored] * 9, flat, flat) is None
+    assert "of the last 3 steps" in fed(guards(max_flat_groups=6), flat, *[unscored] * 9, flat, flat)
+
+
+def test_a_run_of_one_task_a_step_that_is_seldom_solved_does_not_end_by_chance():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        solved = rng.random((500, 8)) < 0.01
+        rates = solved.mean(axis=1)
+        steps = [step(contrast=float(0 < it < 1), reward=it, groups_sampled=1.0) for it in rates]
+        guard = guards(collapse_steps=None)
+        assert not any(fed(guard, it) for it in steps)
 
 
 def test_a_collapse_of_the_rewards_of_single_calls_counts_where_only_these_are_given():
@@ -160,7 +178,7 @@ async def test_a_run_out_of_bounds_ends_in_good_order_and_goes_on_with_the_setti
 
 async def test_flat_steps_of_before_an_interruption_count_and_those_of_before_an_early_end_do_not(tmp_path):
     async def train(steps):
-        given = settings(tmp_path, steps=steps, max_flat_steps=5, reward=lambda trajectory: 1.0)
+        given = settings(tmp_path, steps=steps, max_flat_groups=10, reward=lambda trajectory: 1.0)
         return (await art.train(ScriptedAgent(), ["a"], **given)).report["steps"]
 
     assert [await train(3), await train(9), await train(9), await train(20)] == [3, 5, 9, 10]
@@ -185,7 +203,7 @@ async def test_a_reward_that_collapses_ends_a_run(tmp_path):
 
 def test_the_settings_of_the_rules_are_documented_with_their_defaults(request):
     text = (request.config.rootpath / "docs" / "settings.md").read_text()
-    names = ("max_flat_steps", "collapse_steps", "max_logprob_gap", "max_kl")
+    names = ("max_flat_groups", "max_unscored_steps", "collapse_steps", "max_logprob_gap", "max_kl")
     defaults = {it.name: it.default for it in dataclasses.fields(TrainConfig)}
     [row] = [line for line in text.splitlines() if line.startswith(f"| `{names[0]}`, ")]
     said = [it.strip() for it in row.split("|")[2].split(",")]

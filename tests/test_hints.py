@@ -195,7 +195,7 @@ async def test_a_report_of_a_hacked_reward_has_its_hints_and_they_are_printed(tm
 
 
 async def test_an_early_end_is_printed_with_its_reason(tmp_path):
-    given = short(tmp_path, steps=9, reward=lambda trajectory: 1.0, max_flat_steps=4)
+    given = short(tmp_path, steps=9, reward=lambda trajectory: 1.0, max_flat_groups=4)
     result = await art.train(ScriptedAgent(), ["a"], **given)
     shown = io.StringIO()
     print_result(result, Console(file=shown, width=200))

@@ -19,6 +19,7 @@ import art_core as art
 import art_langfuse
 from art_core import display
 from art_core.capture import HttpUpstream
+from art_core.capture.shape import check_shape
 from art_core.config import TINY, TrainConfig
 from art_core.errors import ConfigError, UpstreamError
 from art_core.plugins import Plugins
@@ -36,6 +37,11 @@ VARIABLES = (
 )  # fmt: skip
 MARK = "canary"
 """Stands in every key here, and in nothing else."""
+
+
+def encoded(user, password):
+    """A user and a password as the header has them."""
+    return base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 @pytest.fixture
@@ -60,12 +66,12 @@ def echo():
         yield url, asked
 
 
-def held(folder):
-    """Where under a folder the mark stands, in whatever file."""
+def held(folder, key):
+    """Where under a folder it stands, in whatever file."""
     return [
         str(path.relative_to(folder))
         for path in folder.rglob("*")
-        if path.is_file() and MARK.encode() in path.read_bytes()
+        if path.is_file() and key.encode() in path.read_bytes()
     ]
 
 
@@ -119,11 +125,13 @@ async def test_a_run_whose_agent_judge_and_tracker_are_refused_keeps_no_key(
         )  # fmt: skip
     assert base64.b64decode(frozen.keys[-1].removeprefix("Basic ")).decode() == f"me:{MARK}-password"
     sent = str(asked)
+    pair = encoded(keys["LANGFUSE_PUBLIC_KEY"], keys["LANGFUSE_SECRET_KEY"])
+    assert f"Basic {pair}" in sent
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "LANGFUSE_PUBLIC_KEY", "MY_DATABASE_PASSWORD"):
         assert keys[name] in sent, "or nothing is tested"
-    assert held(tmp_path) == []
     said = [*pages(tmp_path / "run"), caplog.text, *capfd.readouterr(), shown.getvalue()]
-    assert all(MARK not in it for it in said)
+    for key in (MARK, pair, encoded("me", f"{MARK}-password")):
+        assert held(tmp_path, key) == [] and all(key not in it for it in said)
     assert "***" in "".join(said) and "refused" in said[0] + "".join(said), "what was said is there, without the keys"
     assert not any("\x1b" in it for it in said)
 
@@ -139,28 +147,38 @@ async def test_a_judge_that_refuses_the_key_says_so_without_it(keys, tmp_path):
     assert MARK not in str(told.value) and "wrong key Bearer ***" in str(told.value) and "\x1b" not in str(told.value)
 
 
+LEAKS = (
+    lambda sent: JSONResponse({"error": {"message": f"{sent} is wrong"}}, 401),
+    lambda sent: PlainTextResponse(f"debug: {sent}"),
+    # Where what is shown of it ends in the middle of the key.
+    lambda sent: PlainTextResponse(f"{'x' * 180} {sent}"),
+    lambda sent: PlainTextResponse(f"{'x' * 485} {sent}", 401),
+    lambda sent: PlainTextResponse(f"{'x' * 1985} {sent}", 401),
+    # What is JSON, and no completion.
+    lambda sent: JSONResponse([sent]),
+    lambda sent: JSONResponse({"choices": [5], "debug": sent}),
+    lambda sent: JSONResponse({"choices": [{"logprobs": {"content": [{sent: sent}]}}]}),
+)
+"""Answers of a server that says back what it was sent."""
+
+
 async def test_an_upstream_that_refuses_or_answers_nonsense_says_so_without_key_and_password(keys):
     answers = []
 
     async def answer(request: Request) -> JSONResponse:
         return answers.pop(0)(request.headers["authorization"])
 
-    def refusal(key):
-        return JSONResponse({"error": {"message": f"{key} is wrong"}}, 401)
-
-    def nonsense(key):
-        return PlainTextResponse(f"debug: {key}")
-
     with serving(Route("/{path:path}", answer, methods=["POST"])) as url:
         for upstream in (
-            HttpUpstream(f"{url}/v1", api_key=f"{MARK}-given"),
+            HttpUpstream(f"{url}/v1", api_key=f"{MARK}-given-0123456789"),
             HttpUpstream(url.replace("://", f"://me:{MARK}-pw@") + "/v1"),
         ):
-            answers += [refusal, nonsense]
-            for _ in range(2):
+            answers += LEAKS
+            for _ in LEAKS:
                 with pytest.raises(UpstreamError) as told:
                     await upstream.chat({"messages": []})
-                assert MARK not in str(told.value)
+                said = str(told.value)
+                assert MARK[:4] not in said and encoded("me", f"{MARK}-pw")[:9] not in said
             await upstream.stop()
             assert upstream.base_url == f"{url}/v1"
     gone = HttpUpstream(f"http://me:{MARK}-pw@127.0.0.1:1/v1")
@@ -178,6 +196,14 @@ def test_a_servers_address_with_a_password_is_refused_without_saying_it(what):
     with pytest.raises(ConfigError, match="token=") as told:
         what(f"http://me:{MARK}@127.0.0.1:8000")
     assert MARK not in str(told.value)
+
+
+def test_an_answer_that_is_no_completion_is_told_without_what_it_says():
+    with pytest.raises(UpstreamError, match="'finish_reason' of a choice is of type list") as told:
+        check_shape({"choices": [{"finish_reason": [f"Bearer {MARK}"]}]})
+    assert MARK not in str(told.value)
+    with pytest.raises(UpstreamError, match="'index' is -3"):
+        check_shape({"choices": [{"index": -3}]})
 
 
 def test_an_address_of_langfuse_that_is_none_is_not_shown(keys, monkeypatch):

@@ -10,6 +10,17 @@ import psutil
 import pytest
 from trainings import Place
 
+REWARDS = """
+class Absent:
+    async def score(self, group):
+        return [None] * len(group.trajectories)
+
+absent = Absent()
+
+def constant(trajectory):
+    return 1.0
+"""
+
 
 @pytest.fixture
 def place(tmp_path):
@@ -65,6 +76,21 @@ def test_a_folder_that_became_read_only_is_named(place):
         path.chmod(0o755 if path.is_dir() else 0o644)
     assert status == 1 and "StoreError" in said and "cannot" in said
     place.goes_on(4)
+
+
+@pytest.mark.parametrize(
+    ("reward", "setting", "code"),
+    [
+        ("absent", "max_unscored_steps=2", 75),
+        ("constant", "max_flat_groups=2", 3),
+        ("constant", "max_flat_groups=3", 0),
+    ],
+)
+def test_a_training_that_ended_early_says_by_its_exit_code_whether_that_may_pass(place, reward, setting, code):
+    with (place.folder / "agent.py").open("a") as file:
+        file.write(REWARDS)
+    process = place.start(9 if code else 2, "--reward", f"agent.py:{reward}", "--set", setting)
+    assert place.ends(process)[0] == code and place.steps == [1, 2]
 
 
 def test_a_clock_that_goes_backwards_changes_nothing(place):

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -32,7 +33,7 @@ class Judge:
         self.answer = answer
 
     async def score(self, group):
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
 
@@ -130,6 +131,13 @@ async def test_an_exception_of_the_reward_function_is_raised_from_it():
     with pytest.raises(RewardError, match=r"exact_match raised TypeError.*rollout r0") as caught:
         await score(make_group(None), exact_match)
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_reward_that_calls_exit_is_named_and_does_not_end_the_event_loop(together):
+    reward = Judge(SystemExit(3)) if together else lambda trajectory: sys.exit(3)
+    with pytest.raises(RewardError, match="raised SystemExit: 3"):
+        asyncio.run(score(make_group(None), reward))
 
 
 async def test_a_judge_that_fails_is_named():

@@ -24,16 +24,40 @@ def test_a_key_of_the_environment_is_left_out_whatever_its_service(monkeypatch, 
     assert describe(RuntimeError("401: 'Bearer q7-hidden-0123456789'")) == "RuntimeError: 401: 'Bearer ***'"
 
 
-def test_what_is_no_key_stays(monkeypatch):
-    plain = {
-        "TOKENIZERS_PARALLELISM": "false-but-long",
-        "GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json",
-        "MY_KEY": "short",
-    }
+def test_what_is_no_key_stays(monkeypatch, tmp_path):
+    path = tmp_path / "key.json"
+    path.touch()
+    plain = {"TOKENIZERS_PARALLELISM": "false-but-long", "GOOGLE_APPLICATION_CREDENTIALS": str(path), "MY_KEY": "short"}
     for name, value in plain.items():
         monkeypatch.setenv(name, value)
-    text = "false-but-long /home/me/key.json short"
+    text = f"false-but-long {path} short"
     assert without_keys(text) == text
+
+
+def test_a_key_that_begins_like_a_path_is_left_out(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "/AbCdEf0123456789+x")
+    assert without_keys("refused: /AbCdEf0123456789+x") == "refused: ***"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "Authorization=Bearer q7-hidden-0123456789,x-org=acme",
+        "Authorization=Bearer%20q7-hidden-0123456789,x-org=acme",
+        "X-Org: acme\nAuthorization: Bearer q7-hidden-0123456789",
+        '{"Authorization": "Bearer q7-hidden-0123456789"}',
+    ],
+)
+def test_a_key_in_headers_of_the_environment_is_left_out_without_its_header_too(monkeypatch, headers):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+    said = without_keys("Authorization: Bearer q7-hidden-0123456789; 'q7-hidden-0123456789' is wrong")
+    assert said == "Authorization: Bearer ***; '***' is wrong"
+
+
+@pytest.mark.parametrize("name", ["api_tokens", "ACCESS_TOKENS", "tokens", "hf-token", "HF_TOKEN"])
+def test_settings_with_tokens_are_left_out_and_those_that_count_them_stay(name):
+    counted = {"max_tokens": "8k", "num-tokens": "2", "min_tokens": "1", "tokens_seen": 7, "tokenizer": "slow"}
+    assert without_access({name: "x", **counted}) == {name: "left out", **counted}
 
 
 def test_a_key_that_is_a_part_of_another_leaves_nothing_of_it(monkeypatch):

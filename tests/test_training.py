@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import sys
 import threading
 
 import pytest
@@ -87,6 +88,27 @@ async def test_a_run_that_fails_is_data(tmp_path):
     failed = [t for t in group.trajectories if t.error]
     assert len(failed) == 4 and failed[0].error == "RuntimeError: no luck"
     assert all(len(t.calls) == 1 for t in group.trajectories)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_an_agent_that_calls_exit_ends_its_own_run_only(tmp_path, blocking):
+    def leave(task):
+        if task == "b":
+            sys.exit("usage: tool FILE")
+
+    async def agent(task_input, address):
+        answer = await ScriptedAgent()(task_input, address)
+        leave(task_input)
+        return answer
+
+    def sync_agent(task_input, address):
+        return asyncio.run(agent(task_input, address))
+
+    given = settings(tmp_path, steps=1, reward=lambda t: int(t.output or 0), to_output=str.strip)
+    result = art.train_sync(sync_agent if blocking else agent, ["a", "b"], **given)
+    with Store(tmp_path / "run" / "run.sqlite") as store:
+        errors = sorted(it.error or "" for it in store.trajectories())
+    assert result.report["steps"] == 1 and errors == [""] * 4 + ["SystemExit: usage: tool FILE"] * 4
 
 
 async def test_a_run_that_takes_too_long_is_data(tmp_path):

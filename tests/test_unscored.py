@@ -52,10 +52,17 @@ async def test_training_ends_in_good_order_where_three_steps_in_a_row_could_not_
     assert (
         "after step 3 of 6: no run of the last 3 steps could be scored (the judge refuses the key)" in told.getvalue()
     )
-    assert "taught nothing" not in told.getvalue()
+    assert "taught nothing" not in told.getvalue() and result.report["stopped"]["may_pass"]
     judge.works = True
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **common))
     assert result.report["steps"] == 6
+
+
+@pytest.mark.parametrize(("most", "steps"), [(2, 2), (5, 5), (None, 6)])
+async def test_how_many_unscored_steps_end_training_is_a_setting(tmp_path, most, steps):
+    given = settings(tmp_path, reward=Refuses(), steps=6, max_unscored_steps=most)
+    result = await art.train(ScriptedAgent(), ["a"], **given)
+    assert result.report["steps"] == steps and bool(result.report["stopped"]) == (most is not None)
 
 
 async def test_rewards_of_calls_alone_are_enough_to_go_on(tmp_path):

@@ -157,7 +157,7 @@ async def test_an_answer_without_logprobs_has_none():
         (404, {"error": "no model"}, "no model", None),
         (404, [1], "[1]", None),
         (503, b"<html>", "<html>", None),
-        (503, b"x" * 600, "x" * 500, None),
+        (503, b"x" * 2400, "x" * 2000, None),
         (503, b"\xff", "\ufffd", None),
         (503, b"", "the upstream answered with status 503 and no body", None),
         (400, b"the maximum context length is 4", "the maximum context length is 4", "context_length_exceeded"),

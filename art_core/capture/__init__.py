@@ -3,7 +3,7 @@
 from art_core.capture.door import Door
 from art_core.capture.edge import BoundedHead
 from art_core.capture.gate import Gate
-from art_core.capture.http import Exchange, Refused
+from art_core.capture.http import BODY_SECONDS, Exchange, Refused
 from art_core.capture.record import ANSWER
 from art_core.capture.server import CHAT, MODELS, CaptureApp, Dialect, stopping
 from art_core.capture.serving import address_of, http_server, is_loopback, listen
@@ -12,6 +12,7 @@ from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, HttpUpstream
 
 __all__ = [
     "ANSWER",
+    "BODY_SECONDS",
     "CHAT",
     "MODELS",
     "TIMED_OUT",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
@@ -22,6 +23,8 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+BODY_SECONDS = 120.0
+"""From a request's headers to the end of its body."""
 RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
 """What OpenAI's clients retry by themselves unless the answer says otherwise."""
 
@@ -66,7 +69,15 @@ class Exchange:
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._scope["headers"]}
 
     async def body(self, limit: int) -> bytes | None:
-        """Return the whole body; None where the client left before sending all of it. Refused (413) beyond ``limit``."""
+        """Return the whole body; None where the client left before sending all of it. Refused (413) beyond ``limit``, and (408)
+        where it takes longer than ``BODY_SECONDS``."""
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await self._read(limit)
+        except TimeoutError as error:
+            raise Refused(f"the body of a request has to come within {BODY_SECONDS:g} seconds", status=408) from error
+
+    async def _read(self, limit: int) -> bytes | None:
         parts: list[bytes] = []
         size = 0
         # What will be refused is not kept meanwhile.

@@ -87,10 +87,10 @@ def _check_index(it: JsonDict, end: int) -> None:
 
 
 def misshapen(what: str, found: object) -> UpstreamError:
-    """Return the error for an answer that has not the shape of a completion."""
-    return UpstreamError(
-        f"the upstream's answer has not the shape of a completion: {what} is {found!r:.200}", status=502
-    )
+    """Return the error for an answer that has not the shape of a completion. Of its values, only numbers are shown: a text may
+    be the key that the upstream was sent."""
+    shown = repr(found) if isinstance(found, Number | None) else f"of type {type(found).__name__}"
+    return UpstreamError(f"the upstream's answer has not the shape of a completion: {what} is {shown}", status=502)
 
 
 def too_deep(text: bytes, value: object) -> bool:

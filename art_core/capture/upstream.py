@@ -40,6 +40,10 @@ FULL = ("maximum context length", "max_tokens must be at least 1, got 0")
 """vLLM's words for that, which come without a code; the second where the prompt alone fills the context."""
 LONG_BODY = 2**20
 """Bytes."""
+SHOWN = 200
+"""Characters of an answer that is none. What is shown is cut after keys are hidden: half a key would not be found."""
+LONGEST_REFUSAL = 2000
+"""Characters."""
 CONNECT_SECONDS = 10.0
 ORDER_SECONDS = 600.0
 """For what a server is told to do, such as reading new weights."""
@@ -71,17 +75,19 @@ class HttpUpstream:
         """Stamped on every answer; whoever swaps the server's weights sets it."""
         # Compressing what travels between two processes of one machine or rack costs more than it saves.
         self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        self._secrets: tuple[str | None, ...] = ()
         if address.user is not None:
             if api_key:
                 raise ConfigError(
                     f"{self.base_url} is given with a user in its address and with a key (api_key, ART_UPSTREAM_API_KEY), and a "
                     "request can send one of them only; leave the other out"
                 )
-            pair = base64.b64encode(f"{address.user}:{address.password or ''}".encode())
-            self._headers["authorization"] = f"Basic {pair.decode()}"
+            pair = base64.b64encode(f"{address.user}:{address.password or ''}".encode()).decode()
+            self._headers["authorization"] = f"Basic {pair}"
+            self._secrets = pair, address.password
         elif api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
-        self._secrets = api_key, address.password
+            self._secrets = (api_key,)
         connect = min(timeout or CONNECT_SECONDS, CONNECT_SECONDS)
         self._whole = aiohttp.ClientTimeout(total=timeout, sock_connect=connect)
         self._order = aiohttp.ClientTimeout(total=ORDER_SECONDS, sock_connect=connect)
@@ -184,7 +190,8 @@ class HttpUpstream:
                 _normal_choice(answer, choice, request)
         except (AttributeError, KeyError, TypeError) as error:
             raise UpstreamError(
-                f"the answer of {self.base_url} has not the shape of a completion ({error}): {str(answer)[:200]}",
+                f"the answer of {self.base_url} has not the shape of a completion ({self._hidden(str(error))}): "
+                f"{self._shown(answer)}",
                 status=502,
             ) from error
         return answer
@@ -193,25 +200,26 @@ class HttpUpstream:
         try:
             answer = orjson.loads(content)
         except orjson.JSONDecodeError as error:
-            said = self._hidden(f"{content[:200]!r}")
-            raise UpstreamError(f"the upstream's answer is not JSON ({error}): {said}", status=502) from error
-        if not isinstance(answer, dict):
             raise UpstreamError(
-                f"the upstream's answer is not a JSON object: {self._hidden(f'{content[:200]!r}')}", status=502
-            )
+                f"the upstream's answer is not JSON ({error}): {self._shown(content)}", status=502
+            ) from error
+        if not isinstance(answer, dict):
+            raise UpstreamError(f"the upstream's answer is not a JSON object: {self._shown(content)}", status=502)
         if too_deep(content, answer):
-            said = self._hidden(f"{content[:200]!r}")
-            raise UpstreamError(f"the upstream's answer is nested too deeply: {said}", status=502)
+            raise UpstreamError(f"the upstream's answer is nested too deeply: {self._shown(content)}", status=502)
         return answer
 
     def _refusal(self, status: int, content: bytes, headers: Mapping[str, str]) -> UpstreamError:
         text, code = _said(status, content)
         after = _seconds(headers.get("retry-after"))
-        return UpstreamError(self._hidden(text), status=status, code=code, retry_after=after)
+        return UpstreamError(self._hidden(text)[:LONGEST_REFUSAL], status=status, code=code, retry_after=after)
 
     def _hidden(self, text: str) -> str:
         """Return what the server says without what it was sent: a server may say the key that it refuses."""
         return printable(without_keys(text, *self._secrets))
+
+    def _shown(self, answer: object) -> str:
+        return self._hidden(repr(answer))[:SHOWN]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -276,7 +284,7 @@ def _said(status: int, content: bytes) -> tuple[str, str | None]:
     if isinstance(error, dict):
         text, code = str(error.get("message") or error), error.get("code")
     else:
-        text = error if isinstance(error, str) else content.decode(errors="replace")[:500]
+        text = error if isinstance(error, str) else content.decode(errors="replace")
     if status == 400 and any(words in text for words in FULL):
         code = TOO_LONG
     text = text or f"the upstream answered with status {status} and no body"

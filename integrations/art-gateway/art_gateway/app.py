@@ -207,7 +207,7 @@ class Gateway:
         self._unknown(exchange, rollout_id)
 
     async def _order(self, exchange: Exchange, rollout_id: str | None, path: str) -> JsonDict:
-        if self._key is None and not self._local and not rollout_id:
+        if self._key is None and not self._local:
             raise Refused(
                 "orders need a key where other machines can reach the gateway: start it with --api-key",
                 status=403,

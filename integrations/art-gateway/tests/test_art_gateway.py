@@ -178,10 +178,17 @@ async def test_a_pause_waits_for_calls_in_flight_and_holds_new_ones_until_resume
 
 async def test_orders_need_a_key_where_other_machines_can_reach_the_gateway(start):
     async with start(local=False) as desk:
-        assert (await desk.order("POST", "/pause"))[0] == 403
         assert (await desk.ask("r1", "hello"))[0] == 200
+        for method, path in (("POST", "/pause"), ("GET", "/status"), ("POST", "/rollouts/r1/finish")):
+            status, answer = await desk.order(method, path, {"reward": 1e6, "output": "forged"})
+            assert (status, answer["error"]["code"]) == (403, "no_key_set")
+        assert desk.store.trajectory("r1").reward is None
     async with start(local=False, api_key="secret") as desk:
-        assert (await desk.order("POST", "/pause", headers={"authorization": "Bearer secret"}))[0] == 200
+        key = {"authorization": "Bearer secret"}
+        assert (await desk.order("POST", "/pause", headers=key))[0] == 200
+        assert (await desk.order("POST", "/resume", headers=key))[0] == 200
+        assert (await desk.ask("r1", "again", headers=key))[0] == 200
+        assert (await desk.order("POST", "/rollouts/r1/finish", {"reward": 1.0}, headers=key))[0] == 200
 
 
 async def many_rollouts(desk, rollouts, turns, stream=False):

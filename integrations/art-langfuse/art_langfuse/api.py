@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ArtError
+from art_core.shown import without_keys
 from art_core.types import JsonDict
 from art_langfuse.account import Account
 from art_langfuse.outbox import PATIENCE, Denied, Refused, Temporary, patiently, raise_for
@@ -43,6 +44,7 @@ class Project:
         from langfuse.api import LangfuseAPI
 
         self.host, self._patience = account.host, patience
+        self._sent = account.headers()["Authorization"]
         auth = (account.public_key, account.secret_key)
         self._http = httpx.Client(timeout=TIMEOUT, auth=auth, base_url=account.host)
         self._api = LangfuseAPI(
@@ -59,7 +61,7 @@ class Project:
 
         answer = self._once(lambda: self._api.scores.create(request=list(scores), request_options=ONCE))  # type: ignore[arg-type]
         if isinstance(answer, CreateScoreBatchResults) and answer.rejected:
-            raise Refused("; ".join(error.message for error in answer.errors)[:500])
+            raise Refused(self._shown("; ".join(error.message for error in answer.errors), 500))
 
     def traces(self, conditions: Sequence[JsonDict]) -> Iterator[str]:
         """Yield the ids of the traces that meet the conditions, the newest first; one may come again."""
@@ -126,12 +128,13 @@ class Project:
     def _fetch(self, path: str, query: Mapping[str, Any]) -> Any:
         answer = self._http.get(path, params=query)
         if not answer.is_success:
-            raise_for(answer.status_code, f"{self.host}{path}: {answer.text[:300]}", answer.headers)
+            raise_for(answer.status_code, f"{self.host}{path}: {self._shown(answer.text, 300)}", answer.headers)
         try:
             return answer.json()
         except ValueError as error:
+            said = self._shown(answer.text, 100)
             raise NotRead(
-                f"{self.host}{path} answers {answer.status_code} with no JSON ({answer.text[:100]!r}); check that LANGFUSE_HOST "
+                f"{self.host}{path} answers {answer.status_code} with no JSON ({said!r}); check that LANGFUSE_HOST "
                 "is Langfuse's address, and that no proxy answers in its place"
             ) from error
 
@@ -147,7 +150,11 @@ class Project:
         except httpx.TransportError as error:
             raise Temporary(f"{self.host} cannot be reached: {type(error).__name__}: {error}") from error
         except ApiError as error:
-            raise_for(error.status_code, f"{self.host}: {str(error.body)[:300]}", error.headers)
+            raise_for(error.status_code, f"{self.host}: {self._shown(str(error.body), 300)}", error.headers)
+
+    def _shown(self, said: str, longest: int) -> str:
+        """Return what the server says without what it was sent; hidden before it is cut, for half a key is not found."""
+        return without_keys(said, *self._sent.split())[:longest]
 
 
 def conditions(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ConfigError
+from art_core.shown import without_keys
 from art_langfuse.outbox import Denied, Refused, Temporary, raise_for
 
 if TYPE_CHECKING:
@@ -112,7 +113,9 @@ def http_post(**settings: Any) -> tuple[Callable[[Sequence[ReadableSpan]], None]
         try:
             answer = ask(method, url, **more)
             if not 200 <= answer.status_code < 300:
-                raise_for(answer.status_code, f"{url}: {answer.text[:200]}", answer.headers)
+                # Hidden before it is cut: half a key would not be found.
+                sent = answer.request.headers.get("Authorization", "").split()
+                raise_for(answer.status_code, f"{url}: {without_keys(answer.text, *sent)[:200]}", answer.headers)
         except requests.RequestException as error:  # the connection was lost, with half an answer or none
             failed.append(Temporary(f"{url} cannot be reached, or cuts connections: {type(error).__name__}"))
             raise failed[-1] from error

@@ -5,6 +5,7 @@ LiteLLM takes seconds to import, so it is imported in a thread before the first 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
@@ -130,18 +131,28 @@ class LiteLLMJudge:
         return await attempts(self._complete, messages)
 
     async def _complete(self, messages: list[JsonDict]) -> Answer:
+        """Ask once. The limit is of the whole attempt: that of HTTP clients begins anew with every byte."""
+        assert self._litellm is not None
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._attempt(messages)
+        except TimeoutError as error:
+            said = f"no whole answer within {self._timeout:g} s; give a larger timeout="
+            raise self._litellm.Timeout(said, self.name, "") from error
+
+    async def _attempt(self, messages: list[JsonDict]) -> Answer:
         if self._server is not None and not self._server.heard():
             return await self._server.complete(messages, self._format)
         told = messages if self._fetches else _without_addresses(messages)
         request = {"model": self.name, "messages": told, "timeout": self._timeout}
         request |= {"max_retries": 0}  # attempts are counted in one place
         request |= {"response_format": self._format} if self._format else {}
-        return _answer(await self._litellm.acompletion(**request | dict(self._params)))
+        return _answer(await self._litellm.acompletion(**request | dict(self._params)), self._params.get("api_key"))
 
 
-def _answer(answer: Any) -> Answer:
+def _answer(answer: Any, key: str | None) -> Answer:
     if not answer.choices:
-        raise JudgeError(f"the judge answered without any choice: {str(answer)[:200]!r}")
+        raise JudgeError(f"the judge answered without any choice: {without_keys(str(answer), key)[:200]!r}")
     choice, usage = answer.choices[0], getattr(answer, "usage", None)
     counts = counted(getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None))
     return Answer(

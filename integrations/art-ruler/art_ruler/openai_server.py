@@ -68,8 +68,9 @@ class OpenAIServer:
             if not isinstance(said, str) or not isinstance(reason, str | None):
                 raise TypeError
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-            said = f"{self._url} answered something that is no chat completion: {text[:200]!r}"
-            raise JudgeError(without_keys(said, self._key)) from error
+            said = without_keys(text, self._key)[:200]
+            what = without_keys(f"{self._url} answered something that is no chat completion: {said!r}")
+            raise JudgeError(what) from error
         cost = None if counts[0] is None else price_of(self._litellm, self._model, *counts)
         return Answer(said, *counts, cost, None if reason == "stop" else reason)
 

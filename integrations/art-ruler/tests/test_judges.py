@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Callable
 from typing import ClassVar
 
 import pytest
@@ -12,7 +13,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGeneration, ChatResult
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from art_core.errors import ConfigError
@@ -28,6 +29,7 @@ class Provider:
         self.error: dict = {"message": "scripted"}
         self.text: str | None = None
         self.pause = 0.0
+        self.drip: Callable[[], AsyncIterator[bytes]] | None = None
 
     async def answer(self, request: Request) -> Response:
         body = await request.json()
@@ -35,6 +37,8 @@ class Provider:
         await asyncio.sleep(self.pause)
         if self.statuses:
             return JSONResponse({"error": self.error}, status_code=self.statuses.pop(0), headers={"retry-after": "0"})
+        if self.drip is not None:
+            return StreamingResponse(self.drip(), media_type="application/json")
         if self.text is not None:
             return PlainTextResponse(self.text)
         message = {"role": "assistant", "content": plain(grade(body["messages"]))}
@@ -169,6 +173,19 @@ async def test_a_server_that_answers_in_time_or_not_at_all(provider, way):
     group = group_of("worth 0.2", "worth 0.9")
     assert await ruler_of(provider, timeout=0.2, retries=1).score(group) == [None, None]
     assert len(provider.requests) == 2
+    assert "Timeout" in group.trajectories[0].notes["unscored"]
+
+
+async def test_an_answer_that_comes_in_drops_has_no_more_time_than_any_other(provider, way):
+    async def drip():
+        for _ in range(60):
+            yield b" "
+            await asyncio.sleep(0.05)
+
+    provider.drip = drip
+    group = group_of("worth 0.2", "worth 0.9")
+    assert await ruler_of(provider, timeout=0.5, retries=1).score(group) == [None, None]
+    assert len(provider.requests) == 2, "it may pass"
     assert "Timeout" in group.trajectories[0].notes["unscored"]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from art_core.capture import is_loopback
+from art_core.capture import BODY_SECONDS, is_loopback
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -24,8 +24,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY = 64 * 2**20
 """Bytes of one request."""
-BODY_SECONDS = 120.0
-"""From a request's headers to the end of its body."""
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)
 NEEDED = (
     "a token is needed: send it as 'Authorization: Bearer TOKEN', or as the password in a browser; an agent's client is given "
