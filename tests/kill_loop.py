@@ -56,12 +56,12 @@ class Training:
     def start(self) -> subprocess.Popen[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "phase").write_text("begun")
-        log = (self.folder / "log.txt").open("a")
         command = [sys.executable, "-m", "tests.kill_loop_child", self.run_dir, self.steps, self.eval_tasks, self.seed]
-        return subprocess.Popen(
-            [*map(str, command), str(self.folder / "phase")], cwd=ROOT, text=True, stdout=log, stderr=log,
-            start_new_session=True,
-        )  # fmt: skip
+        with (self.folder / "log.txt").open("a") as log:
+            return subprocess.Popen(
+                [*map(str, command), str(self.folder / "phase")], cwd=ROOT, text=True, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
 
     def phase(self) -> str:
         return (self.folder / "phase").read_text().strip()
