@@ -21,6 +21,7 @@ from art_core.config import check_tasks
 from art_core.errors import ArtError, CaptureError, ConfigError
 from art_core.rewards import name_of
 from art_core.rollout import task_id, task_input
+from art_core.shown import without_keys
 from art_core.store.values import from_json, to_json
 from art_core.types import Group, GroupReward, Reward, Sampling
 from art_server.client import LOST, NO_USER, TrainingClient
@@ -223,15 +224,17 @@ class RemoteRun:
             if answer.status == 404 and path == "/status":
                 raise ConfigError(f"{self.url} answers, but is not the address of art serve")
             if answer.status >= 400:
-                raise ServerError(
-                    f"{method} {path} was refused ({answer.status}): {told[:2000].decode(errors='replace')}"
-                )
+                raise ServerError(f"{method} {path} was refused ({answer.status}): {self._shown(told)[:2000]}")
             try:
                 return from_json(told)
             except ValueError:
                 raise ServerError(
-                    f"{method} {self.url}{path} was answered with what is no JSON: {told[:200]!r}"
+                    f"{method} {self.url}{path} was answered with what is no JSON: {self._shown(told)[:200]!r}"
                 ) from None
+
+    def _shown(self, told: bytes) -> str:
+        """Return what was answered without our token, which what stands before a server may say back."""
+        return without_keys(told.decode(errors="replace"), self._token)
 
 
 class _Away(ServerError):

@@ -7,7 +7,9 @@ import aiohttp
 import pytest
 from served import serving
 
+import art_server
 from art_server.proxy import Proxy
+from art_server.remote import ServerError
 
 
 @asynccontextmanager
@@ -51,3 +53,21 @@ async def test_what_is_passed_on_is_what_was_asked_and_nothing_more():
     first, *rest = head.decode().lower().split("\r\n")
     assert first == "get /rollouts/a%2fb/v1/models?x=%20 http/1.1"
     assert [it.partition(":")[0] for it in rest if it] == ["host"]
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "200 OK"])
+async def test_a_token_that_something_before_the_server_says_back_is_not_shown(status):
+    token = "a-token-that-nobody-is-shown"
+
+    async def serve(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n{'.' * 190}".encode() + head)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ServerError) as refusal:
+            async with art_server.connect(f"http://127.0.0.1:{port}", token=token, patience=5):
+                pass
+    assert not any(part in str(refusal.value) for part in (token, token[:8])) and "." * 190 in str(refusal.value)
