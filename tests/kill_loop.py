@@ -24,12 +24,12 @@ import psutil
 from art_core.store import Store
 
 ROOT = Path(__file__).parent.parent
-PHASES = ("rollout", "scoring", "step", "swap", "checkpoint", "evaluation", "start", "any")
-"""What a kill waits for; ``any``: nothing."""
+PHASES = {"any": 0.0, "rollout": 2.0, "scoring": 0.02, "step": 1.0, "swap": 0.02, "checkpoint": 0.1, "start": 3.0}
+"""What a kill waits for, and up to how many seconds of it pass; ``any``: nothing, the first is in the evaluation."""
 VICTIMS = ("all", "trainer", "engine")
 PATIENCE = 120.0
 """Seconds for a process to begin, or to end by itself."""
-PHASE_SECONDS = 10.0
+PHASE_SECONDS = 60.0
 """For a phase to come; then it is killed wherever it is."""
 
 
@@ -82,8 +82,8 @@ class Training:
             time.sleep(after)
             if not self._wait(process, lambda: wanted in ("any", self.phase()), PHASE_SECONDS):
                 return False
+        time.sleep(rng.uniform(0, PHASES[wanted]))
         phase = self.phase().replace("begun", "start")
-        time.sleep(rng.uniform(0, 3.0 if wanted == "start" else 0.005))
         children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         if process.poll() is not None:
             return False
@@ -169,7 +169,7 @@ def facts(run_dir: Path) -> Facts:
 def kill_loop(training: Training, kills: int, span: float, rng: random.Random, say=print) -> None:
     """Kill it so often, each time up to ``span`` seconds after it has begun to work, and let it come to its end then."""
     for number in range(kills):
-        wanted, victim = PHASES[number % len(PHASES)], rng.choice(VICTIMS)
+        wanted, victim = list(PHASES)[number % len(PHASES)], rng.choice(VICTIMS)
         begun = time.monotonic()
         if not training.killed(wanted, victim, rng.uniform(0, span), rng):
             break

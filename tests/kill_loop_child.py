@@ -18,7 +18,7 @@ WIDTH = 16
 
 
 class Phases:
-    """Who is at work, innermost first."""
+    """Who is at work: the innermost that is known, but an evaluation with all that is in it."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -28,6 +28,9 @@ class Phases:
     def _say(self, phase: str) -> None:
         os.pwrite(self._file, phase.ljust(WIDTH).encode(), 0)
 
+    def _say_who(self) -> None:
+        self._say("evaluation" if "evaluation" in self._open else self._open[-1] if self._open else "between")
+
     def of(self, owner: type, name: str, phase: str) -> None:
         """Say ``phase`` while a method of ``owner`` runs."""
         method = getattr(owner, name)
@@ -35,12 +38,12 @@ class Phases:
         @functools.wraps(method)
         async def said(*args, **kwargs):
             self._open.append(phase)
-            self._say(phase)
+            self._say_who()
             try:
                 return await method(*args, **kwargs)
             finally:
                 self._open.remove(phase)
-                self._say(self._open[-1] if self._open else "between")
+                self._say_who()
 
         setattr(owner, name, said)
 
