@@ -96,7 +96,7 @@ def test_a_run_goes_on_as_it_was_started_last_and_keeps_no_key(place, monkeypatc
         "--set",
         f'learner_args={{"env": {{"A_TOKEN": "{key}"}}}}',
     ]
-    done = art(
+    done = trained(
         "agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward", "--run-dir", "run", "--steps", "1", *given
     )
     assert done.exit_code == 0, done.output
