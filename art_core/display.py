@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -55,11 +56,24 @@ def _earned(metrics: Mapping[str, float]) -> list[str]:
     return shown
 
 
+class Output(Console):
+    """A console for what takes long: where nobody reads any more, or the disk is full, the work goes on without being seen."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more. rich's own ends the program."""
+        self.quiet = True
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, where that can be done."""
+        with suppress(OSError):
+            super().print(*objects, **options)
+
+
 class Display:
     """A bar for the whole run, a bar for what is being done now, and a line for every finished step."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, quiet=quiet)
+        self.console = console or Output(stderr=True, quiet=quiet)
         self.bars = Progress(
             TextColumn("{task.description} {task.fields[rate]}"),
             BarColumn(),

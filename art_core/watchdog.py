@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -207,7 +207,8 @@ class Watchdog:
         theirs = self.door.stacks(ANSWER_SECONDS) if self.door else ""
         text = f"process {os.getpid()}\n\n{ours}\n" + (f"\nthe serving process\n\n{theirs}\n" if theirs else "")
         file = self._run_dir / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - where the person looks who has sent the signal
+        with suppress(OSError):  # nobody may be left who reads it
+            print(text, file=sys.stderr, flush=True)  # noqa: T201 - where the person looks who has sent the signal
         try:
             file.write_text(text, encoding="utf-8", errors="backslashreplace")
         except OSError as error:

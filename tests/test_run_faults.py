@@ -103,3 +103,17 @@ def test_output_that_cannot_be_written_does_not_stop_a_run(place):
         status, said = place.ends(place.start(2, stdout=full))
     assert (status, place.steps) == (1, [1, 2]) and "the disk that the output goes to is full" in said, said
     place.goes_on(3)
+
+
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_run_whose_output_nobody_reads_any_more_goes_on_to_its_end(place, from_the_start):
+    reading, writing = os.pipe()
+    if from_the_start:
+        os.close(reading)
+    process = place.start(3, stderr=writing)
+    os.close(writing)
+    if not from_the_start:
+        place.reach(1, process)
+        os.close(reading)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and place.steps == [1, 2, 3] and "everything is in run" in " ".join(said.split())

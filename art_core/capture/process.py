@@ -156,7 +156,9 @@ class ServingProcess:
         if number is None:
             log = logging.getLogger(content.name)
             if log.isEnabledFor(content.levelno):
-                log.handle(content)
+                # The boundary to handlers of others; without this thread nobody is answered any more.
+                with contextlib.suppress(Exception, SystemExit):
+                    log.handle(content)
             return
         future = self._pending.pop(number)
         if well:

@@ -63,8 +63,7 @@ def gateway(
 
     Every NAME is a run of the agent of its own and begins with its first call. Ctrl-C ends the calls in flight and loses nothing.
     """
-    from rich.console import Console
-
+    from art_core.display import Output
     from art_core.folder import new_run_dir
     from art_core.plugins import Plugins
     from art_gateway.app import Limits
@@ -83,7 +82,7 @@ def gateway(
         limits=Limits(max_calls, max_waiting, max_body * 2**20),
         dialects=plugins.registered("register_dialects"),
     )
-    asyncio.run(serve(plan, Console(stderr=True)))
+    asyncio.run(serve(plan, Output(stderr=True)))
 
 
 def _upstreams(

@@ -140,9 +140,10 @@ async def _work(client: Any) -> bool:
 def _say_log() -> None:
     import logging
 
-    from rich.console import Console
     from rich.logging import RichHandler
 
-    handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+    from art_core.display import Output
+
+    handler = RichHandler(console=Output(stderr=True), show_path=False, markup=False)
     logging.getLogger("art_server").addHandler(handler)
     logging.getLogger("art_server").setLevel(logging.INFO)

@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
-from rich.console import Console
 from rich.progress import Progress
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from art_core import scoring
 from art_core.attribution import exempt
 from art_core.config import check_tasks
+from art_core.display import Output
 from art_core.errors import ArtError, CaptureError, ConfigError
 from art_core.rewards import name_of
 from art_core.rollout import task_id, task_input
@@ -109,9 +109,7 @@ class RemoteRun:
                 "inputs": None if to_input is task_input else [to_input(task) for task in tasks],
                 "sampling": None if sampling is None else asdict(sampling), "pool": pool, "allow_no_calls": allow_no_calls,
             }  # fmt: skip
-            bar = stack.enter_context(
-                Progress(console=Console(stderr=True), transient=True, disable=not self._progress)
-            )
+            bar = stack.enter_context(Progress(console=Output(stderr=True), transient=True, disable=not self._progress))
             task = bar.add_task("rollouts on the server", total=None)
             job = self._job(key, request, lambda finished, total: bar.update(task, completed=finished, total=total))
             try:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from rich.console import Console
 
 from art_core.capture import BoundedHead, is_loopback, listen
+from art_core.display import Output
 from art_core.errors import ConfigError, ServingDied, StoreError
 from art_server.app import make_app
 from art_server.messages import MAX_MESSAGE
@@ -55,7 +55,7 @@ async def serve_forever(plan: Plan) -> None:
     """Serve until Ctrl-C. Raises ConfigError where the address is taken or would let strangers in, ServingDied where the engine's
     process has died, StoreError where the end of a job cannot be written; started again, what was asked goes on."""
     plan.check()
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Output(stderr=True, highlight=False, soft_wrap=True)
     log = logging.getLogger("art_server")
     # Not rich's handler: it takes half a millisecond a line, and a thousand workers that come back say three thousand.
     handler = logging.StreamHandler()
@@ -94,7 +94,7 @@ def configured(app: Any, **settings: Any) -> uvicorn.Config:
 class _Announcing(uvicorn.Server):
     """Says where it serves once it does."""
 
-    def __init__(self, config: uvicorn.Config, console: Console, plan: Plan, port: int) -> None:
+    def __init__(self, config: uvicorn.Config, console: Output, plan: Plan, port: int) -> None:
         super().__init__(config)
         self._console, self._plan, self._port = console, plan, port
 
