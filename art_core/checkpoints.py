@@ -67,7 +67,7 @@ class Checkpoints:
                 await in_thread(learner.restore, folder)
             except DamagedCheckpoint as error:
                 aside = folder.with_name(f"{folder.name}.damaged")
-                log.warning("%s; it is passed over and kept as %s", error, aside)
+                log.warning("%s; it is kept as %s", error, aside)
                 shutil.rmtree(aside, ignore_errors=True)
                 folder.rename(aside)
                 damaged = damaged or error

@@ -79,7 +79,8 @@ def _to_go_on(tried: Sequence[Attempt], used: Collection[str]) -> list[str]:
         first[it.rollout_id] = first.get(it.continues or "", it.rollout_id)
         runs.setdefault(first[it.rollout_id], []).append(it)
     open_ = [run for run in runs.values() if len(run) <= MOST_ATTEMPTS and not {it.rollout_id for it in run} & used]
-    furthest = [max(run, key=lambda it: it.answers) for run in open_]
+    # Of equals the last: it was given what the others have.
+    furthest = [max(reversed(run), key=lambda it: it.answers) for run in open_]
     return [it.rollout_id for it in sorted(furthest, key=lambda it: -it.answers)]
 
 

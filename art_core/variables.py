@@ -75,14 +75,22 @@ def say_refused() -> None:
             logging.getLogger(__name__).warning("%s is set, and nothing is done with it: %s", it.name, it.does)
 
 
+_from_file: set[str] = set()
+"""What ``load_env_file`` has put into the environment."""
+
+
 def load_env_file(path: Path = Path(".env")) -> None:
-    """Put what ``.env`` of the working folder says into the environment, where that does not say it already.
+    """Put what ``.env`` of the working folder says into the environment, where that does not say it already; what another
+    folder's said before is taken back.
 
     Raises ConfigError, without a value in it, for a file that cannot be read and for a line that is no NAME=VALUE.
     """
     from dotenv import load_dotenv
     from dotenv.parser import parse_stream
 
+    for name in _from_file:
+        os.environ.pop(name, None)
+    _from_file.clear()
     if not path.exists() or path.is_dir():  # virtual environments are called .env too
         return
     try:
@@ -103,4 +111,6 @@ def load_env_file(path: Path = Path(".env")) -> None:
             f"{path.absolute()}{where}: this is no NAME=VALUE; write one, close its quotes, or put # before it (its text is not "
             "shown, because it may be a secret)"
         )
+    before = set(os.environ)
     load_dotenv(stream=io.StringIO(text), interpolate=False)  # a secret may hold a ${...}, and is what stands there
+    _from_file.update(set(os.environ) - before)

@@ -233,8 +233,9 @@ def _take_signal(orders: queue.SimpleQueue[str]) -> None:
         return
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not _is_caught(signal.SIGUSR1):
         signal.signal(signal.SIGUSR1, _ask)
-        # At once, and also where the main thread is in C code and never comes to the handler above.
-        faulthandler.register(signal.SIGUSR1, file=2, chain=True)
+        # At once, also where the main thread is in C code and never comes to the handler above. That thread alone: the frames
+        # of others change while they are read here, without the GIL, which may end the process.
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=True)
     if signal.getsignal(signal.SIGUSR1) is _ask:
         _asked.append(orders)
 

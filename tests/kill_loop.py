@@ -158,9 +158,9 @@ def facts(run_dir: Path) -> Facts:
                 if call.finish_reason != "aborted":
                     answer = (it.group, call.prompt_ids, call.sampled_ids, call.logprobs)
                     (ended if it in used else cut)[answer] += 1
-    groups = Counter(it.group for it in used if it.split == "train" and it.step <= report["steps"])
+    given = [sum(int(line[name]) for line in lines) for name in ("groups_sampled", "trajectories")]
     return Facts(
-        report["steps"], len(groups), sum(groups.values()), len(rollouts), len(rollouts) - len(used),
+        report["steps"], *given, len(rollouts), len(rollouts) - len(used),
         len(ended | cut), sum(answer not in ended for answer in cut),
         report["after"]["success"], tuple(report["after"]["interval"]),
     )  # fmt: skip

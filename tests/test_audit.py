@@ -237,6 +237,13 @@ def test_damaged_weights_and_changed_start_weights_are_named(run_dir):
         assert part in said
 
 
+def test_a_newest_checkpoint_that_is_damaged_is_named_though_no_call_was_sampled_from_it(run_dir):
+    newest = max((run_dir / "checkpoints").iterdir())
+    (newest / "optimizer.safetensors").write_bytes(b"half")
+    [problem] = audit(run_dir, sample=1).problems
+    assert problem.kind == "weights" and f"{newest.name}/optimizer.safetensors is not what was saved" in problem.text
+
+
 def test_a_lora_run_is_checked_with_its_adapters(tmp_path):
     asyncio.run(record(tmp_path / "run", keep_checkpoints=1, lora_rank=4))
     report = audit(tmp_path / "run")

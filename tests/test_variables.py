@@ -128,3 +128,21 @@ def test_doctor_says_which_distribution_is_missing_for_a_variable():
 def test_the_monitor_of_openpipe_is_refused_by_name_with_what_to_take_instead():
     with pytest.raises(ConfigError, match=r"tracker 'openpipe' is refused.*langfuse.*wandb.*art view"):
         Plugins().choose("register_trackers", "openpipe")
+
+
+def test_the_file_of_another_folder_takes_the_place_of_the_one_before(tmp_path, monkeypatch):
+    for folder, text in (
+        ("elsewhere", "ART_OF_BOTH=elsewhere\nART_OF_ONE=1\nART_OF_ALL=file"),
+        ("mine", "ART_OF_BOTH=mine"),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / ".env").write_text(text)
+    for name in ("ART_OF_BOTH", "ART_OF_ONE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("ART_OF_ALL", "environment")
+    for folder in ("elsewhere", "mine"):
+        monkeypatch.chdir(tmp_path / folder)
+        load_env_file()
+    assert os.environ["ART_OF_BOTH"] == "mine" and "ART_OF_ONE" not in os.environ
+    assert os.environ["ART_OF_ALL"] == "environment"

@@ -296,6 +296,7 @@ def test_sigusr1_shows_where_everything_is_and_the_run_reaches_its_end(tmp_path)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert json.loads((tmp_path / "run" / "report.json").read_text())["steps"] == 2
+    assert "Stack (most recent call first)" in said and "\nThread 0x" not in said, "threads are not read while they run"
     (file,) = (tmp_path / "run").glob("stacks-*.txt")
     text = file.read_text()
     loop = 1 + AGENT.splitlines().index('            while not Path("go-on").exists():')

@@ -28,7 +28,7 @@ from art_core.stacks import stacks
 
 COMMAND = """
 import faulthandler, signal, sys
-faulthandler.register(signal.SIGUSR1, file=2)  # shows where a process is, and must not end this one
+faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # shows where this is, and must not end it
 for stop in (signal.SIGINT, signal.SIGTERM):  # all processes of a terminal or a service get them; this one ends with its parent
     signal.signal(stop, signal.SIG_IGN)
 sys.path[:] = sys.argv[2].split(chr(0x1f))

@@ -31,6 +31,7 @@ from art_core.folder import bring_to_disk
 from art_core.pretrained import load_causal_lm, load_tokenizer, no_progress_bars
 
 MANIFEST = "learner.json"
+PASSED_OVER = "a run that goes on passes over this checkpoint"
 OPTIMIZER = "optimizer.safetensors"
 ADAPTER = "adapter"
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
@@ -76,13 +77,13 @@ def read_state(folder: Path) -> dict[str, Any]:
     for name, digest in state.pop("files").items():
         try:
             if not (folder / name).is_file():
-                raise DamagedCheckpoint(f"{folder / name} is missing; {_remedy(folder)}")
+                raise DamagedCheckpoint(f"{folder / name} is missing; {PASSED_OVER}")
             if _hash(folder / name) != digest:
-                raise DamagedCheckpoint(f"{folder / name} is not what was saved (SHA-256 differs); {_remedy(folder)}")
+                raise DamagedCheckpoint(f"{folder / name} is not what was saved (SHA-256 differs); {PASSED_OVER}")
         except DamagedCheckpoint:
             raise
         except OSError as error:
-            raise DamagedCheckpoint(f"{folder / name} cannot be read ({error.strerror}); {_remedy(folder)}") from error
+            raise DamagedCheckpoint(f"{folder / name} cannot be read ({error.strerror}); {PASSED_OVER}") from error
     return state
 
 
@@ -96,11 +97,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         state = json.loads((folder / MANIFEST).read_text())
         return {**state, "files": dict(state["files"]), "version": int(state["version"])}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{folder / MANIFEST} is damaged ({error!r}); {_remedy(folder)}") from error
-
-
-def _remedy(folder: Path) -> str:
-    return f"delete {folder}: the run then goes on from the checkpoint before it"
+        raise DamagedCheckpoint(f"{folder / MANIFEST} is damaged ({error!r}); {PASSED_OVER}") from error
 
 
 def load_model(source: str | Path) -> PreTrainedModel:
