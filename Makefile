@@ -55,7 +55,7 @@ lock:
 	rm -rf .lock
 
 demo: $(VENV)/.ready
-	$(BIN)/art demo --seed $(SEED) $(if $(STEPS),--steps $(STEPS)) $(if $(JUDGE),--judge "$(JUDGE)") $(if $(RUN_DIR),--run-dir "$(RUN_DIR)")
+	@$(BIN)/art demo --seed $(SEED) $(if $(STEPS),--steps $(STEPS)) $(if $(JUDGE),--judge "$(JUDGE)") $(if $(RUN_DIR),--run-dir "$(RUN_DIR)")
 	@echo "art is in $(BIN): . $(BIN)/activate"
 
 # The warning is about what follows mkdocs 1, years from now; the versions are in constraints.txt.
@@ -106,7 +106,7 @@ $(MUTATION)/.ready: $(VENV)/.ready requirements-mutation.txt
 	$(PIP) --no-deps --target $(MUTATION) -r requirements-mutation.txt
 	touch $@
 
-# Half an hour or more on two cores; make mutation MODULE=capture/gate for one.
+# An hour or more on two cores; make mutation MODULE=capture/gate for one.
 mutation: $(MUTATION)/.ready
 	$(BIN)/python tests/mutation.py $(MODULE)
 

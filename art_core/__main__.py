@@ -102,6 +102,8 @@ def train(
     """
     given = {name: value for name, value in context.params.items() if name not in ("dry_run", "resume", "run_dir")}
     given["set_"] = parse_settings(set_ or [], OF_TRAIN)
+    if resume and run_dir:
+        raise typer.BadParameter("--resume names the run folder; leave --run-dir out")
     if resume:
         run_dir = resume.absolute()
         given = _as_begun(run_dir, given, {name for name in given if _is_given(context, name)})
