@@ -21,9 +21,11 @@ from art_core.types import TokenTree
 
 def load_weights(start: str | Path, folder: Path | None) -> PreTrainedModel | PeftModel:
     """Load the weights that the checkpoint ``folder`` holds, whole or as an adapter on the start weights; None: the start
-    weights. float32, on the GPU where there is one. Raises StoreError where a file cannot be loaded."""
+    weights. float32, on the GPU where there is one. Raises StoreError where a file is damaged or cannot be loaded."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     adapter = folder is not None and not (folder / "config.json").is_file()
+    if folder is not None:
+        checkpoint.read_state(folder)
     source = start if folder is None or adapter else folder
     try:
         model = checkpoint.load_model(source)
