@@ -146,7 +146,7 @@ OF_TRAIN = ("reward", "model", "steps", "seed", "run_dir", "dry_run", "eval_task
 def _train(given: Mapping[str, Any], run_dir: Path, dry_run: bool) -> Any:
     import art_core as art
 
-    kept = {**given, "set_": {name: left_out(name, value) for name, value in given["set_"].items()}}
+    to_keep = {**given, "set_": {name: left_out(name, value) for name, value in given["set_"].items()}}
     return art.train_sync(
         load_agent(given["agent"]),
         load_tasks(given["tasks"]),
@@ -158,7 +158,7 @@ def _train(given: Mapping[str, Any], run_dir: Path, dry_run: bool) -> Any:
         dry_run=dry_run,
         eval_tasks=load_tasks(given["eval_tasks"]) if given["eval_tasks"] else None,
         trackers=given["tracker"] or (),
-        command={} if dry_run else {"folder": str(Path.cwd()), "given": kept},
+        command={} if dry_run else {"folder": str(Path.cwd()), "given": to_keep},
         **given["set_"],
     )
 

@@ -43,8 +43,8 @@ def check_begun_with(store: Store, run_dir: Path, config: TrainConfig, folder: s
             f"(weights {theirs[:12]}), this is {config.model!r} (weights {mine[:12]}); "
             "give another run_dir=, or the model that it was begun with"
         )
-    if config.command:
-        store.set_meta("command", settings["command"])
+    if command := settings.pop("command"):  # of the last start, the rest is of the first
+        store.set_meta("command", command)
     if theirs is None or not goes_on:
         model = config.model
         store.set_meta("start_weights", mine)

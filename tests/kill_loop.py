@@ -1,6 +1,6 @@
 """Kills a training again and again, at random moments of every phase, and compares what is left with one that was not killed.
 
-python -m tests.kill_loop --kills 100 --steps 45 --folder FOLDER
+python -m tests.kill_loop --kills 100 --steps 50 --folder FOLDER
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def kill_loop(training: Training, kills: int, span: float, rng: random.Random, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=45)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--eval-tasks", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, required=True, help="new, or one with a reference to compare with")

@@ -4,6 +4,7 @@ that calls which never return hold up nobody else, and not the end of the proces
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections import deque
@@ -45,7 +46,7 @@ class RolloutExecutor(ThreadPoolExecutor):
                 thread = threading.Thread(target=self._work, args=(owner,), name=name, daemon=True)
                 thread.start()  # it waits for what is changed here
                 self._threads.setdefault(owner, []).append(thread)
-            work = future, origin() or Origin(), lambda: function(*args, **kwargs)
+            work = future, origin() or Origin(), functools.partial(function, *args, **kwargs)
             self._waiting.setdefault(owner, deque()).append(work)
         return future
 
@@ -61,7 +62,6 @@ class RolloutExecutor(ThreadPoolExecutor):
                     future.set_exception(error)
                 else:
                     future.set_result(result)
-            del work, future, call  # nothing of it is kept while the next is waited for
 
     def _next(self, owner: str | None) -> Work | None:
         with self._changing:
