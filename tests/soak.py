@@ -1,6 +1,9 @@
 """Rollouts without end on an engine without a model: what grows with time, and what slows down.
 
-python -m tests.soak --minutes 30
+    python -m tests.soak --minutes 30
+
+A machine that others share slows down and speeds up by a fifth within minutes. So now and then the rollouts stand still while
+a new process makes the same ones in a new folder, and what counts is the speed in relation to that one's.
 """
 
 from __future__ import annotations
@@ -8,8 +11,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import math
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections import deque
@@ -32,12 +37,15 @@ class Moment:
     """What the process is like at one time."""
 
     seconds: float
+    """Of rollouts; the time in which they stood still is not counted."""
     memory: int
     """Bytes that no other process shares."""
     files: int
     """Open file descriptors."""
     tokens: int
     """Shown and sampled so far."""
+    fresh: float
+    """Tokens per second of a new process with a new folder, measured last."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,8 @@ class Soak:
 
     @property
     def throughput(self) -> float:
-        return self.ratio(lambda w: (w[-1].tokens - w[0].tokens) / (w[-1].seconds - w[0].seconds))
+        """In relation to a new process's, so that the machine's own ups and downs cancel out."""
+        return self.ratio(lambda window: speed(window) / statistics.mean(it.fresh for it in window))
 
     @property
     def files(self) -> int:
@@ -77,8 +86,15 @@ class Soak:
         last = self.moments[-1]
         return (
             f"{last.seconds / 60:.1f} min, {last.tokens:,} tokens; after {self.warm_up / 60:.1f} min: memory x {self.memory:.3f} "
-            f"({last.memory / 2**20:.0f} MiB), tokens per second x {self.throughput:.3f}, open files {self.files:+d}"
+            f"({last.memory / 2**20:.0f} MiB), open files {self.files:+d}, tokens per second x {self.ratio(speed):.3f}, "
+            f"of a new process in a new folder x {self.ratio(lambda w: statistics.mean(it.fresh for it in w)):.3f}, "
+            f"in relation to it x {self.throughput:.3f}"
         )
+
+
+def speed(window: Sequence[Moment]) -> float:
+    """Return the tokens per second from a window's first moment to its last."""
+    return (window[-1].tokens - window[0].tokens) / (window[-1].seconds - window[0].seconds)
 
 
 async def agent(task: str, address: art.types.RolloutAddress) -> str:
@@ -112,25 +128,48 @@ class Engine(FakeEngine):
         return answer
 
 
-async def soak(run_dir: Path, seconds: float, every: float = 5.0, say: Callable[[str], None] = print) -> list[Moment]:
-    """Collect and score, and learn nothing, for so long; return a moment for ``every`` so many seconds."""
+async def fresh_speed(seconds: float) -> float:
+    """Return the tokens per second of a new process that makes the same rollouts in a new folder."""
+    command = (sys.executable, __file__, "--minutes", str((seconds + 2) / 60), "--warm-up", str(2 / 60), "--speed")
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    said, _ = await child.communicate()
+    if child.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {child.returncode}")
+    return float(said)
+
+
+async def soak(
+    run_dir: Path,
+    seconds: float,
+    *,
+    every: float = 5.0,
+    fresh_every: float | None = 60.0,
+    fresh_seconds: float = 8.0,
+    say: Callable[[str], None] = print,
+) -> list[Moment]:
+    """Collect and score, and learn nothing, for so long; return a moment for ``every`` so many seconds.
+
+    Each ``fresh_every`` seconds a new process does the same for ``fresh_seconds``; None: never.
+    """
     engine, process, moments = Engine(), psutil.Process(), []
-    begun, numbers = time.monotonic(), itertools.count()
-
-    def now() -> Moment:
-        return Moment(time.monotonic() - begun, process.memory_full_info().uss, process.num_fds(), engine.tokens)
-
+    numbers, begun, compared, fresh = itertools.count(), time.monotonic(), -math.inf, math.nan
     async with art.open_run(run_dir, engine=engine, learner="torch", max_concurrent=16) as run:
         while not moments or moments[-1].seconds < seconds:
+            if fresh_every and time.monotonic() - begun - compared >= fresh_every:
+                paused = time.monotonic()
+                fresh, compared = await fresh_speed(fresh_seconds), paused - begun
+                begun += time.monotonic() - paused
             groups = await run.collect(agent, [f"task {next(numbers)}" for _ in range(4)], group_size=4)
             await run.score(groups, lambda trajectory: 1.0)
             await run.learn(groups)
-            if not moments or time.monotonic() - begun - moments[-1].seconds >= every:
-                moments.append(now())
+            now = time.monotonic() - begun
+            if not moments or now - moments[-1].seconds >= every:
+                it = Moment(now, process.memory_full_info().uss, process.num_fds(), engine.tokens, fresh)
+                moments.append(it)
                 if len(moments) % 12 == 0:
-                    it = moments[-1]
                     say(
-                        f"{it.seconds / 60:.1f} min: {it.tokens:,} tokens, {it.memory / 2**20:.0f} MiB, {it.files} files"
+                        f"{it.seconds / 60:.1f} min: {it.tokens:,} tokens, {speed(moments[-12:]):,.0f} a second, "
+                        f"{it.fresh:,.0f} in a new process, {it.memory / 2**20:.0f} MiB, {it.files} files"
                     )
     return moments
 
@@ -139,11 +178,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--warm-up", type=float, default=5, help="minutes that do not count")
+    parser.add_argument("--speed", action="store_true", help="print only the tokens per second after the warm-up")
     options = parser.parse_args()
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
+    how = {"every": 0.5, "fresh_every": None, "say": lambda _: None} if options.speed else {}
     with tempfile.TemporaryDirectory() as folder:
-        moments = asyncio.run(soak(Path(folder), options.minutes * 60))
-    print(Soak(moments, options.warm_up * 60))
+        moments = asyncio.run(soak(Path(folder), options.minutes * 60, **how))
+    if options.speed:
+        print(speed([it for it in moments if it.seconds >= options.warm_up * 60]))
+    else:
+        print(Soak(moments, options.warm_up * 60))
 
 
 if __name__ == "__main__":
