@@ -1,0 +1,68 @@
+"""What the calls at a door do: how many ended, which are on their way, and for how long nothing has moved."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from art_core.capture import Gate
+from art_core.capture.activity import Activity
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes when the test says so."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("art_core.capture.activity.time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_calls_are_counted_by_rollout_and_the_oldest_on_its_way_is_timed(clock):
+    activity, gate = Activity(), Gate()
+    assert activity.look(gate).rollouts == {}
+    with activity.call("a"):
+        clock.now += 5
+        with activity.call("a"), activity.call("b"):
+            clock.now += 2
+            assert activity.look(gate).rollouts == {"a": (0, 7.0), "b": (0, 2.0)}
+        assert activity.look(gate).rollouts == {"a": (1, 7.0), "b": (1, None)}
+    assert activity.look(gate).rollouts == {"a": (2, None), "b": (1, None)}
+
+
+def test_it_is_quiet_since_an_answer_has_come_on(clock):
+    activity, gate = Activity(), Gate()
+    clock.now += 3
+    assert activity.look(gate).quiet == 3.0
+    with activity.call("a"):
+        clock.now += 1
+        assert activity.look(gate).quiet == 4.0, "that one has come is no answer"
+        activity.moved()
+        assert activity.look(gate).quiet == 0.0
+        clock.now += 2
+    assert activity.look(gate).quiet == 0.0, "it has ended"
+
+
+def test_a_call_that_fails_has_ended_too(clock):
+    activity, gate = Activity(), Gate()
+    with pytest.raises(ValueError), activity.call("a"):
+        raise ValueError
+    assert activity.look(gate).rollouts == {"a": (1, None)}
+
+
+def test_a_rollout_that_is_closed_is_forgotten(clock):
+    activity, gate = Activity(), Gate()
+    for name in ("a", "b"):
+        with activity.call(name):
+            pass
+    activity.forget("a")
+    activity.forget("nobody")
+    assert activity.look(gate).rollouts == {"b": (1, None)}
+
+
+async def test_calls_that_are_held_back_are_told(clock):
+    activity, gate = Activity(), Gate()
+    await gate.pause()
+    held = asyncio.create_task(gate.__aenter__())
+    await asyncio.sleep(0)
+    assert activity.look(gate).waiting == 1
+    held.cancel()

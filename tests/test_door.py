@@ -1,0 +1,344 @@
+"""Orders at the door: what engines with and without an ability are asked, limits of time, what is told outside the loop."""
+
+import asyncio
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+from capture_fakes import EchoEngine, ListRecorder, chat, wait_until
+
+from art_core.capture import Door, Stamped, address_of, http_server, is_loopback, listen
+from art_core.errors import CaptureError, ConfigError
+from art_core.types import Call, Sampling, Weights
+
+
+class AbleEngine(EchoEngine):
+    """Has every ability, and says in which order it was asked for what."""
+
+    def __init__(self, *, overlaps=True, keeps_start=True):
+        super().__init__()
+        self.said, self._overlaps, self._keeps_start = [], overlaps, keeps_start
+
+    def begin(self, run_dir):
+        self.said.append(("begin", run_dir))
+
+    async def start(self):
+        self.said.append("start")
+
+    async def stop(self):
+        self.said.append("stop")
+        await super().stop()
+
+    async def score(self, ids):
+        return [-float(token) for token in ids[1:]]
+
+    async def counters(self):
+        return {"sampled_tokens": 3.0}
+
+    async def rest(self):
+        self.said.append("rest")
+
+    async def wake(self):
+        self.said.append("wake")
+
+    def overlaps(self, weights):
+        return self._overlaps
+
+    def keeps_start(self):
+        return self._keeps_start
+
+    def at(self, version):
+        return Stamped(self, version)
+
+    async def load(self, weights):
+        self.said.append(f"load {weights.version}")
+        self.version = weights.version
+
+    async def retire(self, version):
+        self.said.append(f"retire {version}")
+
+
+class Stuck(EchoEngine):
+    """Takes weights, and does not come back."""
+
+    async def load(self, weights):
+        await asyncio.sleep(60)
+
+
+def opened(engine, recorder=None, **settings):
+    recorder = recorder or ListRecorder()
+    return Door.start(lambda: engine, lambda: recorder, process=False, **settings)
+
+
+async def said(url, text="hello", **headers):
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return await client.post(f"{url}/chat/completions", json=chat(text), headers=headers)
+
+
+def weights(version):
+    return Weights(version=version, path=None)
+
+
+async def test_an_engine_without_abilities_is_asked_for_none():
+    engine = EchoEngine()
+    async with await opened(engine) as door:
+        assert await door.score([1, 2]) is None
+        assert await door.counters() == {}
+        await door.rest()
+        await door.wake()
+        await door.load(weights(1))
+    assert engine.version == 1
+
+
+async def test_abilities_are_used_where_the_engine_has_them(tmp_path):
+    engine = AbleEngine()
+    async with await opened(engine, folder=tmp_path) as door:
+        assert await door.score((5, 6, 7)) == [-6.0, -7.0]
+        assert await door.counters() == {"sampled_tokens": 3.0}
+        await door.rest()
+        await door.wake()
+    assert engine.said == [("begin", tmp_path), "start", "rest", "wake", "stop"]
+
+
+async def test_without_a_folder_an_engine_keeps_no_files():
+    engine = AbleEngine()
+    async with await opened(engine):
+        assert engine.said == ["start"]
+
+
+async def test_versions_are_retired_when_the_last_rollout_that_began_with_them_is_closed():
+    engine, recorder = AbleEngine(), ListRecorder()
+    async with await opened(engine, recorder) as door:
+        first = await door.open("first")
+        await door.load(weights(1))
+        second = await door.open("second")
+        newest = await door.open("newest", newest=True)
+        assert engine.said == ["start", "load 1"]
+        await door.load(weights(2))
+        for url in (first, second, newest):
+            await said(url)
+        assert [recorder.of(it)[0].policy_version for it in ("first", "second", "newest")] == [0, 1, 2]
+        await door.close("second")
+        assert engine.said[-1] == "retire 1"
+        await door.close("first")
+        assert engine.said[-1] == "retire 0"
+        await door.close("newest")
+        assert engine.said == ["start", "load 1", "load 2", "retire 1", "retire 0"]
+
+
+async def test_weights_that_cannot_be_served_beside_others_wait_for_the_calls_in_flight():
+    engine = AbleEngine(overlaps=False)
+    engine.delay = 0.01
+    async with await opened(engine) as door:
+        url = await door.open("r1")
+        answer = asyncio.create_task(said(url, "x" * 20))
+        await asyncio.to_thread(wait_until, lambda: engine.sampling == 1)
+        await door.load(weights(1))
+        assert not engine.sampling
+        assert (await answer).status_code == 200
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_the_start_weights_are_a_second_engine_only_where_the_first_does_not_keep_them(kept, tmp_path):
+    engine, second, recorder = AbleEngine(keeps_start=kept), AbleEngine(), ListRecorder()
+    how = {"trained_nodes": ["planner"], "frozen": lambda: second, "frozen_start": True, "folder": tmp_path}
+    async with await opened(engine, recorder, **how) as door:
+        await door.load(weights(4))
+        url = await door.open("r1", Sampling(temperature=0.5))
+        for node in ("planner", "writer"):
+            assert (await said(url, **{"x-art-agent": node})).status_code == 200
+    assert [(call.agent, call.policy_version) for call in recorder.of("r1")] == [("planner", 4), ("writer", 0)]
+    assert [call.temperature for call in recorder.of("r1")] == [0.5, 1.0]
+    assert second.said == ([] if kept else [("begin", tmp_path), "start", "stop"])
+
+
+async def test_a_frozen_model_that_is_not_the_start_answers_itself():
+    engine, other, recorder = AbleEngine(), EchoEngine(), ListRecorder()
+    async with await opened(engine, recorder, trained_nodes=["planner"], frozen=lambda: other) as door:
+        await said(await door.open("r1"), **{"x-art-agent": "writer"})
+    assert len(other.requests) == 1 and not engine.requests
+
+
+async def test_what_was_answered_before_is_answered_so_again_and_the_engine_is_not_asked():
+    engine, recorder = EchoEngine(), ListRecorder()
+    async with await opened(engine, recorder) as door:
+        await said(await door.open("before"))
+        await door.close("before")
+        [call] = recorder.of("before")
+        assert isinstance(call, Call)
+        await said(await door.open("after", answered=[call]))
+        assert len(engine.requests) == 1
+        await said(await door.open("other"))
+        assert len(engine.requests) == 2
+
+
+async def test_an_order_that_takes_too_long_is_told_with_the_setting_that_limits_it():
+    async with await opened(Stuck(), timeout=0.2) as door:
+        asked = asyncio.create_task(door.load(weights(1)))
+        await asyncio.sleep(0.05)
+        [(order, since)] = door.asked.values()
+        assert order == "load" and 0 <= time.monotonic() - since < 5
+        with pytest.raises(CaptureError, match=r"what it was told \(load\) after 0.2 seconds \(engine_timeout\)"):
+            await asked
+        assert not door.asked
+        await door.flush()
+
+
+async def test_a_start_that_takes_too_long_leaves_no_thread():
+    class Slow(EchoEngine):
+        async def start(self):
+            await asyncio.sleep(60)
+
+    before = set(threading.enumerate())
+    with pytest.raises(CaptureError, match=r"what it was told \(start\) after 0.1 seconds"):
+        await opened(Slow(), timeout=0.1)
+    assert {it for it in threading.enumerate() if it.name == "art-capture"} <= before
+
+
+async def test_what_an_order_raises_for_lateness_of_its_own_is_passed_on():
+    class Late(EchoEngine):
+        async def load(self, weights):
+            raise TimeoutError("the file server")
+
+    async with await opened(Late(), timeout=60) as door:
+        with pytest.raises(TimeoutError, match="the file server"):
+            await door.load(weights(1))
+
+
+async def test_a_look_from_another_thread_says_what_the_calls_do():
+    engine = AbleEngine()
+    engine.delay = 0.02
+    async with await opened(engine) as door:
+        url = await door.open("r1")
+        answer = asyncio.create_task(said(url, "x" * 10))
+        await asyncio.to_thread(wait_until, lambda: engine.sampling == 1)
+        calls, counters = await asyncio.to_thread(door.look, 5.0)
+        assert counters == {"sampled_tokens": 3.0}
+        ended, longest = calls.rollouts["r1"]
+        assert ended == 0 and longest > 0 and calls.waiting == 0
+        await answer
+        assert door.stacks(0.1) == "", "the process that serves is this one"
+    assert await asyncio.to_thread(door.look, 5.0) == (None, None), "it has ended"
+
+
+async def test_a_look_does_not_wait_for_an_engine_that_hangs():
+    class Hanging(AbleEngine):
+        async def counters(self):
+            await asyncio.sleep(60)
+
+    async with await opened(Hanging()) as door:
+        calls, counters = await asyncio.to_thread(door.look, 0.2)
+        assert calls is not None and counters is None
+
+
+async def test_a_door_that_was_stopped_says_so_for_every_order():
+    door = await opened(EchoEngine())
+    await door.stop()
+    for order, ask in {"flush": door.flush, "pause": door.pause, "resume": door.resume, "wake": door.wake}.items():
+        with pytest.raises(CaptureError, match=f"cannot {order}: this door was stopped; start a new one"):
+            await ask()
+
+
+async def test_a_stop_ends_the_calls_and_then_the_engine_and_closes_the_recorder():
+    engine, recorder = EchoEngine(delay=0.02), ListRecorder()
+    door = await opened(engine, recorder)
+    url = await door.open("r1")
+    answer = asyncio.create_task(said(url, "x" * 500))
+    await asyncio.to_thread(wait_until, lambda: engine.sampling == 1)
+    await door.stop()
+    assert [call.finish_reason for call in recorder.of("r1")] == ["aborted"]
+    assert engine.stopped.is_set() and recorder.closed
+    assert (await answer).status_code == 503
+
+
+async def test_what_an_engine_raises_while_ending_is_raised_by_stop():
+    class Breaks(EchoEngine):
+        async def stop(self):
+            raise RuntimeError("out of cheese")
+
+    recorder = ListRecorder()
+    door = await opened(Breaks(), recorder)
+    with pytest.raises(RuntimeError, match="out of cheese"):
+        await door.stop()
+    assert recorder.closed
+    with pytest.raises(RuntimeError, match="out of cheese"):
+        await door.stop()
+
+
+async def test_a_recorder_that_cannot_be_made_fails_the_start_and_gives_the_port_back():
+    def broken():
+        raise ConfigError("no such folder")
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(ConfigError, match="no such folder"):
+        await Door.start(EchoEngine, broken, process=False, port=port)
+    async with await opened(EchoEngine(), port=port) as door:
+        assert door.address == f"http://127.0.0.1:{port}"
+
+
+async def test_an_answer_says_the_version_that_it_is_stamped_with():
+    engine = EchoEngine()
+    engine.version = 7
+    stamped = Stamped(engine, 3)
+    await stamped.start()
+    answer = await stamped.chat(chat("hi"))
+    assert answer["policy_version"] == 3 and answer["choices"] == (await engine.chat(chat("hi")))["choices"]
+    stamped.policy_version = 4
+    chunks = [chunk async for chunk in stamped.stream(chat("hi"))]
+    assert [chunk["policy_version"] for chunk in chunks] == [4, 4, 4]
+    assert [chunk["choices"] for chunk in chunks] == [chunk["choices"] async for chunk in engine.stream(chat("hi"))]
+    await stamped.stop()
+    assert engine.stopped.is_set() and engine.requests[0] == chat("hi")
+
+
+async def test_a_stamped_stream_that_nobody_reads_any_more_is_ended():
+    engine = EchoEngine(delay=0.01)
+    stream = Stamped(engine, 3).stream(chat("x" * 100))
+    await anext(stream)
+    assert engine.sampling == 1
+    await stream.aclose()
+    assert engine.sampling == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("node-3", "http://node-3:80"),
+    ],
+)
+def test_the_address_is_one_that_this_machine_can_reach(host, address):
+    assert address_of(host, 80) == address
+
+
+def test_only_names_of_this_machine_are_loopback():
+    assert all(is_loopback(host) for host in ("localhost", "127.0.0.1", "127.8.8.8", "::1"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "::", "node-3", "", None))
+
+
+def test_a_listener_takes_calls_at_once_and_sends_without_delay():
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP and listener.type == socket.SOCK_STREAM
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        with socket.create_connection(listener.getsockname(), timeout=5):
+            pass
+        with pytest.raises(ConfigError, match="is in use"):
+            listen("127.0.0.1", listener.getsockname()[1])
+
+
+def test_a_host_that_is_not_this_machines_cannot_be_listened_on():
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1 port 0: "):
+        listen("192.0.2.1", 0)
+
+
+def test_the_server_trusts_no_proxy_writes_no_log_and_ends_soon():
+    config = http_server(lambda *_: None, drain=7).config
+    assert (config.proxy_headers, config.access_log, config.lifespan) == (False, False, "off")
+    assert config.timeout_keep_alive > 5, "as long as clients keep an unused connection"
+    assert config.timeout_graceful_shutdown == 7 and http_server(lambda *_: None).config.timeout_graceful_shutdown == 1
