@@ -71,6 +71,7 @@ async def test_of_a_client_that_leaves_before_it_has_asked_nothing_is_heard():
     [
         (b"{", "is not JSON", "invalid_json"),
         (b"[]", "is a list; send a JSON object", None),
+        (b'{"messages": %s%s}' % (b"[" * 254, b"]" * 254), "nested deeper than 254 levels", "invalid_json"),
         ({}, "'messages' must be a list", None),
         ({"messages": []}, "'messages' must be a list", None),
         ({"messages": {}}, "'messages' must be a list", None),

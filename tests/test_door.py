@@ -194,7 +194,7 @@ async def test_a_start_that_takes_too_long_leaves_no_thread():
     before = set(threading.enumerate())
     with pytest.raises(CaptureError, match=r"what it was told \(start\) after 0.1 seconds"):
         await opened(Slow(), timeout=0.1)
-    assert {it for it in threading.enumerate() if it.name == "art-capture"} <= before
+    wait_until(lambda: {it for it in threading.enumerate() if it.name == "art-capture"} <= before)
 
 
 async def test_what_an_order_raises_for_lateness_of_its_own_is_passed_on():
