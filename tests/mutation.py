@@ -38,7 +38,7 @@ TESTS = {
     "capture/http": ["test_exchange.py"],
     "capture/server": ["test_application.py", "test_in_flight.py"],
     "capture/serving": ["test_door.py"],
-    "capture/shape": ["test_upstream_shapes.py"],
+    "capture/shape": ["test_shape.py"],
     "capture/stamped": ["test_door.py"],
     "capture/edge": ["test_edge.py"],
     "capture/upstream": ["test_upstream_shapes.py", *(f"test_upstream.py::test_{name}" for name in UPSTREAM)],

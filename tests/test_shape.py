@@ -1,0 +1,138 @@
+"""What of an upstream's answer is no completion: field by field, and what JSON holds that cannot be written again."""
+
+import copy
+import json
+import math
+
+import pytest
+
+from art_core.capture.shape import ANSWER, CALL, CHOICE, DEEPEST, DETAILS, SAID, TOKEN, USAGE, check_shape, too_deep
+from art_core.errors import UpstreamError
+
+TOKENS = {"content": [{"token": "x", "logprob": -0.5, "top_logprobs": [{"token": "y", "logprob": -1}]}]}
+TOOL_CALL = {"id": "c1", "type": "function", "index": 0, "function": {"name": "find", "arguments": "{}"}}
+MESSAGE = {
+    "role": "assistant", "content": "x", "reasoning_content": "r", "reasoning": "r", "refusal": "no", "tool_calls": [TOOL_CALL],
+}  # fmt: skip
+WHOLE = {
+    "choices": [
+        {
+            "index": 0, "message": MESSAGE, "delta": MESSAGE, "finish_reason": "stop", "token_ids": [1], "token_logprobs": [-0.5],
+            "forced": [False], "logprobs": TOKENS,
+        }
+    ],
+    "usage": {
+        "prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    },
+    "logprobs_temperature": 0.5,
+}  # fmt: skip
+CHOICES = ("choices", 0)
+PLACES = [
+    ((), ANSWER, "an answer"),
+    (("usage",), USAGE, "'usage'"),
+    (("usage", "prompt_tokens_details"), DETAILS, "'prompt_tokens_details'"),
+    (("usage", "completion_tokens_details"), DETAILS, "'completion_tokens_details'"),
+    (CHOICES, CHOICE, "a choice"),
+    ((*CHOICES, "message"), SAID, "a message"),
+    ((*CHOICES, "delta"), SAID, "a message"),
+    ((*CHOICES, "message", "tool_calls", 0), CALL, "a tool call"),
+    ((*CHOICES, "message", "tool_calls", 0, "function"), {"name": str, "arguments": str, "new": str}, "a function"),
+    ((*CHOICES, "logprobs"), {"content": list}, "'logprobs'"),
+    ((*CHOICES, "logprobs", "content", 0), TOKEN, "a token of logprobs"),
+    ((*CHOICES, "logprobs", "content", 0, "top_logprobs", 0), TOKEN, "a token of logprobs"),
+]
+"""Where the objects of an answer are, the kinds of their fields, and what an error calls them."""
+FIELDS = [(place, name, kind, what) for place, kinds, what in PLACES for name, kind in kinds.items()]
+ONE_OF_EACH = ["a-key", 3, [3], {"a": "b"}]
+
+
+def changed(place, **fields):
+    """Return the whole answer with these fields in the object at ``place``."""
+    answer = copy.deepcopy(WHOLE)
+    it = answer
+    for name in place:
+        it = it[name]
+    it.update(fields)
+    return answer
+
+
+def refused(answer):
+    with pytest.raises(UpstreamError) as failure:
+        check_shape(answer)
+    assert failure.value.status == 502
+    start, _, rest = str(failure.value).partition(": ")
+    assert start == "the upstream's answer has not the shape of a completion"
+    return rest
+
+
+def test_a_whole_answer_and_an_empty_one_are_completions():
+    check_shape(WHOLE)
+    check_shape({})
+    check_shape({"choices": [], "usage": {}})
+    check_shape({"choices": [{"delta": {}, "logprobs": {}}, {"message": {}}], "usage": None})
+
+
+@pytest.mark.parametrize(("place", "name", "kind", "what"), FIELDS)
+def test_a_field_of_another_kind_is_refused_by_name_and_its_words_are_not_shown(place, name, kind, what):
+    for value in ONE_OF_EACH:
+        if isinstance(value, kind):
+            continue
+        shown = "3" if value == 3 else f"of type {type(value).__name__}"
+        assert refused(changed(place, **{name: value})) == f"{name!r} of {what} is {shown}"
+
+
+@pytest.mark.parametrize(("place", "name", "kind", "what"), FIELDS)
+def test_a_field_may_be_null_but_for_what_a_token_is(place, name, kind, what):
+    answer = changed(place, **{name: None})
+    if name in ("token", "logprob"):
+        assert refused(answer) == "a token of logprobs is of type dict"
+    else:
+        check_shape(answer)
+
+
+@pytest.mark.parametrize(("place", "name"), [(place, name) for place, name, kind, _ in FIELDS if kind == int | float])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_is_finite(place, name, value):
+    assert refused(changed(place, **{name: value})).endswith(f"is {value!r}")
+
+
+@pytest.mark.parametrize("place", [place for place, _, _ in PLACES if place and place != ("usage",)])
+def test_what_should_be_an_object_is_one(place):
+    *parents, last = place
+    answer = changed(())
+    it = answer
+    for name in parents:
+        it = it[name]
+    it[last] = 3
+    assert refused(answer).endswith("is 3")
+
+
+@pytest.mark.parametrize(("place", "end"), [(CHOICES, 2**31), ((*CHOICES, "message", "tool_calls", 0), 1024)])
+def test_an_index_is_a_whole_number_that_makes_no_endless_list(place, end):
+    for index in (0, 1, end - 1):
+        check_shape(changed(place, index=index))
+    for index in (-1, end, 1.0, None):
+        assert refused(changed(place, index=index)) == f"'index' is {index!r}"
+    for index in ("0", [0]):
+        assert refused(changed(place, index=index)) == f"'index' is of type {type(index).__name__}"
+    assert refused(changed(place, index=True)) == "'index' is True"
+
+
+def test_what_is_not_read_later_may_be_anything():
+    check_shape(changed((), id=3, model=[], choices=[{"message": {"audio": 3}, "stop_reason": 5}]))
+
+
+def nested(depth):
+    text = b"[" * depth + b"]" * depth
+    return text, json.loads(text)
+
+
+def test_as_deep_as_can_be_written_is_not_too_deep():
+    assert not too_deep(*nested(DEEPEST))
+    assert too_deep(*nested(DEEPEST + 1))
+    assert too_deep(b'{"a":' * 255 + b"1" + b"}" * 255, json.loads(b'{"a":' * 255 + b"1" + b"}" * 255))
+
+
+def test_many_lists_beside_one_another_are_not_deep():
+    assert not too_deep(b"[" + b"[]," * 1000 + b"{}]", [[]] * 1000 + [{}])
