@@ -180,6 +180,22 @@ async def test_a_killed_serving_process_is_told_with_its_signal():
         await door.stop()
 
 
+async def test_where_a_serving_process_hangs_is_asked_from_any_thread_and_not_waited_for():
+    async with await Door.start(partial(EchoEngine, 0.05), ListRecorder) as door:
+        asking = asyncio.create_task(say(await door.open("r1"), "x" * 20))
+        await asyncio.to_thread(wait_until, lambda: door.look(5.0)[0].rollouts.get("r1", (0, None))[1])
+        stacks = door.stacks(5.0)
+        assert "thread art-capture:" in stacks and "capture_fakes.py" in stacks
+        await asking
+        door._serving._process.send_signal(signal.SIGSTOP)
+        try:
+            assert door.look(0.05) == (None, None)
+            assert door.stacks(0.05) == "it did not say within 0.05 seconds"
+        finally:
+            door._serving._process.send_signal(signal.SIGCONT)
+        assert await say(await door.open("r2"), "on") == "on"
+
+
 async def test_a_closure_is_refused_with_what_to_give_instead():
     engine = EchoEngine()
     with pytest.raises(ConfigError, match="module that can be imported"):
