@@ -146,6 +146,18 @@ def test_a_record_that_can_never_be_written_is_told_once_and_holds_up_no_other(t
         assert [one.prompt_ids for one in store.calls("r")] == [(1,), (1, 4, 5, 6), (7,)]
 
 
+@pytest.mark.parametrize("table", ["blobs", "messages"])
+def test_a_file_whose_index_lost_a_row_gets_the_call_once_it_is_mended(store, table):
+    store.flush()
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        db.execute(f"CREATE TRIGGER lost BEFORE INSERT ON {table} BEGIN SELECT RAISE(IGNORE); END")
+        store.record("r1", call([1, 2], request={"messages": [{"role": "user", "content": "a"}]}))
+        with pytest.raises(StoreError, match="a row that it has cannot be found"):
+            store.flush()
+        db.execute("DROP TRIGGER lost")
+    assert [it.prompt_ids for it in store.calls("r1")] == [(1, 2)]
+
+
 def test_a_record_is_left_out_and_the_disk_full_at_once_and_all_others_are_kept(tmp_path, monkeypatch):
     commits = []
 

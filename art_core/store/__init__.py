@@ -12,15 +12,13 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import Any, Literal
 
 from art_core.errors import StoreError
 from art_core.folder import bring_to_disk
 from art_core.store.calls import CallReader, CallWriter, RecordedCall, reward_calls
-from art_core.store.digest import SIZE, call_digest
+from art_core.store.digest import call_digest
 from art_core.store.rollouts import (
     ATTEMPTS,
     ROLLOUTS,
@@ -36,8 +34,8 @@ from art_core.store.rollouts import (
     trajectory_of,
 )  # fmt: skip
 from art_core.store.schema import BROKEN, connect, unreadable
+from art_core.store.updates import UPDATE, Update, update_of
 from art_core.store.values import (
-    Damaged,
     column,
     from_json,
     is_json,
@@ -53,19 +51,6 @@ __all__ = [
     "Attempt", "RecordedCall", "SeenRollout", "Shape", "Store", "StoreView", "StoredRollout", "StoredScore", "Update", "Wanted",
     "look",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Update:
-    """What one optimizer step was given."""
-
-    step: int
-    version: int
-    """Of the weights that it made."""
-    targets: float | None
-    """Trained tokens, where the learner counts them."""
-    trained: tuple[tuple[str | None, tuple[bytes, ...]], ...]
-    """Per trajectory its rollout's id, None where this file has no such rollout, and ``call_digest`` of each of its calls."""
 
 
 class Store:
@@ -207,12 +192,7 @@ class Store:
             numbers = [seq for (seq,) in db.execute("SELECT seq FROM updates ORDER BY seq")]
         for number in numbers:
             with self._read() as db:
-                step, version, targets, trained = db.execute(
-                    "SELECT step, version, targets, trained FROM updates WHERE seq = ?", (number,)
-                ).fetchone()
-                update = Update(
-                    column(step, int), column(version, int), column(targets, float, NoneType), _trained(trained)
-                )
+                update = update_of(db.execute(UPDATE, (number,)).fetchone())
             yield update
 
     def add_opening(self, version: int) -> None:
@@ -379,19 +359,6 @@ class Store:
 _ADD_SCORE = """
 INSERT INTO scores (rollout_id, reward, metrics, notes, advantage, scored_by, at, aside) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
-
-
-def _trained(data: bytes) -> tuple[tuple[str | None, tuple[bytes, ...]], ...]:
-    """Return ``Update.trained`` of its column. Raises Damaged."""
-    try:
-        return tuple((name, _cut(digests)) for name, digests in from_json(data))
-    except (TypeError, ValueError) as error:
-        raise Damaged(f"it should say what was trained: {error}") from error
-
-
-def _cut(digests: str) -> tuple[bytes, ...]:
-    whole = bytes.fromhex(digests)
-    return tuple(whole[at : at + SIZE] for at in range(0, len(whole), SIZE))
 
 
 def _number(value: float | None) -> float | None:

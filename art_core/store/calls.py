@@ -119,7 +119,9 @@ class CallWriter:
             added = db.execute("INSERT OR IGNORE INTO messages (parent, blob) VALUES (?, ?)", (parent, blob))
             row = added.lastrowid
             if not added.rowcount:
-                [row] = db.execute("SELECT id FROM messages WHERE parent = ? AND blob = ?", (parent, blob)).fetchone()
+                row = _there(
+                    db.execute("SELECT id FROM messages WHERE parent = ? AND blob = ?", (parent, blob)).fetchone()
+                )
             found = self._messages.put((parent, blob), row)
         return found
 
@@ -131,9 +133,16 @@ class CallWriter:
             added = db.execute("INSERT OR IGNORE INTO blobs (digest, json) VALUES (?, ?)", (digest, content))
             row = added.lastrowid
             if not added.rowcount:
-                [row] = db.execute("SELECT id FROM blobs WHERE digest = ?", (digest,)).fetchone()
+                row = _there(db.execute("SELECT id FROM blobs WHERE digest = ?", (digest,)).fetchone())
             found = self._blobs.put(digest, row)
         return found
+
+
+def _there(row: tuple[int] | None) -> int:
+    """Return the id of a row that SQLite has just refused to add because it is there."""
+    if row is None:  # a fault of the file, not of the call, which is kept for a better one
+        raise sqlite3.DatabaseError("database disk image is malformed: a row that it has cannot be found")
+    return row[0]
 
 
 def reward_calls(db: sqlite3.Connection, rollout_id: str, rewards: Sequence[float | None]) -> None:
