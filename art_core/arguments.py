@@ -139,7 +139,8 @@ def parse_settings(pairs: list[str], options: Collection[str]) -> dict[str, Any]
         if not equals:
             raise ConfigError(f"--set {pair!r}: write NAME=VALUE")
         if name in options:
-            raise ConfigError(f"--set {pair!r}: give it as --{name.replace('_', '-')} {value}")
+            option = "tracker" if name == "trackers" else name.replace("_", "-")  # given once for each
+            raise ConfigError(f"--set {pair!r}: give it as --{option} {value}")
         try:
             settings[name] = PYTHON[value] if value in PYTHON else json.loads(value)
         except json.JSONDecodeError:
