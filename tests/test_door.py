@@ -9,7 +9,7 @@ import httpx
 import pytest
 from capture_fakes import EchoEngine, ListRecorder, chat, wait_until
 
-from art_core.capture import Door, Stamped, address_of, http_server, is_loopback, listen
+from art_core.capture import BoundedHead, Door, Stamped, address_of, http_server, is_loopback, listen
 from art_core.errors import CaptureError, ConfigError
 from art_core.types import Call, Sampling, Weights
 
@@ -44,7 +44,7 @@ class AbleEngine(EchoEngine):
         self.said.append("wake")
 
     def overlaps(self, weights):
-        return self._overlaps
+        return self._overlaps and weights.version > self.version
 
     def keeps_start(self):
         return self._keeps_start
@@ -161,8 +161,9 @@ async def test_a_frozen_model_that_is_not_the_start_answers_itself():
     assert len(other.requests) == 1 and not engine.requests
 
 
-async def test_what_was_answered_before_is_answered_so_again_and_the_engine_is_not_asked():
-    engine, recorder = EchoEngine(), ListRecorder()
+@pytest.mark.parametrize("kind", [EchoEngine, AbleEngine])
+async def test_what_was_answered_before_is_answered_so_again_and_the_engine_is_not_asked(kind):
+    engine, recorder = kind(), ListRecorder()
     async with await opened(engine, recorder) as door:
         await said(await door.open("before"))
         await door.close("before")
@@ -231,6 +232,24 @@ async def test_a_look_does_not_wait_for_an_engine_that_hangs():
     async with await opened(Hanging()) as door:
         calls, counters = await asyncio.to_thread(door.look, 0.2)
         assert calls is not None and counters is None
+
+
+async def test_a_rollout_that_is_closed_takes_no_more_calls_and_those_in_flight_get_its_grace():
+    engine, recorder = EchoEngine(delay=0.02), ListRecorder()
+    async with await opened(engine, recorder) as door:
+        url, other = await door.open("r1"), await door.open("r2")
+        answer = asyncio.create_task(said(url, "x" * 500))
+        await asyncio.to_thread(wait_until, lambda: engine.sampling == 1)
+        await door.close("r1", grace=0.1)
+        assert [call.finish_reason for call in recorder.of("r1")] == ["aborted"]
+        assert (await answer).status_code == 409
+        assert (await said(url)).status_code == 404
+        assert (await said(other)).status_code == 200
+
+
+async def test_a_thread_serves_that_keeps_no_process_alive():
+    async with await opened(EchoEngine()):
+        assert [it.daemon for it in threading.enumerate() if it.name == "art-capture"] == [True]
 
 
 async def test_a_door_that_was_stopped_says_so_for_every_order():
@@ -339,6 +358,7 @@ def test_a_host_that_is_not_this_machines_cannot_be_listened_on():
 
 def test_the_server_trusts_no_proxy_writes_no_log_and_ends_soon():
     config = http_server(lambda *_: None, drain=7).config
-    assert (config.proxy_headers, config.access_log, config.lifespan) == (False, False, "off")
+    assert (config.proxy_headers, config.access_log, config.lifespan, config.ws) == (False, False, "off", "none")
+    assert (config.log_config, config.log_level, config.http) == (None, "critical", BoundedHead)
     assert config.timeout_keep_alive > 5, "as long as clients keep an unused connection"
     assert config.timeout_graceful_shutdown == 7 and http_server(lambda *_: None).config.timeout_graceful_shutdown == 1
