@@ -247,6 +247,45 @@ async def test_a_rollout_that_is_closed_takes_no_more_calls_and_those_in_flight_
         assert (await said(other)).status_code == 200
 
 
+async def test_a_pause_holds_new_calls_until_it_is_over():
+    engine = EchoEngine()
+    async with await opened(engine) as door:
+        url = await door.open("r1")
+        await door.pause()
+        answer = asyncio.create_task(said(url))
+        await asyncio.to_thread(wait_until, lambda: door.look(5.0)[0].waiting == 1)
+        assert not engine.requests
+        await door.resume()
+        assert (await answer).status_code == 200
+
+
+class Plain:
+    """An API that is a text each way."""
+
+    def prepare(self):
+        pass
+
+    def to_chat(self, body):
+        return chat(body["text"])
+
+    def from_chat(self, body, completion):
+        return {"said": completion["choices"][0]["message"]["content"]}
+
+    def error(self, message, status, code):
+        return {"oops": message}
+
+
+async def test_what_the_door_is_started_with_reaches_what_serves():
+    how = {"dialects": {"/v1/plain": Plain()}, "max_body": 500, "call_timeout": 0.3}
+    async with await opened(EchoEngine(delay=0.01), **how) as door:
+        url = await door.open("r1")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.post(f"{url}/plain", json={"text": "hi"})).json() == {"said": "hi"}
+        assert (await said(url, "x" * 600)).status_code == 413
+        late = await said(url, "x" * 300)
+        assert late.status_code == 504 and "after 0.3 seconds (call_timeout)" in late.text
+
+
 async def test_a_thread_serves_that_keeps_no_process_alive():
     async with await opened(EchoEngine()):
         assert [it.daemon for it in threading.enumerate() if it.name == "art-capture"] == [True]
