@@ -37,7 +37,7 @@ TESTS = {
     "capture/requests": ["test_application.py"],
     "capture/http": ["test_exchange.py"],
     "capture/server": ["test_application.py", "test_in_flight.py"],
-    "capture/serving": ["test_door.py"],
+    "capture/serving": ["test_listen.py", "test_door.py"],
     "capture/shape": ["test_shape.py"],
     "capture/stamped": ["test_door.py"],
     "capture/edge": ["test_edge.py"],
