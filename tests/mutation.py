@@ -23,15 +23,27 @@ UPSTREAM = [
     "a_raw_prompt_is_answered_in_the_shape_of_a_chat_completion",
 ]
 """The quick ones of a file that waits for servers to be late."""
+PROCESS = [
+    "an_engine_that_cannot_start_raises_its_own_error_here",
+    "a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise",
+    "a_process_that_ends_before_it_takes_an_order_is_told_with_its_code",
+    "an_error_that_cannot_travel_is_told_in_words",
+    "calls_of_the_process_are_read_here_and_its_log_is_heard_here",
+    "a_serving_process_that_dies_fails_what_waits_and_what_comes",
+    "a_killed_serving_process_is_told_with_its_signal",
+    "where_a_serving_process_hangs_is_asked_from_any_thread_and_not_waited_for",
+    "a_closure_is_refused_with_what_to_give_instead",
+]
+"""Those that need no torch and wait for no process to be given up."""
 TESTS = {
     "losses": ["test_losses.py"],
     "token_tree": ["test_token_tree.py"],
     "scoring": ["test_scoring.py"],
     "capture/activity": ["test_activity.py"],
-    "capture/child": ["test_capture_process.py"],
-    "capture/door": ["test_door.py", "test_capture_process.py"],
+    "capture/child": [f"test_capture_process.py::test_{name}" for name in PROCESS],
+    "capture/door": ["test_door.py", *(f"test_capture_process.py::test_{name}" for name in PROCESS)],
     "capture/gate": ["test_gate.py"],
-    "capture/process": ["test_capture_process.py"],
+    "capture/process": [f"test_capture_process.py::test_{name}" for name in PROCESS],
     "capture/record": ["test_recording.py"],
     "capture/replay": ["test_replay.py"],
     "capture/requests": ["test_application.py"],
