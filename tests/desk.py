@@ -71,7 +71,7 @@ def desk(browser):
     for context in desk.contexts:  # before the servers end, so that no page asks one that is gone
         context.close()
     desk.servers.close()
-    assert desk.wrong == []
+    assert desk.wrong == [], desk.wrong
 
 
 @contextmanager

@@ -100,6 +100,7 @@ def test_a_run_on_a_server_is_seen_to_learn_and_its_runs_are_opened_and_compared
         page.wait_for_selector(".side-by-side .message")
         chosen = [it.locator("option:checked").inner_text() for it in page.locator(".side-head select").all()]
         assert [it.partition(",")[0].partition("·")[0].strip() for it in chosen] == ["step 1", "step 2"]
+        page.close()  # before the server ends, so that it does not ask one that is gone
 
 
 def reached(url):
