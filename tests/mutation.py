@@ -33,6 +33,8 @@ PROCESS = [
     "a_killed_serving_process_is_told_with_its_signal",
     "where_a_serving_process_hangs_is_asked_from_any_thread_and_not_waited_for",
     "a_closure_is_refused_with_what_to_give_instead",
+    "what_only_this_process_has_is_refused_with_where_to_define_it",
+    "a_process_whose_start_has_failed_takes_no_orders_and_is_stopped",
 ]
 """Those that need no torch and wait for no process to be given up."""
 TESTS = {

@@ -13,12 +13,15 @@ import sys
 import textwrap
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import httpx
 import pytest
 from capture_fakes import BrokenEngine, EchoEngine, FileRecorder, ListRecorder, PickyEngine, SlowStartEngine, wait_until
 
 from art_core.capture import Door
+from art_core.capture.process import ServingProcess
+from art_core.capture.serving import ServingPlan
 from art_core.errors import CaptureError, ConfigError, UpstreamError
 from art_core.store import Store
 from art_core.types import Sampling, Weights
@@ -200,6 +203,27 @@ async def test_a_closure_is_refused_with_what_to_give_instead():
     engine = EchoEngine()
     with pytest.raises(ConfigError, match="module that can be imported"):
         await Door.start(lambda: engine, ListRecorder)
+
+
+async def test_what_only_this_process_has_is_refused_with_where_to_define_it(monkeypatch):
+    here = ModuleType("only_here")
+    here.Engine = type("Engine", (EchoEngine,), {"__module__": "only_here"})
+    monkeypatch.setitem(sys.modules, "only_here", here)
+    with pytest.raises(ConfigError) as refused:
+        await Door.start(here.Engine, ListRecorder)
+    assert "cannot rebuild what it was sent (start: ModuleNotFoundError: No module named 'only_here')" in str(
+        refused.value
+    )
+
+
+def test_a_process_whose_start_has_failed_takes_no_orders_and_is_stopped():
+    serving = ServingProcess(ServingPlan(BrokenEngine, ListRecorder))
+    with pytest.raises(UpstreamError, match="no such model"):
+        serving.start().result(30)
+    with pytest.raises(CaptureError, match="the serving thread has ended; start a new door"):
+        serving.ask("flush").result(30)
+    assert serving.stop().result(30) is None
+    assert serving._process.returncode == 0
 
 
 async def test_a_port_in_use_is_told_from_the_process_too():
