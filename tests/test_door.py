@@ -1,6 +1,7 @@
 """Orders at the door: what engines with and without an ability are asked, limits of time, what is told outside the loop."""
 
 import asyncio
+import concurrent.futures
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ import pytest
 from capture_fakes import EchoEngine, ListRecorder, chat, wait_until
 
 from art_core.capture import Door, Stamped
+from art_core.capture.serving import Serving, ServingPlan
 from art_core.errors import CaptureError, ConfigError
 from art_core.types import Call, Sampling, Weights
 
@@ -297,6 +299,19 @@ async def test_a_door_that_was_stopped_says_so_for_every_order():
     for order, ask in {"flush": door.flush, "pause": door.pause, "resume": door.resume, "wake": door.wake}.items():
         with pytest.raises(CaptureError, match=f"cannot {order}: this door was stopped; start a new one"):
             await ask()
+
+
+def test_an_order_that_comes_while_the_thread_ends_is_answered_cancelled_or_refused():
+    for _ in range(25):
+        serving, asked = Serving(ServingPlan(EchoEngine, ListRecorder)), []
+        serving.start().result(10)
+        serving.stop()
+        with pytest.raises(CaptureError, match="the serving thread has ended"):
+            while True:
+                asked.append(serving.ask("flush"))
+                time.sleep(0.0002)
+        assert not concurrent.futures.wait(asked, 10).not_done
+        assert all(it.cancelled() or it.exception() is None for it in asked)
 
 
 async def test_a_stop_ends_the_calls_and_then_the_engine_and_closes_the_recorder():

@@ -62,6 +62,9 @@ class Serving:
             # Whoever waits for them may be cancelled; they still come true.
             future.set_running_or_notify_cancel()
         self._thread = threading.Thread(target=self._run, name="art-capture", daemon=True)
+        self._asking = threading.Lock()
+        self._over = False
+        """Whether the loop takes no more orders."""
 
     def start(self) -> concurrent.futures.Future[str]:
         """Start the thread; the future gives the address, or what kept the engine, the recorder or the port from starting."""
@@ -72,9 +75,11 @@ class Serving:
     def ask(self, order: str, *args: object) -> concurrent.futures.Future:
         """Run one of the orders (open, close, flush, pause, resume, load, score, counters, rest, wake, look) in the thread's
         loop."""
-        if self._finished.done():
-            raise CaptureError("the serving thread has ended; start a new door") from self._finished.exception()
-        return asyncio.run_coroutine_threadsafe(self._orders[order](*args), self.loop)
+        with self._asking:
+            if self._over:
+                why = self._finished.exception() if self._finished.done() else None
+                raise CaptureError("the serving thread has ended; start a new door") from why
+            return asyncio.run_coroutine_threadsafe(self._orders[order](*args), self.loop)
 
     def stop(self) -> concurrent.futures.Future[None]:
         """End the loop; a start that is still under way is cancelled. The future gives what was raised while ending."""
@@ -86,7 +91,13 @@ class Serving:
     def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-                runner.run(self._main())
+                try:
+                    runner.run(self._main())
+                finally:
+                    with self._asking:
+                        self._over = True
+                    # What was asked until now becomes tasks, which the runner cancels as it does all that are left.
+                    runner.run(asyncio.sleep(0))
         except BaseException as error:  # noqa: BLE001  the thread's boundary: whoever waits for it raises the error
             if not self._ready.done():
                 self._ready.set_exception(error)
