@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import sys
 import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from types import ModuleType
 
 from art_core.capture.record import Recording
 from art_core.errors import StoreError, UpstreamError
@@ -151,6 +153,15 @@ class PickyError(Exception):
 class PickyEngine(EchoEngine):
     async def start(self) -> None:
         raise PickyError(1, 2)
+
+
+class ThereEngine(EchoEngine):
+    """Raises what only its own process can import."""
+
+    async def start(self) -> None:
+        there = sys.modules["only_there"] = ModuleType("only_there")
+        there.Error = type("Error", (Exception,), {"__module__": "only_there"})
+        raise there.Error("out of cheese")
 
 
 class ListRecorder:

@@ -35,6 +35,8 @@ PROCESS = [
     "a_closure_is_refused_with_what_to_give_instead",
     "what_only_this_process_has_is_refused_with_where_to_define_it",
     "a_process_whose_start_has_failed_takes_no_orders_and_is_stopped",
+    "an_error_that_cannot_be_imported_here_says_so",
+    "idle_threads_of_the_process_do_not_spin_unless_they_are_told_to",
 ]
 """Those that need no torch and wait for no process to be given up."""
 TESTS = {

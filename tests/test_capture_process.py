@@ -16,8 +16,18 @@ from pathlib import Path
 from types import ModuleType
 
 import httpx
+import psutil
 import pytest
-from capture_fakes import BrokenEngine, EchoEngine, FileRecorder, ListRecorder, PickyEngine, SlowStartEngine, wait_until
+from capture_fakes import (
+    BrokenEngine,
+    EchoEngine,
+    FileRecorder,
+    ListRecorder,
+    PickyEngine,
+    SlowStartEngine,
+    ThereEngine,
+    wait_until,
+)
 
 from art_core.capture import Door
 from art_core.capture.process import ServingProcess
@@ -157,7 +167,7 @@ async def test_a_serving_process_that_dies_fails_what_waits_and_what_comes():
         await door.resume()
         with pytest.raises(httpx.HTTPError):
             await say(url, "die")
-        with pytest.raises(CaptureError, match="exit code 7"):
+        with pytest.raises(CaptureError, match=r"died: it ended \(exit code 7\)\. What it wrote"):
             while True:
                 await door.load(Weights(version=1, path=None))
         with pytest.raises(CaptureError, match="the serving process died"):
@@ -214,6 +224,21 @@ async def test_what_only_this_process_has_is_refused_with_where_to_define_it(mon
     assert "cannot rebuild what it was sent (start: ModuleNotFoundError: No module named 'only_here')" in str(
         refused.value
     )
+
+
+async def test_an_error_that_cannot_be_imported_here_says_so():
+    with pytest.raises(CaptureError, match="what cannot be read here: No module named 'only_there'"):
+        await Door.start(ThereEngine, ListRecorder)
+
+
+async def test_idle_threads_of_the_process_do_not_spin_unless_they_are_told_to(monkeypatch):
+    for told, kept in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if told:
+            monkeypatch.setenv("OMP_WAIT_POLICY", told)
+        async with await Door.start(EchoEngine, ListRecorder) as door:
+            environment = psutil.Process(door._serving._process.pid).environ()
+        assert environment["OMP_WAIT_POLICY"] == kept and environment["PATH"] == os.environ["PATH"]
 
 
 def test_a_process_whose_start_has_failed_takes_no_orders_and_is_stopped():
