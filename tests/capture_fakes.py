@@ -164,6 +164,11 @@ class ThereEngine(EchoEngine):
         raise there.Error("out of cheese")
 
 
+class NeverEndsWell(EchoEngine):
+    async def stop(self) -> None:
+        raise UpstreamError("out of cheese while ending")
+
+
 class ListRecorder:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Call]] = []

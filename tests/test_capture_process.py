@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,7 @@ from capture_fakes import (
     EchoEngine,
     FileRecorder,
     ListRecorder,
+    NeverEndsWell,
     PickyEngine,
     SlowStartEngine,
     ThereEngine,
@@ -211,8 +213,15 @@ async def test_where_a_serving_process_hangs_is_asked_from_any_thread_and_not_wa
 
 async def test_a_closure_is_refused_with_what_to_give_instead():
     engine = EchoEngine()
-    with pytest.raises(ConfigError, match="module that can be imported"):
+    with pytest.raises(ConfigError, match=r"cannot be sent to it \(start: .*module that can be imported"):
         await Door.start(lambda: engine, ListRecorder)
+
+
+async def test_what_an_engine_raises_while_its_process_ends_is_raised_by_stop():
+    door = await Door.start(NeverEndsWell, ListRecorder)
+    assert [it.daemon for it in threading.enumerate() if it.name == "art-door"] == [True]
+    with pytest.raises(UpstreamError, match="out of cheese while ending"):
+        await door.stop()
 
 
 async def test_what_only_this_process_has_is_refused_with_where_to_define_it(monkeypatch):
