@@ -17,26 +17,32 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".mutation"
 """mutmut itself, and a folder for each module with its mutants and what became of them."""
 UPSTREAM = [
-    "a_stream_has_ended_when_every_choice_has",
-    "a_servers_pause_is_passed_on_where_it_is_a_number_of_seconds",
-    "a_long_request_reaches_the_server_whole",
-    "a_raw_prompt_is_answered_in_the_shape_of_a_chat_completion",
+    f"test_upstream.py::test_{name}"
+    for name in (
+        "a_stream_has_ended_when_every_choice_has",
+        "a_servers_pause_is_passed_on_where_it_is_a_number_of_seconds",
+        "a_long_request_reaches_the_server_whole",
+        "a_raw_prompt_is_answered_in_the_shape_of_a_chat_completion",
+    )
 ]
 """The quick ones of a file that waits for servers to be late."""
 PROCESS = [
-    "an_engine_that_cannot_start_raises_its_own_error_here",
-    "a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise",
-    "a_process_that_ends_before_it_takes_an_order_is_told_with_its_code",
-    "an_error_that_cannot_travel_is_told_in_words",
-    "calls_of_the_process_are_read_here_and_its_log_is_heard_here",
-    "a_serving_process_that_dies_fails_what_waits_and_what_comes",
-    "a_killed_serving_process_is_told_with_its_signal",
-    "where_a_serving_process_hangs_is_asked_from_any_thread_and_not_waited_for",
-    "a_closure_is_refused_with_what_to_give_instead",
-    "what_only_this_process_has_is_refused_with_where_to_define_it",
-    "a_process_whose_start_has_failed_takes_no_orders_and_is_stopped",
-    "an_error_that_cannot_be_imported_here_says_so",
-    "idle_threads_of_the_process_do_not_spin_unless_they_are_told_to",
+    f"test_capture_process.py::test_{name}"
+    for name in (
+        "an_engine_that_cannot_start_raises_its_own_error_here",
+        "a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise",
+        "a_process_that_ends_before_it_takes_an_order_is_told_with_its_code",
+        "an_error_that_cannot_travel_is_told_in_words",
+        "calls_of_the_process_are_read_here_and_its_log_is_heard_here",
+        "a_serving_process_that_dies_fails_what_waits_and_what_comes",
+        "a_killed_serving_process_is_told_with_its_signal",
+        "where_a_serving_process_hangs_is_asked_from_any_thread_and_not_waited_for",
+        "a_closure_is_refused_with_what_to_give_instead",
+        "what_only_this_process_has_is_refused_with_where_to_define_it",
+        "a_process_whose_start_has_failed_takes_no_orders_and_is_stopped",
+        "an_error_that_cannot_be_imported_here_says_so",
+        "idle_threads_of_the_process_do_not_spin_unless_they_are_told_to",
+    )
 ]
 """Those that need no torch and wait for no process to be given up."""
 TESTS = {
@@ -44,10 +50,10 @@ TESTS = {
     "token_tree": ["test_token_tree.py"],
     "scoring": ["test_scoring.py"],
     "capture/activity": ["test_activity.py"],
-    "capture/child": [f"test_capture_process.py::test_{name}" for name in PROCESS],
-    "capture/door": ["test_door.py", *(f"test_capture_process.py::test_{name}" for name in PROCESS)],
+    "capture/child": PROCESS,
+    "capture/door": ["test_door.py", *PROCESS],
     "capture/gate": ["test_gate.py"],
-    "capture/process": [f"test_capture_process.py::test_{name}" for name in PROCESS],
+    "capture/process": PROCESS,
     "capture/record": ["test_recording.py"],
     "capture/replay": ["test_replay.py"],
     "capture/requests": ["test_application.py"],
@@ -57,7 +63,7 @@ TESTS = {
     "capture/shape": ["test_shape.py"],
     "capture/stamped": ["test_door.py"],
     "capture/edge": ["test_edge.py"],
-    "capture/upstream": ["test_upstream_shapes.py", *(f"test_upstream.py::test_{name}" for name in UPSTREAM)],
+    "capture/upstream": ["test_upstream_shapes.py", *UPSTREAM],
 }
 SAMPLED = {"capture/child": ["*3", "*7"], "capture/process": ["*3", "*7"]}
 """Where every mutant starts processes: of these only the mutants whose name ends so, a fifth of them."""

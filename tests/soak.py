@@ -74,7 +74,7 @@ class Soak:
     @property
     def throughput(self) -> float:
         """In relation to a new process's, so that the machine's own ups and downs cancel out."""
-        return self.ratio(lambda window: speed(window) / statistics.mean(it.fresh for it in window))
+        return self.ratio(speed) / self.ratio(mean_fresh)
 
     @property
     def files(self) -> int:
@@ -87,7 +87,7 @@ class Soak:
         return (
             f"{last.seconds / 60:.1f} min, {last.tokens:,} tokens; after {self.warm_up / 60:.1f} min: memory x {self.memory:.3f} "
             f"({last.memory / 2**20:.0f} MiB), open files {self.files:+d}, tokens per second x {self.ratio(speed):.3f}, "
-            f"of a new process in a new folder x {self.ratio(lambda w: statistics.mean(it.fresh for it in w)):.3f}, "
+            f"of a new process in a new folder x {self.ratio(mean_fresh):.3f}, "
             f"in relation to it x {self.throughput:.3f}"
         )
 
@@ -95,6 +95,11 @@ class Soak:
 def speed(window: Sequence[Moment]) -> float:
     """Return the tokens per second from a window's first moment to its last."""
     return (window[-1].tokens - window[0].tokens) / (window[-1].seconds - window[0].seconds)
+
+
+def mean_fresh(window: Sequence[Moment]) -> float:
+    """Return the tokens per second that new processes had meanwhile."""
+    return statistics.mean(it.fresh for it in window)
 
 
 async def agent(task: str, address: art.types.RolloutAddress) -> str:
