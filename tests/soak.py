@@ -147,6 +147,7 @@ async def soak(
     run_dir: Path,
     seconds: float,
     *,
+    warm_up: float = 0.0,
     every: float = 5.0,
     fresh_every: float | None = 60.0,
     fresh_seconds: float = 8.0,
@@ -154,12 +155,13 @@ async def soak(
 ) -> list[Moment]:
     """Collect and score, and learn nothing, for so long; return a moment for ``every`` so many seconds.
 
-    Each ``fresh_every`` seconds a new process does the same for ``fresh_seconds``; None: never.
+    It goes on until two of them are after ``warm_up``, however long the machine stands still. Each ``fresh_every`` seconds a
+    new process does the same for ``fresh_seconds``; None: never.
     """
     engine, process, moments = Engine(), psutil.Process(), []
     numbers, begun, compared, fresh = itertools.count(), time.monotonic(), -math.inf, math.nan
     async with art.open_run(run_dir, engine=engine, learner="torch", max_concurrent=16) as run:
-        while not moments or moments[-1].seconds < seconds:
+        while sum(it.seconds >= warm_up for it in moments) < 2 or moments[-1].seconds < seconds:
             if fresh_every and time.monotonic() - begun - compared >= fresh_every:
                 paused = time.monotonic()
                 fresh, compared = await fresh_speed(fresh_seconds), paused - begun
@@ -188,7 +190,7 @@ def main() -> None:
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
     how = {"every": 0.5, "fresh_every": None, "say": lambda _: None} if options.speed else {}
     with tempfile.TemporaryDirectory() as folder:
-        moments = asyncio.run(soak(Path(folder), options.minutes * 60, **how))
+        moments = asyncio.run(soak(Path(folder), options.minutes * 60, warm_up=options.warm_up * 60, **how))
     if options.speed:
         print(speed([it for it in moments if it.seconds >= options.warm_up * 60]))
     else:
