@@ -30,14 +30,17 @@ PROCESS = [
     f"test_capture_process.py::test_{name}"
     for name in (
         "an_engine_that_cannot_start_raises_its_own_error_here",
+        "a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_open",
         "a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise",
         "a_process_that_ends_before_it_takes_an_order_is_told_with_its_code",
         "an_error_that_cannot_travel_is_told_in_words",
         "calls_of_the_process_are_read_here_and_its_log_is_heard_here",
+        "a_log_handler_that_fails_here_leaves_the_process_answering",
         "a_serving_process_that_dies_fails_what_waits_and_what_comes",
         "a_killed_serving_process_is_told_with_its_signal",
         "where_a_serving_process_hangs_is_asked_from_any_thread_and_not_waited_for",
         "a_closure_is_refused_with_what_to_give_instead",
+        "what_an_engine_raises_while_its_process_ends_is_raised_by_stop",
         "what_only_this_process_has_is_refused_with_where_to_define_it",
         "a_process_whose_start_has_failed_takes_no_orders_and_is_stopped",
         "an_error_that_cannot_be_imported_here_says_so",

@@ -161,6 +161,29 @@ async def test_calls_of_the_process_are_read_here_and_its_log_is_heard_here(tmp_
     assert kept == [("aborted", 1), ("stop", 0)]
 
 
+@pytest.mark.parametrize("error", [OSError("no space left"), SystemExit(3)], ids=["raises", "exits"])
+async def test_a_log_handler_that_fails_here_leaves_the_process_answering(monkeypatch, error):
+    heard = []
+
+    class Fails(logging.Handler):
+        def emit(self, record):
+            heard.append(record)
+            raise error
+
+    log = logging.getLogger("art_core")
+    monkeypatch.setattr(log, "handlers", [Fails()])
+    monkeypatch.setattr(log, "propagate", False)
+    async with asyncio.timeout(60), await Door.start(EchoEngine, ListRecorder) as door:
+        url = await door.open("r1", Sampling(temperature=1.0))
+        body = {"messages": [{"role": "user", "content": "one"}], "temperature": 0}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            await client.post(f"{url}/chat/completions", json=body, timeout=30)
+        await door.close("r1")
+        assert "temperature=0" in heard[0].getMessage()
+        assert await say(await door.open("r2", Sampling()), "two") == "two"
+        await door.close("r2")
+
+
 async def test_a_serving_process_that_dies_fails_what_waits_and_what_comes():
     door = await Door.start(EchoEngine, ListRecorder)
     try:
