@@ -143,6 +143,21 @@ class SlowStartEngine(EchoEngine):
         await asyncio.sleep(60)
 
 
+class ForksEngine(EchoEngine):
+    """Leaves a process behind that holds all that its own one had open, and writes down its number."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    async def start(self) -> None:
+        number = os.fork()
+        if not number:
+            time.sleep(60)
+            os._exit(0)
+        self.path.write_text(str(number))
+
+
 class PickyError(Exception):
     """Cannot be rebuilt by pickle."""
 

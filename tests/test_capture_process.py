@@ -23,6 +23,7 @@ from capture_fakes import (
     BrokenEngine,
     EchoEngine,
     FileRecorder,
+    ForksEngine,
     ListRecorder,
     NeverEndsWell,
     PickyEngine,
@@ -215,6 +216,18 @@ async def test_a_killed_serving_process_is_told_with_its_signal():
         with pytest.raises(httpx.HTTPError):
             await asking
     finally:
+        await door.stop()
+
+
+async def test_the_death_of_a_serving_process_is_seen_though_a_child_of_it_lives_on(tmp_path):
+    door = await Door.start(partial(ForksEngine, tmp_path / "child"), ListRecorder)
+    try:
+        door._serving._process.kill()
+        with pytest.raises(CaptureError, match="SIGKILL"):
+            async with asyncio.timeout(30):
+                await door.open("r1")
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
         await door.stop()
 
 
