@@ -22,7 +22,7 @@ FUZZ := .fuzz
 LOCAL := $(wildcard plugins/*/) $(wildcard integrations/*/)
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
 SEED ?= 0
-# Processes of make test and make test-engines; a file stays in one, because its fixtures are shared.
+# Processes of make test, make test-engines and the slice; a file stays in one, because its fixtures are shared.
 WORKERS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 
@@ -96,10 +96,10 @@ $(FUZZ)/.ready: $(VENV)/.ready requirements-fuzz.txt
 	  { test "$$(uname)" != Linux && echo "no coverage-guided fuzzing here: atheris has wheels for Linux only"; }
 	touch $@
 
-# LONG=slice is what CI runs: some minutes of each.
+# LONG=slice is what CI runs: some minutes of each, side by side, where the whole has the machine for itself.
 LONG ?= whole
 test-long: $(VENV)/.ready $(FUZZ)/.ready
-	LONG=$(LONG) PYTHONPATH="$(CURDIR)/$(FUZZ):$$PYTHONPATH" $(BIN)/python -m pytest -m long
+	LONG=$(LONG) PYTHONPATH="$(CURDIR)/$(FUZZ):$$PYTHONPATH" $(BIN)/python -m pytest -m long -rP $(if $(filter slice,$(LONG)),--numprocesses=$(WORKERS) --dist=loadfile)
 
 $(MUTATION)/.ready: $(VENV)/.ready requirements-mutation.txt
 	rm -rf $(MUTATION)
