@@ -210,14 +210,15 @@ def _call(tool: Any) -> tuple[str, Schema]:
 
 
 def _content(response_format: Any) -> Schema | None:
-    kind = response_format.get("type") if isinstance(response_format, dict) else response_format
+    said = response_format if isinstance(response_format, dict) else {"type": response_format}
+    kind = said.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return Schema({"type": "object"})
     if kind != "json_schema":
         raise refuse(f"response_format is of type {kind!r}; it must be 'text', 'json_object' or 'json_schema'")
-    described = response_format.get("json_schema")
+    described = said.get("json_schema")
     if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
         raise refuse("response_format of type 'json_schema' has no schema; give one as json_schema.schema")
     return Schema(described["schema"], bool(described.get("strict")))

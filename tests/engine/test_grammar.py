@@ -240,6 +240,7 @@ async def test_an_answer_that_is_cut_off_says_so_and_one_with_a_stop_string_ends
         ({"response_format": {"type": "grammar"}}, "must be 'text', 'json_object' or 'json_schema'"),
         ({"response_format": "json"}, "is of type 'json'"),
         ({"response_format": {"type": "json_schema"}}, "has no schema"),
+        ({"response_format": "json_schema"}, "has no schema"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": ["pick"]}, "tools": [PICK]}, "names no tool"),
         ({"tool_choice": {"type": "function", "function": "pick"}, "tools": [PICK]}, "names no function"),
         ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "a b"}}]}, "is named 'a b'"),
