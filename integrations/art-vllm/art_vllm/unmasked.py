@@ -18,12 +18,19 @@ GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice"
 
 
 def is_constrained(request: Mapping[str, Any]) -> bool:
-    """Whether a grammar decides which tokens may be sampled."""
-    choice, wanted = request.get("tool_choice"), request.get("response_format") or {}
-    if choice == "required" or isinstance(choice, dict) or wanted.get("type", "text") != "text":
+    """Whether a grammar decides which tokens may be sampled; a field of no known shape asks for none, and vLLM refuses it."""
+    choice = request.get("tool_choice")
+    if choice == "required" or isinstance(choice, dict):
         return True
-    strict = any((tool.get("function") or {}).get("strict") for tool in request.get("tools") or ())
+    if _object(request.get("response_format")).get("type", "text") != "text":
+        return True
+    tools = request.get("tools")
+    strict = isinstance(tools, list) and any(_object(_object(tool).get("function")).get("strict") for tool in tools)
     return (strict and choice != "none") or any(request.get(name) for name in GRAMMARS)
+
+
+def _object(value: Any) -> JsonDict:
+    return value if isinstance(value, dict) else {}
 
 
 async def unmask(answer: JsonDict, score: Score) -> None:

@@ -118,6 +118,9 @@ class Answers(BaseHTTPRequestHandler):
         text = body["messages"][-1]["content"]
         if body["model"] not in MODELS:
             return self.refuse(f"The model `{body['model']}` does not exist.", 404)
+        wanted, tools = body.get("response_format") or {}, body.get("tools") or []
+        if not isinstance(wanted, dict) or not isinstance(tools, list) or not all(isinstance(it, dict) for it in tools):
+            return self.refuse("Input should be a valid dictionary or list", 400)
         if (text.startswith("die once") and first_time(text)) or text == "die":
             time.sleep(0.1)
             die()

@@ -185,6 +185,14 @@ async def test_what_a_grammar_constrained_is_scored_without_it(fake, constraint)
         assert chunks[-1]["token_logprobs"] == whole["token_logprobs"]
 
 
+@pytest.mark.parametrize("odd", [{"response_format": "json_object"}, {"tools": ["f"]}, {"tools": 5}])
+async def test_a_field_of_another_shape_reaches_vllm_which_refuses_it(fake, odd):
+    async with fake.running(fake.engine()) as it:
+        with pytest.raises(UpstreamError, match="Input should be a valid") as refused:
+            await it.chat(asking("ab", **odd))
+        assert refused.value.status == 400
+
+
 async def test_a_server_that_dies_comes_back_with_its_adapters_and_no_request_is_lost(fake, caplog):
     async with fake.running(fake.engine()) as it:
         for version in (1, 2):
