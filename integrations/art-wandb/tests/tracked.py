@@ -1,6 +1,7 @@
 """A short training that is told to W&B. Knows nothing about where that leads."""
 
 import itertools
+from collections import defaultdict
 
 import art_core as art
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
@@ -13,9 +14,14 @@ def odd(trajectory):
 
 
 def settings(folder):
-    numbers = itertools.count()
+    numbers = defaultdict(itertools.count)
+
+    def number(request):
+        """Count for each task alone: a group has an odd one and an even one, whichever rollout asks first."""
+        return str(next(numbers[request["messages"][0]["content"]]))
+
     return {
-        "model": "tiny", "steps": 2, "tasks_per_step": 2, "group_size": 2, "engine": FakeEngine(lambda _: str(next(numbers))),
+        "model": "tiny", "steps": 2, "tasks_per_step": 2, "group_size": 2, "engine": FakeEngine(number),
         "learner": CountingLearner(), "run_dir": folder, "progress": False, "reward": odd, "trackers": ["wandb"],
     }  # fmt: skip
 
