@@ -40,9 +40,17 @@ class Checkpoints:
         """Return where the checkpoint of ``step`` is."""
         return self.run_dir / "checkpoints" / f"step-{step:06d}"
 
-    async def save(self, learner: Learner, step: int) -> None:
+    async def save(self, learner: Learner, step: int, version: int) -> None:
         """Write the checkpoint of ``step``, with all that the store has been given before it on the disk, and drop what is
-        neither among the newest nor the best."""
+        neither among the newest nor the best.
+
+        ``version`` is the learner's at the end of that step; raises StoreError where it has another.
+        """
+        if learner.version != version:
+            raise StoreError(
+                f"no checkpoint of step {step}: a step that failed after it has changed the weights (version "
+                f"{learner.version} in place of {version}); close the run and open it again, it goes on from what is saved"
+            )
         self.store.set_meta(RANDOM.format(step), _random_state())
         await in_thread(self.store.sync)
         await in_thread(learner.save, self.folder(step))

@@ -393,7 +393,7 @@ class Run:
 
     async def _checkpoint(self) -> Path:
         if self._checkpointed != self.step:
-            saving = self._checkpoints.save(await self.learner(), self.step)
+            saving = self._checkpoints.save(await self.learner(), self.step, self._counted)
             await self.watch.during(f"the checkpoint of step {self.step} to be written", saving)
             self._checkpointed = self.step
         return self._checkpoints.folder(self.step)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import art_core as art
 from art_core.display import Display
-from art_core.errors import ConfigError, RewardError
+from art_core.errors import ConfigError, RewardError, StoreError
 from art_core.evaluation import Report, interval
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
@@ -133,14 +133,19 @@ async def test_sync_tools_that_hang_do_not_stop_the_learner(tmp_path):
     assert metrics["groups_with_contrast"] == 1
 
 
-async def test_a_failed_swap_leaves_no_checkpoint_of_the_step(tmp_path):
+async def test_a_failed_swap_leaves_no_checkpoint_of_the_step_not_even_for_who_asks(tmp_path):
     class Broken(FakeEngine):
         async def load(self, weights: Weights):
-            raise ConfigError("cannot load")
+            if weights.version == 2:
+                raise ConfigError("cannot load")
 
-    with pytest.raises(ConfigError, match="cannot load"):
-        async with run_of(tmp_path, engine=Broken()) as run:
-            await run.learn([art.Group(task="t", trajectories=(trajectory(0.0), trajectory(1.0)))])
+    group = art.Group(task="t", trajectories=(trajectory(0.0), trajectory(1.0)))
+    async with run_of(tmp_path, engine=Broken(), checkpoint_every=5) as run:
+        await run.learn([group])
+        with pytest.raises(ConfigError, match="cannot load"):
+            await run.learn([group])
+        with pytest.raises(StoreError, match=r"no checkpoint of step 1: .* \(version 2 in place of 1\)"):
+            await run.checkpoint()
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
