@@ -223,7 +223,7 @@ def _failed(text: str, cause: Exception, *, passes: bool) -> _Failed:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    return float(retry_after) if retry_after and retry_after.isdigit() else None
+    return float(retry_after) if retry_after and retry_after.isdecimal() else None
 
 
 def as_json(state: Any) -> str:

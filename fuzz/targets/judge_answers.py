@@ -124,7 +124,7 @@ def _by_the_rules(text: str) -> dict[str, float] | None:
         label = str(entry.get("trajectory_id")).strip() if isinstance(entry, dict) else ""
         score = entry.get("score") if isinstance(entry, dict) else None
         if isinstance(score, str) and NUMBER.fullmatch(score.strip()):
-            score = float(score)
+            score = float(score.strip())
         if label not in LABELS or label in scores or type(score) not in (int, float) or not 0 <= score <= 1:
             return {}
         scores[label] = score

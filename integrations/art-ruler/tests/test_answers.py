@@ -127,6 +127,12 @@ def said(text: str, label: str) -> set[float]:
     return {float(number) for number in numbers if number.count(".") < 2}
 
 
+@pytest.mark.parametrize("score", ["0.5", " 0.5\n", "\x1e0.5", "\u20030.5\x1f"])
+def test_a_score_in_quotes_is_a_number_whatever_white_space_stands_around_it(score):
+    text = json.dumps({"scores": [{"trajectory_id": "bcdfg", "score": score}]})
+    assert read_scores(text, ["bcdfg"])["bcdfg"].score == 0.5
+
+
 def test_each_of_10000_broken_answers_ends_in_scores_at_the_right_labels_or_in_a_named_fault():
     rng, ends = random.Random(20), Counter()
     for _ in range(10_000):
