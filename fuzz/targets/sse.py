@@ -182,7 +182,7 @@ def _check(reply: Reply, streamed: bool) -> None:
         check_error(events[-1])
         assert not events[-1]["error"]["message"].startswith(BUGS), events[-1]
     assert failed or not streamed or reply.body.endswith(b"data: [DONE]\n\n")
-    shown: dict[int, dict[str, Any]] = {}
+    shown: dict[int, dict[Any, Any]] = {}
     for event in events[: len(events) - failed]:
         for choice in event["choices"]:
             if choice.get("delta"):
@@ -197,18 +197,22 @@ BUGS = ("TypeError:", "AttributeError:", "ValueError:", "KeyError:", "IndexError
 """How the answer begins that a bug of ours is turned into."""
 
 
-def _add(message: dict[str, Any], delta: dict[str, Any]) -> None:
+ARGUMENTS = object()
+"""The key, which no JSON has, of the parts of arguments that deltas brought, by the index of their call."""
+
+
+def _add(message: dict[Any, Any], delta: dict[str, Any]) -> None:
     """Put a delta's texts together as a client does."""
     for name in ("content", "reasoning_content"):
         if isinstance(delta.get(name), str):
             message[name] = message.get(name, "") + delta[name]
     for call in delta.get("tool_calls") or ():
-        message.setdefault("arguments", {}).setdefault(call.get("index"), []).append(
+        message.setdefault(ARGUMENTS, {}).setdefault(call.get("index"), []).append(
             (call.get("function") or {}).get("arguments")
         )
 
 
-def _check_calls(reply: Reply, shown: dict[int, dict[str, Any]], *, failed: bool = False) -> None:
+def _check_calls(reply: Reply, shown: dict[int, dict[Any, Any]], *, failed: bool = False) -> None:
     assert failed or reply.calls, "what is answered is recorded"
     assert len({call.choice for call in reply.calls}) == len(reply.calls)
     for call in reply.calls:
@@ -217,7 +221,7 @@ def _check_calls(reply: Reply, shown: dict[int, dict[str, Any]], *, failed: bool
         for name in ("content", "reasoning_content"):
             if isinstance(said.get(name), str) and not failed:
                 assert (call.response.get(name) or "") == said[name], "recorded is what was shown"
-        told = said.get("arguments", {})  # where a call has no index, who reads has to guess
+        told = said.get(ARGUMENTS, {})  # where a call has no index, who reads has to guess
         for index, parts in told.items() if not failed and None not in told else ():
             if all(isinstance(part, str | None) for part in parts):
                 assert call.response["tool_calls"][index]["function"]["arguments"] == "".join(
