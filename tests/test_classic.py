@@ -116,8 +116,9 @@ def address_at(url):
     return RolloutAddress("r", f"{url}/v1", "the-key", "policy")
 
 
-async def test_a_call_is_sent_with_the_rollouts_key_and_again_where_that_may_help():
-    refused = JSONResponse({"error": {"message": "full"}}, 503, {"retry-after": "0"})
+@pytest.mark.parametrize("pause", ["0", "²".encode().decode("latin-1")], ids=["0", "squared"])
+async def test_a_call_is_sent_with_the_rollouts_key_and_again_where_that_may_help(pause):
+    refused = JSONResponse({"error": {"message": "full"}}, 503, {"retry-after": pause})
     route, requests = answering(refused, JSONResponse(said("at last")))
     with serving(route) as url, running(address_at(url)):
         assert await Agent("tiny").generate_response([{"role": "system", "content": "x"}], stop=["a"]) == "at last"

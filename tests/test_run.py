@@ -133,14 +133,25 @@ async def test_sync_tools_that_hang_do_not_stop_the_learner(tmp_path):
     assert metrics["groups_with_contrast"] == 1
 
 
-async def test_a_failed_swap_leaves_no_checkpoint_of_the_step_not_even_for_who_asks(tmp_path):
+async def test_a_failed_swap_leaves_no_checkpoint_of_the_step(tmp_path):
     class Broken(FakeEngine):
+        async def load(self, weights: Weights):
+            raise ConfigError("cannot load")
+
+    with pytest.raises(ConfigError, match="cannot load"):
+        async with run_of(tmp_path, engine=Broken()) as run:
+            await run.learn([art.Group(task="t", trajectories=(trajectory(0.0), trajectory(1.0)))])
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+async def test_a_checkpoint_that_is_asked_for_after_a_step_failed_half_way_is_refused(tmp_path):
+    class Breaking(FakeEngine):
         async def load(self, weights: Weights):
             if weights.version == 2:
                 raise ConfigError("cannot load")
 
     group = art.Group(task="t", trajectories=(trajectory(0.0), trajectory(1.0)))
-    async with run_of(tmp_path, engine=Broken(), checkpoint_every=5) as run:
+    async with run_of(tmp_path, engine=Breaking(), checkpoint_every=5) as run:
         await run.learn([group])
         with pytest.raises(ConfigError, match="cannot load"):
             await run.learn([group])

@@ -81,10 +81,9 @@ def read_scores(text: str, labels: Sequence[str]) -> dict[str, Scored]:
 
 
 def _score(value: Any, label: str) -> float:
-    number = value
     # Stripped for float too, which takes fewer characters for white space than strip.
-    if isinstance(value, str) and NUMBER.fullmatch(words := value.strip()):
-        number = float(words)
+    words = value.strip() if isinstance(value, str) else ""
+    number = float(words) if NUMBER.fullmatch(words) else value
     # NaN fails the comparison too.
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
         what = f"{str(value)[:40]!r}, not a number from 0 to 1"
