@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, TypedDict
 
 import pytest
-from agents import Agent, OpenAIChatCompletionsModel, Runner
+from agents import Agent, OpenAIChatCompletionsModel, Runner, set_trace_processors
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -109,8 +109,8 @@ async def test_graphs_keep_every_rule():
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # run_sync leaves the loops that it makes open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_an_agent_of_another_framework_in_a_node_has_both_names_also_in_threads(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
+async def test_an_agent_of_another_framework_in_a_node_has_both_names_also_in_threads(tmp_path):
+    set_trace_processors([])  # traces would be sent to OpenAI
 
     def ask(state):
         asks = OpenAIChatCompletionsModel("m", AsyncOpenAI(api_key="k"))
