@@ -8,7 +8,15 @@ PYTHON ?= python3
 # With LOCKED=1 an environment of its own: nothing in it was installed without its hash.
 VENV := $(if $(LOCKED),.venv-locked,.venv)
 BIN := $(VENV)/bin
+# uv, installed by pip into a folder of its own, does in seconds what takes pip minutes.
+UV := .uv
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Settings of pip's that uv knows by another name; uv does not read pip's own.
+uv_settings = $(if $(PIP_FIND_LINKS),UV_FIND_LINKS="$(PIP_FIND_LINKS)") $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX="$(PIP_INDEX_URL)") \
+  $(if $(PIP_EXTRA_INDEX_URL),UV_INDEX="$(PIP_EXTRA_INDEX_URL)") $(if $(PIP_CERT),SSL_CERT_FILE="$(PIP_CERT)")
+# $(call install,ARGUMENTS): by uv, or by pip if uv is missing or fails. pip 25.1 is the first that knows --group.
+install = $(uv_settings) $(UV)/bin/uv pip install --quiet --python $(BIN)/python $(1) || \
+  { echo "uv could not do this; pip does it, in minutes"; $(PIP) "pip>=25.1" && $(PIP) $(1); }
 # Beside .venv, so that make test runs without what only make test-engines needs.
 ENGINES := .engines
 # vLLM in an environment of its own.
@@ -19,7 +27,8 @@ MUTATION := .mutation
 OPENAI2 := .openai2
 # The fuzzer, which has wheels for Linux only.
 FUZZ := .fuzz
-LOCAL := $(wildcard plugins/*/) $(wildcard integrations/*/)
+LOCAL := $(patsubst %/,%,$(wildcard plugins/*/ integrations/*/))
+EDITABLE := -e '.[train,chart]' $(addprefix -e ./,$(LOCAL))
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
 SEED ?= 0
 # Processes of make test, make test-engines and the slice; a file stays in one, because its fixtures are shared.
@@ -31,28 +40,28 @@ export OMP_WAIT_POLICY ?= PASSIVE
 setup: $(VENV)/.ready
 	@echo "done; next: . $(BIN)/activate, then art doctor"
 
-$(VENV)/.ready: $(MANIFESTS) constraints.txt requirements-dev.txt $(if $(LOCKED),requirements-locked.txt)
+$(VENV)/.ready: $(MANIFESTS) constraints.txt $(if $(LOCKED),requirements-locked.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "art_core needs Python 3.11 or newer; give one with: make setup PYTHON=python3.12"; exit 1; }
-	@echo "setting up $(VENV): this takes a minute or two, and more where torch comes with CUDA"
+	  { echo "art_core needs Python 3.11 or newer; name one with: make setup PYTHON=python3.12"; exit 1; }
+	@echo "setting up $(VENV): less than a minute, more if torch comes with CUDA"
 	$(PYTHON) -m venv $(VENV)
 ifdef LOCKED
-	$(PIP) --require-hashes -r requirements-locked.txt
-# What is built here is built by the hatchling that is installed; alone, pip would fetch one whose hash nobody has asked for.
-	$(PIP) --no-deps --no-build-isolation -r requirements-dev.txt
+	sed -n '/^uv==/,/[^\\]$$/p' requirements-locked.txt > $(VENV)/uv.txt
+	-@$(PIP) --upgrade --target $(UV) --require-hashes -r $(VENV)/uv.txt
+	@$(call install,--require-hashes -r requirements-locked.txt)
+# The editable packages are built by the hatchling just installed; otherwise the installer would fetch one without a hash.
+	@$(call install,--no-deps --no-build-isolation $(EDITABLE))
 else
-	$(PIP) -c constraints.txt -r requirements-dev.txt
+	-@$(PIP) --upgrade --target $(UV) -c constraints.txt uv
+	@$(call install,-c constraints.txt $(EDITABLE) --group dev)
 endif
 	touch $@
 
-# For every platform and Python at once: of each version the hashes of all its builds, as the package index tells them.
-lock:
-	$(PYTHON) -m venv .lock
-	.lock/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
-	printf 'editables\nhatchling\n' | .lock/bin/uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes \
-	  --no-annotate --no-header -c constraints.txt $(addprefix --no-emit-package=,art-core $(notdir $(LOCAL:/=))) \
-	  -o requirements-locked.txt requirements-dev.txt -
-	rm -rf .lock
+# For every platform and Python at once: of each version the hashes of all its builds, as the package index lists them.
+lock: $(VENV)/.ready
+	printf '%s\n' editables hatchling '-e .[train,chart]' $(foreach it,$(LOCAL),'-e ./$(it)') | \
+	  $(UV)/bin/uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate --no-header \
+	  -c constraints.txt $(addprefix --no-emit-package=,art-core $(notdir $(LOCAL))) --group dev -o requirements-locked.txt -
 
 demo: $(VENV)/.ready
 	@$(BIN)/art demo --seed $(SEED) $(if $(STEPS),--steps $(STEPS)) $(if $(JUDGE),--judge "$(JUDGE)") $(if $(RUN_DIR),--run-dir "$(RUN_DIR)")
@@ -67,14 +76,14 @@ test: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -m "not engines and not long" --numprocesses=$(WORKERS) --dist=loadfile
 
-$(ENGINES)/.ready: $(VENV)/.ready requirements-engines.txt
+$(ENGINES)/.ready: $(VENV)/.ready
 	rm -rf $(ENGINES)
-	$(PIP) --no-deps --target $(ENGINES) -r requirements-engines.txt
+	@$(call install,--no-deps --target $(ENGINES) --group engines)
 	touch $@
 
-$(OPENAI2)/.ready: $(VENV)/.ready requirements-openai2.txt
+$(OPENAI2)/.ready: $(VENV)/.ready
 	rm -rf $(OPENAI2)
-	$(PIP) --no-deps --target $(OPENAI2) -r requirements-openai2.txt
+	@$(call install,--no-deps --target $(OPENAI2) --group openai2)
 	touch $@
 
 $(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt
@@ -89,11 +98,10 @@ browser: $(VENV)/.ready
 test-engines: $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready browser
 	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines --numprocesses=$(WORKERS) --dist=loadfile
 
-$(FUZZ)/.ready: $(VENV)/.ready requirements-fuzz.txt
+$(FUZZ)/.ready: $(VENV)/.ready
 	rm -rf $(FUZZ)
 	mkdir $(FUZZ)
-	$(PIP) --no-deps --target $(FUZZ) -r requirements-fuzz.txt || \
-	  { test "$$(uname)" != Linux && echo "no coverage-guided fuzzing here: atheris has wheels for Linux only"; }
+	@$(call install,--no-deps --target $(FUZZ) --group fuzz)
 	touch $@
 
 # LONG=slice is what CI runs: some minutes of each, side by side, where the whole has the machine for itself.
@@ -101,9 +109,9 @@ LONG ?= whole
 test-long: $(VENV)/.ready $(FUZZ)/.ready
 	LONG=$(LONG) PYTHONPATH="$(CURDIR)/$(FUZZ):$$PYTHONPATH" $(BIN)/python -m pytest -m long -rP $(if $(filter slice,$(LONG)),--numprocesses=$(WORKERS) --dist=loadfile)
 
-$(MUTATION)/.ready: $(VENV)/.ready requirements-mutation.txt
+$(MUTATION)/.ready: $(VENV)/.ready
 	rm -rf $(MUTATION)
-	$(PIP) --no-deps --target $(MUTATION) -r requirements-mutation.txt
+	@$(call install,--no-deps --target $(MUTATION) --group mutation)
 	touch $@
 
 # An hour or more on two cores; make mutation MODULE=capture/gate for one.

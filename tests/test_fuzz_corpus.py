@@ -67,7 +67,7 @@ def test_a_corpus_is_small_and_says_what_went_wrong(name):
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_short_search_finds_nothing(name):
     if importlib.util.find_spec("atheris") is None:
-        assert sys.platform != "linux", "atheris is missing: make test-long installs it (requirements-fuzz.txt)"
+        assert sys.platform != "linux", "atheris is missing: make test-long installs it"
         pytest.skip(
             "atheris has no wheel for this system, so nothing is searched; the kept inputs were run by make test"
         )

@@ -1,6 +1,7 @@
 """requirements-locked.txt and constraints.txt say the same, and every file that may be installed has its hash."""
 
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -35,8 +36,8 @@ def test_everything_has_its_hash_and_the_version_that_was_tested():
 
 
 def test_it_has_all_that_is_asked_for_and_what_builds_it():
-    asked = {name_of(re.split(r"[\[=<>]", line)[0]) for line in (ROOT / "requirements-dev.txt").read_text().splitlines()
-             if line and line[0] not in "#-"}  # fmt: skip
+    dev = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"]
+    asked = {name_of(re.split(r"[\[=<>]", requirement)[0]) for requirement in dev}
     assert (asked | {"torch", "transformers", "hatchling", "editables", "aiohttp"}) - locked().keys() == set(), (
         "make lock"
     )

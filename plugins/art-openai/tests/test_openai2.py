@@ -17,7 +17,7 @@ def test_everything_but_the_agents_sdk_works_with_openai_2():
     env = os.environ | {"PYTHONPATH": path}
     version = [sys.executable, "-c", "import openai; print(openai.VERSION)"]
     assert subprocess.check_output(version, env=env, text=True).startswith("2."), (
-        f"pip install --no-deps --target {FOLDER} -r requirements-openai2.txt"
+        f"pip install --no-deps --target {FOLDER} --group openai2"
     )
     # The SDK needs openai 3.
     left_out = [f"--ignore={HERE / 'test_openai_agents.py'}", "-m", "not engines"]
