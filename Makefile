@@ -1,6 +1,7 @@
 # make demo         set up everything and train the email agent
-# make test         set up everything and run the tests
-# make test-engines the heavy real parts; make test-long: soaks and kill loops, hours; with LONG=slice some minutes
+# make test         set up everything and run the quick tests; no GPU, no key
+# make test-all     everything that CI runs: test, test-system, test-engines, and a slice of test-long
+# make test-system  real processes, models and servers; test-engines: vLLM, Ray, Unsloth, a browser; test-long: soaks, hours
 # make docs         the site, in site/
 # make setup        .venv alone
 # make lock         requirements-locked.txt anew; with LOCKED=1 the others install only files whose hash is in it
@@ -31,11 +32,12 @@ LOCAL := $(patsubst %/,%,$(wildcard plugins/*/ integrations/*/))
 EDITABLE := -e '.[train,chart]' $(addprefix -e ./,$(LOCAL))
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
 SEED ?= 0
-# Processes of make test, make test-engines and the slice; a file stays in one, because its fixtures are shared.
+# Processes that share the tests; a file stays in one, because its fixtures are shared.
 WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=20 --durations-min=1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup lock demo docs test test-engines test-long fuzz mutation browser lint tiny
+.PHONY: setup lock demo docs test test-all test-rest test-system test-engines test-long fuzz mutation browser lint tiny
 
 setup: $(VENV)/.ready
 	@echo "done; next: . $(BIN)/activate, then art doctor"
@@ -74,7 +76,15 @@ docs: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -m "not engines and not long" --numprocesses=$(WORKERS) --dist=loadfile
+	$(PYTEST) -m "smoke or not (system or engines or long)"
+
+test-system: $(VENV)/.ready
+	$(PYTEST) -m "system and not (smoke or engines or long)"
+
+test-rest: test-system test-engines
+	$(MAKE) test-long LONG=slice
+
+test-all: test test-rest
 
 $(ENGINES)/.ready: $(VENV)/.ready
 	rm -rf $(ENGINES)
@@ -96,7 +106,7 @@ browser: $(VENV)/.ready
 	$(BIN)/python integrations/art-server/tests/browser.py --install
 
 test-engines: $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready browser
-	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(BIN)/python -m pytest -m engines --numprocesses=$(WORKERS) --dist=loadfile
+	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(PYTEST) -m engines
 
 $(FUZZ)/.ready: $(VENV)/.ready
 	rm -rf $(FUZZ)
@@ -107,7 +117,7 @@ $(FUZZ)/.ready: $(VENV)/.ready
 # LONG=slice is what CI runs: some minutes of each, side by side, where the whole has the machine for itself.
 LONG ?= whole
 test-long: $(VENV)/.ready $(FUZZ)/.ready
-	LONG=$(LONG) PYTHONPATH="$(CURDIR)/$(FUZZ):$$PYTHONPATH" $(BIN)/python -m pytest -m long -rP $(if $(filter slice,$(LONG)),--numprocesses=$(WORKERS) --dist=loadfile)
+	LONG=$(LONG) PYTHONPATH="$(CURDIR)/$(FUZZ):$$PYTHONPATH" $(if $(filter slice,$(LONG)),$(PYTEST),$(BIN)/python -m pytest) -m long -rP
 
 $(MUTATION)/.ready: $(VENV)/.ready
 	rm -rf $(MUTATION)

@@ -1,6 +1,45 @@
-"""What holds for every property test: none is measured against a clock, because a machine may be busy with something else."""
+"""What holds for every test, and the rule that keeps the quick tests quick."""
 
+import asyncio
+import resource
+import signal
+
+import pytest
+import uvicorn
 from hypothesis import HealthCheck, settings
 
+# None is measured against a clock, because a machine may be busy with something else.
 settings.register_profile("without a clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("without a clock")
+
+# A shell that starts the tests in the background makes them ignore SIGINT, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+async def _main_loop(server: uvicorn.Server) -> None:
+    """uvicorn checks ten times a second whether it must end, and hundreds of tests wait for that."""
+    ticks = 0
+    while not await server.on_tick(ticks):
+        await asyncio.sleep(0.005)
+        ticks += 1
+
+
+uvicorn.Server.main_loop = _main_loop
+
+HEAVY = ("system", "engines", "long")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a quick test that starts a process: its place is among the system tests."""
+    before = _children_seconds()
+    result = yield
+    if not any(map(item.get_closest_marker, HEAVY)) and _children_seconds() - before > 0.02:
+        pytest.fail("this test starts a process, so it needs @pytest.mark.system")
+    return result
+
+
+def _children_seconds() -> float:
+    """Return the CPU seconds of the child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -91,6 +91,7 @@ def blob(*ids):
     return f"X'{np.array(ids, np.int32).tobytes().hex()}'"
 
 
+@pytest.mark.system
 def test_a_real_run_is_clean_and_every_call_is_checked(recorded):
     report = audit(recorded)
     assert report.clean, report.problems
@@ -171,6 +172,7 @@ def test_a_changed_call_is_named_and_its_unchanged_neighbours_are_not(run_dir):
     assert replayed.position == 0 and "position 0" in str(replayed)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "statement",
     [
@@ -202,6 +204,7 @@ def test_trained_tokens_that_are_hidden_with_new_digests_are_missed_in_the_count
     assert kinds(audit(run_dir, sample=1)) == {"trained"}
 
 
+@pytest.mark.system
 def test_a_step_that_trained_something_else_than_was_sampled_is_found(tmp_path):
     async def go():
         async with art.open_run(tmp_path / "run", model="tiny") as run:
@@ -244,6 +247,7 @@ def test_a_newest_checkpoint_that_is_damaged_is_named_though_no_call_was_sampled
     assert problem.kind == "weights" and f"{newest.name}/optimizer.safetensors is not what was saved" in problem.text
 
 
+@pytest.mark.system
 def test_a_lora_run_is_checked_with_its_adapters(tmp_path):
     asyncio.run(record(tmp_path / "run", keep_checkpoints=1, lora_rank=4))
     report = audit(tmp_path / "run")
@@ -252,6 +256,7 @@ def test_a_lora_run_is_checked_with_its_adapters(tmp_path):
     assert report.mismatch_max < 1e-3
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("damage", ["another rank", "cut short"])
 def test_an_adapter_that_cannot_be_loaded_is_a_problem_also_where_its_hash_was_renewed(tmp_path, damage):
     asyncio.run(record(tmp_path / "run", keep_checkpoints=1, lora_rank=4))
@@ -288,6 +293,7 @@ async def test_trained_tokens_are_those_of_the_calls_that_were_not_dropped(tmp_p
     assert "trained" not in kinds(report)
 
 
+@pytest.mark.system
 async def test_metrics_of_a_reward_are_not_taken_for_what_was_trained(tmp_path):
     def measured(trajectory):
         trajectory.metrics["targets"] = 99.0
@@ -327,6 +333,7 @@ def test_how_to_allow_what_an_engine_in_16_bits_rounds_is_said_where_it_may_be_t
     assert "NOT CLEAN" in said and ("--tolerance 0.5" in said) == told
 
 
+@pytest.mark.system
 def test_the_command_says_it_by_its_exit_code(run_dir):
     nowhere = CliRunner().invoke(app, ["audit", str(run_dir / "nowhere")], env={"COLUMNS": "300"})
     assert nowhere.exit_code == 2 and "is not a run folder" in nowhere.output

@@ -159,6 +159,7 @@ async def test_a_context_that_is_too_long_is_the_400_that_frameworks_know(tmp_pa
         assert len(trajectory.calls) == 1 and "400" in trajectory.error
 
 
+@pytest.mark.system
 async def test_rewards_all_equal_for_many_steps_get_advice(tmp_path):
     import io
 
@@ -296,6 +297,7 @@ FULL_DISK = """
 """
 
 
+@pytest.mark.system
 def test_a_full_disk_stops_the_run_and_loses_nothing_recorded_before(tmp_path):
     """A limit on the size of files stands in for a full disk: writes fail in the same place."""
     script = tmp_path / "full.py"

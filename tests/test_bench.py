@@ -51,6 +51,7 @@ def test_random_runs_make_a_tree_of_the_size_that_was_asked_for():
     assert len(np.unique(tree.call)) == 8 * 4
 
 
+@pytest.mark.system
 def test_all_sides_of_the_step_have_one_gradient(capsys):
     batch = make_batch(load_tokenizer(), style="text+fork", group_size=2, max_turns=3)
     assert batch.trained == batch.tree.num_targets
@@ -69,6 +70,7 @@ def test_the_step_says_what_the_tree_saves(capsys):
     assert "x the tree's tokens, ours" in said
 
 
+@pytest.mark.system
 def test_packing_computes_no_token_of_a_group_twice(capsys):
     groups = packing.make_groups(load_tokenizer(), "tools+fork+subagent", 2, 2, 3)
     trees, _ = packing.measure_ours(groups, 1)
@@ -77,6 +79,7 @@ def test_packing_computes_no_token_of_a_group_twice(capsys):
     assert "| text " in capsys.readouterr().out
 
 
+@pytest.mark.system
 def test_memory_is_measured_in_a_process_of_its_own():
     options = parse(["--only", "memory", *TOY])
     peak = memory.peak_of_child("ours", 512, 2048, options)
@@ -91,6 +94,7 @@ def test_a_side_that_needs_too_much_memory_has_no_figure():
     assert memory.peak_of_child("naive tree, dense mask", 20_000, 2048, options) is None
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("section", ["exactness", "speed", "lora"])
 def test_the_gpu_check_runs_without_a_gpu(section):
     options = gpu_check.parse(["--device", "cpu", "--tiny", "--repeats", "1", "--backends", "no such way"])
@@ -108,6 +112,7 @@ def test_a_section_that_does_not_finish_stands_in_the_report(tmp_path, capsys):
     assert out.read_text().count("not finished within") == 2
 
 
+@pytest.mark.system
 def test_families_are_compared_with_their_calls(capsys):
     families.main(["qwen3", "mamba", "rembert", "no such family"])
     rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()]

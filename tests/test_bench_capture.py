@@ -26,6 +26,7 @@ async def test_the_stub_answers_with_all_its_tokens(stream):
     assert tool_call["function"]["name"] == "search"
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="CPU time and memory of a process are read from /proc")
 def test_the_benchmark_measures_ours_where_the_peers_are_missing(capsys):
     pytest.importorskip("art_gateway")

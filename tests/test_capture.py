@@ -115,6 +115,7 @@ async def test_a_raw_stream_ends_with_done(desk):
     assert json.loads(events[0].removeprefix("data: "))["choices"][0]["delta"] == {"content": "h"}
 
 
+@pytest.mark.system
 async def test_sixty_four_rollouts_on_threads_and_tasks_do_not_mix(desk):
     async def rollout(number: int) -> None:
         name = f"r{number}"
@@ -343,6 +344,7 @@ async def test_an_id_cannot_be_open_twice(desk):
         await desk.door.open("r1")
 
 
+@pytest.mark.system
 async def test_two_hundred_connections_at_once_are_answered(desk):
     desk.engine.delay = 0.01
     url = await desk.door.open("r1")

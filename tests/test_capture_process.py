@@ -55,6 +55,7 @@ def running(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z" if Path("/proc").is_dir() else True
 
 
+@pytest.mark.system
 async def test_a_process_serves_swaps_shared_tensors_and_leaves_nothing_behind(tmp_path):
     torch = pytest.importorskip("torch")
     tensor = torch.zeros(4).share_memory_()
@@ -79,6 +80,7 @@ async def test_a_process_serves_swaps_shared_tensors_and_leaves_nothing_behind(t
     assert child.returncode == 0
 
 
+@pytest.mark.system
 async def test_sixty_four_rollouts_open_at_once_while_weights_load(tmp_path):
     async with await Door.start(EchoEngine, ListRecorder) as door:
         load = asyncio.create_task(door.load(Weights(version=1, path=None)))
@@ -88,6 +90,7 @@ async def test_sixty_four_rollouts_open_at_once_while_weights_load(tmp_path):
         await asyncio.gather(*(door.close(f"r{number}") for number in range(64)), load)
 
 
+@pytest.mark.system
 async def test_an_engine_that_cannot_start_raises_its_own_error_here():
     with pytest.raises(UpstreamError, match="no such model: 'tinny'") as failure:
         await Door.start(BrokenEngine, ListRecorder)
@@ -95,6 +98,7 @@ async def test_an_engine_that_cannot_start_raises_its_own_error_here():
     assert "capture_fakes.py" in failure.value.__notes__[0]
 
 
+@pytest.mark.system
 async def test_a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_open(monkeypatch, tmp_path):
     before = os.listdir("/dev/fd")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
@@ -117,6 +121,7 @@ async def test_a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise(
             resource.setrlimit(resource.RLIMIT_NOFILE, kept)
 
 
+@pytest.mark.system
 async def test_a_process_that_ends_before_it_takes_an_order_is_told_with_its_code(monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     async with asyncio.timeout(20):
@@ -124,11 +129,13 @@ async def test_a_process_that_ends_before_it_takes_an_order_is_told_with_its_cod
             await Door.start(EchoEngine, ListRecorder)
 
 
+@pytest.mark.system
 async def test_an_error_that_cannot_travel_is_told_in_words():
     with pytest.raises(CaptureError, match="PickyError: 1 and 2"):
         await Door.start(PickyEngine, ListRecorder)
 
 
+@pytest.mark.system
 async def test_a_start_that_is_given_up_leaves_no_process():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.5):
@@ -137,6 +144,7 @@ async def test_a_start_that_is_given_up_leaves_no_process():
     assert children.stdout == b""
 
 
+@pytest.mark.system
 async def test_calls_of_the_process_are_read_here_and_its_log_is_heard_here(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="art_core")
     engine = partial(EchoEngine, 0.01)
@@ -162,6 +170,7 @@ async def test_calls_of_the_process_are_read_here_and_its_log_is_heard_here(tmp_
     assert kept == [("aborted", 1), ("stop", 0)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("error", [OSError("no space left"), SystemExit(3)], ids=["raises", "exits"])
 async def test_a_log_handler_that_fails_here_leaves_the_process_answering(monkeypatch, error):
     heard = []
@@ -185,6 +194,7 @@ async def test_a_log_handler_that_fails_here_leaves_the_process_answering(monkey
         await door.close("r2")
 
 
+@pytest.mark.system
 async def test_a_serving_process_that_dies_fails_what_waits_and_what_comes():
     door = await Door.start(EchoEngine, ListRecorder)
     try:
@@ -202,6 +212,7 @@ async def test_a_serving_process_that_dies_fails_what_waits_and_what_comes():
         await door.stop()
 
 
+@pytest.mark.system
 async def test_a_killed_serving_process_is_told_with_its_signal():
     door = await Door.start(partial(EchoEngine, 0.05), ListRecorder)
     try:
@@ -219,6 +230,7 @@ async def test_a_killed_serving_process_is_told_with_its_signal():
         await door.stop()
 
 
+@pytest.mark.system
 async def test_the_death_of_a_serving_process_is_seen_though_a_child_of_it_lives_on(tmp_path):
     door = await Door.start(partial(ForksEngine, tmp_path / "child"), ListRecorder)
     try:
@@ -231,6 +243,7 @@ async def test_the_death_of_a_serving_process_is_seen_though_a_child_of_it_lives
         await door.stop()
 
 
+@pytest.mark.system
 async def test_where_a_serving_process_hangs_is_asked_from_any_thread_and_not_waited_for():
     async with await Door.start(partial(EchoEngine, 0.05), ListRecorder) as door:
         asking = asyncio.create_task(say(await door.open("r1"), "x" * 20))
@@ -247,12 +260,14 @@ async def test_where_a_serving_process_hangs_is_asked_from_any_thread_and_not_wa
         assert await say(await door.open("r2"), "on") == "on"
 
 
+@pytest.mark.system
 async def test_a_closure_is_refused_with_what_to_give_instead():
     engine = EchoEngine()
     with pytest.raises(ConfigError, match=r"cannot be sent to it \(start: .*module that can be imported"):
         await Door.start(lambda: engine, ListRecorder)
 
 
+@pytest.mark.system
 async def test_what_an_engine_raises_while_its_process_ends_is_raised_by_stop():
     door = await Door.start(NeverEndsWell, ListRecorder)
     assert [it.daemon for it in threading.enumerate() if it.name == "art-door"] == [True]
@@ -260,6 +275,7 @@ async def test_what_an_engine_raises_while_its_process_ends_is_raised_by_stop():
         await door.stop()
 
 
+@pytest.mark.system
 async def test_what_only_this_process_has_is_refused_with_where_to_define_it(monkeypatch):
     here = ModuleType("only_here")
     here.Engine = type("Engine", (EchoEngine,), {"__module__": "only_here"})
@@ -271,11 +287,13 @@ async def test_what_only_this_process_has_is_refused_with_where_to_define_it(mon
     )
 
 
+@pytest.mark.system
 async def test_an_error_that_cannot_be_imported_here_says_so():
     with pytest.raises(CaptureError, match="what cannot be read here: No module named 'only_there'"):
         await Door.start(ThereEngine, ListRecorder)
 
 
+@pytest.mark.system
 async def test_idle_threads_of_the_process_do_not_spin_unless_they_are_told_to(monkeypatch):
     for told, kept in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
         monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
@@ -286,6 +304,7 @@ async def test_idle_threads_of_the_process_do_not_spin_unless_they_are_told_to(m
         assert environment["OMP_WAIT_POLICY"] == kept and environment["PATH"] == os.environ["PATH"]
 
 
+@pytest.mark.system
 def test_a_process_whose_start_has_failed_takes_no_orders_and_is_stopped():
     serving = ServingProcess(ServingPlan(BrokenEngine, ListRecorder))
     with pytest.raises(UpstreamError, match="no such model"):
@@ -296,6 +315,7 @@ def test_a_process_whose_start_has_failed_takes_no_orders_and_is_stopped():
     assert serving._process.returncode == 0
 
 
+@pytest.mark.system
 async def test_a_port_in_use_is_told_from_the_process_too():
     async with await Door.start(EchoEngine, ListRecorder, process=False) as door:
         port = int(door.address.rpartition(":")[2])
@@ -334,6 +354,7 @@ def script(tmp_path: Path, then: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.system
 def test_a_script_without_a_main_guard_runs_once_and_is_told_about_its_own_classes(tmp_path):
     with script(tmp_path, "await door.stop()") as run:
         out, err = run.communicate(timeout=60)
@@ -343,6 +364,7 @@ def test_a_script_without_a_main_guard_runs_once_and_is_told_about_its_own_class
     assert (run.returncode, err) == (0, "")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_the_serving_process_ends_with_the_one_that_started_it(tmp_path, number):
     with script(tmp_path, "await asyncio.sleep(60)") as run:

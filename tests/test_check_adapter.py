@@ -20,6 +20,7 @@ from art_core.types import Call, Trajectory
 from framework_table import assert_documented, failing, nested, threaded, user
 
 
+@pytest.mark.system
 async def test_functions_that_use_the_openai_client_keep_every_rule():
     agents = {
         "sync": blocking,
@@ -117,6 +118,7 @@ async def test_calls_that_are_not_redirected_are_told(check):
     assert "0 were recorded in a rollout" in said
 
 
+@pytest.mark.system
 async def test_an_adapter_that_sends_twice_is_told(check):
     class SendsTwice(Plugin):
         async def redirect(self, address, base_url, headers, body):
@@ -151,6 +153,7 @@ async def test_an_adapter_that_mixes_runs_is_told(check):
     assert "has calls of others (task-" in await check(Mixes())
 
 
+@pytest.mark.system
 async def test_results_that_belong_to_other_runs_are_told(check):
     class Shares(Plugin):
         def adapted(self, agent):
@@ -164,6 +167,7 @@ async def test_results_that_belong_to_other_runs_are_told(check):
     assert "returned what belongs to others" in await check(Shares())
 
 
+@pytest.mark.system
 async def test_an_adapter_that_swallows_failures_is_told(check):
     class Swallows(Plugin):
         def adapted(self, agent):
@@ -191,6 +195,7 @@ async def test_an_adapter_that_swallows_failures_is_told(check):
     assert "raises ConnectionError" in await check(Renames())
 
 
+@pytest.mark.system
 async def test_an_adapter_that_changes_the_result_or_the_request_is_told(check):
     class ChangesResult(Plugin):
         async def redirect(self, address, base_url, headers, body):
@@ -206,6 +211,7 @@ async def test_an_adapter_that_changes_the_result_or_the_request_is_told(check):
     assert "do not rewrite them" in await check(ChangesRequest())
 
 
+@pytest.mark.system
 async def test_an_adapter_that_runs_agents_in_turn_is_told(check, monkeypatch):
     monkeypatch.setattr("art_core.testing.conformance.WatchedEngine.WAIT", 0.5)
 
@@ -265,6 +271,7 @@ def in_a_thread(base_url):
     return agent
 
 
+@pytest.mark.system
 async def test_an_agent_that_awaits_is_neither_blocking_nor_in_threads(check, monkeypatch):
     monkeypatch.setattr("art_core.testing.conformance.WatchedEngine.WAIT", 0.5)
     said = await check(art_openai, dict.fromkeys(["sync", "threads"], asynchronous), runs=2)
@@ -272,6 +279,7 @@ async def test_an_agent_that_awaits_is_neither_blocking_nor_in_threads(check, mo
     assert "[threads] calls were made from 0 threads" in said
 
 
+@pytest.mark.system
 async def test_an_agent_that_blocks_has_no_threads_of_its_own(check, monkeypatch):
     monkeypatch.setattr("art_core.testing.conformance.WatchedEngine.WAIT", 0.5)
     for one_thread in (blocking, in_a_thread):
@@ -280,6 +288,7 @@ async def test_an_agent_that_blocks_has_no_threads_of_its_own(check, monkeypatch
         assert "[sync]" not in said
 
 
+@pytest.mark.system
 async def test_watching_the_callers_leaves_sockets_as_they_were(check, monkeypatch):
     inherited = socket.socket.connect
     assert await check(art_openai, {"async": asynchronous}, runs=2) == ""
@@ -325,6 +334,7 @@ async def test_all_broken_rules_are_told_at_once_and_by_kind(check):
     assert str(caught.value).splitlines()[0].startswith("the adapter of mine: ")
 
 
+@pytest.mark.system
 async def test_a_plugin_that_imports_its_framework_is_told(tmp_path, monkeypatch):
     (tmp_path / "art_heavy_mine.py").write_text("import sqlite3.dump\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -367,6 +377,7 @@ def test_the_script_fills_schemas_and_calls_every_tool_once():
     assert scripted_reply(asked | {"tool_choice": "required"})["tool_calls"][0]["function"]["name"] == "weather"
 
 
+@pytest.mark.system
 def test_importing_the_kit_is_light():
     code = "import art_core.testing, sys; assert not {'torch', 'openai', 'langchain_core'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

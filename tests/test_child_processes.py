@@ -73,6 +73,7 @@ def child(method: str, answer=everything):
     return result_of(context.Process(target=child_work.send, args=(there, answer)), here)
 
 
+@pytest.mark.system
 def test_a_program_finds_the_address_in_its_environment_whoever_starts_it(capfd):
     async def asyncios() -> bytes:
         process = await asyncio.create_subprocess_exec(*PROGRAM, stdout=subprocess.PIPE)
@@ -99,6 +100,7 @@ def test_a_program_finds_the_address_in_its_environment_whoever_starts_it(capfd)
     assert set(variables("r1")) == set(ENVIRONMENT)
 
 
+@pytest.mark.system
 def test_what_else_is_in_the_environment_stays_and_a_proxy_is_not_asked_for_the_address(monkeypatch):
     code = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
@@ -111,6 +113,7 @@ def test_what_else_is_in_the_environment_stays_and_a_proxy_is_not_asked_for_the_
     monkeypatch.undo()
 
 
+@pytest.mark.system
 def test_programs_outside_a_rollout_beside_one_and_exempt_ones_are_left_alone():
     nothing = dict.fromkeys(ENVIRONMENT) | {n: os.environ[n] for n in ENVIRONMENT if n in os.environ}
     entered, left = threading.Event(), threading.Event()
@@ -133,6 +136,7 @@ def test_programs_outside_a_rollout_beside_one_and_exempt_ones_are_left_alone():
     assert json.loads(subprocess.check_output(PROGRAM)) == nothing
 
 
+@pytest.mark.system
 async def test_the_programs_of_concurrent_rollouts_stay_apart():
     async def rollout(name: str) -> str:
         with running(address(name)):
@@ -144,6 +148,7 @@ async def test_the_programs_of_concurrent_rollouts_stay_apart():
     assert await asyncio.gather(*map(rollout, names)) == names
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("method", METHODS)
 def test_a_process_belongs_to_the_rollout_that_started_it(method, preparations):
     in_child_processes(child_work.prepare)
@@ -161,6 +166,7 @@ def test_a_process_belongs_to_the_rollout_that_started_it(method, preparations):
     assert child(method, seen) is None
 
 
+@pytest.mark.system
 def test_a_subclass_of_process_runs_as_it_did():
     here, there = multiprocessing.Pipe()
     process = child_work.Sending(there)
@@ -169,6 +175,7 @@ def test_a_subclass_of_process_runs_as_it_did():
     assert "run" not in vars(process)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("method", METHODS)
 def test_how_a_process_ends_is_as_it_was(method, capfd):
     with running(address("r1")):
@@ -178,6 +185,7 @@ def test_how_a_process_ends_is_as_it_was(method, capfd):
     assert process.exitcode == 7
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("made", ["before", "inside"])
 def test_an_executors_processes_work_for_whoever_gives_them_work(method, made, preparations):
@@ -211,6 +219,7 @@ def test_an_executors_processes_work_for_whoever_gives_them_work(method, made, p
             assert executor.submit(seen).result() == "r2"
 
 
+@pytest.mark.system
 async def test_concurrent_rollouts_share_a_pool_of_processes():
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(2) as pool:
@@ -222,6 +231,7 @@ async def test_concurrent_rollouts_share_a_pool_of_processes():
         assert await asyncio.gather(*(rollout(f"r{i}") for i in range(8))) == [{f"r{i}"} for i in range(8)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("made", ["before", "inside"])
 @pytest.mark.parametrize("kind", [Pool, ThreadPool])
 def test_every_way_to_give_a_pool_work_carries_the_rollout(kind, made):
@@ -247,6 +257,7 @@ def test_every_way_to_give_a_pool_work_carries_the_rollout(kind, made):
             assert pool.apply(seen) == "r2"
 
 
+@pytest.mark.system
 def test_a_fork_by_hand_keeps_the_rollout():
     reader, writer = os.pipe()
     with running(address("r1", "judge")):

@@ -40,6 +40,7 @@ def art(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.system
 def test_train_and_eval_an_agent_from_files(art, tmp_path):
     common = ["agent.py:build_agent", "tasks.jsonl", "--reward", "agent.py:reward"]
     trained = art(
@@ -59,6 +60,7 @@ def test_train_and_eval_an_agent_from_files(art, tmp_path):
     assert found["run_dir"].endswith("-eval-run") and f"recorded in {found['run_dir']}" in measured.stderr
 
 
+@pytest.mark.system
 def test_a_file_may_name_a_reward_made_of_several(art, tmp_path):
     with (tmp_path / "agent.py").open("a") as file:
         file.write(
@@ -71,6 +73,7 @@ def test_a_file_may_name_a_reward_made_of_several(art, tmp_path):
     assert line["reward"] == pytest.approx(0.5 * line["reward/length"] + 2 * line["reward/short"])
 
 
+@pytest.mark.system
 def test_a_dry_run_prints_what_would_be_trained(art):
     done = art(
         "train", "agent.py:build_agent", "tasks.jsonl", "--reward", "agent.py:reward", "--dry-run", "--run-dir", "run"
@@ -80,6 +83,7 @@ def test_a_dry_run_prints_what_would_be_trained(art):
         assert word in done.stderr
 
 
+@pytest.mark.system
 def test_errors_are_one_message_without_a_traceback(art, tmp_path):
     (tmp_path / "one.json").write_text('{"input": "one"}')
     for arguments, said in [
@@ -103,6 +107,7 @@ def test_errors_are_one_message_without_a_traceback(art, tmp_path):
         assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.system
 def test_doctor_and_plugins_tell_what_is_installed_and_which_variables_are_set(art, tmp_path):
     (tmp_path / ".env").write_text("WANDB_API_KEY=not-to-be-shown\n")
     doctor, plugins = art("doctor"), art("plugins")
@@ -112,6 +117,7 @@ def test_doctor_and_plugins_tell_what_is_installed_and_which_variables_are_set(a
     assert "not-to-be-shown" not in doctor.stdout + doctor.stderr
 
 
+@pytest.mark.system
 def test_new_plugin_writes_a_folder_and_says_what_to_do_next(art, tmp_path):
     done = art("new-plugin", "my-thing", "--kind", "reward", "--dir", "made")
     assert done.returncode == 0, done.stderr

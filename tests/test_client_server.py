@@ -9,6 +9,10 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.system
+
 EXAMPLE = Path(__file__).parent.parent / "examples" / "client_server"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -56,6 +56,7 @@ def body(code: str, before: str = "") -> str:
     return before + "import os, sys\ndef f(x):\n" + "".join(f"    {line}\n" for line in code.splitlines())
 
 
+@pytest.mark.system
 def test_a_right_program_passes_and_a_wrong_one_is_told_why(sandbox):
     assert [it.passed for it in sandbox.test(RIGHT, TESTS)] == [True, True]
     results = sandbox.test("def f(x):\n    return 2 // (x - 2)", [*TESTS, [[3], 2]])
@@ -117,6 +118,7 @@ def f(x):
     assert outcomes(sandbox, before + program, [[[1], 987654321]]) == ["returned [1, False]"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("code", "happened"),
     [
@@ -249,6 +251,7 @@ def test_nothing_is_reached_over_the_network(sandbox, before):
             listening.accept()
 
 
+@pytest.mark.system
 def test_a_program_finds_nothing_of_the_environment(sandbox, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "a key")
     with Sandbox(servers=1, namespaces="namespaces" in sandbox.layers()) as fresh:
@@ -261,6 +264,7 @@ def test_nothing_is_carried_from_one_program_to_the_next(sandbox):
     assert all(it.passed for it in sandbox.test(program, TESTS))
 
 
+@pytest.mark.system
 def test_a_program_ends_with_its_server(sandbox):
     others = servers()
     wanted = "namespaces" in sandbox.layers()
@@ -275,6 +279,7 @@ def test_a_program_ends_with_its_server(sandbox):
         assert psutil.wait_procs(started, timeout=5)[1] == []
 
 
+@pytest.mark.system
 def test_a_server_that_was_lost_is_replaced():
     others = servers()
     with Sandbox(servers=1) as sandbox:
@@ -286,6 +291,7 @@ def test_a_server_that_was_lost_is_replaced():
         assert sandbox.test(RIGHT, TESTS)[0].passed
 
 
+@pytest.mark.system
 def test_an_interrupted_test_leaves_the_sandbox_in_order():
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -305,6 +311,7 @@ def test_an_interrupted_test_leaves_the_sandbox_in_order():
         assert [it.passed for it in sandbox.test(RIGHT, TESTS)] == [True, True]
 
 
+@pytest.mark.system
 def test_a_process_with_thousands_of_open_files_can_test():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 1200:

@@ -95,6 +95,7 @@ def _dotted(node: ast.AST, names: dict[str, str]) -> str:
     return "?"
 
 
+@pytest.mark.system
 def test_the_places_are_those_that_are_argued_for():
     found = {
         (str(path.relative_to(ROOT)), name)

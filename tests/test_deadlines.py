@@ -84,6 +84,7 @@ async def test_work_ends_with_whoever_waits_for_it():
     assert ended.is_set()
 
 
+@pytest.mark.system
 async def test_an_agent_that_ignores_its_cancellation_fails_and_the_run_goes_on(tmp_path, short_grace):
     stubborn = Stubborn()
 
@@ -214,6 +215,7 @@ async def test_what_was_sampled_until_then_is_kept_as_aborted(stream):
     assert isinstance(call, Call) and call.finish_reason == "aborted" and call.sampled_ids
 
 
+@pytest.mark.system
 async def test_a_stream_that_goes_on_may_take_longer_than_a_call_may_hang():
     async with await Door.start(lambda: EchoEngine(0.1), ListRecorder, process=False, call_timeout=0.35) as door:
         response = await ask(await door.open("r1"), "a long answer", stream=True)
@@ -230,6 +232,7 @@ class NeverLoads(FakeEngine):
         await for_ever()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("engine", "order"), [(NeverStarts, "start"), (NeverLoads, "load")])
 async def test_an_engine_that_never_does_what_it_is_told_ends_the_run(tmp_path, engine, order):
     began = time.monotonic()

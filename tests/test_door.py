@@ -301,6 +301,7 @@ async def test_a_door_that_was_stopped_says_so_for_every_order():
             await ask()
 
 
+@pytest.mark.system
 def test_an_order_that_comes_while_the_thread_ends_is_answered_cancelled_or_refused():
     for _ in range(25):
         serving, asked = Serving(ServingPlan(EchoEngine, ListRecorder)), []

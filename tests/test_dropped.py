@@ -100,6 +100,7 @@ class Breaks(CountingLearner):
         return super().step(trees)
 
 
+@pytest.mark.system
 async def test_a_dropped_step_is_no_update_is_said_and_kept_and_training_goes_on(tmp_path):
     engine, learner, screen = FakeEngine(Numbers()), Breaks(2), Told()
     result = await art.train(
@@ -129,6 +130,7 @@ class Told(Lines):
         self.console.quiet = False
 
 
+@pytest.mark.system
 async def test_three_dropped_steps_in_a_row_end_training_and_two_do_not(tmp_path):
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, steps=9, learner=Breaks(2, 3, 5, 6, 7)))
     assert result.report["steps"] == 7
@@ -162,6 +164,7 @@ async def test_a_learner_that_has_stepped_all_the_same_is_not_gone_on_with(tmp_p
         await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, learner=Moved()))
 
 
+@pytest.mark.system
 async def test_a_reward_may_have_metrics_called_as_those_of_the_update(tmp_path):
     def reward(trajectory):
         trajectory.metrics.update(dropped=1.0, skipped=1.0, mismatch=9.0)
@@ -172,6 +175,7 @@ async def test_a_reward_may_have_metrics_called_as_those_of_the_update(tmp_path)
     assert lines(tmp_path)[0]["reward/dropped"] == 1 and "dropped" not in lines(tmp_path)[0]
 
 
+@pytest.mark.system
 async def test_a_loss_that_is_nan_for_one_step_of_the_model_that_ships(tmp_path):
     loss = BreaksAt(no_number, 2)
 

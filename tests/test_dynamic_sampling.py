@@ -17,6 +17,7 @@ def flat_for(*tasks):
     return lambda trajectory: 0.0 if trajectory.task in tasks else number(trajectory)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("max_staleness", [0, 1])
 async def test_groups_without_contrast_are_replaced_by_fresh_tasks_and_stay_in_the_store(tmp_path, max_staleness):
     tasks = [f"task {i}" for i in range(12)]
@@ -39,6 +40,7 @@ async def test_groups_without_contrast_are_replaced_by_fresh_tasks_and_stay_in_t
     assert sum(line["groups_sampled"] for line in lines(tmp_path)) > 12
 
 
+@pytest.mark.system
 async def test_extra_rounds_have_an_end_that_is_said(tmp_path):
     told = io.StringIO()
     learner = CountingLearner()
@@ -54,6 +56,7 @@ async def test_extra_rounds_have_an_end_that_is_said(tmp_path):
     assert "step 2: 0 of" not in told.getvalue() and "groups with contrast 0 of 8" in told.getvalue()
 
 
+@pytest.mark.system
 async def test_a_run_that_goes_on_draws_the_tasks_that_it_would_have_drawn(tmp_path):
     def tasks_of(folder):
         found = {}

@@ -234,6 +234,7 @@ def test_the_tiny_model_was_shown_what_the_agent_really_sends(server: PolicyServ
         assert sent == shown_ids
 
 
+@pytest.mark.system
 def test_every_prompt_of_the_real_agent_extends_the_one_before_and_its_sampled_tokens(server: PolicyServer):
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     model = AutoModelForCausalLM.from_pretrained(TINY)

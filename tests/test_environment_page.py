@@ -3,6 +3,7 @@
 import ast
 import re
 
+import pytest
 from doc_blocks import ROOT
 
 from art_core.variables import CHECKED
@@ -47,6 +48,7 @@ def read_by(tree):
             yield name
 
 
+@pytest.mark.system
 def test_every_variable_that_the_code_reads_stands_on_its_page():
     found = {name for text in CODE for name in read_by(ast.parse(text))}
     assert {"ART_JUDGE", "ART_GATEWAY_API_KEY", "RAY_ADDRESS", "UNSLOTH_ALLOW_CPU"} <= found

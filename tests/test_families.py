@@ -44,6 +44,7 @@ def messages_of(seen):
     return [run.calls[0].response for run in seen.trajectories]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("qwen3", "qwen3-moe", "kimi-k2")])
 async def test_a_family_goes_the_whole_way(name, tmp_path):
     seen = await through(name, tmp_path)
@@ -58,6 +59,7 @@ async def test_a_family_goes_the_whole_way(name, tmp_path):
             assert set(json.loads(call["function"]["arguments"])) == {"city", "days"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
 async def test_thinking_is_answered_apart_and_dropped_from_the_next_turn_which_is_a_branch(name, tmp_path):
     seen = await through(name, tmp_path)
@@ -71,6 +73,7 @@ async def test_thinking_is_answered_apart_and_dropped_from_the_next_turn_which_i
         assert (second.prompt_ids[: len(whole)] == whole) is not thought
 
 
+@pytest.mark.system
 async def test_thinking_that_is_turned_off_leaves_one_path(tmp_path):
     seen = await through("qwen3", tmp_path, request={"chat_template_kwargs": {"enable_thinking": False}})
     check_learnt(seen)
@@ -78,6 +81,7 @@ async def test_thinking_that_is_turned_off_leaves_one_path(tmp_path):
     assert all(len(message["tool_calls"]) == 1 for message in messages_of(seen))
 
 
+@pytest.mark.system
 async def test_kimi_k2_is_computed_as_the_deepseek_v3_that_it_is(tmp_path):
     seen = await through("kimi-k2", tmp_path)
     check_learnt(seen)
@@ -93,6 +97,7 @@ async def test_kimi_k2_is_computed_as_the_deepseek_v3_that_it_is(tmp_path):
     assert type(load_causal_lm(tmp_path / "again", torch.float32)) is transformers.DeepseekV3ForCausalLM
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["qwen2.5", "kimi-k2", "qwen3-next"])
 async def test_all_weights_can_be_trained_too(name, tmp_path):
     seen = await through(name, tmp_path, lora_rank=0, learning_rate=1e-3)
@@ -122,6 +127,7 @@ GEMMA_EYES = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("kind", "text", "eyes"), [("Qwen3_5", LINEAR, QWEN_EYES), ("Gemma3", WINDOWS, GEMMA_EYES)])
 async def test_a_multimodal_folder_whose_text_model_transformers_loads_trains_on_text(kind, text, eyes, tmp_path):
     tokenizer = make_tokenizer(FAMILIES["qwen2.5"])
@@ -255,6 +261,7 @@ def test_a_context_may_be_as_long_as_the_config_says_yarn_included(config, limit
     assert positions(config) == limit
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("name", "sizes"), [
     ("qwen2.5", {"max_position_embeddings": 64, "rope_parameters": YARN}),
     ("llama3", {"max_position_embeddings": 2048, "rope_parameters": LLAMA3_ROPE | {"original_max_position_embeddings": 64}}),

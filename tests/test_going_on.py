@@ -67,6 +67,7 @@ async def go_on(run_dir, agent, **settings):
         return served, await run.collect(agent, TASKS, group_size=2, key="k", **settings)
 
 
+@pytest.mark.system
 async def test_runs_that_were_cut_off_go_on_from_their_last_answer(tmp_path):
     before = await cut_off(tmp_path, Talk(cut=("b", 2)))
     assert len(before.requests) == 2 * 3 + 2 * 2
@@ -81,6 +82,7 @@ async def test_runs_that_were_cut_off_go_on_from_their_last_answer(tmp_path):
         assert len(trajectory.calls) == 3 and trajectory.error is None
 
 
+@pytest.mark.system
 async def test_a_run_that_was_cut_off_twice_has_no_answer_twice(tmp_path):
     await cut_off(tmp_path, Talk(cut=("b", 1)))
     second = Talk(cut=("b", 2))
@@ -91,6 +93,7 @@ async def test_a_run_that_was_cut_off_twice_has_no_answer_twice(tmp_path):
     assert len(set(sampled)) == len(sampled) == 6
 
 
+@pytest.mark.system
 async def test_an_agent_that_asks_otherwise_is_answered_anew(tmp_path):
     await cut_off(tmp_path, Talk(cut=("b", 2)))
     after, groups = await go_on(tmp_path, Talk(salt="er"))
@@ -105,6 +108,7 @@ async def test_an_output_that_json_cannot_say_is_made_again_with_the_same_answer
     assert all(isinstance(t.output, tuple) for group in groups for t in group.trajectories)
 
 
+@pytest.mark.system
 async def test_what_a_reward_has_scored_is_read_with_its_scores_and_another_reward_scores_anew(tmp_path):
     def length(trajectory):
         return len(trajectory.output)
@@ -182,6 +186,7 @@ def weights(run_dir, step):
     return {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("more", [{}, {"dynamic_sampling": True}, {"max_staleness": 1}], ids=str)
 async def test_steps_that_are_lost_are_taken_again_from_the_stored_runs_to_the_bit(tmp_path, more):
     """A crash between a step and its checkpoint: nothing is sampled again, and the weights are the same."""
@@ -222,6 +227,7 @@ async def steps_of(run_dir, count, **settings):
         return begun
 
 
+@pytest.mark.system
 def test_the_newest_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog):
     assert asyncio.run(steps_of(tmp_path, 3)) == 0
     damage(tmp_path / "checkpoints" / "step-000003")
@@ -233,6 +239,7 @@ def test_the_newest_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, c
     ]  # fmt: skip
 
 
+@pytest.mark.system
 def test_what_a_kill_left_of_writing_a_checkpoint_is_put_right_before_the_run_goes_on(tmp_path):
     asyncio.run(steps_of(tmp_path, 2))
     checkpoints = tmp_path / "checkpoints"
@@ -244,6 +251,7 @@ def test_what_a_kill_left_of_writing_a_checkpoint_is_put_right_before_the_run_go
     assert sorted(it.name for it in checkpoints.iterdir()) == ["step-000001", "step-000002"]
 
 
+@pytest.mark.system
 async def test_a_step_is_checkpointed_once(tmp_path):
     await steps_of(tmp_path, 2)
     saved = (tmp_path / "checkpoints" / "step-000002").stat().st_ino
@@ -252,6 +260,7 @@ async def test_a_step_is_checkpointed_once(tmp_path):
         assert (await run.checkpoint()).stat().st_ino == saved
 
 
+@pytest.mark.system
 def test_a_run_of_which_no_checkpoint_is_whole_says_so_and_begins_with_the_start_weights_then(tmp_path):
     asyncio.run(steps_of(tmp_path, 2))
     for folder in (tmp_path / "checkpoints").iterdir():

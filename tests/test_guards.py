@@ -156,6 +156,7 @@ class Drifts(CountingLearner):
         return {**super().step(trees), "logprob_gap": 0.0 if self.version < 3 else 1.5}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("max_staleness", [0, 1])
 async def test_a_run_out_of_bounds_ends_in_good_order_and_goes_on_with_the_setting_that_it_names(
     tmp_path, max_staleness
@@ -176,6 +177,7 @@ async def test_a_run_out_of_bounds_ends_in_good_order_and_goes_on_with_the_setti
     assert more.report["steps"] == 12 and more.report["stopped"] is None and len(lines(tmp_path)) == 12
 
 
+@pytest.mark.system
 async def test_flat_steps_of_before_an_interruption_count_and_those_of_before_an_early_end_do_not(tmp_path):
     async def train(steps):
         given = settings(tmp_path, steps=steps, max_flat_groups=10, reward=lambda trajectory: 1.0)
@@ -184,6 +186,7 @@ async def test_flat_steps_of_before_an_interruption_count_and_those_of_before_an
     assert [await train(3), await train(9), await train(9), await train(20)] == [3, 5, 9, 10]
 
 
+@pytest.mark.system
 async def test_a_reward_that_collapses_ends_a_run(tmp_path):
     class Learnt(FakeEngine):
         """Answers better with every version of the weights, until it answers nothing of use."""
@@ -211,6 +214,7 @@ def test_the_settings_of_the_rules_are_documented_with_their_defaults(request):
     assert said == ["none" if defaults[it] is None else f"{defaults[it]:g}" for it in names]
 
 
+@pytest.mark.system
 async def test_a_run_goes_back_to_before_a_fall_where_its_later_checkpoints_are_deleted(tmp_path):
     common = {"steps": 8, "keep_checkpoints": None}
     first = await art.train(ScriptedAgent(), ["a", "b"], **settings(tmp_path, learner=Drifts(), **common))

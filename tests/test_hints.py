@@ -169,6 +169,7 @@ def test_a_correlation_is_between_one_and_minus_one_and_turns_with_the_reward(ru
     assert -1 - 1e-9 <= one <= 1 + 1e-9 and one == pytest.approx(-other)
 
 
+@pytest.mark.system
 async def test_a_report_of_a_hacked_reward_has_its_hints_and_they_are_printed(tmp_path):
     class Talks(FakeEngine):
         """Says more with every version of the weights."""

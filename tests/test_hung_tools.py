@@ -25,6 +25,7 @@ def run_of(tmp_path, **settings):
     return art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner(), **settings)
 
 
+@pytest.mark.system
 async def test_hung_tools_of_some_runs_hold_up_no_later_one(tmp_path, release):
     async def hangs(task, address):
         await ScriptedAgent()(task, address)
@@ -79,6 +80,7 @@ HANGS = """
 """
 
 
+@pytest.mark.system
 def test_a_process_ends_though_a_tool_never_returns(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(HANGS)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)

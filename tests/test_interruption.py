@@ -16,6 +16,8 @@ from art_core.errors import ConfigError
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine
 
+pytestmark = pytest.mark.system
+
 WITH_A_POOL = """
 import asyncio, multiprocessing, os, sys, time
 from concurrent.futures import ProcessPoolExecutor

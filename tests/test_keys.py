@@ -86,6 +86,7 @@ def pages(folder):
         return [it.text for it in answers]
 
 
+@pytest.mark.system
 async def test_a_run_whose_agent_judge_and_tracker_are_refused_keeps_no_key(
     keys, echo, tmp_path, monkeypatch, caplog, capfd
 ):
@@ -162,6 +163,7 @@ LEAKS = (
 """Answers of a server that says back what it was sent."""
 
 
+@pytest.mark.system
 async def test_an_upstream_that_refuses_or_answers_nonsense_says_so_without_key_and_password(keys):
     answers = []
 

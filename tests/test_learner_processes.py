@@ -120,6 +120,7 @@ def metrics_of(folder):
     return json.loads((folder / "metrics.json").read_text())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", SETTINGS)
 def test_two_processes_take_the_steps_of_one_also_after_a_step_that_both_refused(alone, together, name):
     check_same(alone / name, together / name)

@@ -105,6 +105,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.system
 def test_a_process_has_one_engine_per_model_which_starts_when_asked_ends_when_left_and_at_exit(monkeypatch):
     monkeypatch.setenv("ART_MODEL", "tiny")
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, timeout=120)

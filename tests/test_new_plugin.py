@@ -24,12 +24,14 @@ def run_tests(*plugins, options=()):
     return subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.system
 def test_the_tests_of_a_new_adapter_pass_as_they_are(tmp_path):
     done = run_tests(write_plugin("my-thing", tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
 
 
+@pytest.mark.system
 def test_the_tests_of_every_other_kind_pass_as_they_are(tmp_path):
     # In one process, which saves starting five: their settings then come from here and not from their own files.
     plugins = [write_plugin(f"my-{kind}", tmp_path, kind) for kind in Kind if kind is not Kind.agent]
@@ -38,6 +40,7 @@ def test_the_tests_of_every_other_kind_pass_as_they_are(tmp_path):
     assert "13 passed" in done.stdout
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", list(Kind))
 def test_what_is_written_is_clean(tmp_path, kind):
     folder = write_plugin("my-thing", tmp_path, kind).folder
@@ -47,6 +50,7 @@ def test_what_is_written_is_clean(tmp_path, kind):
     assert "$" not in "".join(path.read_text() for path in folder.rglob("*.*"))
 
 
+@pytest.mark.system
 def test_the_tests_of_a_new_adapter_fail_when_it_is_broken(tmp_path):
     plugin = write_plugin("mine", tmp_path)
     module = plugin.folder / "art_mine.py"

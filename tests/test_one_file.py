@@ -9,6 +9,8 @@ from art_core.environment import Environment
 from art_core.errors import StoreError
 from art_core.trainer import GRPOTrainer
 
+pytestmark = pytest.mark.system
+
 
 class Words(Environment):
     async def reset(self):

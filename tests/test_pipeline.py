@@ -129,6 +129,7 @@ class EngineAhead(SlowEngine):
         return await super().chat(request)
 
 
+@pytest.mark.system
 async def test_rollouts_of_the_next_step_are_answered_while_the_learner_works(tmp_path):
     engine = EngineAhead(Numbers())
     learner = OverlappingLearner(engine, 4)
@@ -140,6 +141,7 @@ async def test_rollouts_of_the_next_step_are_answered_while_the_learner_works(tm
     assert lines(tmp_path)[0]["staleness_max"] == 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("bound", [1, 2, 3])
 async def test_no_trained_call_is_older_than_the_bound(tmp_path, bound):
     class Learner(CountingLearner):
@@ -160,6 +162,7 @@ async def test_no_trained_call_is_older_than_the_bound(tmp_path, bound):
     assert all(0 <= line["staleness"] <= line["staleness_max"] and not line["groups_stale"] for line in lines(tmp_path))
 
 
+@pytest.mark.system
 async def test_without_staleness_no_call_is_answered_while_the_learner_works(tmp_path):
     engine = FakeEngine(Numbers())
 
@@ -196,6 +199,7 @@ async def test_groups_with_a_call_beyond_the_bound_are_dropped_and_counted(tmp_p
     assert metrics["groups_stale"] == 1 and learner.version == 8 and run.step == 2
 
 
+@pytest.mark.system
 async def test_a_swap_waits_for_calls_in_flight_so_a_call_has_one_version(tmp_path):
     class Engine(SlowEngine):
         async def chat(self, request):
@@ -210,6 +214,7 @@ async def test_a_swap_waits_for_calls_in_flight_so_a_call_has_one_version(tmp_pa
     assert not [rollout.error for rollout, _ in stored(tmp_path) if rollout.error]
 
 
+@pytest.mark.system
 async def test_an_evaluation_between_steps_has_the_engine_to_itself_and_settled_weights(tmp_path):
     engine = FakeEngine(Numbers())
     await art.train(
@@ -223,6 +228,7 @@ async def test_an_evaluation_between_steps_has_the_engine_to_itself_and_settled_
     assert {(step, call.policy_version) for step, calls in held_out for call in calls} == {(n, n) for n in (0, 2, 4, 6)}
 
 
+@pytest.mark.system
 async def test_no_more_rollouts_run_at_a_time_than_allowed_however_many_steps_overlap(tmp_path):
     running = most = 0
 
@@ -238,6 +244,7 @@ async def test_no_more_rollouts_run_at_a_time_than_allowed_however_many_steps_ov
     assert most == 3
 
 
+@pytest.mark.system
 async def test_seconds_are_those_the_loop_took_and_overlapped_rollouts_are_not_in_them(tmp_path):
     await art.train(ScriptedAgent(2), ["a"], **settings(tmp_path, max_staleness=1))
     for line in lines(tmp_path):
@@ -260,6 +267,7 @@ async def test_a_reward_that_fails_in_a_later_steps_rollouts_ends_the_run_when_t
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
+@pytest.mark.system
 async def test_an_interrupted_run_trains_on_what_ran_ahead_of_it(tmp_path):
     class Stop(Display):
         def log(self, step, metrics):
@@ -287,6 +295,7 @@ async def test_an_interrupted_run_trains_on_what_ran_ahead_of_it(tmp_path):
     assert ended and again_made == 8 - len(ended)
 
 
+@pytest.mark.system
 async def test_a_dry_run_and_hand_made_overlap_work_with_staleness(tmp_path):
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, max_staleness=1, dry_run=True))
     assert result.report["dry_run"]["calls"] == 4
@@ -314,6 +323,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path, wrong):
 # The real thing
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("lora_rank", [0, 4])
 async def test_every_call_of_a_run_with_staleness_replays_with_the_weights_of_its_version(tmp_path, lora_rank):
     """The engine answered while the optimizer worked: a torn snapshot would show as logprobs that no checkpoint gives."""

@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import art_core as art
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.system
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 15

@@ -226,6 +226,7 @@ async def test_costs_do_not_hide_the_numbers_of_the_step(tmp_path):
     assert (line["reward"], line["calls"], line["account/reward"], line["account/calls"]) == (0.5, 2.0, 7.0, 8.0)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("max_staleness", [0, 1])
 async def test_a_run_without_budget_ends_in_good_order_and_goes_on_with_more(tmp_path, max_staleness):
     told, screen = told_display()

@@ -80,6 +80,7 @@ async def test_a_run_is_evaluated_with_the_limits_and_the_formats_that_it_was_se
     assert {name: config[name] for name in served} == {**served, "max_tokens": 30}
 
 
+@pytest.mark.system
 async def test_other_evaluation_tasks_on_resume_do_not_break_the_report(tmp_path):
     common = {
         "model": "tiny", "engine": FakeEngine(), "run_dir": tmp_path / "run", "progress": False, "reward": lambda t: 1.0,
@@ -182,6 +183,7 @@ def test_what_agents_say_is_not_read_as_markup():
     assert "[/INST] [type=missing]" in told.getvalue() and "[bold]" in told.getvalue()
 
 
+@pytest.mark.system
 async def test_a_reward_is_made_once_and_a_misspelt_one_is_refused_before_anything_runs(tmp_path):
     made = []
 
@@ -256,6 +258,7 @@ async def test_two_processes_do_not_write_one_run_folder(tmp_path):
                 pass
 
 
+@pytest.mark.system
 async def test_a_blocking_agent_that_never_returns_does_not_keep_the_others_waiting(tmp_path):
     release = threading.Event()
 
@@ -271,6 +274,7 @@ async def test_a_blocking_agent_that_never_returns_does_not_keep_the_others_wait
     assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("rollout "))
 
 
+@pytest.mark.system
 async def test_rollouts_of_a_step_carry_its_number(tmp_path):
     await art.train(
         ScriptedAgent(), ["a"], model="tiny", steps=2, group_size=2, engine=FakeEngine(), learner=CountingLearner(),

@@ -10,6 +10,8 @@ import psutil
 import pytest
 from trainings import Place
 
+pytestmark = pytest.mark.system
+
 REWARDS = """
 class Absent:
     async def score(self, group):

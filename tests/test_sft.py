@@ -87,6 +87,7 @@ async def test_every_supervised_step_is_a_step_of_the_run_and_is_served(tmp_path
         assert again.step == 6
 
 
+@pytest.mark.system
 async def test_imitated_runs_become_what_the_model_does(tmp_path):
     agent = ScriptedAgent(max_tokens=6)
     greedy = art.types.Sampling(temperature=0)
@@ -105,6 +106,7 @@ async def test_imitated_runs_become_what_the_model_does(tmp_path):
     assert art.audit(tmp_path / "run", progress=False).clean
 
 
+@pytest.mark.system
 async def test_the_example_of_the_docs_runs_on_the_runs_of_another_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     async with art.open_run("runs/earlier", model="tiny") as run:

@@ -24,6 +24,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.system
 def test_every_page_is_in_it_and_in_its_navigation(site):
     front = (site / "index.html").read_text()
     pages = {str(page.relative_to(ROOT)) for page in PAGES} - NOT_PAGES

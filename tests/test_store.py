@@ -81,6 +81,7 @@ def conversations(draw) -> list[tuple[str, Call]]:
     return made
 
 
+@pytest.mark.system
 @settings(deadline=None, max_examples=60)
 @given(conversations(), st.data())
 def test_calls_come_back_exactly_as_they_were(made, data):

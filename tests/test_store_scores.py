@@ -104,6 +104,7 @@ def test_a_second_opinion_never_becomes_the_score(store):
         store.add_scores(["r"], [1.0], call_rewards=[[1.0]], aside=True)
 
 
+@pytest.mark.system
 def test_a_second_opinion_changes_nothing_that_a_run_says_of_itself(tmp_path):
     asyncio.run(record(tmp_path / "run"))
 
@@ -169,6 +170,7 @@ def test_a_file_that_was_brought_up_has_the_tables_of_a_new_one(old, store):
     assert columns(old) == columns(store.path)
 
 
+@pytest.mark.system
 def test_several_processes_may_bring_up_the_same_file(old):
     code = (
         "import sys; from art_core.store import Store; s = Store(sys.argv[1]); s.add_scores(['r'], [1.0], notes=[{'a': 'b'}]); "

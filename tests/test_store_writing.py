@@ -123,6 +123,7 @@ print("all there")
 """
 
 
+@pytest.mark.system
 def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_room(tmp_path):
     path = tmp_path / "run.sqlite"
     run = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True, timeout=60)
@@ -207,6 +208,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         Store(tmp_path / "file" / "run.sqlite")
 
 
+@pytest.mark.system
 def test_several_processes_may_make_the_same_store(tmp_path):
     path = tmp_path / "run.sqlite"
     code = "import sys; from art_core.store import Store; s = Store(sys.argv[1]); s.add_step(1, {}); s.close()"

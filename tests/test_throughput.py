@@ -69,6 +69,7 @@ def test_what_an_engine_says_while_it_starts_is_shown_and_only_then():
     assert "nobody" not in shown.console.file.getvalue()
 
 
+@pytest.mark.system
 async def test_a_run_says_how_much_of_its_prompts_was_cached(tmp_path):
     import art_core as art
     from art_core.testing import CountingLearner, ScriptedAgent

@@ -128,6 +128,7 @@ async def test_an_illegal_answer_loses_and_alone_is_blamed(tmp_path):
     assert run.metrics["illegal"] == 1
 
 
+@pytest.mark.system
 async def test_a_match_is_played_from_the_empty_board_against_the_named_opponent(tmp_path):
     rng = random.Random(5)
     for opponent, never in (("perfect", "win"), ("random", None)):

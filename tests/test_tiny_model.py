@@ -122,6 +122,7 @@ def test_a_fragment_ends_with_its_label_and_the_label_is_right():
             assert value in fragment.messages[-2]["content"]
 
 
+@pytest.mark.system
 def test_it_calls_tools_and_is_sometimes_right():
     model = AutoModelForCausalLM.from_pretrained(TINY)
     rates = try_out(model, TOKENIZER, 48, greedy=False)

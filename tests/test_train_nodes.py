@@ -120,6 +120,7 @@ async def test_only_the_named_nodes_are_trained_and_sampled_as_training_asks(tmp
     assert asked == {"planner x": 1.0, "team/writer x": 0.25}
 
 
+@pytest.mark.system
 async def test_the_start_weights_answer_for_the_other_nodes(tmp_path):
     settings = {"model": "tiny", "train_nodes": "planner", "max_tokens": 8, "learning_rate": 1e-3, "warmup_steps": 0}
     async with art.open_run(tmp_path / "run", **settings) as run:
@@ -134,6 +135,7 @@ async def test_the_start_weights_answer_for_the_other_nodes(tmp_path):
     assert found.checked == 16  # the frozen calls too, against the start weights
 
 
+@pytest.mark.system
 async def test_an_evaluation_of_a_run_keeps_its_frozen_nodes(tmp_path):
     settings = {"model": "tiny", "train_nodes": "planner", "max_tokens": 4, "learning_rate": 1e-2, "warmup_steps": 0}
     async with art.open_run(tmp_path / "run", **settings) as run:

@@ -265,6 +265,7 @@ async def test_each_form_refuses_what_is_the_others(tmp_path):
         await GRPOTrainer(object(), object()).collect_episodes()
 
 
+@pytest.mark.system
 def test_a_program_that_only_stops_leaves_a_closed_run_and_what_it_saved_answers(tmp_path):
     """The real engine and learner: the saved file, whatever its ending, is the weights that were trained."""
     pytest.importorskip("transformers")

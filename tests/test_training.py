@@ -111,6 +111,7 @@ def test_an_agent_that_calls_exit_ends_its_own_run_only(tmp_path, blocking):
     assert result.report["steps"] == 1 and errors == [""] * 4 + ["SystemExit: usage: tool FILE"] * 4
 
 
+@pytest.mark.system
 async def test_a_run_that_takes_too_long_is_data(tmp_path):
     async def agent(task_input, address):
         await ScriptedAgent()(task_input, address)
@@ -135,6 +136,7 @@ async def test_capture_by_hand_gives_a_trajectory_that_can_be_grouped_and_learnt
     assert metrics["groups_with_contrast"] == 1 and metrics["tokens"] > 0
 
 
+@pytest.mark.system
 async def test_64_concurrent_rollouts_do_not_mix_threads_included(tmp_path):
     """Each agent says its own task in every call, from threads of its own; every call must be in its own trajectory."""
     import httpx
@@ -191,6 +193,7 @@ async def test_a_dict_task_gives_its_input_to_the_agent_and_the_rest_to_the_rewa
     assert {r["messages"][0]["content"] for r in engine.requests} == {"question"}
 
 
+@pytest.mark.system
 async def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     stop_at = 3
     learner = CountingLearner()
@@ -218,6 +221,7 @@ async def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.system
 async def test_an_evaluation_that_was_interrupted_is_made_up_for_and_one_that_was_not_is_kept(tmp_path):
     asked = []
 
@@ -242,6 +246,7 @@ def evaluations(tmp_path):
     return json.loads((tmp_path / "run" / "report.json").read_text())["evaluations"]
 
 
+@pytest.mark.system
 async def test_only_the_newest_checkpoints_are_kept(tmp_path):
     await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, steps=5, keep_checkpoints=2))
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-000004", "step-000005"]
@@ -332,6 +337,7 @@ def test_train_sync_runs_where_no_loop_runs_and_says_so_where_one_does(tmp_path)
         asyncio.run(inside())
 
 
+@pytest.mark.system
 async def test_a_dry_run_in_a_runs_folder_leaves_its_plan_alone(tmp_path):
     def plan():
         with Store(tmp_path / "run" / "run.sqlite") as store:
@@ -346,6 +352,7 @@ async def test_a_dry_run_in_a_runs_folder_leaves_its_plan_alone(tmp_path):
     assert plan() == 2, "more are done already"
 
 
+@pytest.mark.system
 async def test_a_run_that_goes_on_says_so_and_one_after_a_dry_run_begins(tmp_path):
     async def said(**more):
         screen = Lines()

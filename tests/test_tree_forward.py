@@ -75,6 +75,7 @@ def test_one_pass_over_the_tree_equals_training_every_call_on_its_own(family, tr
     check_equals_call_by_call(MODELS[family], trajectories)
 
 
+@pytest.mark.system
 @settings(max_examples=25, deadline=None)
 @given(trajectories=trajectory_lists(), tokens=st.integers(1, 9), again=st.booleans(), gap=st.sampled_from([0, 1, 16]))
 def test_pieces_of_any_size_change_nothing(trajectories, tokens, again, gap):
@@ -241,6 +242,7 @@ def test_other_threads_use_the_model_as_it_is_while_a_tree_is_computed():
     torch.testing.assert_close(model(input_ids=ids).logits, plain)
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")  # dynamo's own
 def test_layers_that_are_compiled_later_compute_the_tree_too():
     model = make_model("llama")

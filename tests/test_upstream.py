@@ -87,6 +87,7 @@ async def test_the_version_is_what_the_owner_of_the_server_says(vllm):
     await upstream.stop()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("text", "status", "code", "message"),
@@ -212,6 +213,7 @@ async def test_proxy_settings_of_the_machine_are_not_used(vllm, monkeypatch):
     await upstream.stop()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stream", [False, True])
 async def test_thinking_has_the_name_that_clients_know(served, stream):
     client, recorder = served

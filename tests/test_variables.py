@@ -75,6 +75,7 @@ def test_a_file_that_cannot_be_used_is_refused_without_showing_it(folder, conten
     assert SECRET not in str(refused.value) and "OPENAI_API_KEY" not in os.environ
 
 
+@pytest.mark.system
 def test_every_command_reads_it_before_the_plugins(folder):
     (folder / ".env").write_text("ART_DISABLE_PLUGINS=ruler\n")
     assert "art-ruler" not in art("plugins").stdout

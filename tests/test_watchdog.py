@@ -103,6 +103,7 @@ async def test_a_sync_agent_that_hangs_in_a_tool_is_named_with_its_line(tmp_path
     assert "the agent itself is waited for" in said and "in the_tool" in said
 
 
+@pytest.mark.system
 async def test_an_agent_that_holds_the_event_loop_is_named_with_its_line(tmp_path, ear):
     release = threading.Event()
     threading.Thread(target=lambda: (ear.wait(), release.set())).start()
@@ -189,6 +190,7 @@ async def test_workers_that_are_gone_are_what_is_waited_for(tmp_path, ear):
     )
 
 
+@pytest.mark.system
 async def test_it_is_said_again_at_doubling_intervals(tmp_path, ear):
     release, began = asyncio.Event(), time.monotonic()
 
@@ -221,6 +223,7 @@ class Slow(FakeEngine):
         return await super().chat(request)
 
 
+@pytest.mark.system
 async def test_a_run_that_is_slow_but_moves_says_nothing(tmp_path, ear):
     calls = []
 
@@ -233,6 +236,7 @@ async def test_a_run_that_is_slow_but_moves_says_nothing(tmp_path, ear):
     assert len(calls) == 24 and not ear.said
 
 
+@pytest.mark.system
 async def test_an_engine_that_is_slow_but_samples_says_nothing(tmp_path, ear):
     await train(tmp_path, ScriptedAgent(), engine=Slow(), watchdog_seconds=0.6)
     assert not ear.said
@@ -281,6 +285,7 @@ AGENT = """
 """
 
 
+@pytest.mark.system
 def test_sigusr1_shows_where_everything_is_and_the_run_reaches_its_end(tmp_path):
     (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
     (tmp_path / "tasks.jsonl").write_text('"one"\n')

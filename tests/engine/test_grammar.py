@@ -113,6 +113,7 @@ def test_whatever_the_schema_the_answer_is_json_that_it_accepts(schema, seed, gr
     jsonschema.validate(json.loads(Chat(tokenizer, frozenset({STOP})).decode(ids)), schema)
 
 
+@pytest.mark.system
 @given(schema=schemas(), seed=st.integers(0, 999))
 @settings(max_examples=40, deadline=None)
 def test_whatever_the_parameters_a_forced_call_is_read_as_one_with_valid_arguments(schema, seed, grammars, tokenizer):
@@ -171,6 +172,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.system
 async def test_requests_of_every_shape_run_together_and_each_is_answered_as_if_it_were_alone(open_engine, save_model):
     engine = await open_engine()
     requests = [{**request, "seed": seed, "n": 2} for seed in range(3) for request in REQUESTS.values()]
@@ -185,6 +187,7 @@ async def test_requests_of_every_shape_run_together_and_each_is_answered_as_if_i
         assert [c.get("forced") for c in alone["choices"]] == [c.get("forced") for c in answer["choices"]]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", REQUESTS)
 async def test_the_answer_has_the_shape_that_was_asked_for(kind, open_engine):
     engine, request = await open_engine(), REQUESTS[kind]

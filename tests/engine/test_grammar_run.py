@@ -16,6 +16,8 @@ import art_core as art
 from art_core.token_tree import build_tree
 from art_core.types import RolloutAddress
 
+pytestmark = pytest.mark.system
+
 
 class Pick(pydantic.BaseModel):
     """Pick a digit and say whether it is the last."""

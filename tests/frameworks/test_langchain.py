@@ -12,6 +12,8 @@ import art_langchain
 from art_core.testing import check_adapter
 from framework_table import City, assert_documented, rain
 
+pytestmark = pytest.mark.system
+
 
 def openai_model(base_url):
     return ChatOpenAI(model="m", api_key="k", base_url=base_url, max_retries=0)

@@ -11,6 +11,8 @@ import art_openai
 from art_core.testing import check_adapter
 from framework_table import City, assert_documented, rain
 
+pytestmark = pytest.mark.system
+
 
 class Sdk:
     """Makes agents of the SDK whose models ask through one of its two APIs."""

@@ -3,10 +3,13 @@
 import json
 
 import openai
+import pytest
 
 import art_openai
 from art_core.testing import check_adapter
 from framework_table import City, assert_documented, failing, nested, rain, threaded
+
+pytestmark = pytest.mark.system
 
 TOOL = {
     "type": "function",

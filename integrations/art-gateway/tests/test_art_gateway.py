@@ -134,6 +134,7 @@ def test_an_upstream_that_names_a_pause_gets_it():
     assert not worth_retrying(UpstreamError("no", status=400))
 
 
+@pytest.mark.system
 async def test_calls_beyond_the_limit_wait_and_beyond_the_queue_are_told_to_come_back(start, upstream, until):
     upstream.delay = 0.2
     async with start(limits=Limits(calls=2, waiting=3)) as desk:
@@ -160,6 +161,7 @@ async def test_a_client_that_leaves_the_queue_frees_its_place(start, upstream, u
     assert [request["messages"][0]["content"] for request in upstream.requests] == ["hello"] * 2
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_pause_waits_for_calls_in_flight_and_holds_new_ones_until_resumed(start, upstream, until, stream):
     upstream.delay = 0.05
@@ -212,6 +214,7 @@ def check_nothing_lost_nothing_mixed(run_dir, rollouts, turns):
         assert {call.finish_reason for call in calls} == {"stop"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stream", [False, True])
 async def test_sixty_concurrent_rollouts_lose_and_mix_nothing(start, tmp_path, stream):
     async with start() as desk:

@@ -23,6 +23,7 @@ async def started(upstream, folder, *options):
     return process, line, re.search(r"http://127\.0\.0\.1:\d+", line)[0]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_lets_the_calls_in_flight_end_and_loses_nothing(upstream, until, tmp_path, number):
     upstream.delay = 0.5
@@ -46,6 +47,7 @@ async def test_a_signal_lets_the_calls_in_flight_end_and_loses_nothing(upstream,
     assert len(art.load_trajectories(tmp_path)) == 8
 
 
+@pytest.mark.system
 async def test_a_second_signal_ends_what_still_runs_and_keeps_it_as_aborted(upstream, until, tmp_path):
     upstream.delay = 0.05
     process, _, address = await started(upstream, tmp_path)
@@ -64,6 +66,7 @@ async def test_a_second_signal_ends_what_still_runs_and_keeps_it_as_aborted(upst
     assert trajectory.calls[0].finish_reason == "aborted"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_signal_while_paused_tells_the_calls_that_wait_to_come_back(upstream, until, tmp_path, stream):
     process, _, address = await started(upstream, tmp_path)
@@ -88,6 +91,7 @@ async def test_a_signal_while_paused_tells_the_calls_that_wait_to_come_back(upst
     assert not upstream.requests
 
 
+@pytest.mark.system
 async def test_a_gateway_that_is_killed_keeps_what_it_had_answered(upstream, tmp_path):
     process, _, address = await started(upstream, tmp_path)
     async with aiohttp.ClientSession() as client:

@@ -135,6 +135,7 @@ def test_generations_and_sessions_arrive(server, tracker):
     assert shown["name"] == "training_session_s1" and json.loads(shown["output"])["final_metrics"] == {"reward": 1.0}
 
 
+@pytest.mark.system
 def test_a_server_that_fails_gets_everything_once(server, tracker):
     server.faults.extend([500, "cut", (429, {"retry-after": "1"}), "lost", 503])
     traces = [tracker.track_episode({**EPISODE, "episode_id": number}).id for number in range(4)]
@@ -165,6 +166,7 @@ print("ends", flush=True)
 """
 
 
+@pytest.mark.system
 def test_a_server_that_stays_silent_holds_up_the_end_of_a_program_once(server):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and never answers
         environment = {**os.environ, "LANGFUSE_HOST": f"http://127.0.0.1:{silent.getsockname()[1]}"}

@@ -107,6 +107,7 @@ def test_a_server_that_only_knows_traces_is_read_by_these(monkeypatch, tmp_path)
         tracker.close()
 
 
+@pytest.mark.system
 def test_what_was_imported_is_not_imported_twice(production, tmp_path):
     run_command("--run-dir", tmp_path)
     support(production, "c1", "Where is the book?", "Here.", at=300)
@@ -115,6 +116,7 @@ def test_what_was_imported_is_not_imported_twice(production, tmp_path):
     assert len(art.load_trajectories(tmp_path)) == 4
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kept", [0, 1, 2])
 def test_what_an_import_that_was_ended_left_half_is_mended(production, tmp_path, kept):
     run_command("--run-dir", tmp_path / "whole")
@@ -145,12 +147,14 @@ def test_filters_choose_among_the_traces(production, tmp_path, options, expected
     assert done.exit_code == (0 if expected else 1)
 
 
+@pytest.mark.system
 def test_a_server_that_fails_at_times_is_asked_again(production, tmp_path):
     production.faults.extend([500, (429, {"retry-after": "1"}), "cut", None, 503, None, "cut"])
     done = run_command("--run-dir", tmp_path)
     assert "3 runs with 6 model calls" in done.output and not production.faults
 
 
+@pytest.mark.system
 def test_a_server_that_stays_away_is_said_and_the_same_command_goes_on(production, tmp_path, monkeypatch):
     monkeypatch.setattr("art_langfuse.command.PATIENCE", 0.3)
     production.faults.extend([None, None, None, *[503] * 20])
@@ -171,6 +175,7 @@ def test_an_answer_that_is_no_json_is_said(server, tmp_path, monkeypatch):
             run_command("--run-dir", tmp_path)
 
 
+@pytest.mark.system
 def test_what_cannot_be_read_is_left_out_and_said(production, tmp_path):
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     production.record("d1", "d1-r", image, "A cat.", at=400)
@@ -216,6 +221,7 @@ def test_a_run_folder_is_of_one_model(production, tmp_path, monkeypatch):
     assert run_command("--since", "yesterday").exit_code == 2
 
 
+@pytest.mark.system
 async def test_what_a_tracker_sent_comes_back_as_the_same_conversations(server, tmp_path):
     await art.train(
         agent, [{"input": "Where?", "answer": "here"}], model="tiny", reward=Judge(), steps=1, run_dir=tmp_path / "run",
@@ -237,6 +243,7 @@ async def test_what_a_tracker_sent_comes_back_as_the_same_conversations(server, 
     assert json.loads((tmp_path / "tasks.jsonl").read_text()) == {"input": "Where?", "answer": "here"}
 
 
+@pytest.mark.system
 async def test_imported_runs_are_imitated_and_refused_by_grpo(production, tmp_path):
     run_command("--run-dir", tmp_path / "imported")
     good = art.load_trajectories(tmp_path / "imported", min_reward=0.5)

@@ -14,6 +14,8 @@ from art_langfuse.account import account
 from art_langfuse.api import Project
 from art_langfuse.importing import import_traces
 
+pytestmark = pytest.mark.system
+
 CLASSIC = """
 from art_langfuse import ARTLangfuseTracker
 

@@ -64,6 +64,7 @@ async def test_a_generation_has_the_conversation_usage_and_weights(server, tmp_p
         assert (shown["modelParameters"]["temperature"], shown["metadata"]["policy_version"]) == (1.0, 0)
 
 
+@pytest.mark.system
 async def test_rewards_explanations_and_metrics_are_scores(server, tmp_path):
     await train(tmp_path / "mine", "langfuse", eval_tasks=["held out"])
     for number, run in enumerate(stored(tmp_path / "mine")[:2]):
@@ -78,6 +79,7 @@ async def test_rewards_explanations_and_metrics_are_scores(server, tmp_path):
     assert ("art", "eval", "step-0") in tags
 
 
+@pytest.mark.system
 async def test_what_fails_at_times_gets_everything_once_and_training_goes_on(server, tmp_path):
     server.faults.extend([500, None, "cut", (429, {"retry-after": "1"}), "lost", 503, "lost", None, "cut"])
     screen = Lines()
@@ -91,6 +93,7 @@ async def test_what_fails_at_times_gets_everything_once_and_training_goes_on(ser
     assert not server.faults
 
 
+@pytest.mark.system
 async def test_a_server_that_is_away_is_said_once_and_at_the_end_with_what_was_lost(
     server, tmp_path, monkeypatch, caplog
 ):
@@ -109,6 +112,7 @@ async def test_a_server_that_is_away_is_said_once_and_at_the_end_with_what_was_l
     assert not [it for it in caplog.records if it.name.startswith("opentelemetry")], "ours say it"
 
 
+@pytest.mark.system
 async def test_a_run_that_goes_on_doubles_nothing(server, tmp_path):
     await train(tmp_path, "langfuse", steps=1)
     await train(tmp_path, "langfuse", steps=2)

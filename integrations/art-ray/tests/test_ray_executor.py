@@ -39,6 +39,7 @@ async def runs(run, agent, task="a", count=4):
     return group.trajectories
 
 
+@pytest.mark.system
 async def test_runs_are_spread_over_processes_and_every_call_is_recorded(run):
     found = await runs(run, ray_agents.saying, count=8)
     assert all(t.output.startswith("a, said ") and len(t.calls) == 1 for t in found)
@@ -69,6 +70,7 @@ async def test_an_output_that_cannot_be_pickled_is_what_the_store_would_keep(run
     assert found.output == {"found": "what was found", "n": 1}
 
 
+@pytest.mark.system
 async def test_the_runs_of_a_killed_process_are_made_again_under_new_addresses(run, tmp_path):
     found = await runs(run, ray_agents.murdered, task=str(tmp_path), count=6)
     assert all(t.error is None and len(t.calls) == 1 for t in found) and len(found) == 6
@@ -135,6 +137,7 @@ async def test_options_that_cannot_be_used_are_refused_before_anything_runs(tmp_
         run_of(tmp_path, executor_args=given).adapt(ray_agents.saying)
 
 
+@pytest.mark.system
 async def test_a_cluster_without_room_says_who_asks_for_what(local_ray, tmp_path):
     args = {"workers": 1, "cpus": 100, "start_seconds": 1}
     with pytest.raises(ConfigError, match=r"started none of 1 processes.*100 CPUs of 4 in the cluster"):

@@ -63,6 +63,7 @@ def check_same(one, two):
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5)
 
 
+@pytest.mark.system
 def test_it_takes_the_steps_of_one_process_and_its_checkpoints_are_the_same(shared, model_folder, tmp_path):
     learner = shared
     alone = TorchLearner(model_folder, config_of(model_folder), grpo)
@@ -172,6 +173,7 @@ def test_sharded_and_on_machines_that_share_no_disk(local_ray, model_folder, tmp
         learner.close()
 
 
+@pytest.mark.system
 def test_a_cluster_without_room_says_who_asks_for_what(local_ray, model_folder):
     args = {"processes": 50, "start_seconds": 1}
     with pytest.raises(ConfigError, match=r"not placed 50 learner processes of 1 CPU each.*the cluster has 4 CPU"):

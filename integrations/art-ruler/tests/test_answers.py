@@ -133,6 +133,7 @@ def test_a_score_in_quotes_is_a_number_whatever_white_space_stands_around_it(sco
     assert read_scores(text, ["bcdfg"])["bcdfg"].score == 0.5
 
 
+@pytest.mark.system
 def test_each_of_10000_broken_answers_ends_in_scores_at_the_right_labels_or_in_a_named_fault():
     rng, ends = random.Random(20), Counter()
     for _ in range(10_000):

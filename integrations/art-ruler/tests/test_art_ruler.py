@@ -177,6 +177,7 @@ def test_without_a_judge_the_error_says_how_to_set_one(monkeypatch):
     assert Ruler().judge.name == "openai/some-model"
 
 
+@pytest.mark.system
 def test_importing_the_plugin_does_not_import_litellm():
     code = "import art_ruler, sys; assert not {'litellm', 'openai'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -185,6 +185,7 @@ TYPES = st.sampled_from(["email_search", "code_generation", "question_answering"
 EMAILS = st.fixed_dictionaries({"selected_email": st.dictionaries(st.sampled_from([*EMAIL]), ODD) | ODD}) | ODD
 
 
+@pytest.mark.system
 @given(st.dictionaries(st.sampled_from(KEYS), ODD), TYPES, EMAILS)
 def test_any_episode_has_a_score(episode, task_type, result):
     episode |= {"task_type": task_type, "final_result": result}

@@ -275,6 +275,7 @@ def test_people_are_asked_pair_by_pair_and_every_answer_is_kept(run, judge, tmp_
     )
 
 
+@pytest.mark.system
 def test_stopping_loses_nothing_that_was_judged(run, judge):
     command = [sys.executable, "-m", "art_core", "judge", str(run), "--judge", f"{judge}:slow"]
     paths = os.pathsep.join([str(Path(judging.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -168,6 +168,7 @@ async def test_a_question_that_the_server_finds_too_long_is_shortened(provider, 
     assert len(json.dumps(provider.requests[1])) < 0.6 * len(json.dumps(provider.requests[0]))
 
 
+@pytest.mark.system
 async def test_a_server_that_answers_in_time_or_not_at_all(provider, way):
     provider.pause = 5
     group = group_of("worth 0.2", "worth 0.9")
@@ -176,6 +177,7 @@ async def test_a_server_that_answers_in_time_or_not_at_all(provider, way):
     assert "Timeout" in group.trajectories[0].notes["unscored"]
 
 
+@pytest.mark.system
 async def test_an_answer_that_comes_in_drops_has_no_more_time_than_any_other(provider, way):
     async def drip():
         for _ in range(60):

@@ -134,6 +134,7 @@ async def test_no_more_requests_are_under_way_than_the_limit_in_any_event_loop()
     assert crowd.most == 3
 
 
+@pytest.mark.system
 def test_an_event_loop_that_has_ended_is_not_held():
     async def judge(messages):
         await asyncio.sleep(0)

@@ -64,6 +64,7 @@ BAD = [
 ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("said", "told"), BAD)
 async def test_what_is_no_message_is_answered_and_logged_and_hurts_nobody(serving, caplog, said, told):
     async with serving() as server, server.worker("good", ask), socket(server, "bad", "s") as bad:

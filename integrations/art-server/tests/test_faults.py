@@ -27,6 +27,8 @@ from process_marks import marked
 
 import art_server
 
+pytestmark = pytest.mark.system
+
 SIZE = 4
 """Runs of a task."""
 

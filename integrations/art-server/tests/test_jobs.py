@@ -28,6 +28,7 @@ async def test_a_collection_that_failed_is_made_when_it_is_asked_for_again(servi
         assert [t.error for t in group.trajectories] == [None, None]
 
 
+@pytest.mark.system
 async def test_steps_are_taken_in_the_order_in_which_they_are_asked_for(serving, monkeypatch):
     async with serving() as server, server.worker("a", agent), server.connect() as run:
         slow, quick = await run.score(await run.collect(None, ["slow", "quick"], group_size=4), unlike)
@@ -46,6 +47,7 @@ async def test_steps_are_taken_in_the_order_in_which_they_are_asked_for(serving,
         assert [jobs.get(key).result["step"] for key in ("first", "second")] == [1, 2]
 
 
+@pytest.mark.system
 async def test_a_step_whose_weights_a_killed_server_took_along_is_taken_again(serving):
     async with serving() as server, server.worker("a", agent), server.connect() as run:
         groups = await run.score(await run.collect(None, ["one"], group_size=4), unlike)
@@ -56,6 +58,7 @@ async def test_a_step_whose_weights_a_killed_server_took_along_is_taken_again(se
         assert server.run.step == 1
 
 
+@pytest.mark.system
 async def test_a_disk_that_is_full_when_a_job_ends_ends_the_server_and_the_next_one_knows_the_job(serving, monkeypatch):
     freed = asyncio.Event()
 

@@ -84,6 +84,7 @@ async def test_headers_of_any_size_are_not_taken(tmp_path):
         assert (await raw(host, head)).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.system
 async def test_headers_that_do_not_come_are_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(edge, "HEAD_SECONDS", 0.3)
     async with served(tmp_path) as (_, host, _http):
@@ -113,6 +114,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.system
 async def test_no_name_leads_out_of_the_run_nor_to_a_failure(tmp_path):
     (tmp_path / "secret").write_text("TOP-SECRET")
     async with served(tmp_path) as (app, host, _http):

@@ -16,6 +16,8 @@ from served import application, serving
 from art_core.testing import ScriptedAgent
 from art_server import TrainingClient, connect
 
+pytestmark = pytest.mark.system
+
 BOUNDED = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 STORED = {"key": ["stored", "scored", "learnt"], "place": [0, 1], "client_id": ["client_1"]}
 """Names of what is there, by path parameter: drawn ones would hardly ever meet any."""

@@ -87,6 +87,7 @@ async def test_an_agent_that_fails_on_a_worker_has_failed_as_it_would_here(servi
     assert [t.error for t in group.trajectories] == ["KeyError: 'no such city'"] * 2
 
 
+@pytest.mark.system
 async def test_an_agent_whose_calls_go_elsewhere_ends_the_collection_with_the_reason(serving):
     async def silent(task):
         return "nothing asked"
@@ -113,6 +114,7 @@ async def test_new_weights_are_told_to_every_worker_and_to_those_to_come(serving
         assert {it["version"] for it in server.roster.workers()} == {1}
 
 
+@pytest.mark.system
 async def test_the_same_key_collects_and_learns_once_however_often_it_is_asked(serving):
     async with serving() as server, server.worker("a", agent), server.connect() as run:
         first, second = await asyncio.gather(
@@ -127,6 +129,7 @@ async def test_the_same_key_collects_and_learns_once_however_often_it_is_asked(s
             await run.collect(None, ["two"], group_size=4, key="first")
 
 
+@pytest.mark.system
 async def test_a_server_that_is_started_again_goes_on_where_it_was(serving):
     begun, allowed = asyncio.Event(), asyncio.Event()
 
@@ -154,6 +157,7 @@ async def test_a_server_that_is_started_again_goes_on_where_it_was(serving):
         assert len(done) == 6
 
 
+@pytest.mark.system
 async def test_a_run_that_takes_too_long_is_ended_on_its_worker_and_its_place_is_free(serving):
     ended = asyncio.Event()
 
@@ -172,6 +176,7 @@ async def test_a_run_that_takes_too_long_is_ended_on_its_worker_and_its_place_is
     assert errors == ["TimeoutError: not done after 0.5 seconds", None, None]
 
 
+@pytest.mark.system
 async def test_no_more_runs_are_under_way_than_the_workers_have_places_for(serving):
     now, most = 0, 0
 
@@ -193,6 +198,7 @@ async def test_no_more_runs_are_under_way_than_the_workers_have_places_for(servi
     assert most == 2
 
 
+@pytest.mark.system
 async def test_a_worker_that_goes_silent_loses_its_runs_to_another(serving):
     stuck = asyncio.Event()
 
@@ -217,6 +223,7 @@ async def test_a_worker_that_goes_silent_loses_its_runs_to_another(serving):
     assert sum((it.error or "").startswith("RolloutLost: worker silent") for it in stored) == 4
 
 
+@pytest.mark.system
 async def test_a_worker_that_leaves_ends_what_it_runs_and_takes_no_more(serving):
     begun, allowed = asyncio.Event(), asyncio.Event()
 
@@ -253,6 +260,7 @@ async def test_the_second_worker_of_a_name_takes_over_and_the_first_says_why_it_
             assert set(server.roster.active_clients) == {"twin"}
 
 
+@pytest.mark.system
 async def test_an_async_agent_that_blocks_its_loop_is_not_taken_for_a_dead_worker(serving):
     async def blocks(task, address):
         time.sleep(1.5)  # longer than the lease
@@ -265,6 +273,7 @@ async def test_an_async_agent_that_blocks_its_loop_is_not_taken_for_a_dead_worke
         assert [t.error for t in group.trajectories] == [None, None] and len(server.run.store.rollouts()) == 2
 
 
+@pytest.mark.system
 async def test_an_agent_of_this_process_is_collected_under_a_key_once_however_often_it_is_asked(serving):
     async with serving() as server, server.connect() as run:
         first = await run.collect(agent, ["one"], group_size=2, key="mine")
@@ -273,6 +282,7 @@ async def test_an_agent_of_this_process_is_collected_under_a_key_once_however_of
         assert len(server.run.store.rollouts()) == 2
 
 
+@pytest.mark.system
 async def test_a_collection_with_an_agent_of_this_process_does_not_outlive_its_worker(serving):
     async def waits(task, address):
         await asyncio.Event().wait()
@@ -310,6 +320,7 @@ async def test_a_worker_that_is_away_for_a_moment_keeps_no_place_of_another(serv
         await away.close()
 
 
+@pytest.mark.system
 async def test_what_lets_the_runs_of_a_pool_in_ends_with_them(serving):
     async with serving() as server, server.connect() as run:
         for _ in range(3):
@@ -358,6 +369,7 @@ class Broken:
         raise WebSocketDisconnect(1006)
 
 
+@pytest.mark.system
 async def test_a_server_ends_though_a_worker_was_gone_and_nobody_knew():
     roster = TrainingServer()
     await roster.register_client("a", Broken())

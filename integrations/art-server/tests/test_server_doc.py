@@ -8,6 +8,10 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.system
+
 DOC = Path(__file__).parents[3] / "docs" / "server.md"
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("ART_")} | {
     "OMP_WAIT_POLICY": "PASSIVE"

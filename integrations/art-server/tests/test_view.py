@@ -115,6 +115,7 @@ async def test_looking_at_a_run_loads_neither_torch_nor_an_engine(recorded):
     assert (await process.communicate())[0].decode().strip() == "[]"
 
 
+@pytest.mark.system
 async def test_the_command_says_its_address_and_ends_with_ctrl_c(recorded):
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CODE, str(recorded), "--port", "0", "--no-browser", stderr=asyncio.subprocess.PIPE
@@ -157,6 +158,7 @@ def app_with_view():
     return app
 
 
+@pytest.mark.system
 def test_whatever_is_asked_nothing_breaks(recorded):
     """What the schema allows, and what it does not, made up by schemathesis."""
     import schemathesis

@@ -16,6 +16,7 @@ from art_server.messages import BadMessage, read
 from art_server.weights import fetch_checkpoint
 
 
+@pytest.mark.system
 async def test_a_worker_fetches_the_weights_that_it_is_told_of(serving, tmp_path):
     settings = {"engine": FakeEngine(), "learner": "torch", "group_size": 4}
     async with serving(**settings) as server, server.worker("a", ScriptedAgent()) as worker, server.connect() as run:

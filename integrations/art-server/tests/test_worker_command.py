@@ -9,6 +9,8 @@ from fault_setting import Setting
 
 import art_server
 
+pytestmark = pytest.mark.system
+
 AGENTS = """
 import asyncio, os, time
 from pathlib import Path

@@ -71,6 +71,7 @@ def stored(server):
     return [it.error for it in server.run.store.rollouts() if it.finished]
 
 
+@pytest.mark.system
 async def test_a_result_whose_acknowledgement_is_lost_is_sent_again_and_counts_once(behind):
     async with behind() as (server, proxy, worker):
         lost = proxy.drop("to client", b'"type":"ack"', WS)
@@ -82,6 +83,7 @@ async def test_a_result_whose_acknowledgement_is_lost_is_sent_again_and_counts_o
         assert stored(server) == [None] * 4
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("half", [0, 1])
 async def test_episodes_whose_message_was_cut_are_given_again_when_the_worker_is_back(behind, half):
     async with behind() as (server, proxy, worker):
@@ -94,6 +96,7 @@ async def test_episodes_whose_message_was_cut_are_given_again_when_the_worker_is
         assert sorted(map(str, stored(server)))[:4] == ["None"] * 4
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("direction", ["to server", "to client"])
 async def test_half_a_model_call_is_made_again_and_recorded_once(behind, direction):
     async with behind() as (server, proxy, worker):
@@ -105,6 +108,7 @@ async def test_half_a_model_call_is_made_again_and_recorded_once(behind, directi
         assert stored(server) == [None] * 4
 
 
+@pytest.mark.system
 async def test_an_agent_that_cannot_reach_the_model_has_not_failed_though_its_worker_is_connected(behind):
     async with behind() as (server, proxy, worker):
         client = await worker("w", ask)
@@ -119,6 +123,7 @@ async def test_an_agent_that_cannot_reach_the_model_has_not_failed_though_its_wo
         assert any("could not reach the server" in str(error) for error in stored(server))
 
 
+@pytest.mark.system
 async def test_runs_that_no_worker_is_there_for_have_not_used_their_time(behind):
     asked = asyncio.Event()
 
@@ -173,6 +178,7 @@ def test_only_a_call_to_the_rollout_that_got_no_answer_is_no_fault_of_the_agent(
     assert unanswered(wrapped, BASE) is lost
 
 
+@pytest.mark.system
 async def test_a_worker_that_is_called_back_by_an_old_connection_of_its_own_goes_on(behind):
     async with behind() as (server, _, worker):
         client = await worker("w", ask)
@@ -193,6 +199,7 @@ async def test_a_second_worker_of_the_name_ends_the_first_with_the_reason(behind
             await asyncio.wait_for(first.work, 10)
 
 
+@pytest.mark.system
 async def test_a_handshake_that_is_never_answered_is_given_up(behind, monkeypatch):
     monkeypatch.setattr("art_server.client.HANDSHAKE", 0.2)
     async with behind() as (server, proxy, worker):
@@ -206,6 +213,7 @@ async def test_a_handshake_that_is_never_answered_is_given_up(behind, monkeypatc
         assert len(await asyncio.wait_for(collect(server), 20)) == 2
 
 
+@pytest.mark.system
 async def test_a_worker_of_a_pool_is_never_given_what_another_pool_waits_for(behind):
     async with behind() as (server, proxy, worker):
         collecting = asyncio.create_task(collect(server))
@@ -270,6 +278,7 @@ async def test_whatever_an_agent_returns_arrives_as_it_would_here(behind, output
         assert [t.output for group in groups for t in group.trajectories] == [told] * 4
 
 
+@pytest.mark.system
 async def test_an_output_over_the_limit_is_the_failure_of_its_run_alone(behind):
     async def agent(task):
         await ask(task)
@@ -284,6 +293,7 @@ async def test_an_output_over_the_limit_is_the_failure_of_its_run_alone(behind):
         }
 
 
+@pytest.mark.system
 async def test_results_that_do_not_fit_in_one_message_come_in_several(behind, monkeypatch):
     monkeypatch.setattr("art_server.client.MAX_MESSAGE", 8 * 2**20)  # the server in this process takes twice as much
     output = "x" * 3 * 2**20
@@ -316,6 +326,7 @@ async def test_exit_in_an_agent_ends_its_run_and_neither_the_worker_nor_its_othe
         assert not client.work.done()
 
 
+@pytest.mark.system
 async def test_a_failure_of_ten_megabytes_is_told_in_part(behind):
     async def agent(task):
         await ask(task)

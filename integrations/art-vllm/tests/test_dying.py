@@ -28,6 +28,7 @@ async def test_a_server_whose_log_cannot_be_written_any_more_is_given_up_and_nob
     assert not fake.living()
 
 
+@pytest.mark.system
 async def test_a_server_that_is_ill_and_will_not_end_is_ended_with_all_that_it_started(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "deaf")
     monkeypatch.setattr(engine, "DYING_SECONDS", 0.2)
@@ -38,6 +39,7 @@ async def test_a_server_that_is_ill_and_will_not_end_is_ended_with_all_that_it_s
         assert not set(first) & set(fake.living())
 
 
+@pytest.mark.system
 async def test_a_server_that_dies_while_it_sleeps_is_started_again_when_it_is_woken(fake):
     async with fake.running(fake.engine(engine_args={"enable-sleep-mode": True})) as it:
         await it.load(Weights(1, fake.adapter("1")))
@@ -51,6 +53,7 @@ async def test_a_server_that_dies_while_it_sleeps_is_started_again_when_it_is_wo
         assert [entry["path"] for entry in fake.told("/sleep")] == ["/sleep?level=1"]
 
 
+@pytest.mark.system
 async def test_an_adapter_whose_folder_is_gone_does_not_keep_the_others_from_coming_back(fake):
     async with fake.running(fake.engine()) as it:
         for version in (1, 2):
@@ -61,6 +64,7 @@ async def test_an_adapter_whose_folder_is_gone_does_not_keep_the_others_from_com
         await it.retire(1)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_server_of_somebody_else_that_was_started_anew_is_given_its_adapters_again(fake, stream):
     async with fake.running(fake.engine()) as theirs:

@@ -94,6 +94,7 @@ def far(a, b):
     return float((a - b).abs().max())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("lora_rank", [8, 0])
 def test_the_merged_folder_is_a_plain_model_with_the_trained_logprobs(trained, exported, tmp_path, lora_rank):
     exported = exported if lora_rank else export(trained(lora_rank), tmp_path / "out")
@@ -158,6 +159,7 @@ def test_the_number_format_is_the_start_weights_unless_another_is_asked_for(trai
     assert half.check.mean < half.check.moved and not half.notes
 
 
+@pytest.mark.system
 def test_what_a_number_format_takes_away_is_said(tmp_path):
     asyncio.run(train(tmp_path / "run", steps=1, lora_rank=8, learning_rate=1e-5))
     exported = export(tmp_path / "run", tmp_path / "out", dtype="bfloat16")
@@ -200,6 +202,7 @@ async def test_the_merged_folder_is_a_model_to_evaluate(trained, exported, tmp_p
 
 
 # PEFT looks for the experts' names among modules only, and finds them among parameters all the same.
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
 def test_experts_trained_as_parameters_are_merged(tmp_path):
     folder = tmp_path / "model"
@@ -220,6 +223,7 @@ def test_experts_trained_as_parameters_are_merged(tmp_path):
     assert exported.check.largest < 1e-4
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
 def test_kimi_k2_is_exported_without_its_code(tmp_path):
     model = Path(save("kimi-k2", tmp_path / "model", vocab_size=884))

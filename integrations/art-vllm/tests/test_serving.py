@@ -40,6 +40,7 @@ async def test_it_has_every_ability_and_travels_to_the_serving_process(fake):
     assert VllmEngine.loads_files
 
 
+@pytest.mark.system
 async def test_a_server_of_its_own_answers_with_the_start_weights_and_leaves_nothing(fake):
     async with fake.running(fake.engine()) as it:
         answer = await it.chat(asking("hello"))
@@ -49,6 +50,7 @@ async def test_a_server_of_its_own_answers_with_the_start_weights_and_leaves_not
     assert "serving" in fake.log()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("own", [True, False])
 async def test_an_answer_has_the_runs_limit_where_the_agent_asks_for_none_and_never_more_than_the_context(fake, own):
     async with fake.running(fake.engine(max_tokens=77)) if own else foreign(fake, settings={"max_tokens": 77}) as it:
@@ -59,6 +61,7 @@ async def test_an_answer_has_the_runs_limit_where_the_agent_asks_for_none_and_ne
     assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == "77"
 
 
+@pytest.mark.system
 async def test_its_log_is_continued_by_the_next_start(fake):
     for _ in range(2):
         async with fake.running(fake.engine()):
@@ -66,6 +69,7 @@ async def test_its_log_is_continued_by_the_next_start(fake):
     assert fake.log().count("serving") == 2
 
 
+@pytest.mark.system
 async def test_a_start_says_how_it_goes(fake, monkeypatch, caplog):
     monkeypatch.setenv("FAKE_VLLM", "slow")
     monkeypatch.setattr(process, "SAY_EVERY", 0.2)
@@ -78,6 +82,7 @@ async def test_a_start_says_how_it_goes(fake, monkeypatch, caplog):
     assert "--tool-call-parser hermes" in caplog.text
 
 
+@pytest.mark.system
 async def test_a_start_that_fails_says_the_exception_and_not_its_trace(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "broken")
     with pytest.raises(ConfigError, match=r"exit code 1.*ValueError: Free memory on device") as raised:
@@ -86,12 +91,14 @@ async def test_a_start_that_fails_says_the_exception_and_not_its_trace(fake, mon
     assert not fake.living()
 
 
+@pytest.mark.system
 async def test_a_start_with_a_value_that_vllm_refuses_says_its_reason(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "invalid")
     with pytest.raises(ConfigError, match=r": Value error, User-specified max_model_len \(9000\) is greater"):
         await fake.engine(max_context=9000).start()
 
 
+@pytest.mark.system
 async def test_a_start_that_is_given_up_leaves_nothing(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "slow")
     starting = asyncio.create_task(fake.engine().start())
@@ -103,6 +110,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(fake, monkeypatch):
     assert not fake.living()
 
 
+@pytest.mark.system
 async def test_versions_are_served_side_by_side_until_they_are_retired(fake):
     async with fake.running(fake.engine()) as it:
         for version in (1, 2):
@@ -119,6 +127,7 @@ async def test_versions_are_served_side_by_side_until_they_are_retired(fake):
         assert said(await it.at(0).chat(asking("hi"))) == "policy@0: hi"
 
 
+@pytest.mark.system
 async def test_whole_weights_replace_those_before_them_and_what_was_computed_with_them(fake):
     async with fake.running(fake.engine(lora_rank=0)) as it:
         weights = Weights(3, fake.place / "run")
@@ -131,6 +140,7 @@ async def test_whole_weights_replace_those_before_them_and_what_was_computed_wit
     assert "--enable-lora" not in fake.starts()[0]["options"]
 
 
+@pytest.mark.system
 async def test_a_corrupted_adapter_is_refused_and_the_version_before_it_stays(fake):
     async with fake.running(fake.engine()) as it:
         await it.load(Weights(1, fake.adapter("1")))
@@ -139,6 +149,7 @@ async def test_a_corrupted_adapter_is_refused_and_the_version_before_it_stays(fa
         assert (await it.chat(asking("hi")))["policy_version"] == 1
 
 
+@pytest.mark.system
 async def test_an_adapter_of_experts_is_refused_without_a_gpu(fake):
     folder = fake.adapter("experts")
     (folder / "adapter_config.json").write_text('{"target_parameters": ["mlp.experts.down_proj"]}')
@@ -147,6 +158,7 @@ async def test_an_adapter_of_experts_is_refused_without_a_gpu(fake):
             await it.load(Weights(1, folder))
 
 
+@pytest.mark.system
 async def test_it_ends_also_where_its_server_has_just_died(fake):
     for _ in range(5):
         it = fake.engine()
@@ -159,6 +171,7 @@ async def test_it_ends_also_where_its_server_has_just_died(fake):
         assert not fake.living()
 
 
+@pytest.mark.system
 async def test_it_scores_a_text_and_counts_tokens(fake):
     async with fake.running(fake.engine()) as it:
         assert await it.score([8, 16, 24]) == [-2.0, -3.0]
@@ -168,11 +181,13 @@ async def test_it_scores_a_text_and_counts_tokens(fake):
         assert await it.counters() == {name: 2 * count for name, count in counted.items()}
 
 
+@pytest.mark.system
 async def test_a_server_that_counts_only_some_of_it_gives_0_for_the_rest(fake):
     async with fake.running(fake.engine(engine_args={"enable-prefix-caching": False})) as it:
         assert await it.counters() == {"prompt_tokens": 30.0, "cached_tokens": 0.0, "sampled_tokens": 10.0}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("constraint", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
 async def test_what_a_grammar_constrained_is_scored_without_it(fake, constraint):
     async with fake.running(fake.engine()) as it:
@@ -185,6 +200,7 @@ async def test_what_a_grammar_constrained_is_scored_without_it(fake, constraint)
         assert chunks[-1]["token_logprobs"] == whole["token_logprobs"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("odd", [{"response_format": "json_object"}, {"tools": ["f"]}, {"tools": 5}])
 async def test_a_field_of_another_shape_reaches_vllm_which_refuses_it(fake, odd):
     async with fake.running(fake.engine()) as it:
@@ -193,6 +209,7 @@ async def test_a_field_of_another_shape_reaches_vllm_which_refuses_it(fake, odd)
         assert refused.value.status == 400
 
 
+@pytest.mark.system
 async def test_a_server_that_dies_comes_back_with_its_adapters_and_no_request_is_lost(fake, caplog):
     async with fake.running(fake.engine()) as it:
         for version in (1, 2):
@@ -211,6 +228,7 @@ async def test_a_server_that_dies_comes_back_with_its_adapters_and_no_request_is
     assert not fake.living()
 
 
+@pytest.mark.system
 async def test_whole_weights_are_there_again_after_a_restart(fake):
     async with fake.running(fake.engine(lora_rank=0)) as it:
         await it.load(Weights(3, fake.run_dir))
@@ -219,6 +237,7 @@ async def test_whole_weights_are_there_again_after_a_restart(fake):
         assert len(fake.told("/collective_rpc")) == 2
 
 
+@pytest.mark.system
 async def test_a_stream_is_begun_again_only_where_nothing_was_passed_on(fake):
     async with fake.running(fake.engine()) as it:
         chunks = await streamed(it, "die once before it says a word")
@@ -231,6 +250,7 @@ async def test_a_stream_is_begun_again_only_where_nothing_was_passed_on(fake):
         assert said(await it.chat(asking("hi"))) == "policy@0: hi"
 
 
+@pytest.mark.system
 async def test_a_request_that_ends_the_server_each_time_is_given_up(fake):
     async with fake.running(fake.engine()) as it:
         with pytest.raises(UpstreamError, match=r"died 3 times while it answered this request: torch.OutOfMemoryError"):
@@ -239,6 +259,7 @@ async def test_a_request_that_ends_the_server_each_time_is_given_up(fake):
         assert said(await it.chat(asking("hi"))) == "policy@0: hi"
 
 
+@pytest.mark.system
 async def test_a_server_that_does_not_come_back_is_given_up(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "breaks later")
     async with fake.running(fake.engine()) as it:
@@ -250,6 +271,7 @@ async def test_a_server_that_does_not_come_back_is_given_up(fake, monkeypatch):
     assert not fake.living()
 
 
+@pytest.mark.system
 async def test_an_error_of_a_living_server_is_the_requests_own(fake):
     async with fake.running(fake.engine()) as it:
         with pytest.raises(UpstreamError, match="no such thing"):
@@ -257,6 +279,7 @@ async def test_an_error_of_a_living_server_is_the_requests_own(fake):
         assert len(fake.starts()) == 1
 
 
+@pytest.mark.system
 async def test_a_server_that_does_not_listen_to_the_end_is_made_to(fake, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "deaf")
     async with fake.running(fake.engine()):
@@ -281,6 +304,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_where_the_parent_is_killed(fake, how):
     with subprocess.Popen(
@@ -292,6 +316,7 @@ def test_nothing_is_left_where_the_parent_is_killed(fake, how):
     fake.wait_for(lambda: not fake.living())
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a child that its parent was killed")
 async def test_a_guard_that_is_killed_takes_the_server_with_it(fake):
     async with fake.running(fake.engine()) as it:
@@ -320,6 +345,7 @@ async def foreign(fake, path="/v1", settings=None, **variables):
         server.wait()
 
 
+@pytest.mark.system
 async def test_a_server_of_somebody_else_is_asked_for_its_own_model_and_given_adapters_by_version(fake):
     async with foreign(fake) as it:
         assert said(await it.chat(asking("hi"))) == "their/model: hi"
@@ -329,6 +355,7 @@ async def test_a_server_of_somebody_else_is_asked_for_its_own_model_and_given_ad
     assert fake.told("/v1/unload_lora_adapter")[-1]["lora_name"] == name
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stream", [False, True])
 async def test_whole_weights_answer_in_place_of_those_before_them_and_say_so(fake, stream):
     async with foreign(fake) as it:
@@ -341,6 +368,7 @@ async def test_whole_weights_answer_in_place_of_those_before_them_and_say_so(fak
     assert answer["policy_version"] == 3
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("run", "request_", "of"), [(1.0, 0.3, 1.0), (1.0, 0, None), (1.0, None, None), (0.7, 0.7, None)]
 )
@@ -350,6 +378,7 @@ async def test_logprobs_of_another_temperature_than_the_requests_are_marked(fake
     assert answer.get("logprobs_temperature") == of
 
 
+@pytest.mark.system
 async def test_a_grammar_at_a_temperature_whose_logprobs_vllm_does_not_tell_is_refused(fake):
     async with foreign(fake, settings={"temperature": 0.7}) as it:
         with pytest.raises(
@@ -359,6 +388,7 @@ async def test_a_grammar_at_a_temperature_whose_logprobs_vllm_does_not_tell_is_r
     assert refused.value.status == 400
 
 
+@pytest.mark.system
 async def test_a_server_without_adapters_is_refused_with_what_to_start_it_with(fake):
     async with foreign(fake, FAKE_VLLM="no adapters") as it:
         with pytest.raises(
@@ -374,12 +404,14 @@ async def test_an_address_where_nothing_answers_is_said(fake):
     await it.stop()
 
 
+@pytest.mark.system
 async def test_an_address_without_its_end_is_said(fake):
     with pytest.raises(ConfigError, match=r"has no list of models.*engine='http://HOST:PORT/v1'"):
         async with foreign(fake, path=""):
             pass
 
 
+@pytest.mark.system
 async def test_an_adapter_that_the_server_was_not_started_for_is_refused_with_the_setting(fake):
     async with fake.running(fake.engine(lora_rank=None)) as it:
         with pytest.raises(ConfigError, match="give lora_rank=16"):

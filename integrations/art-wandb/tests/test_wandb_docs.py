@@ -4,6 +4,7 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
 import wandb
 from offline_run import runs_in
 from tracked import odd, settings
@@ -13,6 +14,8 @@ from art_core.agent import Agent
 from art_core.environment import Environment
 from art_core.testing import ScriptedAgent
 from art_core.trainer import GRPOTrainer
+
+pytestmark = pytest.mark.system
 
 PAGE = Path(__file__).parents[3] / "docs" / "wandb.md"
 TRAIN, LOGGER = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)

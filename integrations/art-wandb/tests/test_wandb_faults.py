@@ -15,6 +15,8 @@ from offline_run import runs_in
 from screens import Lines
 from tracked import train
 
+pytestmark = pytest.mark.system
+
 HERE = Path(__file__).parent
 
 

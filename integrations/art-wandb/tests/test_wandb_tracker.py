@@ -21,6 +21,7 @@ def stored(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.system
 async def test_a_run_can_be_read_back(tmp_path):
     folder = tmp_path / "first"
     result = await train(folder, eval_tasks=["x", "y", "z"], eval_every=1)
@@ -42,6 +43,7 @@ async def test_a_run_can_be_read_back(tmp_path):
     assert run.summary["report"]["steps"] == 2 and "evaluations" not in run.summary["report"]
 
 
+@pytest.mark.system
 async def test_wandbs_own_viewer_reads_what_these_tests_read(tmp_path):
     await train(tmp_path / "run", eval_tasks=["x"])
     (run,) = runs_in(tmp_path / "run")
@@ -53,6 +55,7 @@ async def test_wandbs_own_viewer_reads_what_these_tests_read(tmp_path):
     ]
 
 
+@pytest.mark.system
 async def test_every_scored_run_is_a_row_of_its_steps_table(tmp_path):
     result = await train(tmp_path / "run", eval_tasks=["x"])
     (run,) = runs_in(tmp_path / "run")
@@ -67,6 +70,7 @@ async def test_every_scored_run_is_a_row_of_its_steps_table(tmp_path):
     assert {row["rollout_id"] for row in rows} <= {t.rollout_id for t in art.load_trajectories(result.run_dir)}
 
 
+@pytest.mark.system
 async def test_a_run_folder_that_goes_on_is_the_same_run(tmp_path):
     folder = tmp_path / "run"
     await train(folder, eval_tasks=["x"])

@@ -186,6 +186,7 @@ async def test_a_graph_gives_what_it_gives_at_a_plain_server(stub, direct, kind)
         assert all(request.body["stream"] for request in asked)
 
 
+@pytest.mark.system
 async def test_64_concurrent_teams_stay_apart(stub):
     run = art_langgraph.adapt_agent(supervisor(MODEL))
 

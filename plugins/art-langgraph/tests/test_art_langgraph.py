@@ -51,6 +51,7 @@ async def test_a_graph_runs_as_it_is(stub):
     assert len(stub.of("one")) == 3
 
 
+@pytest.mark.system
 async def test_64_concurrent_graphs_land_at_their_own_addresses(stub):
     run = art_langgraph.adapt_agent(create_agent(MODEL, tools=[weather]))
 

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -27,6 +28,7 @@ def reply(request: dict) -> dict | str:
     return {"tool_calls": [{"id": "t1", "type": "function", "function": {"name": "weather", "arguments": arguments}}]}
 
 
+@pytest.mark.system
 async def test_every_call_of_concurrent_graphs_is_recorded_whole(tmp_path):
     agent = create_agent(MODEL, tools=[weather])
     engine = FakeEngine(reply)

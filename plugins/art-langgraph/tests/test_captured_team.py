@@ -52,6 +52,7 @@ async def collected(tmp_path, agent, tasks, reply, group_size) -> list[tuple[Tra
     return [group.trajectories for group in groups]
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
 async def test_64_concurrent_teams_are_recorded_apart(tmp_path):
     agents = [create_agent(MODEL, tools=[weather], name=name) for name in ("researcher", "writer")]

@@ -292,6 +292,7 @@ def test_wrapping_twice_wraps_once():
     assert (openai.OpenAI.request, openai.AsyncOpenAI.request) == (request, async_request)
 
 
+@pytest.mark.system
 def test_importing_the_plugin_does_not_import_openai():
     code = "import art_openai, sys; assert 'openai' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -40,6 +40,7 @@ def own_provider(stub, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "agent")
 
 
+@pytest.mark.system
 async def test_a_script_asks_at_the_address_in_its_environment_and_concurrent_ones_stay_apart(stub):
     async def run(rollout_id: str) -> str:
         with stub.rollout(rollout_id):
@@ -52,6 +53,7 @@ async def test_a_script_asks_at_the_address_in_its_environment_and_concurrent_on
     assert os.environ["OPENAI_API_KEY"] == "agent"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("method", METHODS)
 def test_a_python_child_is_recorded_though_its_client_has_a_base_url_of_its_own(stub, agent, method):
     context = multiprocessing.get_context(method)
@@ -64,6 +66,7 @@ def test_a_python_child_is_recorded_though_its_client_has_a_base_url_of_its_own(
     assert process.exitcode == 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("method", METHODS)
 async def test_rollouts_that_share_a_pool_of_processes_stay_apart(stub, agent, method):
     loop, own = asyncio.get_running_loop(), f"{stub.url}/own/v1"
@@ -79,6 +82,7 @@ async def test_rollouts_that_share_a_pool_of_processes_stay_apart(stub, agent, m
         assert pool.submit(agent.ask, own).result() == "answer of outside"
 
 
+@pytest.mark.system
 async def test_a_real_runs_spawned_children_are_recorded_with_the_installed_plugins(tmp_path, agent, monkeypatch):
     monkeypatch.setattr(processes, "_preparations", [])
     monkeypatch.setenv("ART_DISABLE_PLUGINS", "langchain,langgraph")  # they take a second to import

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.system
+
 SCRIPT = Path(__file__).with_name("asking.py")
 IDS = re.compile(rb"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 

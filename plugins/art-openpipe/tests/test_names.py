@@ -86,6 +86,7 @@ def test_a_name_that_nobody_has_is_told_where_to_look():
         _ = art.Nothing
 
 
+@pytest.mark.system
 def test_importing_the_package_loads_no_client_and_star_loads_all():
     code = (
         "import sys, art_openpipe; light = 'openai' not in sys.modules and 'pydantic' not in sys.modules\n"

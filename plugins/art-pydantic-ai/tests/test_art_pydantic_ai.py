@@ -145,6 +145,7 @@ def failing(base_url):
     return agent
 
 
+@pytest.mark.system
 async def test_pydantic_ai_agents_keep_every_rule():
     agents = {
         "sync": blocking,
@@ -363,6 +364,7 @@ def test_what_is_no_agent_is_left_to_others():
     assert art_pydantic_ai.adapt_agent(lambda task: task) is None
 
 
+@pytest.mark.system
 def test_importing_the_plugin_does_not_import_pydantic_ai():
     code = "import art_pydantic_ai, sys; assert not {'pydantic_ai', 'openai'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
