@@ -70,6 +70,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 @pytest.mark.parametrize("way", ["stream", "whole"])
 def test_every_answer_that_an_agent_has_survives_a_kill_of_all_processes(tmp_path, way):

@@ -170,6 +170,7 @@ def test_the_agent_of_the_example_knows_nothing_of_art():
         assert "import art" not in text and "from art" not in text and "art_core" not in text
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 def test_importing_the_core_and_its_plugins_is_light():
     names = ["art_core", "art_core.plugins", "art_core.testing", *sorted(EDGES)]

@@ -333,6 +333,7 @@ def test_how_to_allow_what_an_engine_in_16_bits_rounds_is_said_where_it_may_be_t
     assert "NOT CLEAN" in said and ("--tolerance 0.5" in said) == told
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 def test_the_command_says_it_by_its_exit_code(run_dir):
     nowhere = CliRunner().invoke(app, ["audit", str(run_dir / "nowhere")], env={"COLUMNS": "300"})

@@ -297,6 +297,7 @@ FULL_DISK = """
 """
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 def test_a_full_disk_stops_the_run_and_loses_nothing_recorded_before(tmp_path):
     """A limit on the size of files stands in for a full disk: writes fail in the same place."""

@@ -70,6 +70,7 @@ def test_the_step_says_what_the_tree_saves(capsys):
     assert "x the tree's tokens, ours" in said
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 def test_packing_computes_no_token_of_a_group_twice(capsys):
     groups = packing.make_groups(load_tokenizer(), "tools+fork+subagent", 2, 2, 3)

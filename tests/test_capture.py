@@ -115,6 +115,7 @@ async def test_a_raw_stream_ends_with_done(desk):
     assert json.loads(events[0].removeprefix("data: "))["choices"][0]["delta"] == {"content": "h"}
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_sixty_four_rollouts_on_threads_and_tasks_do_not_mix(desk):
     async def rollout(number: int) -> None:

@@ -90,6 +90,7 @@ async def test_sixty_four_rollouts_open_at_once_while_weights_load(tmp_path):
         await asyncio.gather(*(door.close(f"r{number}") for number in range(64)), load)
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_an_engine_that_cannot_start_raises_its_own_error_here():
     with pytest.raises(UpstreamError, match="no such model: 'tinny'") as failure:

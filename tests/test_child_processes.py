@@ -136,6 +136,7 @@ def test_programs_outside_a_rollout_beside_one_and_exempt_ones_are_left_alone():
     assert json.loads(subprocess.check_output(PROGRAM)) == nothing
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_the_programs_of_concurrent_rollouts_stay_apart():
     async def rollout(name: str) -> str:

@@ -40,6 +40,7 @@ def art(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 def test_train_and_eval_an_agent_from_files(art, tmp_path):
     common = ["agent.py:build_agent", "tasks.jsonl", "--reward", "agent.py:reward"]

@@ -56,6 +56,7 @@ def body(code: str, before: str = "") -> str:
     return before + "import os, sys\ndef f(x):\n" + "".join(f"    {line}\n" for line in code.splitlines())
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 def test_a_right_program_passes_and_a_wrong_one_is_told_why(sandbox):
     assert [it.passed for it in sandbox.test(RIGHT, TESTS)] == [True, True]

@@ -88,6 +88,7 @@ def test_an_agent_that_asks_for_temperature_0_still_yields_groups_with_contrast(
     assert any(call.temperature == 0 for t in stored(short_run) for call in t.calls), "evaluation keeps the agent's own"
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 def test_the_run_can_be_evaluated_by_its_folder(short_run, tmp_path):
     import asyncio
@@ -111,6 +112,7 @@ def test_the_run_can_be_evaluated_by_its_folder(short_run, tmp_path):
     assert report.success == own["success"]
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_a_lora_run_trains_serves_and_is_evaluated_by_its_folder(tmp_path):
     def long_answer(trajectory):

@@ -67,6 +67,7 @@ async def go_on(run_dir, agent, **settings):
         return served, await run.collect(agent, TASKS, group_size=2, key="k", **settings)
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_runs_that_were_cut_off_go_on_from_their_last_answer(tmp_path):
     before = await cut_off(tmp_path, Talk(cut=("b", 2)))

@@ -31,6 +31,7 @@ def check_good_and_bad_move_apart(learner, tree):
     assert change[trajectory == 0].sum() > 0 > change[trajectory == 1].sum()
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 @pytest.mark.parametrize("settings", [{"lora_rank": 2}, {"kl": 0.1}, {"importance_cap": 2.0}])
 def test_how_many_tokens_a_pass_has_changes_nothing(model_folder, settings):

@@ -24,6 +24,7 @@ def run_tests(*plugins, options=()):
     return subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 def test_the_tests_of_a_new_adapter_pass_as_they_are(tmp_path):
     done = run_tests(write_plugin("my-thing", tmp_path))

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)

@@ -280,6 +280,7 @@ class CorruptedAdapter(FromFiles):
         await super().load(weights)
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("kind", "steps", "said"),

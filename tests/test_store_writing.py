@@ -208,6 +208,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         Store(tmp_path / "file" / "run.sqlite")
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 def test_several_processes_may_make_the_same_store(tmp_path):
     path = tmp_path / "run.sqlite"

@@ -193,6 +193,7 @@ async def test_a_dict_task_gives_its_input_to_the_agent_and_the_rest_to_the_rewa
     assert {r["messages"][0]["content"] for r in engine.requests} == {"question"}
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     stop_at = 3

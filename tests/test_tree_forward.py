@@ -75,6 +75,7 @@ def test_one_pass_over_the_tree_equals_training_every_call_on_its_own(family, tr
     check_equals_call_by_call(MODELS[family], trajectories)
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 @settings(max_examples=25, deadline=None)
 @given(trajectories=trajectory_lists(), tokens=st.integers(1, 9), again=st.booleans(), gap=st.sampled_from([0, 1, 16]))

@@ -172,6 +172,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_requests_of_every_shape_run_together_and_each_is_answered_as_if_it_were_alone(open_engine, save_model):
     engine = await open_engine()

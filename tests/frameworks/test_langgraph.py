@@ -82,6 +82,7 @@ def failing(base_url):
     return StateGraph(MessagesState).add_sequence([("ask", ask)]).add_edge(START, "ask").compile()
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_graphs_keep_every_rule():
     agents = {

@@ -73,6 +73,7 @@ def structured(base_url):
     return agent
 
 
+@pytest.mark.smoke
 async def test_functions_that_use_the_responses_api_keep_every_rule():
     agents = {
         "sync": blocking,

@@ -91,6 +91,7 @@ async def test_a_signal_while_paused_tells_the_calls_that_wait_to_come_back(upst
     assert not upstream.requests
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_a_gateway_that_is_killed_keeps_what_it_had_answered(upstream, tmp_path):
     process, _, address = await started(upstream, tmp_path)

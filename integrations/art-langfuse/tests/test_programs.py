@@ -69,6 +69,7 @@ def run_script(code, folder=None):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=folder)
 
 
+@pytest.mark.smoke
 def test_the_classic_program_has_sent_its_episode_when_it_ends(server):
     done = run_script(CLASSIC)
     assert done.returncode == 0, done.stderr

@@ -137,6 +137,7 @@ async def test_options_that_cannot_be_used_are_refused_before_anything_runs(tmp_
         run_of(tmp_path, executor_args=given).adapt(ray_agents.saying)
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_a_cluster_without_room_says_who_asks_for_what(local_ray, tmp_path):
     args = {"workers": 1, "cpus": 100, "start_seconds": 1}

@@ -47,6 +47,7 @@ async def test_steps_are_taken_in_the_order_in_which_they_are_asked_for(serving,
         assert [jobs.get(key).result["step"] for key in ("first", "second")] == [1, 2]
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_a_step_whose_weights_a_killed_server_took_along_is_taken_again(serving):
     async with serving() as server, server.worker("a", agent), server.connect() as run:

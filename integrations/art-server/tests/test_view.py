@@ -115,6 +115,7 @@ async def test_looking_at_a_run_loads_neither_torch_nor_an_engine(recorded):
     assert (await process.communicate())[0].decode().strip() == "[]"
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_the_command_says_its_address_and_ends_with_ctrl_c(recorded):
     process = await asyncio.create_subprocess_exec(

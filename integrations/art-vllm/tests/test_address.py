@@ -37,6 +37,7 @@ def group():
     return art.Group("t", tuple(art.Trajectory(task="t", calls=(call,), reward=reward) for reward in (0.0, 1.0)))
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 @pytest.mark.parametrize(("settings", "loaded"), [({"lora_rank": 0}, "/collective_rpc"), ({}, "/v1/load_lora_adapter")])
 async def test_a_runs_weights_are_loaded_for_its_evaluation(fake, address, tmp_path, settings, loaded):

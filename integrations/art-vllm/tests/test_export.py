@@ -94,6 +94,7 @@ def far(a, b):
     return float((a - b).abs().max())
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 @pytest.mark.parametrize("lora_rank", [8, 0])
 def test_the_merged_folder_is_a_plain_model_with_the_trained_logprobs(trained, exported, tmp_path, lora_rank):

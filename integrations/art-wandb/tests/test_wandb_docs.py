@@ -43,6 +43,7 @@ async def run(code, names):
         await waiting
 
 
+@pytest.mark.smoke
 def test_the_training_of_the_page_runs(tmp_path, monkeypatch):
     parts = settings(tmp_path / "run")
     names = {"art": Parts(parts), "agent": ScriptedAgent(), "tasks": ["a"], "held_out": ["x"], "reward": odd}

@@ -28,6 +28,7 @@ def reply(request: dict) -> dict | str:
     return {"tool_calls": [{"id": "t1", "type": "function", "function": {"name": "weather", "arguments": arguments}}]}
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_every_call_of_concurrent_graphs_is_recorded_whole(tmp_path):
     agent = create_agent(MODEL, tools=[weather])

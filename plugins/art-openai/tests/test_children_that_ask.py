@@ -40,6 +40,7 @@ def own_provider(stub, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "agent")
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 async def test_a_script_asks_at_the_address_in_its_environment_and_concurrent_ones_stay_apart(stub):
     async def run(rollout_id: str) -> str:

@@ -364,6 +364,7 @@ def test_what_is_no_agent_is_left_to_others():
     assert art_pydantic_ai.adapt_agent(lambda task: task) is None
 
 
+@pytest.mark.smoke
 @pytest.mark.system
 def test_importing_the_plugin_does_not_import_pydantic_ai():
     code = "import art_pydantic_ai, sys; assert not {'pydantic_ai', 'openai'} & sys.modules.keys()"
