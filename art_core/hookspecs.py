@@ -41,7 +41,8 @@ def redirect_clients() -> None:
 
     Called once per process, before the first rollout, for every installed plugin, whichever of them adapted the agent; in
     an agent's spawned child processes too, before they work for a rollout.
-    Import the library only if it is installed. The wrapper asks ``art_core.destination(model)`` at every call: None means
+    Do not import the library here: wrap it in ``art_core.when_imported(module, wrap)``.
+    The wrapper asks ``art_core.destination(model)`` at every call: None means
     that the call is not ours and must go through untouched. Must be idempotent; the return value is ignored.
     """
 
