@@ -73,7 +73,8 @@ def register_learners(register: Register) -> None:
     Called once, when a run starts. The factory is called as ``factory(model_folder, config, loss)`` with the start weights'
     folder, the run's ``TrainConfig`` and the loss function, and returns a ``Learner``; where that has ``close()``, it is called
     when the run ends. The factory's attribute ``check``, where it has one, is called first of all and raises ConfigError where
-    it cannot work here. The return value is ignored.
+    it cannot work here. Its attribute ``prepare``, if it has one, is called in a thread while the engine starts, to import
+    libraries. The return value is ignored.
     """
 
 
