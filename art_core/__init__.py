@@ -3,7 +3,15 @@
 ``import art_core as art`` is light: torch, transformers and the clients of agents are loaded when they are needed.
 """
 
-from art_core.attribution import agent_name, caller_headers, destination, exempt, name_agents, name_threads
+from art_core.attribution import (
+    agent_name,
+    caller_headers,
+    destination,
+    exempt,
+    name_agents,
+    name_threads,
+    when_imported,
+)
 from art_core.audit import Audit, audit
 from art_core.config import TrainConfig
 from art_core.errors import ArtError
@@ -40,4 +48,5 @@ __all__ = [
     "train",
     "train_sync",
     "weighted",
+    "when_imported",
 ]

@@ -17,9 +17,11 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from art_core.arguments import load_agent, load_example, load_reward, load_tasks, parse_settings
+from art_core.arguments import load_agent, load_example, load_reward, load_tasks, parse_settings, stand_in_key
+from art_core.capture import start_early
 from art_core.errors import ArtError, ConfigError
 from art_core.folder import new_run_dir
+from art_core.memory import no_garbage_collection
 from art_core.new_plugin import Kind, write_plugin
 from art_core.plugins import Plugins
 from art_core.shown import LEFT_OUT, left_out, printable, without_keys
@@ -59,7 +61,8 @@ def demo(
     eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 300,
 ) -> None:
     """Train the email-search agent, a LangGraph agent, on this machine and show what changed."""
-    example = load_example()
+    with _starting_engine():
+        example = load_example()
     settings: dict[str, Any] = {"steps": steps} if steps else {}
     run_dir = run_dir or new_run_dir("demo")
     with kept(run_dir, f"the same command with --run-dir {run_dir}"):
@@ -118,6 +121,16 @@ def train(
             raise typer.Exit(MAY_PASS if stopped.get("may_pass") else ENDED_EARLY)
 
 
+@contextmanager
+def _starting_engine(engine: str | None = None) -> Iterator[None]:
+    """Load the agent inside: the process of the embedded engine starts meanwhile."""
+    stand_in_key()
+    if engine in (None, "embedded"):
+        start_early("art_core.engine")
+    with no_garbage_collection():
+        yield
+
+
 def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
@@ -147,10 +160,12 @@ def _train(given: Mapping[str, Any], run_dir: Path, dry_run: bool) -> Any:
     import art_core as art
 
     to_keep = {**given, "set_": {name: left_out(name, value) for name, value in given["set_"].items()}}
+    with _starting_engine(given["set_"].get("engine")):
+        agent, tasks, reward = load_agent(given["agent"]), load_tasks(given["tasks"]), load_reward(given["reward"])
     return art.train_sync(
-        load_agent(given["agent"]),
-        load_tasks(given["tasks"]),
-        reward=load_reward(given["reward"]),
+        agent,
+        tasks,
+        reward=reward,
         model=given["model"],
         steps=given["steps"],
         seed=given["seed"],
@@ -181,7 +196,9 @@ def evaluate(
 
     settings: dict[str, Any] = {"model": model, "temperature": temperature, "run_dir": run_dir}
     settings |= parse_settings(set_ or [], {"reward", *settings})
-    report = art.evaluate_sync(load_agent(agent), load_tasks(tasks), reward=load_reward(reward), **settings)
+    with _starting_engine(settings.get("engine")):
+        loaded = load_agent(agent), load_tasks(tasks)
+    report = art.evaluate_sync(*loaded, reward=load_reward(reward), **settings)
     print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import importlib
 import inspect
 import json
 import logging
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from art_core import losses, unsloth
 from art_core.errors import AgentError
 from art_core.hookspecs import Register, hookimpl
+from art_core.memory import no_garbage_collection
 from art_core.types import RolloutAddress, RunAgent
 
 if TYPE_CHECKING:
@@ -110,9 +112,18 @@ def register_trackers(register: Register) -> None:
 
 def torch_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
     """Load the torch learner."""
+    _import_learner()
     from art_core.learner import TorchLearner
 
     return TorchLearner(model_folder, config, loss)
+
+
+def _import_learner() -> None:
+    with no_garbage_collection():
+        importlib.import_module("art_core.learner")
+
+
+torch_learner.prepare = _import_learner  # type: ignore[attr-defined]
 
 
 def unsloth_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
@@ -135,6 +146,14 @@ def auto_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
     if unsloth.installed():  # who does not have it is not told at every run
         learner.choice = choice
     return learner
+
+
+def _prepare_auto() -> None:
+    if not unsloth.installed():  # it wants to be there before the libraries that it changes
+        _import_learner()
+
+
+auto_learner.prepare = _prepare_auto  # type: ignore[attr-defined]
 
 
 def embedded_engine(model_folder: str, config: TrainConfig) -> Engine:

@@ -41,7 +41,8 @@ def redirect_clients() -> None:
 
     Called once per process, before the first rollout, for every installed plugin, whichever of them adapted the agent; in
     an agent's spawned child processes too, before they work for a rollout.
-    Import the library only if it is installed. The wrapper asks ``art_core.destination(model)`` at every call: None means
+    Do not import the library here: wrap it in ``art_core.when_imported(module, wrap)``.
+    The wrapper asks ``art_core.destination(model)`` at every call: None means
     that the call is not ours and must go through untouched. Must be idempotent; the return value is ignored.
     """
 
@@ -72,7 +73,8 @@ def register_learners(register: Register) -> None:
     Called once, when a run starts. The factory is called as ``factory(model_folder, config, loss)`` with the start weights'
     folder, the run's ``TrainConfig`` and the loss function, and returns a ``Learner``; where that has ``close()``, it is called
     when the run ends. The factory's attribute ``check``, where it has one, is called first of all and raises ConfigError where
-    it cannot work here. The return value is ignored.
+    it cannot work here. Its attribute ``prepare``, if it has one, is called in a thread while the engine starts, to import
+    libraries. The return value is ignored.
     """
 
 

@@ -6,9 +6,11 @@ agent run -> trajectory -> group -> scored -> token tree -> loss -> weights -> s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import random
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,6 +113,7 @@ async def train(
     found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), ["jsonl", *trackers])
     with screen:
         screen.phase("starting the engine", None)
+        threading.Thread(target=_prepare, args=(run, learner), name="art-learner").start()
         async with run, screen.rates(run.throughput().taken):
             run.store.set_meta("planned_steps", run.store.meta("planned_steps") if dry_run else max(steps, run.step))
             run.store.set_meta("reward", name)
@@ -128,6 +131,13 @@ async def train(
             )
             loop = functools.partial(_loop, run, reward, sample, told, evaluate_now, eval_every, screen)
             return await _train(run, loop, told, evaluate_now, screen)
+
+
+def _prepare(run: Run, learner: str | Learner) -> None:
+    """Import the learner's libraries while the engine starts. Loading the learner waits for it, and raises what goes wrong."""
+    if isinstance(learner, str):
+        with contextlib.suppress(Exception):
+            getattr(run.plugins.choose("register_learners", learner), "prepare", lambda: None)()
 
 
 async def _train(

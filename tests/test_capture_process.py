@@ -1,6 +1,7 @@
 """The door with its serving process: what starts, what travels, and what is left when something dies."""
 
 import asyncio
+import importlib
 import json
 import logging
 import os
@@ -32,7 +33,7 @@ from capture_fakes import (
     wait_until,
 )
 
-from art_core.capture import Door
+from art_core.capture import Door, start_early
 from art_core.capture.process import ServingProcess
 from art_core.capture.serving import ServingPlan
 from art_core.errors import CaptureError, ConfigError, UpstreamError
@@ -109,6 +110,40 @@ async def test_a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_o
     assert len(os.listdir("/dev/fd")) == len(before)
 
 
+def serving_processes() -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "art_core.capture.child"], capture_output=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+async def test_a_process_that_was_started_early_serves_what_is_only_importable_later(tmp_path, monkeypatch):
+    start_early("no_such_module", "sqlite3")
+    (early,) = serving_processes()
+    (tmp_path / "imported_later.py").write_text(
+        "from capture_fakes import EchoEngine\nclass LaterEngine(EchoEngine): pass"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    async with await Door.start(importlib.import_module("imported_later").LaterEngine, ListRecorder) as door:
+        assert serving_processes() == [early]
+        assert await say(await door.open("r1"), "hello") == "hello"
+        async with await Door.start(EchoEngine, ListRecorder):
+            assert len(serving_processes()) == 2
+    assert serving_processes() == []
+
+
+async def test_a_process_that_was_started_early_is_not_used_in_another_environment(monkeypatch):
+    start_early()
+    (early,) = serving_processes()
+    monkeypatch.setenv("SET_BY_THE_AGENTS_MODULE", "1")
+    async with await Door.start(EchoEngine, ListRecorder):
+        (serving,) = serving_processes()
+        assert serving != early
+
+
+def test_a_process_that_was_started_early_and_not_used_ends_with_its_program():
+    code = "from art_core.capture import process; process.start_early('time'); print(process._early[0][0].process.pid)"
+    assert not running(int(subprocess.check_output([sys.executable, "-c", code])))
+
+
 async def test_a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise():
     kept = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
@@ -141,8 +176,7 @@ async def test_a_start_that_is_given_up_leaves_no_process():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.5):
             await Door.start(SlowStartEngine, ListRecorder)
-    children = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "art_core.capture.child"], capture_output=True)
-    assert children.stdout == b""
+    assert serving_processes() == []
 
 
 @pytest.mark.system
@@ -327,7 +361,7 @@ async def test_a_port_in_use_is_told_from_the_process_too():
 SCRIPT = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {tests!r})
-from art_core.capture import Door
+from art_core.capture import Door, start_early
 from art_core.errors import ConfigError
 from capture_fakes import EchoEngine, ListRecorder
 

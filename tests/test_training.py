@@ -51,6 +51,48 @@ async def test_new_weights_are_served_after_every_step(tmp_path):
     assert engine.stopped == 1
 
 
+async def test_a_learner_prepares_while_the_engine_starts(tmp_path):
+    prepared = threading.Event()
+
+    def learner(model_folder, config, loss):
+        return CountingLearner()
+
+    learner.prepare = prepared.set
+
+    class Plugin:
+        @hookimpl
+        def register_learners(self, register):
+            register("mine", learner)
+
+    class Engine(FakeEngine):
+        async def start(self):
+            assert await asyncio.to_thread(prepared.wait, 20), "the learner waits for the engine"
+            await super().start()
+
+    parts = {"engine": Engine(numbers), "learner": "mine", "plugins": Plugins(Plugin(), installed=False)}
+    result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **parts))
+    assert result.report["steps"] == 2
+
+
+async def test_a_learner_that_cannot_prepare_says_so_when_it_is_loaded(tmp_path):
+    def learner(model_folder, config, loss):
+        raise ConfigError("no such library")
+
+    def prepare():
+        raise ImportError("no such library")
+
+    learner.prepare = prepare
+
+    class Plugin:
+        @hookimpl
+        def register_learners(self, register):
+            register("mine", learner)
+
+    parts = {"learner": "mine", "plugins": Plugins(Plugin(), installed=False)}
+    with pytest.raises(ConfigError, match="no such library"):
+        await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **parts))
+
+
 async def test_calls_carry_the_version_of_the_weights_that_sampled_them(tmp_path):
     async with art.open_run(tmp_path / "run", engine=FakeEngine(numbers), learner=CountingLearner()) as run:
         versions = []

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from art_core.attribution import threads
 from art_core.attribution.executor import rollouts_have_threads
+from art_core.attribution.imports import when_imported
 from art_core.attribution.live import current_rollout, exempted, live, running
 from art_core.attribution.names import agent_name, caller_headers, name_agents, name_threads
 from art_core.attribution.processes import in_child_processes
@@ -30,6 +31,7 @@ __all__ = [
     "rollouts_have_threads",
     "running",
     "threads",
+    "when_imported",
 ]
 
 

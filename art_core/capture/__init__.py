@@ -4,6 +4,7 @@ from art_core.capture.door import Door
 from art_core.capture.edge import BoundedHead
 from art_core.capture.gate import Gate
 from art_core.capture.http import BODY_SECONDS, Exchange, Refused
+from art_core.capture.process import start_early
 from art_core.capture.record import ANSWER
 from art_core.capture.server import CHAT, MODELS, CaptureApp, Dialect, stopping
 from art_core.capture.serving import address_of, http_server, is_loopback, listen
@@ -30,5 +31,6 @@ __all__ = [
     "http_server",
     "is_loopback",
     "listen",
+    "start_early",
     "stopping",
 ]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import gc
+import importlib
 import io
 import logging
 import logging.handlers
@@ -17,6 +19,7 @@ import pickle
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing import current_process
 from multiprocessing.connection import Connection
@@ -33,7 +36,7 @@ for stop in (signal.SIGINT, signal.SIGTERM):  # all processes of a terminal or a
     signal.signal(stop, signal.SIG_IGN)
 sys.path[:] = sys.argv[2].split(chr(0x1f))
 import art_core.capture.child as _child
-_child.serve(int(sys.argv[1]))
+_child.serve(int(sys.argv[1]), sys.argv[3:])
 """
 END_SECONDS = 15.0
 """How long a process whose parent has died may take to end by itself."""
@@ -67,8 +70,9 @@ def pickled(content: object) -> bytes:
     return buffer.getvalue()
 
 
-def serve(fd: int) -> None:
-    """Run the serving process on the inherited end of the pipe. Does not return."""
+def serve(fd: int, modules: Sequence[str] = ()) -> None:
+    """Run the serving process on the inherited end of the pipe; the ``modules`` are what it will need. Does not return."""
+    gc.disable()  # until the engine has started: loading makes a million objects and hardly any garbage
     os.set_inheritable(fd, False)
     pipe = Pipe(Connection(fd))
     logs = logging.getLogger("art_core")
@@ -79,6 +83,10 @@ def serve(fd: int) -> None:
     with contextlib.suppress(EOFError, OSError):
         # The key under which torch hands over the file descriptors of shared memory.
         current_process().authkey = pipe.connection.recv_bytes()
+        for module in modules:
+            with contextlib.suppress(Exception):  # the engine's start says it
+                importlib.import_module(module)
+        sys.path[:] = pipe.connection.recv()
         _Child(pipe).run()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -131,7 +139,9 @@ class _Child:
 
     def _start(self, plan: ServingPlan) -> concurrent.futures.Future[str]:
         self._serving = Serving(plan)
-        return self._serving.start()
+        started = self._serving.start()
+        started.add_done_callback(_collect_garbage)
+        return started
 
     def _reply(self, number: int, future: concurrent.futures.Future) -> None:
         error = CaptureError("the serving process is stopping") if future.cancelled() else future.exception()
@@ -145,6 +155,12 @@ class _Child:
         timer.start()
         if self._serving is not None:
             concurrent.futures.wait([self._serving.stop()])
+
+
+def _collect_garbage(_: object) -> None:
+    """From now on, and not among what is there already."""
+    gc.freeze()
+    gc.enable()
 
 
 def _not_importable(order: str, error: Exception) -> ConfigError:

@@ -5,6 +5,7 @@ Knows nothing about what is served.
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import contextlib
 import errno
@@ -16,8 +17,10 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from multiprocessing import Pipe as connection_pair
 from multiprocessing import current_process
+from multiprocessing.connection import Connection
 
 from art_core.capture.child import COMMAND, Pipe, pickled
 from art_core.capture.serving import ServingPlan
@@ -25,6 +28,73 @@ from art_core.errors import CaptureError, ConfigError, ServingDied
 
 STOP_SECONDS = 30.0
 """How long the serving process may take to stop before it is killed."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A process that waits for a plan."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+    def kill(self) -> None:
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+
+
+_early: list[tuple[_Waiting, object]] = []
+"""At most one, and what it was started in."""
+
+
+def start_early(*modules: str) -> None:
+    """Start the process of this one's next engine now, and import ``modules`` there, while others load the agent.
+
+    It is used if the environment is the same when the engine starts. If no process can be started, that start says so.
+    """
+    if not _early:
+        with contextlib.suppress(OSError):
+            _early.append((_begin(*modules), _surroundings()))
+
+
+def _surroundings() -> object:
+    """Return what a process inherits and cannot be sent later."""
+    return dict(os.environ), os.getcwd()
+
+
+@atexit.register
+def _kill_early() -> None:
+    while _early:
+        _early.pop()[0].kill()
+
+
+def _begin(*modules: str) -> _Waiting:
+    ours, theirs = connection_pair()
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", COMMAND, str(theirs.fileno()), chr(0x1F).join(sys.path), *modules],
+                pass_fds=[theirs.fileno()],
+                # Idle threads of torch that spin would take the cores from the agents.
+                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+                stdin=subprocess.DEVNULL,
+                # The agents' process may print results that others read; an engine's chatter is not one.
+                stdout=2,
+            )
+    except OSError:
+        ours.close()
+        raise
+    return _Waiting(process, ours)
+
+
+def _begun() -> _Waiting:
+    """Return the process that was started early, if it is as one that were started now; else a new one."""
+    while _early:
+        early, surroundings = _early.pop()
+        if surroundings == _surroundings() and early.process.poll() is None:
+            return early
+        early.kill()
+    return _begin()
 
 
 class ServingProcess:
@@ -47,30 +117,17 @@ class ServingProcess:
         Raises CaptureError where the system gives no process.
         """
         try:
-            ours, theirs = connection_pair()
-            self._pipe = Pipe(ours)
-            with theirs:
-                self._process = self._open(theirs.fileno())
+            begun = _begun()
         except OSError as error:
             self._died = _not_started(error)
             raise self._died from error
+        self._process, self._pipe = begun.process, Pipe(begun.connection)
         self._reader.start()
         # A process that has ended already is told by the reader.
         with contextlib.suppress(OSError):
-            ours.send_bytes(bytes(current_process().authkey))
+            begun.connection.send_bytes(bytes(current_process().authkey))
+            begun.connection.send(sys.path)
         return self.ask("start", self._plan)
-
-    @staticmethod
-    def _open(fd: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-c", COMMAND, str(fd), chr(0x1F).join(sys.path)],
-            pass_fds=[fd],
-            # Idle threads of torch that spin would take the cores from the agents.
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
-            stdin=subprocess.DEVNULL,
-            # The agents' process may print results that others read; an engine's chatter is not one.
-            stdout=2,
-        )
 
     def ask(self, order: str, *args: object) -> concurrent.futures.Future:
         """Send an order; the future gives its result. Raises CaptureError where the process has died."""

@@ -77,8 +77,7 @@ class Mailbox:
     """40 messages with three facts each and 20 replies with none, about 12 projects; the same for the same seed."""
 
     def __init__(self, seed: int) -> None:
-        rng = random.Random(seed)
-        messages, facts = _write_mails(rng)
+        messages, facts = _write_mails(random.Random(seed))
         self.facts: tuple[Fact, ...] = tuple(facts)
         # Tools run in whichever thread their framework likes, and one mailbox may serve several runs.
         self._lock = threading.Lock()
@@ -114,6 +113,11 @@ class Mailbox:
         with self._lock:
             rows = self._db.execute(f"SELECT rowid, subject, sender, sent, body FROM message WHERE {where}", values)
             return [Message(*row) for row in rows]
+
+
+def facts_of(seed: int) -> list[Fact]:
+    """Return the facts of the mailbox of ``seed``."""
+    return _write_mails(random.Random(seed))[1]
 
 
 @lru_cache(maxsize=512)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from .mailbox import Fact, open_mailbox
+from .mailbox import Fact, facts_of
 
 SYSTEM_PROMPT = "You answer questions about an inbox."
 """What an agent that answers them is told; the tiny model was made with it."""
@@ -44,7 +44,7 @@ def _tasks(n: int, seed: int, mailboxes: range) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     tasks = []
     for mailbox in rng.sample(mailboxes, n):
-        fact = rng.choice(open_mailbox(mailbox).facts)
+        fact = rng.choice(facts_of(mailbox))
         messages = [{"role": "user", "content": ask(rng, fact)}]
         tasks.append(
             {

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from art_core import destination, hookimpl, name_agents, name_threads
+from art_core import destination, hookimpl, name_agents, name_threads, when_imported
 from art_core.errors import AgentError, CaptureError
 
 if TYPE_CHECKING:
@@ -96,11 +96,13 @@ def redirect_clients() -> None:
 
 @functools.cache
 def _guard() -> None:
-    from langgraph.pregel import Pregel
+    when_imported("langgraph.pregel", lambda module: _guard_graphs(module.Pregel))
 
+
+def _guard_graphs(pregel: type[Pregel]) -> None:
     # Every other way to run a graph is made of these two.
     for name in ("stream", "astream"):
-        setattr(Pregel, name, _guarded(getattr(Pregel, name)))
+        setattr(pregel, name, _guarded(getattr(pregel, name)))
 
 
 def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,10 +120,7 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def node() -> str | None:
     """Return the node that is running, behind the nodes whose sub-graphs it stands in; None outside a graph."""
-    from langchain_core.runnables.config import var_child_runnable_config
-
-    config = var_child_runnable_config.get()
-    namespace = (config or {}).get("metadata", {}).get("langgraph_checkpoint_ns")
+    namespace = _config().get("metadata", {}).get("langgraph_checkpoint_ns")
     if not namespace:
         return None
     # "researcher:ID|1|model:ID": a bare number counts the runs of one sub-graph within a node.
@@ -131,10 +130,14 @@ def node() -> str | None:
 
 def thread() -> str | None:
     """Return the ``thread_id`` that the running graph was given; None outside a graph, and where it was given none."""
-    from langchain_core.runnables.config import var_child_runnable_config
-
-    thread_id = (var_child_runnable_config.get() or {}).get("configurable", {}).get("thread_id")
+    thread_id = _config().get("configurable", {}).get("thread_id")
     return None if thread_id is None else str(thread_id)
+
+
+def _config() -> dict[str, Any]:
+    """Return the configuration of the running graph; empty outside one."""
+    configs = sys.modules.get("langchain_core.runnables.config")  # a graph runs only where it was imported
+    return (configs.var_child_runnable_config.get() if configs else None) or {}
 
 
 def _thread(address: RolloutAddress) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from art_core import destination, hookimpl, name_agents
+from art_core import destination, hookimpl, name_agents, when_imported
 from art_core.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -49,17 +49,20 @@ def redirect_clients() -> None:
 
 def _agent() -> str | None:
     """Return the name of the agent that is calling; None outside an agent, and for one without a name."""
-    context = sys.modules["pydantic_ai._run_context"].get_current_run_context()  # it has no public name
+    contexts = sys.modules.get("pydantic_ai._run_context")  # an agent runs only where it was imported
+    context = contexts and contexts.get_current_run_context()  # it has no public name
     return context.agent.name if context is not None and context.agent is not None else None
 
 
 @functools.cache
 def _wrap() -> None:
-    from pydantic_ai.models import Model
+    when_imported("pydantic_ai.models", lambda module: _redirect_all(module.Model))
 
-    for kind in _derived(Model):
+
+def _redirect_all(models: type[Model]) -> None:
+    for kind in _derived(models):
         _redirect(kind)
-    later = Model.__init_subclass__.__func__
+    later = models.__init_subclass__.__func__
 
     @classmethod
     @functools.wraps(later)
@@ -67,7 +70,7 @@ def _wrap() -> None:
         later(cls, **kwargs)
         _redirect(cls)
 
-    Model.__init_subclass__ = redirected
+    models.__init_subclass__ = redirected
 
 
 def _derived(kind: type) -> Iterator[type]:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from art_core import destination
+from art_core import destination, when_imported
 from art_core.errors import CaptureError
 from art_langchain.translation import for_openai, messages_for_openai
 
@@ -34,13 +34,16 @@ _lock = threading.Lock()
 
 @functools.cache
 def redirect() -> None:
-    """Wrap the entrances of all models; the classes that are used inside a rollout follow at their first call."""
-    from langchain_core.language_models import BaseChatModel, BaseLLM
+    """Wrap the entrances of all models, where and when they are imported; the classes that are used inside a rollout follow
+    at their first call."""
+    when_imported("langchain_core.language_models.chat_models", lambda module: _wrap(module.BaseChatModel))
+    when_imported("langchain_core.language_models.llms", lambda module: _wrap(module.BaseLLM))
 
-    for models in (BaseChatModel, BaseLLM):
-        for name in ENTRANCES:
-            if name in vars(models):
-                setattr(models, name, _entered(vars(models)[name]))
+
+def _wrap(models: type) -> None:
+    for name in ENTRANCES:
+        if name in vars(models):
+            setattr(models, name, _entered(vars(models)[name]))
 
 
 def _entered(ask: Callable[..., Any]) -> Callable[..., Any]:

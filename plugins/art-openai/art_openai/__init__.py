@@ -1,4 +1,4 @@
-"""The plugin: agents that use the OpenAI client or the OpenAI Agents SDK. Loads neither before an agent has, or a run starts."""
+"""The plugin: agents that use the OpenAI client or the OpenAI Agents SDK. Loads neither."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def adapt_agent(agent: object) -> RunAgent | None:
 
 @hookimpl
 def redirect_clients() -> None:
-    """Wrap the clients of the OpenAI library, and watch over the models of the Agents SDK where it is loaded."""
+    """Wrap the clients of the OpenAI library, and watch over the models of the Agents SDK where and when they are imported."""
     client.wrap()
-    agents_sdk.watch_models()
+    agents_sdk.watch()
     name_agents(agents_sdk.calling_agent)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from art_core import destination
+from art_core import destination, when_imported
 from art_core.errors import CaptureError
 from art_openai.client import collecting
 
@@ -55,6 +55,12 @@ def calling_agent() -> str | None:
         outer = token.old_value if token else None
         span = outer if isinstance(outer, sdk.Span) else None
     return span.span_data.name if span else None
+
+
+@functools.cache
+def watch() -> None:
+    """Watch over the SDK's models, where and when it is imported."""
+    when_imported("agents", lambda _: watch_models())
 
 
 def watch_models() -> None:

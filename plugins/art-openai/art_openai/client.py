@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from art_core import caller_headers, destination
+from art_core import caller_headers, destination, when_imported
 from art_core.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -51,17 +51,21 @@ _collections: ContextVar[tuple[list[str], ...]] = ContextVar("art_openai_collect
 
 @functools.cache
 def wrap() -> None:
-    """Wrap the clients of the OpenAI library."""
-    import openai
+    """Wrap the clients of the OpenAI library, where and when it is imported."""
+    when_imported("openai", _wrap_clients)
+    for module in ("openai.resources.responses", "openai.resources.beta.responses"):
+        when_imported(module, _refuse_connections)
 
+
+def _wrap_clients(openai: Any) -> None:
     openai.OpenAI.request = _redirected(openai.OpenAI.request)
     openai.AsyncOpenAI.request = _redirected_async(openai.AsyncOpenAI.request)
-    for module in ("openai.resources.responses", "openai.resources.beta.responses"):
-        if importlib.util.find_spec(module):  # these, and their connect(), came during 2.x
-            resources = importlib.import_module(module)
-            for resource in (resources.Responses, resources.AsyncResponses):
-                if "connect" in vars(resource):
-                    resource.connect = _refused(resource.connect)
+
+
+def _refuse_connections(resources: Any) -> None:
+    for resource in (resources.Responses, resources.AsyncResponses):
+        if "connect" in vars(resource):  # it came during 2.x
+            resource.connect = _refused(resource.connect)
 
 
 def _redirected(request: Callable[..., Any]) -> Callable[..., Any]:

@@ -86,7 +86,6 @@ async def test_rollouts_that_share_a_pool_of_processes_stay_apart(stub, agent, m
 @pytest.mark.system
 async def test_a_real_runs_spawned_children_are_recorded_with_the_installed_plugins(tmp_path, agent, monkeypatch):
     monkeypatch.setattr(processes, "_preparations", [])
-    monkeypatch.setenv("ART_DISABLE_PLUGINS", "langchain,langgraph")  # they take a second to import
     context = multiprocessing.get_context("spawn")
 
     def starts_a_process(task: str) -> str:
