@@ -92,7 +92,7 @@ class _Live:
         self.wraps: list[tuple[Owner, str, Callable[[Function], Function]]] = []
         self._entered: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._wrapped: list[tuple[Owner, str, Function, Function]] = []
+        self._wrapped: list[_Wrapped] = []
 
     def enter(self, address: RolloutAddress, loop_thread: int | None) -> None:
         with self._lock:
@@ -128,17 +128,40 @@ class _Live:
             self._unwrap()
 
     def _wrap(self, owner: Owner, name: str, around: Callable[[Function], Function]) -> None:
-        original = owner.__dict__[name]
-        wrapper = around(original)
+        in_place = vars(owner)[name]
+        ours = [it.wrapper for it in self._wrapped]
+        if any(layer is wrapper for layer in _layers(in_place) for wrapper in ours):
+            return
+        # Wrappers of other libraries are descriptors and work only if they are bound; put back is the descriptor itself.
+        wrapper = around(getattr(owner, name))
         setattr(owner, name, wrapper)
-        self._wrapped.append((owner, name, original, wrapper))
+        self._wrapped.append(_Wrapped(owner, name, in_place, wrapper))
 
     def _unwrap(self) -> None:
-        for owner, name, original, wrapper in self._wrapped:
-            # Where somebody has wrapped ours meanwhile it stays below theirs; it carries nothing any more.
-            if owner.__dict__[name] is wrapper:
-                setattr(owner, name, original)
-        self._wrapped.clear()
+        """Restore what was wrapped. A wrapper of ours that another library has wrapped stays below theirs: outside a rollout it
+        only passes calls on. It is kept in mind, because that library may put it back."""
+        buried = []
+        for it in self._wrapped:
+            if vars(it.owner)[it.name] is it.wrapper:
+                setattr(it.owner, it.name, it.original)
+            else:
+                buried.append(it)
+        self._wrapped = buried
+
+
+class _Wrapped(NamedTuple):
+    owner: Owner
+    name: str
+    original: Any
+    """As it stands in the owner's ``__dict__``."""
+    wrapper: Function
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """Yield the function and what it says it wraps, the outermost first."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
 
 
 live = _Live()
