@@ -8,6 +8,7 @@ ArtError
 |   |-- ServingDied      the process that serves the policy has died
 |   `-- UpstreamError    what serves the policy refused or failed
 |-- ModelCallError       a model call of a classic agent was refused or failed
+|-- CallRefused          a model call inside a rollout was not redirected, and was refused before it left
 |-- RolloutLost          the machine that ran the agent is gone
 |-- StaleWeightsError    the engine does not serve the weights that it was given
 |-- NotFiniteError       a step has a value that is NaN or infinite, and was not taken
@@ -84,6 +85,13 @@ class ModelCallError(ArtError):
         """The HTTP status of the answer; None where there was none."""
         self.code = code
         """OpenAI's error code, such as ``TOO_LONG``."""
+
+
+class CallRefused(ArtError):
+    """A model call inside a rollout was not redirected to the policy, and was refused before it left.
+
+    No CaptureError: like any error of an agent it ends that agent's run, not the training.
+    """
 
 
 class RolloutLost(ArtError):

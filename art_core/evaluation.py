@@ -22,7 +22,7 @@ from art_core.hints import hints
 from art_core.metrics import Z, apart, wilson_interval
 from art_core.plugins import Plugins
 from art_core.rewards import name_of
-from art_core.rollout import task_id, task_input
+from art_core.rollout import task_id, task_input, why_elsewhere
 from art_core.run import Run
 from art_core.scoring import why_unscored
 from art_core.shown import without_access
@@ -178,6 +178,8 @@ class Evaluator:
             groups = await self.run.collect(
                 self.agent, self.tasks, group_size=1, split="eval", sampling=sampling, key=key, **self.shape
             )
+            if missed := why_elsewhere(groups):
+                self.screen.say(f"{name}: {missed}")
             groups = await self.run.score(groups, self.reward)
         report = Report(tuple(g.trajectories[0] for g in groups), temperature, self.run.run_dir)
         unscored = f", unscored runs {report.unscored}" if report.unscored else ""
@@ -221,6 +223,7 @@ def write_report(run: Run) -> dict[str, Any]:
         "account": run.rewards.account(),
         "exhausted": run.rewards.exhausted(),
         "stopped": stopped if stopped.get("step") == run.step else None,
+        "calls_elsewhere": run.store.meta("calls_elsewhere", {"refused": {}, "passed": {}}),
         "hints": hints(run.store, history, shown, look=f"art view {run.run_dir}"),
         "config": without_access(dataclasses.asdict(run.config)),
     }

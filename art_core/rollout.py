@@ -6,6 +6,7 @@ Knows nothing about rewards, token trees or learning.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import functools
 import hashlib
 import importlib.metadata
@@ -15,6 +16,7 @@ import sysconfig
 import time
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,7 +24,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TypeVar
 
-from art_core.attribution import running
+from art_core.attribution import TO_DO, elsewhere, running
 from art_core.capture import Door
 from art_core.deadlines import TooLate, within
 from art_core.errors import CaptureError, ConfigError, RolloutLost
@@ -37,15 +39,10 @@ T = TypeVar("T")
 API_KEY = "art-rollout"
 """Sent by clients that insist on a key; the address itself is what names the rollout."""
 CALLS_ELSEWHERE = (
-    "calls did not go through a rollout's address; install the plugin of its client library ('art plugins' lists what is "
-    "installed and what is missing), take the models it calls out of passthrough= and its nodes into train_nodes=, or let "
-    "the agent take a second argument and use address.base_url"
+    "calls did not go through a rollout's address, and no request to a model was seen; install the plugin of its client library "
+    "('art plugins' lists what is installed and what is missing), or let the agent take a second argument and use "
+    "address.base_url"
 )
-MODEL_CALL = re.compile(
-    r"NotFoundError|\w*(API|HTTP|Connect|Protocol|Timeout|URLError|Authentication|PermissionDenied|RateLimit|BadRequest|"
-    r"InternalServer|ModelCall)"
-)
-"""How errors begin that clients of models and of HTTP raise."""
 _LIBRARY = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}/|.*/(site|dist)-packages/")
 _READERS = ThreadPoolExecutor(8, thread_name_prefix="art-rollout")
 """Not the loop's own threads, which agents' tools may fill."""
@@ -129,10 +126,11 @@ class Rollout:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        missed = elsewhere(self.rollout_id)
         self._stack.close()
         if error is not None and self.error is None:
             self.error, self.error_at = describe(error), place(error)
-        await self.door.close(self.rollout_id)
+        missed["failed"] = await self.door.close(self.rollout_id)
         seconds = self.seconds
         self.store.finish_rollout(self.rollout_id, output=self.output, error=self.error, seconds=seconds)
         calls = await _reading(self.store.calls, self.rollout_id)
@@ -142,6 +140,7 @@ class Rollout:
             output=self.output,
             error=self.error,
             error_at=self.error_at,
+            unrecorded=missed,
             rollout_id=self.rollout_id,
             seconds=seconds,
         )
@@ -261,9 +260,54 @@ def check_captured(groups: Sequence[Group], nodes: Sequence[str] = ()) -> None:
         raise CaptureError(_why_no_call(trajectories))
 
 
+def unrecorded(trajectories: Iterable[Trajectory], kind: str) -> Counter[str]:
+    """Return what ``Trajectory.unrecorded`` has of a kind, the most frequent first."""
+    total: Counter[str] = Counter()
+    for trajectory in trajectories:
+        total.update(trajectory.unrecorded.get(kind, {}))
+    return Counter(dict(total.most_common()))
+
+
+def note_elsewhere(store: Store, groups: Sequence[Group]) -> None:
+    """Add to what the store has for the report of model calls that did not go to the policy."""
+    trajectories = [t for g in groups for t in g.trajectories]
+    seen = {kind: unrecorded(trajectories, kind) for kind in ("refused", "passed")}
+    if any(seen.values()):
+        before = store.meta("calls_elsewhere", {})
+        store.set_meta("calls_elsewhere", {kind: seen[kind] + Counter(before.get(kind, {})) for kind in seen})
+
+
+def why_elsewhere(groups: Sequence[Group]) -> str | None:
+    """Return how many model calls did not reach the policy, and why; None if all did."""
+    trajectories = [t for g in groups for t in g.trajectories]
+    refused, passed = unrecorded(trajectories, "refused"), unrecorded(trajectories, "passed")
+    missed = refused.total() + passed.total()
+    if not missed:
+        return None
+    calls = missed + sum(len(t.calls) for t in trajectories)
+    return f"{missed} of {calls} model calls did not reach the policy: {_became(refused=refused, passed=passed)}"
+
+
+def _became(**kinds: Counter[str]) -> str:
+    said = {
+        "failed": "{n} were refused by it, the first with: {which}",
+        "refused": "{n} were refused before they left ({which}); " + TO_DO,
+        "passed": "{n} went where the agent sends them, as passthrough= or other_nodes= says ({which})",
+    }
+    return "; ".join(
+        said[kind].format(n=found.total(), which=", ".join(list(found)[: 1 if kind == "failed" else 3]))
+        for kind, found in kinds.items()
+        if found
+    )
+
+
 def _why_no_call(trajectories: Sequence[Trajectory]) -> str:
-    """Return what to say where not one run made a recorded call: the agent's own error first, where that is the reason."""
+    """Return what to say if not one run made a recorded call: what became of the calls, else the agent's own error."""
     failed = [t for t in trajectories if t.error]
+    missed = {kind: unrecorded(trajectories, kind) for kind in ("failed", "refused", "passed")}
+    if calls := sum(found.total() for found in missed.values()):
+        at = next((f" (at {t.error_at})" for t in failed if t.error_at), "")
+        return f"the policy answered none of {calls} model calls{at}: {_became(**missed)}"
     if len(failed) < len(trajectories):
         some = f"; {len(failed)} runs failed, the first with {failure(failed[0])}" if failed else ""
         return f"the agent ran {len(trajectories)} times and no model call was recorded: its {CALLS_ELSEWHERE}{some}"
@@ -271,4 +315,10 @@ def _why_no_call(trajectories: Sequence[Trajectory]) -> str:
     said = f"{failure(failed[0])}: all {len(failed)} runs of the agent failed before a model call was recorded; this is the first"
     if "OPENAI_API_KEY" in first:
         return f"{said}. The policy answers without a key, so any text will do: set OPENAI_API_KEY=unused"
-    return f"{said}. If it is a model call that failed, its {CALLS_ELSEWHERE}" if MODEL_CALL.match(first) else said
+    return f"{said}. If it is a model call that failed, its {CALLS_ELSEWHERE}" if _of_a_library(first) else said
+
+
+def _of_a_library(error: str) -> bool:
+    """Whether an error may be of a client: Python's own are of the agent's code, but for those of connections."""
+    kind = getattr(builtins, error.partition(":")[0], None)
+    return kind is None or issubclass(kind, ConnectionError | TimeoutError)

@@ -25,7 +25,7 @@ from art_core.gathering import gather_limited
 from art_core.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rewards import Rewards, name_of
-from art_core.rollout import Rollout, check_captured, check_sampled, task_input
+from art_core.rollout import Rollout, check_captured, check_sampled, note_elsewhere, task_input
 from art_core.store import Store
 from art_core.threads import finished, in_thread
 from art_core.throughput import Throughput
@@ -258,6 +258,7 @@ class Run:
                 tasks, begin, size=group_size or self.config.group_size, gate=getattr(runs.agent, "gate", self._rollouts),
                 kept=None if key is None else Kept(self.store, key, scored_by),
             )  # fmt: skip
+        note_elsewhere(self.store, groups)
         if not allow_no_calls:
             nodes = () if self._nodes_seen or self.step or split != "train" else self.config.train_nodes
             check_captured(groups, nodes)

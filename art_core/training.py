@@ -29,7 +29,7 @@ from art_core.metrics import apart
 from art_core.pipeline import Pipeline
 from art_core.plugins import Plugins
 from art_core.rewards import name_of
-from art_core.rollout import failure, task_input
+from art_core.rollout import failure, task_input, why_elsewhere
 from art_core.run import Run
 from art_core.scoring import advantages, of_nodes, why_unscored
 from art_core.threads import in_thread, run_alone
@@ -266,6 +266,8 @@ async def _sample(
                 scored_by=name,
                 **shape,
             )
+            if missed := why_elsewhere(found):
+                screen.say(f"step {step + 1}: {missed}")
             for reason in why_failed(found):
                 screen.say_once(f"runs of the agent failed: {reason}; failed runs are data, scored like all others")
             shown.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)

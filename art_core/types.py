@@ -105,6 +105,9 @@ class Trajectory:
     """Why the agent's run failed, with the exception's type; None where it did not."""
     error_at: str = field(default="", kw_only=True, repr=False, compare=False)
     """Where the agent's own code raised it, as ``FILE:LINE in FUNCTION``, where that was seen; not stored."""
+    unrecorded: Mapping[str, Mapping[str, int]] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
+    """Requests to models that are not in ``calls``, counted: ``failed`` at the policy (by status, code and message), ``refused``
+    before they left, ``passed`` to where the agent sends them (both by where). Of this process; not stored."""
     rollout_id: str = ""
     seconds: float = 0.0
     call_rewards: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)

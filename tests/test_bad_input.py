@@ -101,7 +101,7 @@ async def test_an_upstream_that_gives_no_token_ids(tmp_path):
             return answer
 
     async with run_of(tmp_path, engine=NoIds()) as run:
-        with pytest.raises(CaptureError, match=r"502.*: all 2 runs .* failed before a model call was recorded"):
+        with pytest.raises(CaptureError, match=r"none of 2 model calls.*: 2 were refused by it, the first with: 502"):
             await run.collect(ScriptedAgent(), ["a"], group_size=2)
 
 

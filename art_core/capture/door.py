@@ -99,12 +99,12 @@ class Door:
         await self._ask("open", rollout_id, sampling or Sampling(), newest, tuple(answered))
         return f"{self.address}/rollouts/{quote(rollout_id, safe='')}/v1"
 
-    async def close(self, rollout_id: str, grace: float = 1.0) -> None:
-        """Refuse further calls of a rollout and return when all it made are on disk.
+    async def close(self, rollout_id: str, grace: float = 1.0) -> Mapping[str, int]:
+        """Refuse further calls of a rollout; return when all it made are on disk, with the errors that it was answered with.
 
         Calls in flight get ``grace`` seconds to end, then they are aborted. Raises StoreError where they cannot be written.
         """
-        await self._ask("close", rollout_id, grace)
+        return await self._ask("close", rollout_id, grace)
 
     async def flush(self) -> None:
         """Return when every call that was answered is on disk. Raises StoreError where they cannot be written."""

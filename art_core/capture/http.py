@@ -44,6 +44,12 @@ def error_body(message: str, status: int, code: str | None) -> JsonDict:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
+def error_line(error: Exception) -> str:
+    """Return in one line what a request was answered with."""
+    status, code = getattr(error, "status", 500), getattr(error, "code", None)
+    return " ".join(f"{status} {f'{code}: ' if code else ''}{error}".split())[:500]
+
+
 class Exchange:
     """A request's headers and body, and the one answer to it.
 

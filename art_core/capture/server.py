@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import orjson
 
 from art_core.capture.activity import Activity
 from art_core.capture.gate import Gate
-from art_core.capture.http import Exchange, Receive, Refused, Scope, Send
+from art_core.capture.http import Exchange, Receive, Refused, Scope, Send, error_line
 from art_core.capture.record import Recording, no_token_ids, visible
 from art_core.capture.replay import Answers
 from art_core.capture.requests import checked, json_object, name
@@ -67,6 +68,8 @@ class _Rollout:
     sampling: Sampling
     upstream: Upstream
     answers: Answers
+    failed: Counter[str] = field(default_factory=Counter)
+    """Requests that were answered with an error, by status, code and message."""
     closing: bool = False
     answering: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """By request id: a retry ends the request that it repeats."""
@@ -132,14 +135,14 @@ class CaptureApp:
             raise CaptureError(f"rollout {rollout_id!r} is open already; give every run of an agent an id of its own")
         self._rollouts[rollout_id] = _Rollout(sampling, upstream or self.upstream, Answers(answered))
 
-    async def close(self, rollout_id: str, grace: float) -> None:
-        """Refuse further calls of this rollout and return when those in flight are recorded.
+    async def close(self, rollout_id: str, grace: float) -> Mapping[str, int]:
+        """Refuse further calls of this rollout; return when those in flight are recorded, with what was answered with an error.
 
         They get ``grace`` seconds to end by themselves, then they are aborted. Closing what is not open changes nothing.
         """
         rollout = self._rollouts.get(rollout_id)
         if rollout is None:
-            return
+            return {}
         rollout.closing = True
         tasks = set(rollout.answering.values())
         if tasks:
@@ -150,6 +153,7 @@ class CaptureApp:
                 await asyncio.wait(late)
         self._rollouts.pop(rollout_id, None)
         self.activity.forget(rollout_id)
+        return rollout.failed
 
     def release(self, rollout_id: str) -> None:
         """Forget a rollout that has no call in flight, for those who open it again at its next call."""
@@ -173,9 +177,17 @@ class CaptureApp:
         head, _, tail = exchange.path.rpartition("/v1/")
         # Anthropic's clients add /v1 themselves to the address that they are given, which ends in it.
         path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/").removesuffix("/v1")
+        try:
+            await self._answer(exchange, path, rollout_id, known_path=rollout_id != head)
+        except Exception as error:
+            if rollout := self._rollouts.get(rollout_id):
+                rollout.failed[error_line(error)] += 1
+            raise
+
+    async def _answer(self, exchange: Exchange, path: str, rollout_id: str, *, known_path: bool) -> None:
         dialect = exchange.speaks = self._dialects.get(path)
         known = (exchange.method, path) == ("GET", MODELS) or (exchange.method == "POST" and dialect is not None)
-        if not known or rollout_id == head:
+        if not known or not known_path:
             answered = ", ".join(f"POST /rollouts/{{rollout_id}}{path}" for path in self._dialects)
             raise Refused(
                 f"{exchange.method} {exchange.path} is not answered here; these are: {answered}, "

@@ -159,10 +159,11 @@ class Serving:
         self._app.open(rollout_id, sampling, self._engine.at(self._versions.newest), answered)
         self._versions.begun(rollout_id)
 
-    async def _close(self, rollout_id: str, grace: float) -> None:
-        await self._app.close(rollout_id, grace)
+    async def _close(self, rollout_id: str, grace: float) -> Mapping[str, int]:
+        failed = await self._app.close(rollout_id, grace)
         await self._retire(self._versions.ended(rollout_id))
         await self._flush()
+        return failed
 
     async def _flush(self) -> None:
         await asyncio.to_thread(self._recorder.flush)

@@ -1,0 +1,79 @@
+"""Which HTTP requests ask a model for text? The hosts and the paths of the model providers. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+HOSTS = re.compile(
+    r"""api\.(openai|anthropic|mistral|groq|deepseek|x|together|fireworks|cohere|perplexity|cerebras|moonshot|minimax|ai21)
+        \.(com|ai|xyz|cn|io|chat)
+    | (.+\.)?(openai|services\.ai|cognitiveservices|inference\.ml|models\.ai)\.azure\.com
+    | generativelanguage\.googleapis\.com | (.+-)?aiplatform\.googleapis\.com
+    | bedrock(-mantle|-runtime(-fips)?)?\..+\.amazonaws\.com(\.cn)? | bedrock-mantle\..+\.api\.aws
+    | codestral\.mistral\.ai | api\.sambanova\.ai | integrate\.api\.nvidia\.com | models\.github\.ai
+    | openrouter\.ai | api\.together\.ai | api\.studio\.nebius\.(ai|com) | api\.deepinfra\.com | api\.novita\.ai
+    | (router|api-inference)\.huggingface\.co | (.+\.)?endpoints\.huggingface\.cloud
+    | dashscope(-intl|-us)?\.aliyuncs\.com | open\.bigmodel\.cn | api\.z\.ai | ark\..+\.volces\.com
+    | ollama\.com | gateway\.ai\.cloudflare\.com | ai-gateway\.vercel\.sh""",
+    re.VERBOSE,
+)
+"""Of providers, for ``fullmatch``."""
+PATHS = re.compile(
+    r"""/(chat/completions | completions | responses(/compact|/input_tokens)? | chat | runs
+        | v1/messages(/count_tokens|/batches)? | api/generate | v1/generate | conversations)
+    | /models/(?P<google>[^/]+):(generateContent|streamGenerateContent|countTokens|rawPredict|streamRawPredict)
+    | /model/(?P<bedrock>[^/]+)/(converse|converse-stream|invoke|invoke-with-response-stream|count-tokens)""",
+    re.VERBOSE,
+)
+"""How the paths end that make a model write text, or carry a prompt to count its tokens. Embeddings, audio, images, files,
+batches of files and traces are none of these."""
+DEPLOYMENT = re.compile(r"/deployments/(?P<azure>[^/]+)/")
+PROMPTS = frozenset({"messages", "prompt", "input", "contents", "inputText"})
+"""Where requests for text have it."""
+
+
+class ModelCall(NamedTuple):
+    """A request that asks a model."""
+
+    model: str | None
+    at_provider: bool
+    """Whether its host is a known provider's."""
+
+
+def at_provider(host: str | None) -> bool:
+    """Whether the host is a known provider's."""
+    return host is not None and HOSTS.fullmatch(host.lower()) is not None
+
+
+def model_call(method: str, host: str, path: str, body: Callable[[], Any]) -> ModelCall | None:
+    """Return what a request asks of which model, or None if it asks none.
+
+    At a known provider the path decides. Anywhere else the body must look like a request too, because tools of agents have
+    paths of the same names. ``body`` returns JSON as bytes, as text or as a mapping; anything else is not read.
+    """
+    path = path.partition("?")[0].rstrip("/")
+    ends = re.search(f"(?:{PATHS.pattern})$", path, re.VERBOSE)
+    if method.upper() != "POST" or ends is None:
+        return None
+    named = ends["google"] or ends["bedrock"]
+    if ends["bedrock"] and "embed" in named:
+        return None
+    content, known = _mapping(body()), at_provider(host)
+    deployment = DEPLOYMENT.search(path)
+    model = content.get("model") or named or (deployment and deployment["azure"])
+    if not known and not (model and content.keys() & PROMPTS):
+        return None
+    return ModelCall(unquote(model) if isinstance(model, str) else None, known)
+
+
+def _mapping(body: Any) -> Mapping[str, Any]:
+    if isinstance(body, bytes | bytearray | str):
+        try:
+            body = json.loads(body)
+        except ValueError:
+            return {}
+    return body if isinstance(body, Mapping) else {}
