@@ -256,7 +256,13 @@ def test_a_gpu_is_a_size_or_a_name(text, memory):
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
 def test_a_gpu_is_found_however_its_name_is_written(gpu):
-    for name in (gpu.name, gpu.name.lower(), gpu.name.replace(" ", "_"), gpu.name.replace(" ", ""), f"nvidia {gpu.name}"):
+    for name in (
+        gpu.name,
+        gpu.name.lower(),
+        gpu.name.replace(" ", "_"),
+        gpu.name.replace(" ", ""),
+        f"nvidia {gpu.name}",
+    ):
         assert find_gpu(name) is gpu
 
 
