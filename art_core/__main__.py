@@ -45,6 +45,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="NAME=VALUE of what docs/settings.md lists for it, such as max_tokens=64; repeatable."),
 ]
+TO_DO = "what to do (pip install -e: in the checkout of art)"
 ENDED_EARLY, MAY_PASS = 3, 75
 """Exit codes of a training that ended before its last step; 75 is EX_TEMPFAIL of sysexits.h."""
 Model = Annotated[str, typer.Option(help="tiny, a model folder, a Hugging Face name; for eval also a run folder.")]
@@ -243,13 +244,13 @@ def plugins() -> None:
     """List the installed plugins with their hooks, and what the frameworks that are installed here still need."""
     from art_core.doctor import frameworks
 
-    installed, known = Table("plugin", "distribution", "version", "hooks"), Table("framework", "plugin", "what to do")
+    installed, known = Table("plugin", "distribution", "version", "hooks"), Table("framework", "plugin", TO_DO)
     found = Plugins().installed()
     for it in found:
         installed.add_row(it.name, it.distribution, it.version, ", ".join(it.hooks))
     for framework in frameworks(found):
         known.add_row(framework.name, framework.state, framework.advice)
-    console = Console()
+    console = Console(markup=False)
     console.print(installed)
     if known.row_count:
         console.print(known)
@@ -278,14 +279,14 @@ def doctor(
     if install is not None:
         say = Console(highlight=False, soft_wrap=True).print
         return examination.install(install, lambda text: say(text, markup=False))
-    table = Table("part", Column("state", overflow="fold"), Column("what to do", overflow="fold"))
+    table = Table("part", Column("state", overflow="fold"), Column(TO_DO, overflow="fold"))
     findings = examination.examine()
     for it in findings:
         table.add_row(it.part, it.state, it.advice)
     variables = Table("variable", "state", Column("what it does", overflow="fold"))
     for it in examination.variables():
         variables.add_row(it.part, it.state, it.advice)
-    console = Console()
+    console = Console(markup=False)  # it would take .[train] for a style
     console.print(table)
     console.print(variables)
     if any(it.broken for it in findings):
@@ -300,7 +301,7 @@ def show(result: Any) -> None:
     console = Console()
     print_result(result, console)
     there = importlib.util.find_spec("matplotlib") is not None
-    text = f"chart: {draw(result.run_dir)}" if there else "no chart: pip install 'art-core[chart]'"
+    text = f"chart: {draw(result.run_dir)}" if there else "no chart: pip install matplotlib"
     run = result.run_dir
     text += f"\nnext: art view {run} (with art-server) shows it in the browser, art audit {run} checks it"
     console.print(text, markup=False, highlight=False, soft_wrap=True)

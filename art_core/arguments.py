@@ -37,8 +37,7 @@ def load_example() -> Any:
         return importlib.import_module(f"{'art_core.' if shipped else ''}examples.email_search.train")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"the demo trains a LangGraph agent and lacks {error.name}: "
-            "pip install 'art-core[train,chart]' art-langgraph langchain langchain-openai"
+            f"the demo trains a LangGraph agent and lacks {error.name}; in the checkout of art, run: make demo"
         ) from error
 
 

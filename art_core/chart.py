@@ -15,7 +15,7 @@ def draw(run_dir: Path) -> Path:
     try:
         import matplotlib
     except ImportError as error:
-        raise ConfigError("the chart needs matplotlib: pip install 'art-core[chart]'") from error
+        raise ConfigError("the chart needs matplotlib: pip install matplotlib") from error
     matplotlib.use("agg")
     from matplotlib import pyplot
 

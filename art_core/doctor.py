@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 from art_core import unsloth
 from art_core.errors import ConfigError
-from art_core.plugins import ADAPTERS, WITHOUT_PLUGIN, Installed, Plugins, as_function
+from art_core.plugins import ADAPTERS, PACKAGES, WITHOUT_PLUGIN, Installed, Plugins, as_function, how_to_install
 from art_core.variables import CHECKED
 
 NEEDED_BY = {
-    "torch": "training and the embedded engine: pip install 'art-core[train]'",
-    "transformers": "training and the embedded engine: pip install 'art-core[train]'",
-    "safetensors": "training and the embedded engine: pip install 'art-core[train]'",
-    "peft": "LoRA: pip install 'art-core[train]'",
-    "matplotlib": "the chart: pip install 'art-core[chart]'",
-    "openai": "agents that use the OpenAI client: pip install art-openai",
-    "langchain_core": "LangChain agents: pip install art-langchain",
-    "langgraph": "LangGraph agents: pip install art-langgraph",
-    "pydantic_ai": "PydanticAI agents: pip install art-pydantic-ai",
-    "litellm": "RULER, the LLM judge: pip install art-ruler",
+    "torch": "training and the embedded engine: pip install -e '.[train]'",
+    "transformers": "training and the embedded engine: pip install -e '.[train]'",
+    "safetensors": "training and the embedded engine: pip install -e '.[train]'",
+    "peft": "LoRA: pip install -e '.[train]'",
+    "matplotlib": "the chart: pip install matplotlib",
+    "openai": f"agents that use the OpenAI client: {how_to_install(ADAPTERS['openai'])}",
+    "langchain_core": f"LangChain agents: {how_to_install(ADAPTERS['langchain'])}",
+    "langgraph": f"LangGraph agents: {how_to_install(ADAPTERS['langgraph'])}",
+    "pydantic_ai": f"PydanticAI agents: {how_to_install(ADAPTERS['pydantic_ai'])}",
+    "litellm": f"RULER, the LLM judge: {how_to_install(PACKAGES['ruler'])}",
 }
 """Importable package -> what it is for and how to get it."""
 
@@ -56,7 +56,7 @@ def variables() -> list[Finding]:
     have = {it.distribution for it in Plugins().installed()}
     found = []
     for it in CHECKED:
-        does = it.does if it.needs in {"", *have} else f"{it.does}: pip install {it.needs}"
+        does = it.does if it.needs in {"", *have} else f"{it.does}: {how_to_install(it.needs)}"
         found.append(Finding(it.name, it.state(), does))
     return found
 
@@ -78,7 +78,7 @@ def frameworks(installed: Iterable[Installed]) -> list[Framework]:
     found = []
     for package, distribution in ADAPTERS.items():
         if _importable(package):
-            advice = "" if distribution in have else f"pip install {distribution}"
+            advice = "" if distribution in have else how_to_install(distribution)
             found.append(Framework(package, "missing" if advice else distribution, advice))
     for package, model in WITHOUT_PLUGIN.items():
         if _importable(package):

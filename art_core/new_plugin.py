@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 from art_core.errors import ConfigError
-from art_core.plugins import ADAPTERS
+from art_core.plugins import ADAPTERS, how_to_install
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -112,5 +112,8 @@ def _checked(name: str) -> str:
             f"{name!r} is no name for a plugin: use letters, digits and single hyphens, a letter first, as in 'my-framework'"
         )
     if plain == "core" or f"art-{plain}" in ADAPTERS.values():
-        raise ConfigError(f"art-{plain} exists already: pip install art-{plain}, or choose another name for yours")
+        command = "pip install -e ." if plain == "core" else how_to_install(f"art-{plain}")
+        raise ConfigError(
+            f"art-{plain} exists already; in the checkout of art, run: {command}, or choose another name for yours"
+        )
     return plain

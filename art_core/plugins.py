@@ -56,7 +56,21 @@ PACKAGES = {
 }
 """A reward, engine, executor, learner or tracker by name -> the distribution that has it."""
 
+NEEDS = {
+    ADAPTERS["langgraph"]: ADAPTERS["langchain"],
+    ADAPTERS["langchain"]: ADAPTERS["openai"],
+    ADAPTERS["pydantic_ai"]: ADAPTERS["openai"],
+}
+"""A distribution -> the other one of this repository that it needs besides the core."""
+
 log = logging.getLogger("art_core.plugins")
+
+
+def how_to_install(distribution: str) -> str:
+    """Return the command that installs a distribution of this repository from its checkout; none is on a package index."""
+    folder = "plugins" if distribution in ADAPTERS.values() else "integrations"
+    needed = f"{how_to_install(NEEDS[distribution])} " if distribution in NEEDS else "pip install "
+    return f"{needed}-e {folder}/{distribution}"
 
 
 @dataclass(frozen=True)
@@ -174,7 +188,7 @@ class Plugins:
                 raise ConfigError(f"the tracker {name!r} is refused: {NO_OPENPIPE}")
             kind = {"register_losses": "loss"}.get(hook, hook.removeprefix("register_").removesuffix("s"))
             package = PACKAGES.get(name)
-            hint = f" (pip install {package})" if package else ""
+            hint = f" (in the checkout of art, run: {how_to_install(package)})" if package else ""
             if near := difflib.get_close_matches(name, found, n=1):
                 hint = f" (did you mean {near[0]!r}?)"
             choices = ", ".join(map(repr, sorted(found))) or "none is registered"
@@ -201,7 +215,7 @@ def _advice(agent: object, installed: Container[str]) -> str:
     module = type(agent).__module__
     wanted = ADAPTERS.get(module.partition(".")[0])
     if wanted is not None and wanted not in installed:
-        return f"install {wanted}"
+        return f"in the checkout of art, run: {how_to_install(wanted)}"
     wrap = "wrap it in a function of one task, def agent(task)"
     for package, model in WITHOUT_PLUGIN.items():
         if module == package or module.startswith(f"{package}."):

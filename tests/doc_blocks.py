@@ -52,6 +52,12 @@ class Block:
         return found[1] if found else ""
 
 
+def inline_of(page: Path) -> list[str]:
+    """Return the code that stands within the page's text and tables."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())
+    return [it.content for token in tokens for it in token.children or () if it.type == "code_inline"]
+
+
 def blocks_of(page: Path) -> list[Block]:
     """Return the page's blocks in order, those that are given included."""
     found, mark, of_all = [], "", ""

@@ -6,7 +6,7 @@ import importlib.util
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +38,8 @@ def check(code: str, page: Path) -> Iterator[str]:
     code = re.sub(r"<<\s*'?(\w+)'?\n.*?\n\1\n", "\n", code.replace("\\\n", " "), flags=re.DOTALL)
     folder = ROOT
     for line in code.splitlines():
+        if placeholder := re.search(r"(?<![<'\"])<[^<>()&\n]+>", line.partition("#")[0]):
+            yield f"{line.strip()}: a shell takes {placeholder[0]} for files to read and write"
         for words in commands(line):
             if words[0] == "cd" and (folder / words[1]).is_dir():
                 folder /= words[1]
@@ -45,6 +47,19 @@ def check(code: str, page: Path) -> Iterator[str]:
                 check_command(words, page, folder)
             except Wrong as wrong:
                 yield f"{shlex.join(words)}: {wrong}"
+
+
+def check_mentioned(code: str, page: Path) -> Iterator[str]:
+    """Yield what is wrong with a command within a text, which may leave arguments out and is for where art is installed."""
+    for words in commands(code):
+        try:
+            if words[0] == "pip":
+                check_pip(words[1:], have={"art-core"})
+            elif words[0] != "art" or words[1:] not in (["judge"], []):
+                check_command(words, page, ROOT)
+        except Wrong as wrong:
+            if not re.match("Missing |Option .* requires an argument", str(wrong)):
+                yield f"{code}: {wrong}"
 
 
 def commands(line: str) -> Iterator[list[str]]:
@@ -134,33 +149,32 @@ def check_module(module: str, words: list[str]) -> None:
                 raise Wrong(f"there is no {option} in {module}")
 
 
-def check_pip(words: list[str]) -> None:
+def check_pip(words: list[str], have: Collection[str] = ()) -> None:
+    """Raise Wrong where pip would fail in the checkout; our distributions are on no index. ``have`` are installed already."""
     if words[:1] != ["install"]:
         return
-    after = ""
+    after, installed, needed = "", set(have), {}
     for word in words[1:]:
         name, _, extras = word.partition("[")
-        file = ROOT / name / "pyproject.toml" if after == "-e" else distributions().get(name)
+        file = ROOT / name / "pyproject.toml"
         if (after in {"-r", "-c"} and not (ROOT / word).is_file()) or (after == "-e" and not file.is_file()):
             raise Wrong(f"there is no {name}")
-        if name.startswith("art-") and not file:
-            raise Wrong(f"{name} is no distribution of this repository")
-        if file and extras:
-            offered = distribution(file).get("optional-dependencies", {})
-            if missing := set(re.split(r"\s*,\s*", extras.rstrip("]"))) - offered.keys():
+        if name.startswith("art-") and after != "-e":
+            raise Wrong(f"{name} is on no package index; install its folder with -e")
+        if after == "-e":
+            project = distribution(file)
+            offered, wanted = project.get("optional-dependencies", {}), set(filter(None, re.split(r"[\s,\]]+", extras)))
+            if missing := wanted - offered.keys():
                 raise Wrong(f"{name} has no extra {missing.pop()}")
+            installed.add(project["name"])
+            for need in [*project["dependencies"], *(it for extra in wanted for it in offered[extra])]:
+                needed[re.match(r"[\w-]+", need)[0]] = name
         after = word
+    for need, name in needed.items():
+        if need.startswith("art-") and need not in installed:
+            raise Wrong(f"{name} needs {need}, which is on no package index; install its folder with -e as well")
 
 
 @cache
-def distributions() -> dict[str, Path]:
-    files = [
-        ROOT / "pyproject.toml",
-        *ROOT.glob("plugins/*/pyproject.toml"),
-        *ROOT.glob("integrations/*/pyproject.toml"),
-    ]
-    return {distribution(file)["name"]: file for file in files}
-
-
 def distribution(pyproject: Path) -> dict:
     return tomllib.loads(pyproject.read_text())["project"]

@@ -1,11 +1,14 @@
 """What is wrong in a page is found."""
 
+import re
+
 import doc_shell
 import pytest
 from doc_blocks import ROOT, blocks_of
 from doc_python import Names
 
 PAGE = ROOT / "README.md"
+INSTALL = re.compile(r"pip (install(?: +(?:-e )?[\w.'/$\[\]-]+)+)")
 
 
 @pytest.mark.parametrize(
@@ -38,8 +41,11 @@ def test_python_that_does_not_fit_the_signatures_is_found(code, said):
         ("cd art && python -m bench.nothing", "bench.nothing"),
         ("python -m bench.peers --olny step", "--olny"),
         ("python -m pip install -e plugins/art-nothing", "plugins/art-nothing"),
-        ("pip install 'art-openai[respones]'", "no extra respones"),
-        ("X=1 pip install art-nothing | cat", "art-nothing"),
+        ("pip install -e . -e 'plugins/art-openai[respones]'", "no extra respones"),
+        ("X=1 pip install art-openai | cat", "art-openai is on no package index"),
+        ("pip install -e plugins/art-openai", "plugins/art-openai needs art-core"),
+        ("pip install -e . -e 'plugins/art-openai[responses]'", "needs art-gateway"),
+        ("git clone <this repository> art", "files to read and write"),
         ("python nothing.py", "nothing.py"),
         ("atr doctor", "atr"),
     ],
@@ -47,6 +53,20 @@ def test_python_that_does_not_fit_the_signatures_is_found(code, said):
 def test_a_command_that_is_not_there_is_found(code, said):
     (wrong,) = doc_shell.check(code, PAGE)
     assert said in wrong
+
+
+def test_what_messages_and_templates_say_to_install_can_be_installed():
+    patterns = (
+        "art_core/**/*.py",
+        "art_core/templates/**/*.txt",
+        "plugins/*/art_*/**/*.py",
+        "integrations/*/art_*/**/*.py",
+    )
+    files = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    found = {it for path in files for it in INSTALL.findall(path.read_text())}
+    assert len(found) > 8
+    for command in found:
+        doc_shell.check_pip(command.replace("'", "").split(), have={"art-core"})
 
 
 def test_commands_as_pages_show_them_are_found_right():

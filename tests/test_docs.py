@@ -11,7 +11,7 @@ import tomllib
 import doc_shell
 import pytest
 import yaml
-from doc_blocks import PAGES, ROOT, Block, blocks_of
+from doc_blocks import PAGES, ROOT, Block, blocks_of, inline_of
 from doc_python import Names
 from dotenv.parser import parse_stream
 
@@ -20,6 +20,7 @@ import art_core as art
 BLOCKS = {str(page.relative_to(ROOT)): blocks for page in PAGES if (blocks := blocks_of(page))}
 SHOWN = {"text", "javascript", "powershell", "dockerfile", "html"}
 """Languages that nothing checks."""
+COMMANDS = ("art ", "make ", "pip ", "python -m ", "git clone ")
 
 
 def python_of(page: str) -> list[Block]:
@@ -57,6 +58,13 @@ def test_every_block_names_its_language_and_can_be_read(page):
                 assert other in SHOWN, (
                     f"{block.where}: a block is fenced and names its language; {other!r} is not checked"
                 )
+
+
+def test_commands_within_the_text_of_pages_exist():
+    found = [(page, code) for page in PAGES for code in inline_of(page) if code.startswith(COMMANDS)]
+    assert len(found) > 150
+    wrong = [f"{page.name}: {it}" for page, code in found for it in doc_shell.check_mentioned(code, page)]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("page", [page for page in BLOCKS if python_of(page)])

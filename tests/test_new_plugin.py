@@ -81,7 +81,7 @@ def test_what_is_no_name_is_refused(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["core", "art-langgraph", "openai"])
 def test_the_names_of_our_own_distributions_are_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match="exists already: pip install art-"):
+    with pytest.raises(ConfigError, match=r"exists already; in the checkout of art, run: pip install -e "):
         write_plugin(name, tmp_path)
 
 

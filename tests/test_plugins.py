@@ -1,14 +1,17 @@
 """Plugins: who answers, who is named when something goes wrong."""
 
 import asyncio
+import shlex
 
+import doc_shell
 import pytest
 
 from art_core import hookimpl
 from art_core.doctor import frameworks
 from art_core.errors import AgentError, ConfigError, PluginError
-from art_core.plugins import ADAPTERS, WITHOUT_PLUGIN, Installed, Plugins
+from art_core.plugins import ADAPTERS, PACKAGES, WITHOUT_PLUGIN, Installed, Plugins, how_to_install
 from art_core.types import RolloutAddress
+from art_core.variables import CHECKED
 
 ADDRESS = RolloutAddress("r", "http://127.0.0.1:1/rollouts/r/v1", "key", "policy")
 
@@ -74,7 +77,7 @@ def test_an_agent_that_nobody_adapts_gets_a_list_of_what_is_installed():
 
 def test_an_agent_of_a_known_framework_gets_the_name_of_its_plugin():
     Alien = type("CompiledStateGraph", (), {"__module__": "langgraph.graph.state"})
-    with pytest.raises(AgentError, match="install art-langgraph"):
+    with pytest.raises(AgentError, match=r"-e plugins/art-openai -e plugins/art-langchain -e plugins/art-langgraph\."):
         run(Alien())
 
 
@@ -95,13 +98,21 @@ def test_frameworks_are_listed_with_what_they_need(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", find_spec)
     monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"agents": ["somebodys-own"]})
     missing, function = frameworks([])
-    assert (missing.name, missing.advice) == ("pydantic_ai", "pip install art-pydantic-ai")
+    assert (missing.name, missing.advice) == (
+        "pydantic_ai",
+        "pip install -e plugins/art-openai -e plugins/art-pydantic-ai",
+    )
     assert (function.name, function.state) == ("crewai", "works as a function")
     assert "address.base_url" in function.advice
     installed, _ = frameworks([Installed("pydantic_ai", "art-pydantic-ai", "1", ())])
     assert (installed.state, installed.advice) == ("art-pydantic-ai", "")
     monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"agents": ["openai-agents"]})
-    assert ("agents", "pip install art-openai") in [(it.name, it.advice) for it in frameworks([])]
+    assert ("agents", "pip install -e plugins/art-openai") in [(it.name, it.advice) for it in frameworks([])]
+
+
+def test_what_is_not_installed_is_installed_from_the_checkout():
+    for distribution in {*ADAPTERS.values(), *PACKAGES.values(), *(it.needs for it in CHECKED)} - {""}:
+        doc_shell.check_pip(shlex.split(how_to_install(distribution))[1:], have={"art-core"})
 
 
 def test_what_is_called_a_frameworks_plugin_is_what_its_agents_are_told():

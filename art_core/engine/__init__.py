@@ -7,7 +7,7 @@ try:
     import transformers  # noqa: F401
 except ImportError as error:
     raise ConfigError(
-        f"the embedded engine needs torch and transformers ({error}); run: pip install 'art-core[train]'"
+        f"the embedded engine needs torch and transformers ({error}); in the checkout of art, run: pip install -e '.[train]'"
     ) from error
 
 from art_core.engine.embedded import EmbeddedEngine

@@ -187,7 +187,9 @@ def check_environment() -> None:
         try:
             import opentelemetry.exporter.otlp.proto.grpc  # noqa: F401
         except ImportError as error:
-            raise ConfigError(f"OTLP by gRPC: {error}; run: pip install 'art-langfuse[grpc]'") from error
+            raise ConfigError(
+                f"OTLP by gRPC: {error}; run: pip install opentelemetry-exporter-otlp-proto-grpc"
+            ) from error
 
 
 def _protocol() -> str:

@@ -47,9 +47,13 @@ GPUS = (
     _gpu("H100", 79.1, 989, 67.0, 3350),
     _gpu("H200", 139.8, 989, 67.0, 4800),
     _gpu("B200", 178.3, 2250, 80.0, 8000),
+    _gpu("MI300X", 191.7, 1307, 163.4, 5300),
 )
 """From the makers' data sheets, smallest memory first: dense, without sparsity; SXM where there are several."""
-SHORT = {"A100": "A100-80GB", "3090": "RTX 3090", "4090": "RTX 4090", "5090": "RTX 5090", "A6000": "RTX A6000"}
+SHORT = {
+    **{"A100": "A100-80GB", "A100 40": "A100-40GB", "A100 80": "A100-80GB", "A10G": "A10", "A6000": "RTX A6000"},
+    **{"3090": "RTX 3090", "4090": "RTX 4090", "5090": "RTX 5090"},
+}
 """Other names."""
 
 
@@ -67,16 +71,16 @@ def find_gpu(text: str) -> Gpu:
         return Gpu(text.strip(), int(memory))
     known = {_plain(gpu.name): gpu for gpu in GPUS} | {_plain(name): _named(gpu) for name, gpu in SHORT.items()}
     # A card's size may be added to its name, as in "L4 24GB", and its form, as in "NVIDIA H100 80GB HBM3".
-    bare = re.sub(r"[-\s](sxm\d?|hbm\d\w?)\b", "", text.strip(), flags=re.IGNORECASE)
-    for name in (_plain(bare), _plain(re.sub(r"[-\s]\d+\s*gi?b$", "", bare, flags=re.IGNORECASE))):
+    bare = re.sub(r"[-_\s](sxm\d?|pcie|hbm\d\w?)(?=[-_\s]|$)", "", text.strip(), flags=re.IGNORECASE)
+    for name in (_plain(bare), _plain(re.sub(r"[-_\s]*\d+\s*gi?b$", "", bare, flags=re.IGNORECASE))):
         if name in known:
             return known[name]
     wanted = _plain(text)
-    near = difflib.get_close_matches(wanted, known, n=1)
+    near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.8)
     hint = f" (did you mean {known[near[0]].name!r}?)" if near else ""
     raise ConfigError(
-        f"--gpu {text!r} is neither a size such as 24GB or 24GiB nor a GPU that is known here{hint}; "
-        f"there are: {', '.join(gpu.name for gpu in GPUS)}"
+        f"--gpu {text!r} is neither a known GPU nor a size{hint}; pass one of {', '.join(gpu.name for gpu in GPUS)}, or a "
+        "size such as 24GB"
     )
 
 
@@ -85,4 +89,4 @@ def _named(name: str) -> Gpu:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]|nvidia|geforce|tesla", "", name.lower())
+    return re.sub(r"[^a-z0-9]|nvidia|geforce|tesla|amd|instinct", "", name.lower())

@@ -68,6 +68,8 @@ LATENT = {
 }
 SUFFIXES = re.compile(r"-(unsloth-bnb-4bit|bnb-4bit|gguf|awq|fp8|gptq|gptq-int[48])$")
 """Of repositories that hold the same model in another number format."""
+NEAR = 0.85
+"""How alike (0 to 1) a known name must be to be proposed: a slip of the pen, not another model."""
 MORE_THAN_TEXT = re.compile(r"(^|[-_.])(vl|vision|omni|audio|llava|k2\.5)($|[-_.])")
 
 
@@ -90,11 +92,13 @@ def find_shape(model: str) -> Shape:
         return found
     if MORE_THAN_TEXT.search(wanted):
         refuse_other_than_text({"vision_config": model}, model)
-    near = ", ".join(_KNOWN[it].name for it in difflib.get_close_matches(wanted, _KNOWN, n=3, cutoff=0.5))
+    near = [it for it in _KNOWN if wanted and it.startswith(wanted)][:3]
+    near = near or difflib.get_close_matches(wanted, _KNOWN, n=3, cutoff=NEAR)
+    hint = f" Did you mean {' or '.join(_KNOWN[it].name for it in near)}?" if near else ""
+    fetch = f"fetch its config (hf download {model} config.json) or " if model.count("/") == 1 else ""
     raise ConfigError(
-        f"the shape of {model!r} is not known here, and its config is not in the local Hugging Face cache; "
-        f"{f'the nearest known names are {near}; ' if near else ''}give a folder with its config.json: the weights are "
-        "not needed"
+        f"the shape of {model!r} is not known here, and its config is not in the local Hugging Face cache.{hint} To plan for "
+        f"a model that is not in the table, {fetch}pass a folder with a config.json; the weights are not needed"
     )
 
 
@@ -122,9 +126,11 @@ def _cached(model: str) -> Path | None:
     """Return the ``config.json`` that the local hub cache has, None where it has none."""
     if model.count("/") != 1:
         return None
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:  # it comes with transformers, which a plan does not need
+        return None
     try:
         found = try_to_load_from_cache(model, "config.json")
     except HFValidationError:  # a name that the hub could not have

@@ -11,7 +11,8 @@ import typer
 from art_core.errors import ConfigError
 
 EXAMPLE = (
-    "Examples: `art plan --model Qwen/Qwen2.5-7B-Instruct --gpu 24GB`, "
+    "Examples: `art plan --model Qwen/Qwen2.5-3B-Instruct --gpu 24GB`, "
+    "`art plan --model Qwen/Qwen2.5-7B-Instruct --gpu 'RTX 4090' --context 4096 --serve-in-8bit`, "
     "`art plan --model Qwen/Qwen3-8B --gpu H100 --run runs/mine --dollars-per-hour 2.5`"
 )
 

@@ -254,10 +254,23 @@ def test_a_gpu_is_a_size_or_a_name(text, memory):
     assert find_gpu(text).memory == pytest.approx(memory)
 
 
-@pytest.mark.parametrize("name", ["a100", "A100 80GB", "NVIDIA A100-80GB"])
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda it: it.name)
+def test_a_gpu_is_found_however_its_name_is_written(gpu):
+    for name in (
+        gpu.name,
+        gpu.name.lower(),
+        gpu.name.replace(" ", "_"),
+        gpu.name.replace(" ", ""),
+        f"nvidia {gpu.name}",
+    ):
+        assert find_gpu(name) is gpu
+
+
+@pytest.mark.parametrize("name", ["a100", "A100 80GB", "NVIDIA A100-80GB", "a100 80", "A100_80GB_PCIe"])
 def test_a_gpu_has_several_names(name):
     assert find_gpu(name).name == "A100-80GB"
-    assert find_gpu("L4 24GB").name == "L4" and find_gpu("A100-40GB").memory < 40 * GIB
+    assert find_gpu("L4 24GB").name == "L4" and find_gpu("A100 40").memory < 40 * GIB
+    assert find_gpu("4090 24gb").name == "RTX 4090" and find_gpu("A10G").name == "A10"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +279,9 @@ def test_a_gpu_has_several_names(name):
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
         ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
         ("Tesla T4", "T4"),
+        ("AMD Instinct MI300X", "MI300X"),
     ],
 )
 def test_a_gpu_is_found_by_what_its_driver_calls_it(told, name):
@@ -274,7 +289,13 @@ def test_a_gpu_is_found_by_what_its_driver_calls_it(told, name):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("24", "neither a size"), ("H1000", "did you mean 'H100'"), ("100MB", "1 GiB")]
+    ("text", "says"),
+    [
+        ("24", "or a size such as 24GB"),
+        ("H1000", "did you mean 'H100'"),
+        ("RTX 2080", "a size; pass one of T4, L4, A10, .*MI300X"),
+        ("100MB", "1 GiB"),
+    ],
 )
 def test_a_gpu_that_is_neither_is_refused(text, says):
     with pytest.raises(ConfigError, match=says):

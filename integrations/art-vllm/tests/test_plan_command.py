@@ -1,6 +1,9 @@
 """``art plan``: what it prints, what it refuses."""
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 import typer
@@ -11,8 +14,9 @@ from art_core.config import TINY, make_config
 from art_core.errors import ConfigError
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_vllm.command_line import options
-from art_vllm.plan_command import add_to
+from art_vllm.plan_command import EXAMPLE, add_to
 
+ROOT = Path(__file__).parents[3]
 app = typer.Typer()
 add_to(app)
 app.command("other")(lambda: None)  # a single command would have no name
@@ -165,9 +169,9 @@ def test_a_type_that_is_not_known_is_counted_and_said_to_be_an_estimate(tmp_path
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--model", "Qwen/Qwen2.5-7B-Instruckt", "--gpu", "H100"), "nearest known names"),
+        (("--model", "Qwen/Qwen2.5-7B-Instruckt", "--gpu", "H100"), "Did you mean Qwen/Qwen2.5-7B-Instruct"),
         (("--model", "", "--gpu", "H100"), "the shape of '' is not known"),
-        ((*SEVEN_B, "--gpu", "24"), "neither a size"),
+        ((*SEVEN_B, "--gpu", "24"), "or a size such as 24GB"),
         ((*SEVEN_B, "--gpu", "H100", "--full", "--lora-rank", "8"), "--full trains all weights"),
         ((*SEVEN_B, "--gpu", "80GB", "--dollars-per-hour", "2"), "name the GPU"),
         ((*SEVEN_B, "--gpu", "H100", "--run", "nowhere"), "not a run folder"),
@@ -178,5 +182,11 @@ def test_what_cannot_be_planned_is_refused(arguments, says):
     assert says in refused(*arguments)
 
 
-def test_help_has_an_example():
-    assert "art plan --model Qwen/Qwen2.5-7B-Instruct --gpu 24GB" in " ".join(run("--help").split())
+def test_what_the_help_and_the_pages_advertise_fits():
+    assert EXAMPLE.split("`")[1] in " ".join(run("--help").split())
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("integrations/*/README.md")]
+    shown = re.findall(r"art (plan --model [^`\n#]+)", "\n".join([EXAMPLE, *(page.read_text() for page in pages)]))
+    complete = [it for it in shown if "NAME" not in it and "--run" not in it]
+    assert len(complete) >= 6
+    for command in complete:
+        assert "\nfits, " in run(*shlex.split(command)[1:]), command

@@ -1,6 +1,7 @@
 """Shapes against the models themselves: transformers', PEFT's, what the embedded engine keeps, what is on disk."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -205,9 +206,28 @@ def test_the_local_cache_of_the_hub_is_read(tmp_path, monkeypatch):
     assert find_shape("someone/some-model").family == "llama"
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_ones():
-    with pytest.raises(ConfigError, match=r"Qwen/Qwen2\.5-7B-Instruct.*give a folder"):
-        find_shape("Qwen/Qwen2.5-7B-Instrukt")
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Qwen/Qwen2.5-7B-Instrukt", r"Did you mean Qwen/Qwen2\.5-7B-Instruct\b.*pass a folder"),
+        ("mistral", "Did you mean mistralai/Mistral-7B-v0.3 or mistralai/Mistral-7B-Instruct-v0.3 or"),
+    ],
+)
+def test_a_name_that_is_nearly_known_is_answered_with_the_known_ones(name, says):
+    with pytest.raises(ConfigError, match=says):
+        find_shape(name)
+
+
+@pytest.mark.parametrize("name", ["google/gemma-2-9b", "meta-llama/Llama-4-Scout-17B", "allenai/Olmo-3-7B"])
+def test_another_model_is_not_proposed_for_an_unknown_one(name):
+    with pytest.raises(ConfigError, match=rf"hf download {name} config\.json") as refused:
+        find_shape(name)
+    assert "Did you mean" not in str(refused.value)
+
+
+def test_a_plan_does_not_need_the_hubs_client(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert find_shape("Qwen/Qwen3-4B").family == "qwen3"
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path):

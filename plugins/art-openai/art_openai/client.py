@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from art_core.types import RolloutAddress
 
+GATEWAY = "in the checkout of art, run: pip install -e integrations/art-gateway"
 RECORDED = ("/chat/completions", "/responses", "/completions")
 """How the paths end that are recorded, the two last ones where art-gateway translates them."""
 TEXT_PATHS = (*RECORDED, "/responses/compact", "/decisions", "/runs", "/agents/sessions")
@@ -116,7 +117,7 @@ def _target(client: OpenAI | AsyncOpenAI, options: Any) -> tuple[RolloutAddress,
     recorded = next((one for one in RECORDED if path.endswith(one)), None)
     if recorded == RECORDED[0] or (recorded and _gateway()):
         return address, recorded
-    advice = "pip install 'art-openai[responses]'" if recorded else "use chat.completions in the agent"
+    advice = GATEWAY if recorded else "use chat.completions in the agent"
     raise CaptureError(
         f"the agent called POST {path} inside a rollout, which art-openai cannot record: {advice}, or let calls to this "
         f"model through with passthrough=[{model!r}]"

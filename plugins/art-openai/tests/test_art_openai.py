@@ -161,9 +161,9 @@ def test_named_models_embeddings_and_exempt_calls_go_where_the_agent_sends_them(
 def test_what_cannot_be_recorded_is_an_error_that_says_what_to_do(stub, client, monkeypatch):
     monkeypatch.setattr("art_openai.client._gateway", lambda: False)
     with stub.rollout(passthrough=("free",)):
-        with pytest.raises(CaptureError, match=r"/responses inside a rollout.*pip install 'art-openai\[responses\]'"):
+        with pytest.raises(CaptureError, match=r"/responses inside a rollout.*pip install -e integrations/art-gateway"):
             client.responses.create(model="m", input="hello")
-        with pytest.raises(CaptureError, match=r"/completions inside.*'art-openai\[responses\]'.*passthrough=\['m'\]"):
+        with pytest.raises(CaptureError, match=r"/completions inside.*integrations/art-gateway.*passthrough=\['m'\]"):
             client.completions.create(model="m", prompt="hello")
         with pytest.raises(CaptureError, match=r"/threads/runs inside a rollout.*chat\.completions"):
             client.post("/threads/runs", cast_to=object, body={"model": "m"})

@@ -178,7 +178,7 @@ async def test_responses_without_the_gateway_stop_the_run_and_say_what_to_instal
     monkeypatch.setattr("art_openai.client._gateway", lambda: False)
     agent = Agent("helper", model=OpenAIResponsesModel(model="m", openai_client=CLIENT))
     async with open_run(tmp_path) as run:
-        with pytest.raises(CaptureError, match=r"pip install 'art-openai\[responses\]'"):
+        with pytest.raises(CaptureError, match=r"pip install -e integrations/art-gateway"):
             await run.collect(agent, ["hello"], group_size=1)
 
 

@@ -100,7 +100,9 @@ def _ruler(judge: Any, params: Mapping[str, Any] | None, rubric: str | None, too
     try:
         from art_ruler import RUBRIC, Ruler
     except ImportError as error:
-        raise ConfigError("RULER needs the integration art-ruler: pip install 'art-openpipe[ruler]'") from error
+        raise ConfigError(
+            "RULER needs the integration art-ruler; in the checkout of art, run: pip install -e integrations/art-ruler"
+        ) from error
     if tools:
         names = ", ".join(tool.get("function", tool).get("name", "?") for tool in tools)
         rubric = f"{rubric or RUBRIC}\nThe agent had these tools: {names}"
