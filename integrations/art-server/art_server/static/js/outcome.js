@@ -9,8 +9,7 @@ export const statusChip = (run) =>
   run.status ? h("span", { class: `chip status ${KINDS[run.status]}`, title: run.reason }, run.status) : null;
 
 // Why it is not finished, below its name.
-export const reason = (run, kind = "") =>
-  run.reason && h("p", { class: `small soft ${kind}`, title: run.reason }, `${run.status}: ${run.reason}`);
+export const reason = (run) => run.reason && h("p", { class: "small soft why", title: run.reason }, run.reason);
 
 export const measured = (it) => (!it ? "–" : it.counts_successes ? percent(it.success) : num(it.success));
 export const temperatureName = (temperature) =>

@@ -73,7 +73,8 @@ class Overview {
     this.steps = steps;
     this.charts = new Map();
     this.chosen = remembered(CHOICE);
-    this.status = h("div", { class: "row" });
+    this.status = h("span");
+    this.why = h("div");
     this.tiles = h("dl", { class: "tiles" });
     this.large = h("div", { class: "charts large" });
     this.small = h("div", { class: "charts" });
@@ -95,7 +96,8 @@ class Overview {
     this.node = h(
       "section",
       { class: "overview" },
-      h("div", { class: "head" }, h("div", { class: "titled" }, h("h1", {}, context.run), this.status), field("Smoothing", smoothing)),
+      h("div", { class: "head" }, h("div", { class: "row" }, h("h1", {}, context.run), this.status), field("Smoothing", smoothing)),
+      this.why,
       this.tiles,
       this.nothing,
       this.large,
@@ -188,7 +190,9 @@ class Overview {
     const under = progress && `step ${progress.step}: ${progress.finished}${expected} runs done`;
     const recent = mean(rewards.slice(-4)),
       first = mean(rewards.slice(0, 4));
-    fill(this.status, statusChip(run), reason(run));
+    fill(this.status, statusChip(run));
+    fill(this.why, reason(run));
+    this.why.hidden = !run.reason;
     const spent = this.steps.reduce((sum, it) => sum + (it.metrics.seconds ?? 0), 0);
     const last = this.steps.length ? this.steps[this.steps.length - 1].metrics : {};
     fill(
@@ -318,20 +322,20 @@ const point = (it, pairs) => ({
   high: it.interval?.[1] ?? null,
   shape: pairs.findIndex((pair) => pair.temperature === it.temperature),
 });
-const heldOutLegend = (pairs) =>
-  `${LARGE.success.about}; held-out tasks: ` +
-  pairs.map((it, index) => `${SHAPES[index % SHAPES.length]} ${temperatureName(it.temperature)}`).join(", ");
+const heldOutLegend = (pairs) => {
+  const names = pairs.map((it, index) => `${SHAPES[index % SHAPES.length]} ${temperatureName(it.temperature)}`);
+  return pairs.length > 1 ? `${names.join(", ")}: held-out tasks` : `${LARGE.success.about}; held-out tasks: ${names}`;
+};
 const mean = (values) => (values.length ? values.reduce((sum, it) => sum + it, 0) / values.length : null);
 
 // Before and after at one temperature: numbers of different ones are not compared.
 function heldOut({ temperature, before, after }) {
   const now = after ?? before,
-    counts = now.counts_successes !== false;
-  const since = after && before ? `before: ${measured(before)}; ` : "";
+    since = after && before ? `; before: ${measured(before)}` : "";
   return tile(
-    `Held-out ${counts ? "success" : "reward"}, ${temperatureName(temperature)}`,
+    now.counts_successes === false ? "Held-out reward" : "Held-out success",
     measured(now),
-    `${since}${after ? "" : "before training; "}on ${plural(now.n, "task")}, step ${now.step}`,
+    `${temperatureName(temperature)}${since}; ${plural(now.n, "task")}, ${after ? `step ${now.step}` : "before training"}`,
   );
 }
 

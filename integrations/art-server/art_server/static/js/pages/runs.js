@@ -30,7 +30,7 @@ export async function runs(context) {
   context.onStop(() => clearInterval(timer));
   const column = (name, kind, title) => h("th", { scope: "col", class: kind, title }, name);
   const heads = [
-    ...["Run", "Status", "Model", "Loss", "Reward"].map((it) => column(it)),
+    ...["Run", "Status", "Model, loss and reward"].map((it) => column(it)),
     column("Steps", "num"),
     column("Held-out", "num", "Success or mean reward on held-out tasks, before training and since"),
     column("Final reward", "num", "Mean training reward of the last 4 steps"),
@@ -55,19 +55,18 @@ function row(run, { link }) {
     "td",
     { class: "wide" },
     h("a", { href: link(run.name), class: "short", title: run.name, "data-item": true }, run.name),
-    run.problem ? h("p", { class: "small soft" }, run.problem) : reason(run, "short"),
+    run.problem ? h("p", { class: "small soft" }, run.problem) : reason(run),
   );
-  if (run.problem) return h("tr", {}, name, h("td", { colspan: 8 }));
+  if (run.problem) return h("tr", {}, name, h("td", { colspan: 6 }));
   const steps = `${run.last_step ?? 0}${run.planned_steps ? ` / ${run.planned_steps}` : ""}`;
-  const evaluates = run.kind === "evaluation";
+  const evaluates = run.kind === "evaluation",
+    made = [evaluates ? null : run.loss, run.reward].filter(Boolean).join(" · ");
   return h(
     "tr",
     {},
     name,
     h("td", { "data-name": "Status" }, statusChip(run) ?? "–"),
-    text("Model", run.model),
-    text("Loss", evaluates ? null : run.loss),
-    text("Reward", run.reward),
+    h("td", { "data-name": "Model" }, short(run.model ?? "–"), made && short(made, "small soft")),
     h("td", { class: "num", "data-name": "Steps" }, evaluates ? "evaluation" : steps),
     h(
       "td",
@@ -79,8 +78,7 @@ function row(run, { link }) {
   );
 }
 
-const text = (name, value) =>
-  h("td", { "data-name": name }, h("span", { class: "short", title: value }, value ?? "–"));
+const short = (text, kind = "") => h("span", { class: `short ${kind}`, title: text }, text);
 
 const change = (pair) =>
   h(
