@@ -14,7 +14,7 @@ import art_core as art
 from art_core.display import Display
 from art_core.errors import ConfigError, RewardError, StoreError
 from art_core.evaluation import Report, interval
-from art_core.folder import is_claimed
+from art_core.folder import claimed, is_claimed
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call, Weights
@@ -258,7 +258,7 @@ async def test_two_processes_do_not_write_one_run_folder(tmp_path):
                 pass
 
 
-async def test_whoever_asks_whether_a_run_is_under_way_does_not_keep_it_from_starting(tmp_path):
+async def test_whoever_asks_whether_a_run_is_under_way_does_not_keep_it_from_starting(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     assert is_claimed(folder) is None
     async with run_of(tmp_path):
@@ -266,9 +266,9 @@ async def test_whoever_asks_whether_a_run_is_under_way_does_not_keep_it_from_sta
     assert is_claimed(folder) is False
     with (folder / ".lock").open() as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)  # as is_claimed does, for a moment
-        threading.Timer(0.03, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
-        async with run_of(tmp_path):
-            pass
+        monkeypatch.setattr("art_core.folder.time.sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))
+        with claimed(folder):
+            monkeypatch.undo()
 
 
 async def test_a_blocking_agent_that_never_returns_does_not_keep_the_others_waiting(tmp_path):
