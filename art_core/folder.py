@@ -21,6 +21,7 @@ log = logging.getLogger("art_core.run")
 STARTED = {".lock", "checkpoints", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm"}
 """What is in a run folder once it is opened."""
 CHECKPOINT = re.compile(r"step-(\d+)")
+HOLD_ATTEMPTS = 5
 _LOCKS: weakref.WeakSet[IO[str]] = weakref.WeakSet()
 """What ``claimed`` has open."""
 
@@ -83,10 +84,24 @@ def remove_unused(run_dir: Path) -> None:
 def hold(opened: IO[str] | int, otherwise: str) -> None:
     """Keep others from holding an open file or folder until it is closed; ConfigError, which says ``otherwise``, where it is
     held already."""
+    for _ in range(HOLD_ATTEMPTS):
+        with suppress(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.02)  # ``is_claimed`` holds it for a moment
+    raise ConfigError(otherwise)
+
+
+def is_claimed(run_dir: Path) -> bool | None:
+    """Return whether a process works in the run folder; None if nobody ever claimed it, or its lock cannot be read."""
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (run_dir / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(otherwise) from None
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def remove_old(folder: Path) -> bool:

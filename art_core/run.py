@@ -25,7 +25,7 @@ from art_core.gathering import gather_limited
 from art_core.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
 from art_core.plugins import Plugins, redirect_clients
 from art_core.rewards import Rewards, name_of
-from art_core.rollout import Rollout, check_captured, check_sampled, note_elsewhere, task_input
+from art_core.rollout import Rollout, check_captured, check_sampled, describe, note_elsewhere, task_input
 from art_core.store import Store
 from art_core.threads import finished, in_thread
 from art_core.throughput import Throughput
@@ -112,10 +112,10 @@ class Run:
 
     async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         self._error = error
+        self.store.set_meta("ended", describe(error) if error else "")
         async with self._stack, self._learning:
-            whole = self._learner is not None and self._learner.version == self._counted
             try:
-                if whole and self.step:
+                if self.step and self._learner is not None and self._learner.version == self._counted:
                     await self._checkpoint()
             finally:
                 if isinstance(self._learner_choice, str):  # an object is whose it was before
@@ -152,6 +152,7 @@ class Run:
                 self._counted = learner.version
             await self._updates.go_on()
         self.store.add_opening(self._counted)
+        self.store.set_meta("ended", None)  # so it stays if this process is killed
 
     async def learner(self) -> Learner:
         """Return the learner, loaded at the first call."""

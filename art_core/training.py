@@ -117,6 +117,7 @@ async def train(
         async with run, screen.rates(run.throughput().taken):
             run.store.set_meta("planned_steps", run.store.meta("planned_steps") if dry_run else max(steps, run.step))
             run.store.set_meta("reward", name)
+            run.store.set_meta("dry_run", dry_run)
             run.on_rollout = screen.advance
             if choice := getattr(await run.learner(), "choice", ""):
                 screen.say(choice)

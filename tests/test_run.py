@@ -1,6 +1,7 @@
 """What could go wrong between the arrows, each seen once: the pieces of ``open_run`` with a fake engine."""
 
 import asyncio
+import fcntl
 import io
 import json
 import threading
@@ -13,6 +14,7 @@ import art_core as art
 from art_core.display import Display
 from art_core.errors import ConfigError, RewardError, StoreError
 from art_core.evaluation import Report, interval
+from art_core.folder import claimed, is_claimed
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call, Weights
@@ -256,6 +258,19 @@ async def test_two_processes_do_not_write_one_run_folder(tmp_path):
         with pytest.raises(ConfigError, match="another process is working in the run folder"):
             async with run_of(tmp_path):
                 pass
+
+
+async def test_whoever_asks_whether_a_run_is_under_way_does_not_keep_it_from_starting(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    assert is_claimed(folder) is None
+    async with run_of(tmp_path):
+        assert is_claimed(folder) is True
+    assert is_claimed(folder) is False
+    with (folder / ".lock").open() as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)  # as is_claimed does, for a moment
+        monkeypatch.setattr("art_core.folder.time.sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))
+        with claimed(folder):
+            monkeypatch.undo()
 
 
 @pytest.mark.system

@@ -9,6 +9,8 @@ from pydantic import BaseModel, Field
 Json = Annotated[Any, Field(description="Any JSON value; numbers that JSON cannot say are null.")]
 State = Literal["running", "finished", "failed", "lost"]
 """``lost``: an attempt whose machine was lost or that was stopped; it was made again and counts for nothing."""
+RunStatus = Literal["running", "finished", "stopped", "crashed", "dry run"]
+"""``stopped``: before its last step, for a reason that it recorded; ``crashed``: without having closed in order."""
 Item = TypeVar("Item")
 
 
@@ -27,6 +29,21 @@ class Page(BaseModel, Generic[Item]):
     items: list[Item]
 
 
+class EvaluationPair(BaseModel):
+    """What held-out tasks showed before training and since, at one temperature."""
+
+    temperature: Json = Field(None, description="That was imposed; null: the agent's own.")
+    before: Json = None
+    after: Json = Field(None, description="The newest evaluation since.")
+
+
+class EvaluationOf(BaseModel):
+    """The evaluation by which a run of the agent was made."""
+
+    name: str
+    temperature: Json
+
+
 class RunSummary(BaseModel):
     """A run folder at a glance."""
 
@@ -40,9 +57,13 @@ class RunSummary(BaseModel):
     kind: Literal["training", "evaluation"] = Field("training", description="`evaluation`: an agent is only measured.")
     planned_steps: int | None = Field(None, description="Null where the run's own program decides when it ends.")
     written: float | None = Field(None, description="Unix time at which its files changed last.")
-    open: bool = Field(False, description="Whether some process has the store open.")
-    before: Json = None
-    after: Json = None
+    open: bool = Field(False, description="Whether some process works in the folder.")
+    status: RunStatus | None = Field(None, description="Null if the folder does not say how it ended.")
+    reason: str | None = Field(None, description="Why it stopped or crashed.")
+    final_reward: float | None = Field(None, description="Mean training reward of the last 4 steps.")
+    pairs: list[EvaluationPair] = Field([], description="Evaluations before and after, by temperature.")
+    before: Json = Field(None, description="That of the first pair.")
+    after: Json = Field(None, description="At the temperature of `before`, once training has ended.")
     measured: Json = Field(None, description="What an evaluation in a folder of its own found.")
     problem: str | None = Field(None, description="Why it cannot be read.")
 
@@ -138,6 +159,7 @@ class TrajectorySummary(BaseModel):
     calls: int
     sampled_tokens: int
     error: str | None
+    evaluation: EvaluationOf | None = Field(None, description="Null for a run that no finished evaluation made.")
 
 
 class Score(BaseModel):

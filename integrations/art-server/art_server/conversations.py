@@ -17,6 +17,7 @@ from art_core import Trajectory as Run
 from art_core.scoring import advantages
 from art_core.store import SeenRollout, StoreView, Wanted, look
 from art_server import answers
+from art_server.outcome import evaluations_of
 from art_server.plain import numbers, plain, readable
 from art_server.reading import STORE, number, state_of, trajectory_fields
 from art_server.token_texts import LONGEST, TokenTexts, tokenizer_file
@@ -59,6 +60,7 @@ def trajectory(folder: Path, rollout_id: str) -> answers.Trajectory | None:
         listed = [_call(index, call, given[index], parents[index], messages, tools) for index, call in enumerate(shown)]
         return answers.Trajectory(
             **trajectory_fields(seen),
+            evaluation=evaluations_of(view.meta("evaluations")).get(rollout_id),
             output=plain(seen.rollout.output),
             notes=_notes(seen.rollout.notes),
             scores=[_score(it) for it in view.scores(rollout_id)],

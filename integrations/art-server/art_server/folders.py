@@ -4,6 +4,7 @@ only compared with the names of what lies there. Knows nothing about what is in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from art_core.errors import ConfigError
@@ -12,7 +13,7 @@ STORE = "run.sqlite"
 
 
 class RunFolders(Mapping[str, Path]):
-    """The runs under ``root`` by name, as they are now: a run that begins later is there too.
+    """The runs under ``root`` by name, as they are now, the newest first: a run that begins later is there too.
 
     Raises ConfigError where ``root`` is no folder.
     """
@@ -43,9 +44,17 @@ class RunFolders(Mapping[str, Path]):
         if self.single:
             yield self.root.name or "run", self.root
             return
-        for path in sorted(self.root.iterdir()):
+        for path in sorted(sorted(self.root.iterdir()), key=_opened, reverse=True):
             if not path.name.startswith(".") and (path / STORE).is_file():
                 yield path.name, path
+
+
+def _opened(folder: Path) -> float:
+    """Return when a run was opened last: its lock is made anew then. Without a lock, when its store was written last."""
+    for name in (".lock", STORE):
+        with suppress(OSError):
+            return (folder / name).stat().st_mtime
+    return 0.0
 
 
 class OneFolder(Mapping[str, Path]):

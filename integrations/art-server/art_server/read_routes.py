@@ -56,7 +56,7 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
 
     @router.get("")
     def list_runs(limit: Limit = 100, offset: Offset = 0) -> answers.Page[answers.RunSummary]:
-        """List the runs by name."""
+        """List the runs, those that were started last first."""
         names = list(folders)
         found = {name: folders.get(name) for name in names[offset : offset + limit]}
         items = [reading.run_summary(readable(name), folder) for name, folder in found.items() if folder is not None]

@@ -15,7 +15,7 @@ from typing import Any
 from art_core.errors import StoreError
 from art_core.folder import CHECKPOINT, checkpoints
 from art_core.store import SeenRollout, StoreView, Wanted, look
-from art_server import answers
+from art_server import answers, outcome
 from art_server.plain import numbers, plain, readable
 
 LOST = ("RolloutLost", "CancelledError")
@@ -43,7 +43,7 @@ def run(name: str, folder: Path) -> answers.Run:
             **summary,
             config=plain(config),
             start_weights=_text(view.meta("start_weights")),
-            evaluations=[_without_ids(it) for it in _list(view.meta("evaluations"))],
+            evaluations=[outcome.without_ids(it) for it in _list(view.meta("evaluations"))],
             splits=splits,
             progress=_progress(view, splits, config if summary["planned_steps"] else {}),
             report=plain(_read_json(folder / "report.json")),
@@ -73,11 +73,17 @@ def trajectories(
     folder: Path, wanted: Wanted, *, limit: int, offset: int, newest_first: bool
 ) -> answers.Page[answers.TrajectorySummary]:
     """Return a page of runs of the agent, by when they began."""
-    total, found = look(
-        folder / STORE, lambda view: view.rollouts(wanted, limit=limit, offset=offset, newest_first=newest_first)
-    )
-    items = [answers.TrajectorySummary(**trajectory_fields(it)) for it in found]
-    return answers.Page(total=total, limit=limit, offset=offset, items=items)
+
+    def ask(view: StoreView) -> answers.Page[answers.TrajectorySummary]:
+        total, found = view.rollouts(wanted, limit=limit, offset=offset, newest_first=newest_first)
+        measured = outcome.evaluations_of(view.meta("evaluations"))
+        items = [
+            answers.TrajectorySummary(**trajectory_fields(it), evaluation=measured.get(it.rollout.rollout_id))
+            for it in found
+        ]
+        return answers.Page(total=total, limit=limit, offset=offset, items=items)
+
+    return look(folder / STORE, ask)
 
 
 def tasks(folder: Path, *, split: str | None, limit: int, offset: int) -> answers.Page[answers.TaskView]:
@@ -161,17 +167,21 @@ def number(value: float | None) -> float | None:
 
 def _summary(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
     counted, last = view.step_counts()
-    config = _mapping(view.meta("config"))
-    ends = {it.get("name"): _without_ids(it) for it in _list(view.meta("evaluations")) if isinstance(it, dict)}
+    config, evaluations = _mapping(view.meta("config")), _list(view.meta("evaluations"))
     reward, learner = view.meta("reward"), view.meta("learner")
     # Folders from before the plan was noted: only train noted both a reward and a learner.
     usual = config.get("steps") if reward is not None and learner is not None else None
     planned = view.meta("planned_steps", usual)
     planned = planned if isinstance(planned, int) else None
-    measures = planned is None and reward is not None and learner is None
+    measures = planned is None and reward is not None and learner is None and not view.meta("dry_run")
+    kind, working = "evaluation" if measures else "training", outcome.is_open(folder, STORE)
+    status, reason = outcome.status(view, working=working, kind=kind, planned=planned)
+    pairs = outcome.pairs(evaluations)
+    first = pairs[0] if pairs else answers.EvaluationPair()
+    measured = [it for it in evaluations if isinstance(it, dict) and it.get("name") == "evaluation"]
     return {
         "name": name,
-        "kind": "evaluation" if measures else "training",
+        "kind": kind,
         "model": _text(view.meta("model")),
         "loss": _text(view.meta("loss")),
         "reward": _text(reward),
@@ -180,10 +190,14 @@ def _summary(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
         "last_step": last,
         "planned_steps": planned,
         "written": _written(folder),
-        "open": (folder / f"{STORE}-wal").exists(),
-        "before": ends.get("before"),
-        "after": ends.get("after"),
-        "measured": ends.get("evaluation"),
+        "open": working,
+        "status": status,
+        "reason": reason,
+        "final_reward": number(outcome.final_reward(view)),
+        "pairs": pairs,
+        "before": first.before,
+        "after": first.after if first.after and first.after.get("name") == "after" else None,
+        "measured": outcome.without_ids(measured[-1]) if measured else None,
     }
 
 
@@ -244,12 +258,6 @@ def _member(seen: SeenRollout, state: answers.State) -> answers.GroupMember:
         calls=seen.calls,
         error=_text(it.error),
     )
-
-
-def _without_ids(evaluation: Any) -> Any:
-    if not isinstance(evaluation, dict):
-        return None
-    return plain({key: value for key, value in evaluation.items() if key != "rollout_ids"})
 
 
 def _read_json(path: Path) -> Any:

@@ -263,12 +263,61 @@ asyncio.run(main(sys.argv[1]))
     subprocess.run([sys.executable, "-c", measures, str(tmp_path)], check=True)
     page = desk.open(desk.view(tmp_path))
     page.wait_for_selector("tbody tr")
-    measured, own = (it.locator("td[data-name=Steps]").inner_text() for it in page.locator("tbody tr").all())
-    assert (measured, own) == ("evaluation", "1")
+    own, measured = (it.locator("td[data-name=Steps]").inner_text() for it in page.locator("tbody tr").all())
+    assert (own, measured) == ("1", "evaluation")
     page.get_by_role("link", name="measured").click()
     page.get_by_text("An evaluation of tiny").wait_for()
     assert "100.0 %" in page.locator(".tile").first.inner_text()
     assert page.locator("tbody tr").count() == 2 and page.get_by_text("No step yet").count() == 0
+
+
+def measured_at_two_temperatures(folder):
+    record(folder, steps=4)
+    with Store(folder / "run.sqlite") as store:
+        pairs = {1.0: (0.207, 0.747), None: (0.093, 0.843)}
+        made, ids = [], iter(range(8))
+        for temperature, (before, after) in pairs.items():
+            for name, step, success in (("before", 0, before), ("after", 4, after)):
+                rollout = f"{name}-{next(ids)}"
+                store.add_rollout(rollout, task="q", step=step, split="eval", group=rollout, task_id="q")
+                store.record(rollout, call((1,), (2,), answer=rollout))
+                store.finish_rollout(rollout, output="x")
+                store.add_scores([rollout], [success])
+                found = {"name": name, "step": step, "temperature": temperature, "success": success, "n": 75}
+                made.append({**found, "counts_successes": True, "rollout_ids": [rollout]})
+        store.set_meta("evaluations", sorted(made, key=lambda it: it["step"]))
+        store.set_meta("stopped", {"step": 4, "reason": "all rewards are equal"})
+        store.set_meta("planned_steps", 9)
+    return folder
+
+
+def test_before_and_after_are_shown_for_each_temperature_and_never_mixed(tmp_path, desk):
+    record(tmp_path / "other", steps=1)
+    measured_at_two_temperatures(tmp_path / "a-name-that-is-much-longer-than-the-column-in-which-it-stands")
+    page = desk.open(desk.view(tmp_path))
+    row = page.locator("tbody tr", has_text="a-name")
+    pairs = ["20.7 % → 74.7 % temperature 1", "9.3 % → 84.3 % the agent's own temperature"]
+    assert row.locator(".change").all_inner_texts() == pairs
+    assert row.locator(".status").inner_text() == "stopped" and "all rewards are equal" in row.inner_text()
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 860})
+        assert page.locator(".card").evaluate("it => it.scrollWidth <= it.clientWidth")
+        no_wider_than_the_screen(page)
+    row.get_by_role("link").click()
+    page.wait_for_selector(".tile")
+    tiles = [" ".join(it.split()) for it in page.locator(".tile", has_text="Held-out").all_inner_texts()]
+    assert tiles == [
+        "Held-out success 74.7 % temperature 1; before: 20.7 %; 75 tasks, step 4",
+        "Held-out success 84.3 % the agent's own temperature; before: 9.3 %; 75 tasks, step 4",
+    ]
+    assert page.locator(".status").inner_text() == "stopped" and page.get_by_text("all rewards are equal").count() == 1
+    page.goto(f"{page.url}/compare?task_id=q")
+    page.wait_for_selector(".side-by-side .message")
+    chosen = [it.locator("option:checked").inner_text() for it in page.locator(".side-head select").all()]
+    assert [it.rpartition(" · ")[0] for it in chosen] == [
+        "step 0 · eval, temperature 1",
+        "step 4 · eval, temperature 1",
+    ]
 
 
 def test_workers_and_queues_of_a_server_are_shown_and_refreshed(tmp_path, desk):

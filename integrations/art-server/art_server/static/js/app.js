@@ -131,7 +131,7 @@ function state(run) {
   const next = fresh ? "live" : "still";
   const text = fresh
     ? ["live"]
-    : [h("span", { class: "long" }, run.open ? "open, " : "not running, "), `last written ${ago(run.written)}`];
+    : [h("span", { class: "long" }, run.open ? "running, " : "not running, "), `last written ${ago(run.written)}`];
   live.dataset.state = next;
   const words = text.map((it) => it.textContent ?? it).join("");
   if (live.textContent !== words) fill(live, text);

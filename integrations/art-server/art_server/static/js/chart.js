@@ -5,9 +5,10 @@ import { h } from "./dom.js";
 import { num, tick } from "./format.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export const SHAPES = ["●", "○", "■"];
 const sync = uPlot.sync("steps");
 
-// One card: title, newest value, curve; marks are {x, y, low, high}, drawn as points with their intervals.
+// One card: title, newest value, curve; marks are {x, y, low, high, shape}, drawn as points with their intervals.
 export class Chart {
   constructor({
     title,
@@ -45,6 +46,10 @@ export class Chart {
     if (this.chart && this.kind === kind) this.chart.setData(this.data);
     else this.draw();
     this.kind = kind;
+  }
+
+  tell(about) {
+    this.about.textContent = this.about.title = about;
   }
 
   draw() {
@@ -151,7 +156,7 @@ export class Chart {
     pen.save();
     pen.strokeStyle = pen.fillStyle = colour("--orange");
     pen.lineWidth = 1.5 * size;
-    for (const { x, y, low, high } of this.marks) {
+    for (const { x, y, low, high, shape } of this.marks) {
       const across = chart.valToPos(x, "x", true),
         up = (value) => chart.valToPos(value, "y", true);
       if (low !== null && low !== undefined) {
@@ -161,8 +166,11 @@ export class Chart {
         pen.stroke();
       }
       pen.beginPath();
-      pen.arc(across, up(y), 4 * size, 0, 2 * Math.PI);
+      if (SHAPES[shape % SHAPES.length] === "■") pen.rect(across - 4 * size, up(y) - 4 * size, 8 * size, 8 * size);
+      else pen.arc(across, up(y), 4 * size, 0, 2 * Math.PI);
+      pen.fillStyle = colour(SHAPES[shape % SHAPES.length] === "○" ? "--card" : "--orange");
       pen.fill();
+      pen.stroke();
     }
     pen.restore();
   }

@@ -4,6 +4,7 @@ import { get, rolloutPath, runPath } from "../api.js";
 import { conversation, gist } from "../conversation.js";
 import { empty, field, fill, h, select, toggle } from "../dom.js";
 import { num, plural, short, signed, STATES, taskText } from "../format.js";
+import { temperatureName } from "../outcome.js";
 import { TokenView } from "../tokens.js";
 import { reasons } from "./trajectory.js";
 
@@ -38,13 +39,9 @@ export async function compare(context) {
   };
   const load = async () => {
     ({ runs, total } = await runsOf(context, asked.task_id));
-    if (!runs.some((it) => it.rollout_id === asked.a)) asked.a = best(runs, runs[0]?.step);
-    if (!runs.some((it) => it.rollout_id === asked.b))
-      asked.b =
-        best(
-          runs.filter((it) => it.rollout_id !== asked.a),
-          runs[runs.length - 1]?.step,
-        ) ?? asked.a;
+    const [first, last] = ends(runs);
+    if (!runs.some((it) => it.rollout_id === asked.a)) asked.a = first;
+    if (!runs.some((it) => it.rollout_id === asked.b)) asked.b = last;
     fill(heading, taskText(runs[0]?.task ?? tasks.items.find((it) => it.task_id === asked.task_id)?.task));
     const some = total > 2 * MOST ? `; the first and the last ${MOST} can be chosen` : "";
     fill(
@@ -70,7 +67,10 @@ export async function compare(context) {
   await load();
   await draw();
   const chooser = select(options, asked.task_id, (task_id) => change({ task_id, a: "", b: "" }));
-  const first = () => change({ a: best(runs, runs[0].step), b: best(runs, runs[runs.length - 1].step) });
+  const first = () => {
+    const [a, b] = ends(runs);
+    change({ a, b });
+  };
   const extremes = () => {
     const scored = runs.filter((it) => it.reward !== null).sort((x, y) => x.reward - y.reward);
     if (scored.length > 1) change({ a: scored[0].rollout_id, b: scored[scored.length - 1].rollout_id });
@@ -111,6 +111,24 @@ async function runsOf(context, task_id) {
   return { runs, total: oldest.total };
 }
 
+// A run of the first step and one of the last, sampled alike: in training, or in evaluations at one temperature.
+function ends(runs) {
+  const kinds = new Map();
+  for (const run of runs) {
+    const kind = sampled(run);
+    kinds.set(kind, [...(kinds.get(kind) ?? []), run]);
+  }
+  const span = (kind) => (kind[kind.length - 1].step ?? 0) - (kind[0].step ?? 0);
+  const [widest] = [...kinds.values()].sort((x, y) => span(y) - span(x));
+  if (!widest) return [undefined, undefined];
+  const a = best(widest, widest[0].step),
+    rest = widest.filter((it) => it.rollout_id !== a);
+  return [a, rest.length ? best(rest, widest[widest.length - 1].step) : a];
+}
+
+const sampled = (run) =>
+  run.evaluation ? `eval, ${temperatureName(run.evaluation.temperature)}` : (run.split ?? "");
+
 // Of a step, the run nearest to the middle: neither luck nor mishap.
 function best(runs, step) {
   const there = runs
@@ -133,7 +151,7 @@ function common(one, other) {
 function side(context, it, name, runs, shared, asked, change) {
   const options = runs.map((run) => [
     run.rollout_id,
-    `step ${run.step ?? "–"} · ${run.split ?? ""} · reward ${num(run.reward)}${run.state === "failed" ? " · failed" : ""}`,
+    `step ${run.step ?? "–"} · ${sampled(run)} · reward ${num(run.reward)}${run.state === "failed" ? " · failed" : ""}`,
   ]);
   const [state, kind] = STATES[it.state];
   const messages = messagesOf(it),

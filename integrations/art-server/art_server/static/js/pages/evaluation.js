@@ -2,15 +2,19 @@
 
 import { fill, h, tile } from "../dom.js";
 import { num, percent } from "../format.js";
+import { measured, reason, statusChip } from "../outcome.js";
 import { rollouts } from "./rollouts.js";
-import { measured } from "./runs.js";
 
 export async function evaluation(context) {
   const tiles = h("dl", { class: "tiles" }),
     tasks = await rollouts(context),
     said = h("p", { class: "soft" }, `An evaluation of ${context.info.model}: nothing is trained here.`),
-    title = h("div", {}, h("h1", {}, context.run), said);
-  const draw = (run) => fill(tiles, shown(run));
+    status = h("div", { class: "row" }),
+    title = h("div", {}, h("h1", {}, context.run), said, status);
+  const draw = (run) => {
+    fill(status, statusChip(run), reason(run));
+    fill(tiles, shown(run));
+  };
   draw(context.info);
   tasks.node.classList.add("stacked");
   return {

@@ -1,17 +1,17 @@
 // The run at a glance: how far it is, what it gained, and every metric of its steps, live.
 
 import { stepsAfter } from "../api.js";
-import { Chart } from "../chart.js";
+import { Chart, SHAPES } from "../chart.js";
 import { empty, field, fill, h, select, tile } from "../dom.js";
-import { duration, num, percent, percentTick, signed } from "../format.js";
+import { duration, num, percent, percentTick, plural, signed } from "../format.js";
+import { measured, reason, statusChip, temperatureName } from "../outcome.js";
 import { evaluation } from "./evaluation.js";
-import { measured } from "./runs.js";
 
 const LARGE = {
   reward: { title: "Reward", about: "Mean over a step's trajectories", hue: "--blue", height: 210 },
   success: {
     title: "Success",
-    about: "Share of a step's trajectories; dots: held-out tasks",
+    about: "Share of a step's trajectories",
     hue: "--green",
     height: 210,
     format: percent,
@@ -73,6 +73,8 @@ class Overview {
     this.steps = steps;
     this.charts = new Map();
     this.chosen = remembered(CHOICE);
+    this.status = h("span");
+    this.why = h("div");
     this.tiles = h("dl", { class: "tiles" });
     this.large = h("div", { class: "charts large" });
     this.small = h("div", { class: "charts" });
@@ -94,7 +96,8 @@ class Overview {
     this.node = h(
       "section",
       { class: "overview" },
-      h("div", { class: "head" }, h("h1", {}, context.run), field("Smoothing", smoothing)),
+      h("div", { class: "head" }, h("div", { class: "row" }, h("h1", {}, context.run), this.status), field("Smoothing", smoothing)),
+      this.why,
       this.tiles,
       this.nothing,
       this.large,
@@ -145,7 +148,8 @@ class Overview {
     fill(this.nothing, this.steps.length ? null : this.waiting());
     this.choiceBox.hidden = this.tableBox.hidden = !this.steps.length;
     const shown = this.chosen ?? new Set(USUAL);
-    const marks = this.context.info.evaluations.filter((it) => it && typeof it.success === "number");
+    const run = this.context.info;
+    const marks = run.evaluations.filter((it) => it && typeof it.success === "number");
     const wanted = [
       ...Object.keys(LARGE).filter((it) => names.includes(it) || (it === "success" && marks.length)),
       ...order(names).filter((it) => shown.has(it) && !(it in LARGE)),
@@ -165,7 +169,8 @@ class Overview {
       }
       (name in LARGE ? this.large : this.small).append(chart.node);
       const counts = name === "success" && marks.every((it) => it.counts_successes);
-      chart.set(across, this.values(name), this.smooth(), counts ? marks.map(point) : []);
+      if (name === "success" && counts) chart.tell(heldOutLegend(run.pairs));
+      chart.set(across, this.values(name), this.smooth(), counts ? marks.map((it) => point(it, run.pairs)) : []);
     }
     this.drawChoice(
       names.filter((it) => !(it in LARGE)),
@@ -185,6 +190,9 @@ class Overview {
     const under = progress && `step ${progress.step}: ${progress.finished}${expected} runs done`;
     const recent = mean(rewards.slice(-4)),
       first = mean(rewards.slice(0, 4));
+    fill(this.status, statusChip(run));
+    fill(this.why, reason(run));
+    this.why.hidden = !run.reason;
     const spent = this.steps.reduce((sum, it) => sum + (it.metrics.seconds ?? 0), 0);
     const last = this.steps.length ? this.steps[this.steps.length - 1].metrics : {};
     fill(
@@ -202,11 +210,7 @@ class Overview {
           ? `last 4 steps; first 4: ${num(first)} (${signed(recent - first)})`
           : "mean of the last steps",
       ),
-      tile(
-        run.before?.counts_successes === false ? "Held-out reward" : "Held-out success",
-        measured(newest(run)),
-        evaluated(run),
-      ),
+      run.pairs.length ? run.pairs.map(heldOut) : tile("Held-out success", "–", "held-out tasks: none measured"),
       tile(
         "Groups with contrast",
         [
@@ -223,6 +227,8 @@ class Overview {
   waiting() {
     const run = this.context.info;
     const seen = h("a", { href: this.context.link(run.name, "rollouts") }, "See the trajectories");
+    if (run.status === "dry run")
+      return empty("A dry run", "One group of trajectories was made and scored; a dry run takes no step.", seen);
     if (run.splits.length && !run.open)
       return empty("No step here", "The agent was run, and no optimizer step was taken; nobody has this run open.", seen);
     if (run.splits.length)
@@ -309,18 +315,28 @@ class Overview {
   }
 }
 
-const point = (it) => ({ x: it.step, y: it.success, low: it.interval?.[0] ?? null, high: it.interval?.[1] ?? null });
+const point = (it, pairs) => ({
+  x: it.step,
+  y: it.success,
+  low: it.interval?.[0] ?? null,
+  high: it.interval?.[1] ?? null,
+  shape: pairs.findIndex((pair) => pair.temperature === it.temperature),
+});
+const heldOutLegend = (pairs) => {
+  const names = pairs.map((it, index) => `${SHAPES[index % SHAPES.length]} ${temperatureName(it.temperature)}`);
+  return pairs.length > 1 ? `${names.join(", ")}: held-out tasks` : `${LARGE.success.about}; held-out tasks: ${names}`;
+};
 const mean = (values) => (values.length ? values.reduce((sum, it) => sum + it, 0) / values.length : null);
 
-// The evaluation of the newest weights; of several temperatures, the first.
-const newest = (run) =>
-  run.evaluations.filter(Boolean).reduce((best, it) => (best && best.step >= it.step ? best : it), null);
-
-function evaluated(run) {
-  const now = newest(run);
-  if (!now) return "held-out tasks: none measured";
-  const on = `on ${now.n} tasks, step ${now.step}`;
-  return run.before && run.before.step !== now.step ? `${on}; before: ${measured(run.before)}` : on;
+// Before and after at one temperature: numbers of different ones are not compared.
+function heldOut({ temperature, before, after }) {
+  const now = after ?? before,
+    since = after && before ? `; before: ${measured(before)}` : "";
+  return tile(
+    now.counts_successes === false ? "Held-out reward" : "Held-out success",
+    measured(now),
+    `${temperatureName(temperature)}${since}; ${plural(now.n, "task")}, ${after ? `step ${now.step}` : "before training"}`,
+  );
 }
 
 const order = (names) => [...USUAL.filter((it) => names.includes(it)), ...names.filter((it) => !USUAL.includes(it))];

@@ -2,7 +2,8 @@
 
 import { get } from "../api.js";
 import { empty, fill, h } from "../dom.js";
-import { ago, num, percent } from "../format.js";
+import { ago, num } from "../format.js";
+import { measured, reason, statusChip, temperatureName } from "../outcome.js";
 
 export async function runs(context) {
   const rows = h("tbody", { "data-list": true });
@@ -27,10 +28,14 @@ export async function runs(context) {
     if (page && !rows.contains(document.activeElement)) draw(page.items);
   }, 5000);
   context.onStop(() => clearInterval(timer));
-  const heads = ["Run", "Model", "Loss", "Reward"].map((it) => h("th", { scope: "col" }, it));
-  const numbers = ["Steps", "Before", "After", "Last written"].map((it) =>
-    h("th", { scope: "col", class: "num" }, it),
-  );
+  const column = (name, kind, title) => h("th", { scope: "col", class: kind, title }, name);
+  const heads = [
+    ...["Run", "Status", "Model, loss and reward"].map((it) => column(it)),
+    column("Steps", "num"),
+    column("Held-out", "num", "Success or mean reward on held-out tasks, before training and since"),
+    column("Final reward", "num", "Mean training reward of the last 4 steps"),
+    column("Last written", "num"),
+  ];
   return {
     node: h(
       "section",
@@ -39,7 +44,7 @@ export async function runs(context) {
       h(
         "div",
         { class: "card scroll" },
-        h("table", { class: "stack" }, h("thead", {}, h("tr", {}, heads, numbers)), rows),
+        h("table", { class: "stack runs" }, h("thead", {}, h("tr", {}, heads)), rows),
       ),
     ),
   };
@@ -49,28 +54,36 @@ function row(run, { link }) {
   const name = h(
     "td",
     { class: "wide" },
-    h("a", { href: link(run.name), "data-item": true }, run.name),
-    run.problem && h("p", { class: "small soft" }, run.problem),
+    h("a", { href: link(run.name), class: "short", title: run.name, "data-item": true }, run.name),
+    run.problem ? h("p", { class: "small soft" }, run.problem) : reason(run),
   );
-  if (run.problem) return h("tr", {}, name, h("td", { colspan: 7 }));
+  if (run.problem) return h("tr", {}, name, h("td", { colspan: 6 }));
   const steps = `${run.last_step ?? 0}${run.planned_steps ? ` / ${run.planned_steps}` : ""}`;
-  const evaluates = run.kind === "evaluation";
+  const evaluates = run.kind === "evaluation",
+    made = [evaluates ? null : run.loss, run.reward].filter(Boolean).join(" · ");
   return h(
     "tr",
     {},
     name,
-    h("td", { "data-name": "Model" }, run.model ?? "–"),
-    h("td", { "data-name": "Loss" }, (!evaluates && run.loss) || "–"),
-    h("td", { "data-name": "Reward" }, run.reward ?? "–"),
+    h("td", { "data-name": "Status" }, statusChip(run) ?? "–"),
+    h("td", { "data-name": "Model" }, short(run.model ?? "–"), made && short(made, "small soft")),
     h("td", { class: "num", "data-name": "Steps" }, evaluates ? "evaluation" : steps),
-    evaluates
-      ? h("td", { class: "num", "data-name": "Measured", colspan: 2 }, measured(run.measured))
-      : [
-          h("td", { class: "num", "data-name": "Before" }, measured(run.before)),
-          h("td", { class: "num", "data-name": "After" }, measured(run.after)),
-        ],
+    h(
+      "td",
+      { class: "num pairs", "data-name": "Held-out" },
+      evaluates ? measured(run.measured) : run.pairs.length ? run.pairs.map(change) : "–",
+    ),
+    h("td", { class: "num", "data-name": "Final reward" }, num(run.final_reward)),
     h("td", { class: "num", "data-name": "Written" }, run.written ? ago(run.written) : "–"),
   );
 }
 
-export const measured = (it) => (!it ? "–" : it.counts_successes ? percent(it.success) : num(it.success));
+const short = (text, kind = "") => h("span", { class: `short ${kind}`, title: text }, text);
+
+const change = (pair) =>
+  h(
+    "div",
+    { class: "change" },
+    `${measured(pair.before)} → ${measured(pair.after)} `,
+    h("small", {}, temperatureName(pair.temperature)),
+  );

@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import { json, num } from "../format.js";
-import { measured } from "./runs.js";
+import { measured } from "../outcome.js";
 
 export async function settings(context) {
   const run = context.info;
