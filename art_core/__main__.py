@@ -98,13 +98,18 @@ def train(
             help="A run folder: go on with it as it was started last, in the folder where that was, but for what else is given."
         ),
     ] = None,
+    allow_changes: Annotated[
+        bool,
+        typer.Option("--allow-changes", help="Continue a run with another agent, tasks, reward or settings; recorded."),
+    ] = False,
 ) -> None:
     """Train the model inside an agent by GRPO.
 
     Exit code 0: all steps are done; 1: an error; 3: training ended early, for a reason to look at; 75: it ended early because
     nothing could be scored, which may pass; 130, 143: Ctrl-C, SIGTERM. docs/howto/long-runs.md says what to do after each.
     """
-    given = {name: value for name, value in context.params.items() if name not in ("dry_run", "resume", "run_dir")}
+    once = ("dry_run", "resume", "run_dir", "allow_changes")
+    given = {name: value for name, value in context.params.items() if name not in once}
     given["set_"] = parse_settings(set_ or [], OF_TRAIN)
     if resume and run_dir:
         raise typer.BadParameter("--resume names the run folder; leave --run-dir out")
@@ -115,7 +120,7 @@ def train(
         raise typer.BadParameter("give AGENT and TASKS, or the run folder of `art train --resume`")
     run_dir = run_dir or new_run_dir(given["model"])
     with kept(run_dir, f"art train --resume {run_dir}"):
-        result = _train(given, run_dir, dry_run)
+        result = _train(given, run_dir, dry_run, allow_changes)
     if not dry_run:
         show(result)
         if stopped := result.report["stopped"]:
@@ -153,11 +158,13 @@ def _as_begun(run_dir: Path, given: Mapping[str, Any], said: Collection[str]) ->
     return {**given, **begun["given"], **{name: given[name] for name in said}, "set_": settings}
 
 
-OF_TRAIN = ("reward", "model", "steps", "seed", "run_dir", "dry_run", "eval_tasks", "trackers", "command")
+OF_TRAIN = (
+    "reward", "model", "steps", "seed", "run_dir", "dry_run", "eval_tasks", "trackers", "command", "allow_changes",
+)  # fmt: skip
 """What ``art train`` hands on that ``--set`` does not take."""
 
 
-def _train(given: Mapping[str, Any], run_dir: Path, dry_run: bool) -> Any:
+def _train(given: Mapping[str, Any], run_dir: Path, dry_run: bool, allow_changes: bool) -> Any:
     import art_core as art
 
     to_keep = {**given, "set_": {name: left_out(name, value) for name, value in given["set_"].items()}}
@@ -172,6 +179,7 @@ def _train(given: Mapping[str, Any], run_dir: Path, dry_run: bool) -> Any:
         seed=given["seed"],
         run_dir=run_dir,
         dry_run=dry_run,
+        allow_changes=allow_changes,
         eval_tasks=load_tasks(given["eval_tasks"]) if given["eval_tasks"] else None,
         trackers=given["tracker"] or (),
         command={} if dry_run else {"folder": str(Path.cwd()), "given": to_keep},
@@ -195,11 +203,13 @@ def evaluate(
     """Run an agent once on every task and report success and mean reward."""
     import art_core as art
 
+    run_dir = run_dir or new_run_dir(f"eval-{Path(model).name}")
     settings: dict[str, Any] = {"model": model, "temperature": temperature, "run_dir": run_dir}
     settings |= parse_settings(set_ or [], {"reward", *settings})
     with _starting_engine(settings.get("engine")):
         loaded = load_agent(agent), load_tasks(tasks)
-    report = art.evaluate_sync(*loaded, reward=load_reward(reward), **settings)
+    with kept(run_dir, f"the same command with --run-dir {run_dir}", "continues"):
+        report = art.evaluate_sync(*loaded, reward=load_reward(reward), **settings)
     print(json.dumps({**report.as_json(), "run_dir": str(report.run_dir)}))  # noqa: T201 - the command's result
 
 
@@ -308,12 +318,12 @@ def show(result: Any) -> None:
 
 
 @contextmanager
-def kept(run_dir: Path, command: str) -> Iterator[None]:
+def kept(run_dir: Path, command: str, what: str = "goes on after the last finished step") -> Iterator[None]:
     """Answer Ctrl-C and SIGTERM by saying with which command the run goes on."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        go_on = f"{command} goes on after the last finished step"
+        go_on = f"{command} {what}"
         text = go_on if run_dir.exists() else "stopped before anything was recorded"
         Console(stderr=True, soft_wrap=True, highlight=False).print(text)
         raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None

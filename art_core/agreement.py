@@ -8,11 +8,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from art_core.config import TrainConfig, weights_hash
+from art_core.display import plural
 from art_core.errors import ConfigError
+from art_core.identity import source_of
 from art_core.shown import without_access
 from art_core.store import Store
 from art_core.types import Learner, Loss
@@ -26,38 +30,102 @@ LEARNING = (
 """Settings that a learner reads from its own config."""
 RESUMED = (
     "seed", "tasks_per_step", "group_size", "temperature", "advantage", "overlong", "dynamic_sampling", "learning_rate",
-    "lora_rank", "load_in_4bit", "kl", "importance_cap", "max_staleness", "train_nodes", "other_nodes", "frozen_model",
+    "warmup_steps", "max_grad_norm", "lora_rank", "load_in_4bit", "kl", "importance_cap", "max_staleness", "train_nodes",
+    "other_nodes", "frozen_model",
 )  # fmt: skip
-"""Settings that make a run another one where they change half way."""
+"""Settings that make a run another one if they change half way."""
 USUAL_LOSS = "grpo"
+MEASURED = ("eval_tasks", "eval_reward")
+"""Of what ``train`` was passed: the weights do not depend on it."""
+Passed = Mapping[str, Any]
+"""What a run folder is held to, by name: ``RESUMED``, the loss, and what ``train`` knows of agent, tasks and rewards."""
 
 
-def check_begun_with(store: Store, run_dir: Path, config: TrainConfig, folder: str, loss: str) -> None:
-    """Note what a run folder is begun with, also where a start before failed; of one that goes on, refuse other start weights
-    (in ``folder``) with a ConfigError, and say which settings differ."""
+def check_begun_with(
+    store: Store, run_dir: Path, config: TrainConfig, folder: str, loss: Loss, loss_name: str, experiment: Passed | None
+) -> Passed:
+    """Note what a run folder is begun with, also if a start before failed, and return what it is held to.
+
+    Raises ConfigError for a folder that was begun with other start weights (in ``folder``), and without ``allow_changes``
+    for one that was begun with another loss, other ``RESUMED`` settings or another ``experiment``; what either does not know
+    is no difference.
+    """
     mine, settings = weights_hash(folder), without_access(dataclasses.asdict(config))
-    theirs, goes_on = store.meta("start_weights"), bool(store.openings())
-    if theirs not in (None, mine) and goes_on:
+    command, allowed = settings.pop("command"), settings.pop("allow_changes")
+    theirs, begun = store.meta("start_weights"), store.meta("begun", bool(store.openings()))
+    if theirs not in (None, mine) and begun:
         raise ConfigError(
             f"the run folder {run_dir} belongs to another model: it was begun with {store.meta('model')!r} "
             f"(weights {theirs[:12]}), this is {config.model!r} (weights {mine[:12]}); "
             "give another run_dir=, or the model that it was begun with"
         )
-    if command := settings.pop("command"):  # of the last start, the rest is of the first
-        store.set_meta("command", command)
-    if theirs is None or not goes_on:
+    of_loss = f"{loss_name} (source {source})" if (source := source_of(loss)) else loss_name
+    passed = {**{name: settings[name] for name in RESUMED}, "loss": of_loss, **(experiment or {})}
+    passed = {name: list(it) if isinstance(it, tuple) else it for name, it in passed.items()}  # as JSON returns it
+    if theirs is None or not begun:
         model = config.model
         store.set_meta("start_weights", mine)
         store.set_meta("model", model if model == "tiny" or not Path(model).exists() else str(Path(model).resolve()))
         store.set_meta("config", settings)
-        store.set_meta("loss", loss)
-        return
-    begun = {**store.meta("config", {}), "loss": store.meta("loss") or loss}
-    now = {**{name: settings[name] for name in RESUMED}, "loss": loss}
-    for name, value in now.items():
-        value = list(value) if isinstance(value, tuple) else value  # as JSON gives it back
-        if begun.get(name, value) != value:
-            log.warning("%s was begun with %s=%s and goes on with %s", run_dir, name, begun[name], value)
+        store.set_meta("loss", loss_name)
+        store.set_meta("experiment", {name: it for name, it in passed.items() if name not in RESUMED})
+    elif (changes := _changes(store, passed)) and not allowed:
+        raise ConfigError(_refusal(store, run_dir, changes))
+    store.set_meta("begun", begun)
+    if command:  # of the last start, the rest is of the first
+        store.set_meta("command", command)
+    return passed
+
+
+def note_begun(store: Store, run_dir: Path, passed: Passed, loss_name: str, step: int, until: float) -> None:
+    """Note that the folder is begun, and what has changed at ``step``: if no step is left, of ``MEASURED`` only."""
+    store.set_meta("begun", True)
+    passed = {name: it for name, it in passed.items() if step < until or name in MEASURED}
+    changes, recorded = _changes(store, passed), _recorded(store)
+    new = {name: it for name, it in passed.items() if name in changes or name not in recorded}
+    config, experiment = store.meta("config", {}), store.meta("experiment", {})
+    store.set_meta("config", config | {name: it for name, it in new.items() if name in RESUMED})
+    store.set_meta("experiment", experiment | {name: it for name, it in new.items() if name not in RESUMED})
+    if changes:
+        if "loss" in changes:
+            store.set_meta("loss", loss_name)
+        store.set_meta("changes", [*store.meta("changes", []), {"step": step, "changed": changes}])
+        for name, (before, now) in changes.items():
+            log.warning("%s was begun with %s=%s and continues after step %d with %s", run_dir, name, before, step, now)
+
+
+def changed_at(store: Store, step: int, name: str) -> bool:
+    """Whether ``name`` was changed when so many steps were done."""
+    return any(it["step"] == step and name in it["changed"] for it in store.meta("changes", []))
+
+
+def _recorded(store: Store) -> dict[str, Any]:
+    loss = {"loss": store.meta("loss")} if store.meta("loss") else {}
+    return {**store.meta("config", {}), **loss, **store.meta("experiment", {})}
+
+
+def _changes(store: Store, passed: Passed) -> dict[str, list[Any]]:
+    """Return [recorded, passed] of what differs."""
+    recorded = _recorded(store)
+    return {name: [recorded[name], it] for name, it in passed.items() if name in recorded and recorded[name] != it}
+
+
+def _refusal(store: Store, run_dir: Path, changes: Mapping[str, list[Any]]) -> str:
+    rows = [("setting", "recorded", "passed"), *((name, *map(str, both)) for name, both in changes.items())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [[it.ljust(width) for it, width in zip(row, widths, strict=True)] for row in rows]
+    table = "\n".join("  ".join(line).rstrip() for line in lines)
+    steps = max((step for step, _ in store.steps()), default=0)
+    edited = any("(source " in str(old) and "(source " in str(new) for old, new in changes.values())
+    hint = "; right if an edit of the source does not change what it computes" if edited else ""
+    recorded = f"`art train --resume {run_dir}`" if store.meta("command") else "repeat the call that began it"
+    return (
+        f"the run folder {run_dir} holds another experiment ({plural(steps, 'step')} done). It differs in:\n\n{table}\n\n"
+        f"- To begin a new run, pass another run_dir.\n"
+        f"- To continue with what is recorded: {recorded}.\n"
+        f"- To continue with what is passed now, allow it: allow_changes=True, or --allow-changes of `art train`{hint}. The "
+        "change is recorded."
+    )
 
 
 def check_learner(learner: Learner, config: TrainConfig, loss: Loss, loss_name: str) -> None:
@@ -87,7 +155,8 @@ def name_of(loss: str | Loss) -> str:
     if isinstance(loss, str):
         return loss
     if isinstance(loss, functools.partial):
-        return f"{name_of(loss.func)}({', '.join(f'{name}={value!r}' for name, value in loss.keywords.items())})"
+        keywords = ", ".join(f"{name}={value!r}" for name, value in loss.keywords.items())
+        return f"{name_of(loss.func)}({re.sub(' at 0x[0-9a-fA-F]+', '', keywords)})"  # an address is of one process
     return getattr(loss, "__name__", type(loss).__name__)
 
 

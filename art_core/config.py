@@ -132,6 +132,9 @@ class TrainConfig:
     the weights of the moment; ``passthrough``: whoever the agent asks, unrecorded."""
     frozen_model: str | None = None
     """A model folder, a Hugging Face name, or the address of a server (``http://HOST:PORT/v1``); None: the start weights."""
+    allow_changes: bool = False
+    """Whether a run that was begun with other settings, or another agent, tasks or reward, continues with those that are
+    passed; else it is refused. The changes are recorded."""
     command: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What ``art train`` was given and where, for ``art train --resume``; empty where a script began the run."""
 
@@ -186,8 +189,15 @@ def make_config(settings: Mapping[str, Any], caller: Callable[..., Any] | None =
             number = "a number" if name in FRACTIONS else "a whole number"
             raise ConfigError(f"{name}={value!r} cannot be used; give {number} of at least {least}")
     config = TrainConfig(**values)
+    _check_flags(config)
     _check_together(config, values)
     return config
+
+
+def _check_flags(config: TrainConfig) -> None:
+    for name in ("dynamic_sampling", "allow_changes"):
+        if not isinstance(getattr(config, name), bool):
+            raise ConfigError(f"{name}={getattr(config, name)!r} cannot be used; pass True or False")
 
 
 def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
@@ -212,8 +222,6 @@ def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
             )
     if config.tracker_timeout is None:
         raise ConfigError("tracker_timeout=None would let a tracker keep a run from ending; give a number of seconds")
-    if not isinstance(config.dynamic_sampling, bool):
-        raise ConfigError(f"dynamic_sampling={config.dynamic_sampling!r} cannot be used; give True or False")
     if config.group_size == 1 and "group_size" in values:
         raise ConfigError("group_size=1 has nothing to compare a run with; give at least 2 (8 is usual)")
     if config.temperature <= 0:

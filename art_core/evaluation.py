@@ -5,23 +5,27 @@ Knows nothing about learning.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import math
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from art_core.agreement import changed_at
 from art_core.config import check_tasks, make_config
 from art_core.display import Display, display, plural
-from art_core.errors import ConfigError
+from art_core.errors import ArtError, ConfigError
 from art_core.folder import checkpoint_step, last_checkpoint, new_run_dir, store_file, write_whole
 from art_core.frozen import is_address
 from art_core.hints import hints
+from art_core.identity import experiment
 from art_core.metrics import Z, apart, wilson_interval
 from art_core.plugins import Plugins
-from art_core.rewards import name_of
+from art_core.rewards import name_of, score_rest
 from art_core.rollout import task_id, task_input, why_elsewhere
 from art_core.run import Run
 from art_core.scoring import why_unscored
@@ -129,6 +133,10 @@ class Evaluator:
     shape: Mapping[str, Any]
     tell: Callable[..., None] = lambda *_: None
     """Told what trackers are told of evaluations: the name of their method and its arguments."""
+    key: str | None = None
+    """What ``EVALUATION`` is collected under; the others have keys of their own."""
+    rescore: bool = False
+    """Whether what was scored before does not count, because it was by another reward."""
 
     async def once(self, name: str) -> Report | None:
         """Evaluate at every temperature and return the first's report; what an interrupted run has found is kept.
@@ -172,15 +180,24 @@ class Evaluator:
         when = "" if name == EVALUATION else f", {name}"
         self.screen.phase(f"evaluating{when}: {at}", len(self.tasks))
         sampling = Sampling() if temperature is None else Sampling(temperature, top_p=1.0, top_k=0)
-        # By itself an evaluation is a new one each time; that of a training run goes on where it was cut off.
-        key = None if name == EVALUATION else f"{name} at {temperature}, step {self.run.step}"
+        step = self.run.step
+        key = self.key if name == EVALUATION else f"{name} at {temperature}, step {step}"
+        other = self.rescore or changed_at(self.run.store, step, "eval_reward")
+        by = None if other else name_of(self.run.reward(self.reward))
         with apart():
             groups = await self.run.collect(
-                self.agent, self.tasks, group_size=1, split="eval", sampling=sampling, key=key, **self.shape
+                self.agent,
+                self.tasks,
+                group_size=1,
+                split="eval",
+                sampling=sampling,
+                key=key,
+                scored_by=by,
+                **self.shape,
             )
             if missed := why_elsewhere(groups):
                 self.screen.say(f"{name}: {missed}")
-            groups = await self.run.score(groups, self.reward)
+            groups = await score_rest(groups, lambda rest: self.run.score(rest, self.reward), self.run.config.advantage)
         report = Report(tuple(g.trajectories[0] for g in groups), temperature, self.run.run_dir)
         unscored = f", unscored runs {report.unscored}" if report.unscored else ""
         self.screen.say(f"{name}, {at}: {report} on {plural(len(groups), 'task')}{unscored}")
@@ -198,8 +215,15 @@ class Evaluator:
         return report
 
 
+OF_TRAINING = ("seconds", "seed", "model", "loss", "learner", "reward", "config")
+"""Of a report: what no evaluation changes."""
+
+
 def write_report(run: Run) -> dict[str, Any]:
-    """Write ``report.json`` from what the store holds, and return it."""
+    """Write ``report.json`` from what the store holds, and return it.
+
+    If no step was taken since it was written, what it says of training stays; if nothing was measured either, all of it does.
+    """
     shown = [
         {key: value for key, value in it.items() if key != "rollout_ids"} for it in run.store.meta("evaluations", [])
     ]
@@ -224,10 +248,17 @@ def write_report(run: Run) -> dict[str, Any]:
         "exhausted": run.rewards.exhausted(),
         "stopped": stopped if stopped.get("step") == run.step else None,
         "calls_elsewhere": run.store.meta("calls_elsewhere", {"refused": {}, "passed": {}}),
+        "changes": run.store.meta("changes", []),
         "hints": hints(run.store, history, shown, look=f"art view {run.run_dir}"),
         "config": without_access(dataclasses.asdict(run.config)),
     }
-    write_whole(run.run_dir / "report.json", json.dumps(report, indent=2) + "\n")
+    file = run.run_dir / "report.json"
+    written = json.loads(file.read_text()) if file.is_file() else {}
+    if written.get("steps") == run.step:
+        report |= {name: written[name] for name in OF_TRAINING if name in written}
+        if all(written.get(name) == json.loads(json.dumps(report[name])) for name in ("evaluations", "stopped")):
+            return written
+    write_whole(file, json.dumps(report, indent=2) + "\n")
     return report
 
 
@@ -251,7 +282,8 @@ async def evaluate(
     ``model`` is a name, a model folder, or the folder of a run, whose newest checkpoint is taken. ``temperature=None``
     keeps the agent's own sampling. A run's model is served as it was in the run, with its limits and formats, and where the
     run trained some nodes only, the others are answered as they were then, unless ``settings`` say otherwise. What was
-    recorded is kept in ``run_dir`` (default: a new one under ``runs/``), which the report names.
+    recorded is kept in ``run_dir`` (default: a new one under ``runs/``), which the report names. With the ``run_dir`` of an
+    interrupted evaluation, the same call uses what was answered and scored there; what is finished is measured anew.
     """
     check_tasks(tasks)
     begun = begun_with(model)
@@ -259,6 +291,7 @@ async def evaluate(
     config = make_config({**_settings_of_run(begun, base, settings), **settings}, evaluate, model=base)
     screen = display(progress)
     run = Run(run_dir or new_run_dir(f"eval-{Path(model).name}"), config, engine=engine, plugins=plugins)
+    run.until = 0
     name = name_of(run.reward(reward))  # what is misspelt, missing or no reward is refused before anything runs
     with screen:
         if begun and base == begun.get("model") and weights is None:
@@ -270,10 +303,38 @@ async def evaluate(
             if weights is not None:
                 await run.door.load(weights)
             shape = {"to_input": to_input, "to_output": to_output}
-            evaluator = Evaluator(run, agent, tasks, reward, (temperature,), screen, shape)
-            report = await evaluator.measure(EVALUATION, temperature)
+            key, rescore = _begin_or_continue(
+                run,
+                experiment(agent, tasks, run.reward(reward), **shape)
+                | {"temperature": temperature, "weights": str(weights)},
+                screen,
+            )
+            evaluator = Evaluator(run, agent, tasks, reward, (temperature,), screen, shape, key=key, rescore=rescore)
+            try:
+                report = await evaluator.measure(EVALUATION, temperature)
+            except (asyncio.CancelledError, ArtError):
+                screen.say(
+                    f"stopped: {run.run_dir} holds what was answered; the same call with it as run_dir continues"
+                )
+                raise
+            run.store.set_meta("evaluating", None)
             screen.say(f"recorded in {run.run_dir}")
             return report
+
+
+def _begin_or_continue(run: Run, held_to: Mapping[str, Any], screen: Display) -> tuple[str, bool]:
+    """Return the key of the evaluation, that of an interrupted one if it was the same, and whether another reward scored that."""
+    served = without_access({name: getattr(run.config, name) for name in CARRIED})
+    held_to = json.loads(json.dumps({**served, **held_to}, default=str))
+    reward = held_to.pop("reward")
+    open_ = run.store.meta("evaluating") or {}
+    if open_.get("held_to") == held_to:
+        screen.say(f"{run.run_dir}: continuing; what was answered before is used")
+    else:
+        open_ = {"key": uuid.uuid4().hex, "held_to": held_to, "reward": reward}
+    other = open_["reward"] != reward  # from then on always: scores of both may be there
+    run.store.set_meta("evaluating", {**open_, "reward": "several"} if other else open_)
+    return open_["key"], other
 
 
 def evaluate_sync(*args: Any, **kwargs: Any) -> Report:

@@ -6,16 +6,19 @@ Knows nothing about what a reward looks at.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError, RewardError
+from art_core.gathering import gather_limited
 from art_core.plugins import Plugins
-from art_core.scoring import NO_REASON, check_reward, is_reward, values
+from art_core.scoring import NO_REASON, Unscorable, advantages, check_reward, is_reward, unscored, values
+from art_core.store import Store
 from art_core.types import Group, GroupReward, MeteredReward, Reward, Trajectory
 
 AnyReward = str | Reward | GroupReward
@@ -69,6 +72,11 @@ class Weighted:
         said = ", ".join(f"{name}={part.weight:g}" for name, part in self._parts.items())
         # What errors and the store call it.
         self.__name__ = self.__qualname__ = f"weighted({said})"
+
+    @property
+    def rewards(self) -> list[AnyReward]:
+        """The rewards of the parts."""
+        return [part.reward for part in self._parts.values()]
 
     def found(self, find: Callable[[AnyReward], Reward | GroupReward]) -> Weighted:
         """Return the same sum with each part's reward as ``find`` returns it. Raises ConfigError that names the part."""
@@ -213,6 +221,65 @@ def name_of(reward: Reward | GroupReward) -> str:
     """Return what a reward is called in the store and in reports: its ``name``, where it has one, else its Python name."""
     name = getattr(reward, "name", None)
     return name if isinstance(name, str) else getattr(reward, "__name__", type(reward).__name__)
+
+
+async def score_all(
+    groups: Sequence[Group],
+    score: Callable[[Group], Awaitable[Group]],
+    keep: Callable[[Group], Group],
+    gate: asyncio.Semaphore | None = None,
+) -> list[Group]:
+    """Return what ``keep`` makes of each group that ``score`` has scored; a group for which the reward raises is unscored.
+
+    Raises Unscorable if it raises for all groups: then the reward is wrong, and not what it was shown.
+    """
+    failed: list[Unscorable] = []
+
+    async def one(group: Group) -> Group:
+        try:
+            return keep(await score(group))
+        except Unscorable as error:
+            failed.append(error)
+            return keep(unscored(group, error))
+
+    found = await gather_limited([functools.partial(one, group) for group in groups], gate)
+    if failed and len(failed) == len(groups):
+        raise failed[0]
+    return found
+
+
+async def score_rest(
+    groups: Sequence[Group], score: Callable[[list[Group]], Awaitable[list[Group]]], advantage: str
+) -> list[Group]:
+    """Return the groups with rewards and advantages: those that have rewards keep them, ``score`` scores the rest.
+
+    Raises Unscorable if the reward raises for all groups.
+    """
+    done = [all(t.reward is not None for t in group.trajectories) for group in groups]
+    rest = [group for group, scored in zip(groups, done, strict=True) if not scored]
+    try:
+        fresh = iter(await score(rest))
+    except Unscorable as error:  # the stored scores say so too
+        if not any(done):
+            raise
+        fresh = iter([advantages(unscored(group, error), advantage) for group in rest])
+    return [advantages(group, advantage) if scored else next(fresh) for group, scored in zip(groups, done, strict=True)]
+
+
+def keep_scores(store: Store, by: str, advantage: str, group: Group) -> Group:
+    """Return a group that the reward named ``by`` has scored with its advantages, and store both."""
+    group = advantages(group, advantage)
+    runs = group.trajectories
+    store.add_scores(
+        [t.rollout_id for t in runs],
+        [t.reward for t in runs],
+        metrics=[t.metrics for t in runs],
+        notes=[t.notes for t in runs],
+        advantages=group.advantages,
+        by=by,
+        call_rewards=[[call.reward for call in t.calls] for t in runs],
+    )
+    return group
 
 
 class _Said(dict[str, Any]):

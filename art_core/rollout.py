@@ -167,9 +167,14 @@ def own_place(lines: Iterable[tuple[FrameType, int]]) -> str:
     """Return the innermost of these lines, the outermost call first, that is of the agent's own code; empty for none."""
     for frame, line in reversed(list(lines)):
         file, package = frame.f_code.co_filename, frame.f_globals.get("__package__") or ""
-        if not (_LIBRARY.match(file) or package.partition(".")[0] in _our_packages()):
+        if is_own(file, package):
             return f"{file}:{line} in {frame.f_code.co_name}"
     return ""
+
+
+def is_own(file: str, module: str) -> bool:
+    """Whether code is the user's own, and not of Python, of an installed library, of art or of a plugin."""
+    return not (_LIBRARY.match(file) or module.partition(".")[0] in _our_packages())
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -21,10 +22,9 @@ from art_core.collecting import Kept, Runs
 from art_core.config import TrainConfig, check_tasks, model_folder
 from art_core.engines import PolicyEngine, sampling_seed
 from art_core.folder import checkpoints, claimed, new_run_dir, remove_unused
-from art_core.gathering import gather_limited
 from art_core.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
 from art_core.plugins import Plugins, redirect_clients
-from art_core.rewards import Rewards, name_of
+from art_core.rewards import Rewards, keep_scores, name_of, score_all
 from art_core.rollout import Rollout, check_captured, check_sampled, describe, note_elsewhere, task_input
 from art_core.store import Store
 from art_core.threads import finished, in_thread
@@ -59,6 +59,10 @@ class Run:
         self._learner: Learner | None = None
         self._adapted: tuple[object, RunAgent] | None = None
         self.rewards = Rewards(self.plugins, self.run_dir)
+        self.experiment: Mapping[str, str] | None = {}
+        """Agent, tasks and rewards, which the folder is held to as to its settings; None begins nothing (a dry run)."""
+        self.until: float = math.inf
+        """The step after which no other is taken."""
         self._checkpointed: int | None = None
         self._used = False
         """Whether there may be rollouts or steps in it."""
@@ -88,7 +92,9 @@ class Run:
             stack.enter_context(self.watch)
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
             self._checkpoints = Checkpoints(self.run_dir, self.store, self.config.keep_checkpoints)
-            agreement.check_begun_with(self.store, self.run_dir, self.config, self.folder, self._loss_name)
+            self._passed = agreement.check_begun_with(
+                self.store, self.run_dir, self.config, self.folder, self._loss, self._loss_name, self.experiment
+            )
             self.rewards.begin()
             self.plugins.call("redirect_clients")
             in_child_processes(redirect_clients)
@@ -151,6 +157,8 @@ class Run:
                 self.step = self._checkpointed = await self._checkpoints.restore(learner)
                 self._counted = learner.version
             await self._updates.go_on()
+        if self.experiment is not None:
+            agreement.note_begun(self.store, self.run_dir, self._passed, self._loss_name, self.step, self.until)
         self.store.add_opening(self._counted)
         self.store.set_meta("ended", None)  # so it stays if this process is killed
 
@@ -267,24 +275,17 @@ class Run:
         return groups
 
     async def score(self, groups: Sequence[Group], reward: str | Reward | GroupReward) -> list[Group]:
-        """Return the groups with rewards and advantages; what was scored is stored."""
+        """Return the groups with rewards and advantages, which are stored; RewardError if the reward raises for all."""
         found = self.reward(reward)
-        what, seconds = f"the reward {name_of(found)} to score", self.config.score_timeout
-        jobs = [lambda it=it: self.watch.during(what, scoring.score(it, found, seconds), it.task) for it in groups]
+        name, seconds = name_of(found), self.config.score_timeout
+
+        async def one(group: Group) -> Group:
+            scoring_it = scoring.score(group, found, seconds)
+            return await self.watch.during(f"the reward {name} to score", scoring_it, group.task)
+
+        keep = functools.partial(keep_scores, self.store, name, self.config.advantage)
         with exempt(), self._timer.timed("score_seconds"):
-            scored = await gather_limited(jobs, self._scorings)
-        scored = [scoring.advantages(group, self.config.advantage) for group in scored]
-        for group in scored:
-            runs = group.trajectories
-            self.store.add_scores(
-                [t.rollout_id for t in runs],
-                [t.reward for t in runs],
-                metrics=[t.metrics for t in runs],
-                notes=[t.notes for t in runs],
-                advantages=group.advantages,
-                by=name_of(found),
-                call_rewards=[[call.reward for call in t.calls] for t in runs],
-            )
+            scored = await score_all(groups, one, keep, self._scorings)
         await in_thread(self.store.flush)
         return scored
 

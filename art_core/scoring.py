@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import math
 import reprlib
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -16,13 +17,21 @@ import numpy as np
 
 from art_core.config import check_choice
 from art_core.deadlines import TooLate, interrupted, within
-from art_core.errors import ArtError, RewardError
+from art_core.errors import ArtError, ConfigError, RewardError
 from art_core.shown import without_keys
 from art_core.types import Call, Group, GroupReward, Reward, Trajectory
 
 CONTRAST = 1e-8
 """Rewards that differ by less are equal: sums of floats in another order differ by about 1e-16."""
 NO_REASON = "the reward does not say why"
+
+
+class Unscorable(RewardError):
+    """A reward raised, or returned what is no number, for all runs of a group; ``reason`` says it of any run."""
+
+    def __init__(self, reason: str, where: str, cause: BaseException | None = None) -> None:
+        super().__init__(f"{reason} for {where}")
+        self.reason, self.__cause__ = reason, cause
 
 
 async def score(group: Group, reward: Reward | GroupReward, timeout: float | None = None) -> Group:
@@ -32,16 +41,16 @@ async def score(group: Group, reward: Reward | GroupReward, timeout: float | Non
     concurrently), or an object with ``async score(group)``, which may answer None for a trajectory it cannot score.
     A trajectory whose run failed is scored like any other: the function sees ``trajectory.error``, and what a failure
     is worth is its decision. Rewards of single calls, put into ``trajectory.call_rewards`` meanwhile, are moved to
-    ``Call.reward``; a call that is given none keeps its own. Where all that takes longer than ``timeout`` seconds, the group is
-    unscored; a plain function can be ended on the main thread of a POSIX system only. Raises RewardError as ``values`` does.
+    ``Call.reward``; a call that is given none keeps its own. If all that takes longer than ``timeout`` seconds, the group is
+    unscored; a plain function can be ended on the main thread of a POSIX system only. A trajectory for which the function
+    raises is unscored; if it raises for all of the group, that is raised (Unscorable). Raises RewardError as ``values`` does.
     """
     try:
         found = await within(values(group, reward), timeout)
     except TooLate:
-        found = [None] * len(group.trajectories)
         for trajectory in group.trajectories:
-            trajectory.call_rewards.clear()
-            trajectory.notes["unscored"] = f"{_name(reward)} had not ended after {timeout:g} seconds (score_timeout)"
+            _leave_unscored(trajectory, f"{_name(reward)} had not ended after {timeout:g} seconds (score_timeout)")
+        found = [None] * len(group.trajectories)
     scored = (
         replace(trajectory, reward=value, calls=_rewarded_calls(trajectory))
         for trajectory, value in zip(group.trajectories, found, strict=True)
@@ -49,11 +58,25 @@ async def score(group: Group, reward: Reward | GroupReward, timeout: float | Non
     return replace(group, trajectories=tuple(scored), advantages=(), call_advantages=())
 
 
+def unscored(group: Group, error: Unscorable) -> Group:
+    """Return ``group`` without rewards, which ``error`` explains."""
+    for trajectory in group.trajectories:
+        _leave_unscored(trajectory, error.reason)
+    runs = tuple(replace(trajectory, reward=None) for trajectory in group.trajectories)
+    return replace(group, trajectories=runs, advantages=(), call_advantages=())
+
+
+def _leave_unscored(trajectory: Trajectory, reason: str) -> None:
+    trajectory.call_rewards.clear()
+    trajectory.notes["unscored"] = reason
+
+
 async def values(group: Group, reward: Reward | GroupReward) -> list[float | None]:
     """Return what ``reward`` gives each trajectory, in order; what it puts into the trajectories is checked and stays there.
 
-    Raises RewardError for what is no reward, for what is not a finite number per trajectory or call, for metrics that are
-    not numbers and notes that are not text, and from any exception that the reward raises, ``sys.exit()`` too.
+    None, with the reason in ``notes["unscored"]``, if the reward raises for a trajectory, ``sys.exit()`` too, or returns what
+    is not a finite number; if it does so for all of the group, Unscorable is raised. Raises RewardError for what is no reward,
+    for rewards of calls and metrics that are not numbers, and for notes that are not text.
     """
     check_reward(reward)
     for trajectory in group.trajectories:
@@ -61,8 +84,13 @@ async def values(group: Group, reward: Reward | GroupReward) -> list[float | Non
         trajectory.notes.pop("unscored", None)
     together = callable(getattr(reward, "score", None))
     found = await (_score_together(group, reward) if together else _score_each(group, reward))
-    for trajectory, value in zip(group.trajectories, found, strict=True):
-        if value is not None:
+    if found and all(isinstance(value, Unscorable) for value in found):
+        raise found[0]
+    for index, (trajectory, value) in enumerate(zip(group.trajectories, found, strict=True)):
+        if isinstance(value, Unscorable):
+            _leave_unscored(trajectory, value.reason)
+            found[index] = None
+        elif value is not None:
             trajectory.notes.pop("unscored", None)
         _check_added(reward, trajectory)
         trajectory.call_rewards.update(_call_numbers(trajectory, reward))
@@ -191,7 +219,7 @@ def _rewarded_calls(trajectory: Trajectory) -> tuple[Call, ...]:
     )
 
 
-def _call_numbers(trajectory: Trajectory, reward: Reward | GroupReward) -> dict[int, float]:
+def _call_numbers(trajectory: Trajectory, reward: Reward | GroupReward) -> dict[int, float | None]:
     """Return the rewards that ``reward`` put into ``trajectory.call_rewards``, as floats."""
     given = trajectory.call_rewards
     strangers = [index for index in given if index not in range(len(trajectory.calls))]
@@ -200,67 +228,80 @@ def _call_numbers(trajectory: Trajectory, reward: Reward | GroupReward) -> dict[
             f"{_name(reward)} set call_rewards[{strangers[0]!r}] for {_describe(trajectory)}, which has "
             f"{len(trajectory.calls)} calls; the key is the call's index in trajectory.calls, from 0"
         )
-    return {
-        index: _number(value, reward, trajectory, f"set call_rewards[{index}] to") for index, value in given.items()
-    }
+    numbers = {index: _finite(value) for index, value in given.items()}
+    for index, number in numbers.items():
+        if number is None:
+            raise RewardError(
+                f"{_name(reward)} set call_rewards[{index}] to {reprlib.repr(given[index])} ({type(given[index]).__name__}) "
+                f"for {_describe(trajectory)}; give a finite int, float or bool"
+            )
+    return numbers
 
 
-async def _score_each(group: Group, reward: Reward) -> list[float]:
-    async def one(trajectory: Trajectory) -> float:
+async def _score_each(group: Group, reward: Reward) -> list[float | Unscorable]:
+    async def one(trajectory: Trajectory) -> float | Unscorable:
         try:
             with interrupted():
                 value = reward(trajectory)
             if inspect.isawaitable(value):
                 value = await value
-        except (Exception, SystemExit) as error:  # the boundary to the user's function: its bug is reported as its bug
-            raise RewardError(
-                f"{_name(reward)} raised {type(error).__name__}: {without_keys(str(error))}, for {_describe(trajectory)}; "
-                "correct the reward function (a failed run has output None and its reason in trajectory.error)"
-            ) from error
-        return _number(value, reward, trajectory)
+        except ConfigError:
+            raise  # about the set-up, and not about this run
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the user's function: its bug is its run's
+            hint = "correct the reward function (a failed run has output None and its reason in trajectory.error)"
+            return Unscorable(_raised(reward, error), f"{_describe(trajectory)}; {hint}", error)
+        return _returned(value, reward, trajectory)
 
     outcomes = await asyncio.gather(*map(one, group.trajectories), return_exceptions=True)
     for outcome in outcomes:
-        if isinstance(outcome, BaseException):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, Unscorable):
             raise outcome
     return outcomes
 
 
-async def _score_together(group: Group, reward: GroupReward) -> list[float | None]:
+async def _score_together(group: Group, reward: GroupReward) -> list[float | Unscorable | None]:
+    task = f"the group of task {reprlib.repr(group.task)}"
     try:
         values = await reward.score(group)
     except ArtError:
         raise
     except (Exception, SystemExit) as error:  # the boundary to the judge
-        raise RewardError(
-            f"{_name(reward)} raised {type(error).__name__}: {without_keys(str(error))}, for the group of task "
-            f"{reprlib.repr(group.task)}"
-        ) from error
+        raise Unscorable(_raised(reward, error), task, error) from error
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
-        raise RewardError(
-            f"{_name(reward)} returned {reprlib.repr(values)} for a group; "
-            "return a list with one number (or None) per trajectory"
+        raise Unscorable(
+            f"{_name(reward)} returned {reprlib.repr(values)}, which is no list of rewards",
+            f"{task}; return a list with one number (or None) per trajectory",
         )
     if len(values) != len(group.trajectories):
-        raise RewardError(
-            f"{_name(reward)} returned {len(values)} rewards for a group of {len(group.trajectories)} trajectories "
-            f"(task {reprlib.repr(group.task)}); return one per trajectory, in the same order, None where there is none"
+        raise Unscorable(
+            f"{_name(reward)} returned {len(values)} rewards for {len(group.trajectories)} trajectories",
+            f"{task}; return one per trajectory, in the same order, None if it has none",
         )
     return [
-        None if value is None else _number(value, reward, trajectory)
+        None if value is None else _returned(value, reward, trajectory)
         for value, trajectory in zip(values, group.trajectories, strict=True)
     ]
 
 
-def _number(value: Any, reward: Reward | GroupReward, trajectory: Trajectory, did: str = "returned") -> float:
-    number = float(value) if isinstance(value, Real | np.bool_) else math.nan
-    if math.isfinite(number):
+def _raised(reward: Reward | GroupReward, error: BaseException) -> str:
+    """Return what the reward raised, and at which line."""
+    lines = traceback.extract_tb(error.__traceback__)
+    at = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
+    return f"{_name(reward)} raised {type(error).__name__}: {without_keys(str(error))}{at}"
+
+
+def _returned(value: Any, reward: Reward | GroupReward, trajectory: Trajectory) -> float | Unscorable:
+    """Return what ``reward`` returned as a float, or why it is none."""
+    if (number := _finite(value)) is not None:
         return number
-    hint = " (is a 'return' missing?)" if value is None and did == "returned" else ""
-    raise RewardError(
-        f"{_name(reward)} {did} {reprlib.repr(value)} ({type(value).__name__}) for {_describe(trajectory)}{hint}; "
-        f"{'return' if did == 'returned' else 'give'} a finite int, float or bool"
-    )
+    hint = ": is a 'return' missing?" if value is None else ""
+    reason = f"{_name(reward)} returned {reprlib.repr(value)} ({type(value).__name__}{hint})"
+    return Unscorable(reason, f"{_describe(trajectory)}; return a finite int, float or bool")
+
+
+def _finite(value: Any) -> float | None:
+    number = float(value) if isinstance(value, Real | np.bool_) else math.nan
+    return number if math.isfinite(number) else None
 
 
 def _check_added(reward: Reward | GroupReward, trajectory: Trajectory) -> None:

@@ -18,20 +18,22 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from art_core.agreement import changed_at
 from art_core.collecting import Kept
 from art_core.config import PARTS, TrainConfig, check_tasks, make_config
 from art_core.display import Display, display
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.guards import Guards
+from art_core.identity import experiment
 from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
 from art_core.metrics import apart
 from art_core.pipeline import Pipeline
 from art_core.plugins import Plugins
-from art_core.rewards import name_of
+from art_core.rewards import name_of, score_rest
 from art_core.rollout import failure, task_input, why_elsewhere
 from art_core.run import Run
-from art_core.scoring import advantages, of_nodes, why_unscored
+from art_core.scoring import of_nodes, why_unscored
 from art_core.threads import in_thread, run_alone
 from art_core.trackers import Tracker, Trackers, find_trackers
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward
@@ -41,7 +43,7 @@ Sample = Callable[[int], Awaitable[tuple[list[Group], dict[str, float]]]]
 
 ENDED = (
     "training ends after step {} of {}: {}; everything is kept: once that is changed, train again with run_dir={!r} and it "
-    "goes on"
+    "continues (with allow_changes=True if the agent, the reward or a setting of training was changed)"
 )
 """Where nothing more can be scored, or nothing good is to be expected."""
 
@@ -93,7 +95,8 @@ async def train(
     ``eval_tasks`` are run before the first step, every ``eval_every`` steps and at the end, scored by ``eval_reward``
     (default: ``reward``), once at each of ``eval_temperatures`` (None: the agent's own); the first is what
     ``report["before"]`` and ``report["after"]`` show. ``dry_run`` rolls out, scores and prints one group, without a step.
-    Further keywords are fields of ``TrainConfig``. With the ``run_dir`` of an interrupted run, it goes on where it stopped.
+    Further keywords are fields of ``TrainConfig``. With the ``run_dir`` of an interrupted run, it goes on where it stopped; a
+    folder that was begun with another agent, tasks, reward or settings is refused, unless ``allow_changes`` is set.
     """
     config = make_config(
         settings, train, model=model, steps=steps, tasks_per_step=tasks_per_step, group_size=group_size, seed=seed,
@@ -107,8 +110,9 @@ async def train(
     shape = {"to_input": to_input, "to_output": to_output}
     # What is misspelt, missing or no reward is refused before anything runs.
     run.adapt(agent)
-    run.reward(eval_reward or reward)
-    name = name_of(run.reward(reward))
+    scored_by = {"reward": run.reward(reward), "eval_reward": run.reward(eval_reward or reward)}
+    name, run.until = name_of(scored_by["reward"]), steps
+    run.experiment = None if dry_run else experiment(agent, tasks, eval_tasks=eval_tasks, **scored_by, **shape)
     # That of the metrics file first, always.
     found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), ["jsonl", *trackers])
     with screen:
@@ -116,8 +120,9 @@ async def train(
         threading.Thread(target=_prepare, args=(run, learner), name="art-learner").start()
         async with run, screen.rates(run.throughput().taken):
             run.store.set_meta("planned_steps", run.store.meta("planned_steps") if dry_run else max(steps, run.step))
-            run.store.set_meta("reward", name)
             run.store.set_meta("dry_run", dry_run)
+            if run.step < steps:
+                run.store.set_meta("reward", name)
             run.on_rollout = screen.advance
             if choice := getattr(await run.learner(), "choice", ""):
                 screen.say(choice)
@@ -251,7 +256,9 @@ async def _sample(
 
     With ``dynamic_sampling``, again on fresh tasks until ``tasks_per_step`` groups have contrast.
     """
-    config, groups, name = run.config, [], name_of(run.reward(reward))
+    config, groups = run.config, []
+    # What a changed reward gave before does not count.
+    by = None if changed_at(run.store, step, "reward") else name_of(run.reward(reward))
     batch, fresh = batch_of_step(tasks, step, config), fresh_tasks(tasks, step, config)
     shown = Display(quiet=True) if config.max_staleness else screen  # several steps cannot share a bar
     with apart() as seconds:
@@ -264,7 +271,7 @@ async def _sample(
                 step=step + 1,
                 allow_no_calls=number > 0,
                 key=_key(step, number),
-                scored_by=name,
+                scored_by=by,
                 **shape,
             )
             if missed := why_elsewhere(found):
@@ -272,7 +279,7 @@ async def _sample(
             for reason in why_failed(found):
                 screen.say_once(f"runs of the agent failed: {reason}; failed runs are data, scored like all others")
             shown.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)
-            scored = await _score(run, found, reward)
+            scored = await score_rest(found, lambda rest: run.score(rest, reward), config.advantage)
             for reason in why_unscored(scored):
                 screen.say_once(f"runs could not be scored: {reason}; such runs are not trained")
             groups += scored
@@ -287,16 +294,6 @@ async def _sample(
             about="max_extra_rounds",
         )
     return groups, seconds
-
-
-async def _score(run: Run, groups: Sequence[Group], reward: Any) -> list[Group]:
-    """Return the groups with rewards and advantages; those that a process which ended has scored keep what it gave them."""
-    scored = [all(t.reward is not None for t in group.trajectories) for group in groups]
-    rest = iter(await run.score([group for group, done in zip(groups, scored, strict=True) if not done], reward))
-    return [
-        advantages(group, run.config.advantage) if done else next(rest)
-        for group, done in zip(groups, scored, strict=True)
-    ]
 
 
 def why_failed(groups: Sequence[Group]) -> list[str]:

@@ -1,6 +1,7 @@
 """A run's settings beside those of its folder and of a learner that is an object: what is refused and what is said."""
 
 import functools
+import re
 
 import pytest
 
@@ -78,17 +79,59 @@ async def test_a_loss_beside_a_learner_that_was_made_before_is_said_unless_it_ha
         {"dynamic_sampling": True},
         {"load_in_4bit": False},
         {"group_size": 4},
+        {"max_grad_norm": 2.0},
+        {"other_nodes": "policy"},
         {"loss": "dapo"},
     ],
 )
-async def test_what_changes_when_a_run_goes_on_is_said(tmp_path, caplog, changed):
+async def test_a_folder_that_was_begun_with_other_settings_is_refused_unless_changes_are_allowed(tmp_path, changed):
+    [(name, value)] = changed.items()
     async with run_of(tmp_path):
         pass
-    async with run_of(tmp_path):
-        assert not caplog.text
-    async with run_of(tmp_path, **changed):
-        [(name, value)] = changed.items()
-        assert f"was begun with {name}=" in caplog.text and f"goes on with {value}" in caplog.text
+    async with run_of(tmp_path, max_concurrent=3, steps=7, checkpoint_every=2):
+        pass
+    with pytest.raises(ConfigError, match=rf"\n{name} +\S+ +{re.escape(str(value))}\n"):
+        async with run_of(tmp_path, **changed):
+            pass
+    async with run_of(tmp_path, **changed, allow_changes=True) as run:
+        [change] = run.store.meta("changes")
+        assert change["step"] == 0 and change["changed"][name][1] == value
+    async with run_of(tmp_path, **changed) as run:
+        assert len(run.store.meta("changes")) == 1
+    with pytest.raises(ConfigError, match="holds another experiment"):
+        async with run_of(tmp_path):
+            pass
+
+
+async def test_a_loss_of_ones_own_is_known_by_its_source(tmp_path):
+    def loss(inputs):
+        return losses.grpo(inputs)
+
+    mine = loss
+
+    def loss(inputs):
+        return losses.dapo(inputs)
+
+    async with run_of(tmp_path, loss=mine):
+        pass
+    async with run_of(tmp_path, loss=mine):
+        pass
+    with pytest.raises(ConfigError, match=r"\nloss +loss \(source \w+\) +loss \(source \w+\)\n"):
+        async with run_of(tmp_path, loss=loss):
+            pass
+
+
+async def test_a_start_that_failed_begins_nothing(tmp_path):
+    class Broken(FakeEngine):
+        async def start(self):
+            raise ConfigError("no engine")
+
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ConfigError, match="no engine"):
+        async with run_of(tmp_path, engine=Broken()):
+            pass
+    async with run_of(tmp_path, kl=0.1):
+        pass
 
 
 async def test_a_run_that_was_begun_before_a_setting_was_noted_goes_on_silently(tmp_path, caplog):
@@ -96,6 +139,10 @@ async def test_a_run_that_was_begun_before_a_setting_was_noted_goes_on_silently(
         begun = run.store.meta("config")
         del begun["max_staleness"]
         run.store.set_meta("config", begun)
-        run.store.set_meta("loss", None)
-    async with run_of(tmp_path, max_staleness=1, loss="dapo", learner="torch"):
-        assert not caplog.text
+        for name in ("loss", "experiment", "begun"):
+            run.store.set_meta(name, None)
+    async with run_of(tmp_path, max_staleness=1, loss="dapo", learner="torch") as run:
+        assert not caplog.text and run.store.meta("changes") is None
+    with pytest.raises(ConfigError, match="max_staleness +1 +0"):
+        async with run_of(tmp_path, loss="dapo", learner="torch"):
+            pass

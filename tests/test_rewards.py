@@ -232,9 +232,8 @@ async def test_a_run_without_budget_ends_in_good_order_and_goes_on_with_more(tmp
     told, screen = told_display()
     judge = Judge(value=float, budget=3)
     common = {"steps": 6, "eval_tasks": ["x"], "eval_reward": right, "max_staleness": max_staleness}
-    result = await art.train(
-        ScriptedAgent(), ["a"], **settings(tmp_path, reward=art.weighted(judge=(1, judge)), progress=screen, **common)
-    )
+    reward = art.weighted(judge=(1, judge))
+    result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=reward, progress=screen, **common))
     done = result.report["steps"]
     assert done == 3 if not max_staleness else 1 <= done <= 3, "with rollouts ahead some of it is spent on later steps"
     assert f"training ends after step {done} of 6: the budget of the judge is spent, raise it" in told.getvalue()
@@ -242,10 +241,10 @@ async def test_a_run_without_budget_ends_in_good_order_and_goes_on_with_more(tmp
     assert result.after is not None and result.report["exhausted"] == judge.exhausted()
     assert len(lines_of(tmp_path)) == done
 
-    still = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=judge, **common))
+    still = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=reward, **common))
     assert still.report["steps"] == done, "nothing is rolled out that cannot be scored"
     judge.budget = 100
-    more = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=judge, **common))
+    more = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=reward, **common))
     assert more.report["steps"] == 6 and more.report["exhausted"] is None
     assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
 

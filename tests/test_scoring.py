@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_core.errors import ConfigError, RewardError
+from art_core.rewards import weighted
 from art_core.scoring import advantages, calls_of, has_contrast, of_nodes, score, why_unscored
 from art_core.types import Call, Group, Trajectory
 
@@ -93,27 +94,66 @@ async def test_no_return_is_missing_where_something_was_returned(value):
         await score(make_group(None), lambda _: value)
 
 
-async def test_no_reward_is_under_way_any_more_when_another_ones_error_is_raised():
+async def test_no_reward_is_under_way_any_more_when_another_ones_error_is_raised_or_noted():
     ended, may = [], asyncio.Event()
 
     async def reward(trajectory):
         if trajectory.output == 0:
             may.set()
-            raise ValueError("wrong")
+            raise error
         await may.wait()
         for _ in range(10):
             await asyncio.sleep(0)
         ended.append(trajectory.output)
         return 1.0
 
-    with pytest.raises(RewardError, match="ValueError: wrong"):
+    error = ConfigError("wrong")
+    with pytest.raises(ConfigError, match="wrong"):
         await score(make_group(None, None), reward)
     assert ended == [1]
+    error = ValueError("wrong")
+    assert rewards_of(await score(make_group(None, None), reward)) == [None, 1.0] and ended == [1, 1]
 
 
-async def test_what_a_judge_returns_that_is_no_number_is_named_with_its_run():
-    with pytest.raises(RewardError, match=r"the reward Judge returned nan \(float\) for rollout r1 of task"):
-        await score(make_group(None, None), Judge([0.5, math.nan]))
+async def test_a_judge_that_returns_what_is_no_number_leaves_that_run_unscored_and_is_refused_for_a_whole_group():
+    scored = await score(make_group(None, None), Judge([0.5, math.nan]))
+    assert rewards_of(scored) == [0.5, None]
+    assert why_unscored([scored]) == ["the reward Judge returned nan (float)"]
+    with pytest.raises(RewardError, match=r"the reward Judge returned nan \(float\) for rollout r0 of task"):
+        await score(make_group(None, None), Judge([math.nan, math.nan]))
+
+
+async def test_a_function_that_raises_for_one_run_leaves_it_unscored_without_what_it_gave_its_calls():
+    def picky(trajectory):
+        trajectory.metrics["seen"] = 1.0
+        trajectory.call_rewards[0] = 1.0
+        return 1 / trajectory.output
+
+    group = Group(task="t", trajectories=tuple(replace(run_of(call_of()), output=it) for it in (0, 2)))
+    scored = await score(group, picky)
+    assert rewards_of(scored) == [None, 0.5]
+    assert [[call.reward for call in t.calls] for t in scored.trajectories] == [[None], [1.0]]
+    [reason] = why_unscored([scored])
+    assert "picky raised ZeroDivisionError: division by zero (" in reason and "test_scoring.py:" in reason
+    again = await score(scored, lambda trajectory: 1.0)
+    assert "unscored" not in again.trajectories[0].notes
+
+
+async def test_a_part_of_a_sum_that_raises_for_one_run_leaves_it_unscored_and_is_named():
+    def picky(trajectory):
+        return 1 / trajectory.output
+
+    scored = await score(make_group(None, None), weighted(picky=(1, picky), one=(1, lambda trajectory: 1)))
+    assert rewards_of(scored) == [None, 2.0] and why_unscored([scored])[0].startswith("picky: the reward")
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_ctrl_c_in_a_reward_is_no_reason_to_leave_a_run_unscored(together):
+    def stop(trajectory):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(score(make_group(None, None), Judge(KeyboardInterrupt()) if together else stop))
 
 
 async def test_an_earlier_scoring_leaves_neither_advantages_nor_reasons():
