@@ -1,7 +1,4 @@
-"""Held-out tasks -> success with its standard error, and the ``report.json`` of a run.
-
-Knows nothing about learning.
-"""
+"""Held-out tasks -> success with its standard error, and the ``report.json`` of a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An open run folder: the training loop's arrows one by one, with their state kept on disk.
-
-Knows nothing about when to do what: ``training.py`` puts the pieces in order.
-"""
+"""An open run folder: the training loop's arrows one by one, with their state kept on disk; ``training.py`` orders them."""
 
 from __future__ import annotations
 
