@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +40,30 @@ USUAL_LOSS = "grpo"
 MEASURED = ("eval_tasks", "eval_reward")
 """Of what ``train`` was passed: the weights do not depend on it."""
 Passed = Mapping[str, Any]
-"""What a run folder is held to, by name: ``RESUMED``, the loss, and what ``train`` knows of agent, tasks and rewards."""
+"""What a run folder is held to, by name: settings, the loss, and what ``train`` knows of agent, tasks and rewards."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run is opened for, and so what its folder is held to."""
+
+    experiment: Mapping[str, str] = field(default_factory=dict)
+    """Agent, tasks and rewards, as far as they are known."""
+    names: Collection[str] = (*RESUMED, "loss")
+    """Settings that count; what was left out of ``open_run`` does not."""
+    until: float = math.inf
+    """The step after which no other is taken."""
+    begins: bool = True
+    """Whether other terms are refused from now on: not after a dry run."""
 
 
 def check_begun_with(
-    store: Store, run_dir: Path, config: TrainConfig, folder: str, loss: Loss, loss_name: str, experiment: Passed | None
+    store: Store, run_dir: Path, config: TrainConfig, folder: str, loss: Loss, loss_name: str, terms: Terms
 ) -> Passed:
     """Note what a run folder is begun with, also if a start before failed, and return what it is held to.
 
     Raises ConfigError for a folder that was begun with other start weights (in ``folder``), and without ``allow_changes``
-    for one that was begun with another loss, other ``RESUMED`` settings or another ``experiment``; what either does not know
-    is no difference.
+    for one that was begun on other ``terms``; what either does not know is no difference.
     """
     mine, settings = weights_hash(folder), without_access(dataclasses.asdict(config))
     command, allowed = settings.pop("command"), settings.pop("allow_changes")
@@ -60,7 +75,8 @@ def check_begun_with(
             "give another run_dir=, or the model that it was begun with"
         )
     of_loss = f"{loss_name} (source {source})" if (source := source_of(loss)) else loss_name
-    passed = {**{name: settings[name] for name in RESUMED}, "loss": of_loss, **(experiment or {})}
+    known = {**{name: settings[name] for name in RESUMED}, "loss": of_loss}
+    passed = {**{name: it for name, it in known.items() if name in terms.names}, **terms.experiment}
     passed = {name: list(it) if isinstance(it, tuple) else it for name, it in passed.items()}  # as JSON returns it
     if theirs is None or not begun:
         model = config.model
@@ -68,7 +84,7 @@ def check_begun_with(
         store.set_meta("model", model if model == "tiny" or not Path(model).exists() else str(Path(model).resolve()))
         store.set_meta("config", settings)
         store.set_meta("loss", loss_name)
-        store.set_meta("experiment", {name: it for name, it in passed.items() if name not in RESUMED})
+        store.set_meta("experiment", passed)
     elif (changes := _changes(store, passed)) and not allowed:
         raise ConfigError(_refusal(store, run_dir, changes))
     store.set_meta("begun", begun)
@@ -77,18 +93,19 @@ def check_begun_with(
     return passed
 
 
-def note_begun(store: Store, run_dir: Path, passed: Passed, loss_name: str, step: int, until: float) -> None:
+def note_begun(store: Store, run_dir: Path, passed: Passed, loss_name: str, step: int, terms: Terms) -> None:
     """Note that the folder is begun, and what has changed at ``step``: if no step is left, of ``MEASURED`` only."""
+    if not terms.begins:
+        return
     store.set_meta("begun", True)
-    passed = {name: it for name, it in passed.items() if step < until or name in MEASURED}
+    passed = {name: it for name, it in passed.items() if step < terms.until or name in MEASURED}
     changes, recorded = _changes(store, passed), _recorded(store)
     new = {name: it for name, it in passed.items() if name in changes or name not in recorded}
-    config, experiment = store.meta("config", {}), store.meta("experiment", {})
-    store.set_meta("config", config | {name: it for name, it in new.items() if name in RESUMED})
-    store.set_meta("experiment", experiment | {name: it for name, it in new.items() if name not in RESUMED})
+    store.set_meta("config", store.meta("config", {}) | {name: it for name, it in new.items() if name in RESUMED})
+    store.set_meta("experiment", recorded | new)
+    if "loss" in new:
+        store.set_meta("loss", loss_name)
     if changes:
-        if "loss" in changes:
-            store.set_meta("loss", loss_name)
         store.set_meta("changes", [*store.meta("changes", []), {"step": step, "changed": changes}])
         for name, (before, now) in changes.items():
             log.warning("%s was begun with %s=%s and continues after step %d with %s", run_dir, name, before, step, now)
@@ -100,8 +117,10 @@ def changed_at(store: Store, step: int, name: str) -> bool:
 
 
 def _recorded(store: Store) -> dict[str, Any]:
-    loss = {"loss": store.meta("loss")} if store.meta("loss") else {}
-    return {**store.meta("config", {}), **loss, **store.meta("experiment", {})}
+    if (recorded := store.meta("experiment")) is not None:
+        return recorded
+    begun = {**store.meta("config", {}), "loss": store.meta("loss")}  # of a run from before more was noted
+    return {name: it for name, it in begun.items() if name in Terms.names and (name != "loss" or it)}
 
 
 def _changes(store: Store, passed: Passed) -> dict[str, list[Any]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from art_core.agreement import changed_at
+from art_core.agreement import Terms, changed_at
 from art_core.config import check_tasks, make_config
 from art_core.display import Display, display, plural
 from art_core.errors import ArtError, ConfigError
@@ -288,7 +288,7 @@ async def evaluate(
     config = make_config({**_settings_of_run(begun, base, settings), **settings}, evaluate, model=base)
     screen = display(progress)
     run = Run(run_dir or new_run_dir(f"eval-{Path(model).name}"), config, engine=engine, plugins=plugins)
-    run.until = 0
+    run.terms = Terms(names=(), until=0)
     name = name_of(run.reward(reward))  # what is misspelt, missing or no reward is refused before anything runs
     with screen:
         if begun and base == begun.get("model") and weights is None:

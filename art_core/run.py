@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -56,10 +55,7 @@ class Run:
         self._learner: Learner | None = None
         self._adapted: tuple[object, RunAgent] | None = None
         self.rewards = Rewards(self.plugins, self.run_dir)
-        self.experiment: Mapping[str, str] | None = {}
-        """Agent, tasks and rewards, which the folder is held to as to its settings; None begins nothing (a dry run)."""
-        self.until: float = math.inf
-        """The step after which no other is taken."""
+        self.terms = agreement.Terms()
         self._checkpointed: int | None = None
         self._used = False
         """Whether there may be rollouts or steps in it."""
@@ -90,7 +86,7 @@ class Run:
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
             self._checkpoints = Checkpoints(self.run_dir, self.store, self.config.keep_checkpoints)
             self._passed = agreement.check_begun_with(
-                self.store, self.run_dir, self.config, self.folder, self._loss, self._loss_name, self.experiment
+                self.store, self.run_dir, self.config, self.folder, self._loss, self._loss_name, self.terms
             )
             self.rewards.begin()
             self.plugins.call("redirect_clients")
@@ -154,8 +150,7 @@ class Run:
                 self.step = self._checkpointed = await self._checkpoints.restore(learner)
                 self._counted = learner.version
             await self._updates.go_on()
-        if self.experiment is not None:
-            agreement.note_begun(self.store, self.run_dir, self._passed, self._loss_name, self.step, self.until)
+        agreement.note_begun(self.store, self.run_dir, self._passed, self._loss_name, self.step, self.terms)
         self.store.add_opening(self._counted)
         self.store.set_meta("ended", None)  # so it stays if this process is killed
 

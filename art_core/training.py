@@ -18,7 +18,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from art_core.agreement import changed_at
+from art_core.agreement import Terms, changed_at
 from art_core.collecting import Kept
 from art_core.config import PARTS, TrainConfig, check_tasks, make_config
 from art_core.display import Display, display
@@ -111,8 +111,8 @@ async def train(
     # What is misspelt, missing or no reward is refused before anything runs.
     run.adapt(agent)
     scored_by = {"reward": run.reward(reward), "eval_reward": run.reward(eval_reward or reward)}
-    name, run.until = name_of(scored_by["reward"]), steps
-    run.experiment = None if dry_run else experiment(agent, tasks, eval_tasks=eval_tasks, **scored_by, **shape)
+    name, of = name_of(scored_by["reward"]), experiment(agent, tasks, eval_tasks=eval_tasks, **scored_by, **shape)
+    run.terms = Terms(of, until=steps, begins=not dry_run)
     # That of the metrics file first, always.
     found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), ["jsonl", *trackers])
     with screen:
@@ -376,10 +376,13 @@ async def _dry_run(
 def open_run(run_dir: str | Path | None = None, *, model: str = "tiny", **settings: Any) -> Run:
     """Return a run to open with ``async with``: the loop in pieces (``collect``, ``score``, ``learn``, ``rollout``).
 
-    Keywords are fields of ``TrainConfig`` and ``engine``, ``learner``, ``loss``, ``executor``, ``plugins`` as in ``train``.
+    Keywords are fields of ``TrainConfig`` and ``engine``, ``learner``, ``loss``, ``executor``, ``plugins`` as in ``train``. A
+    folder that was begun with another loss or other settings of training than these is refused, unless ``allow_changes``.
     """
     parts = {name: settings.pop(name) for name in PARTS if name in settings}
-    return Run(run_dir, make_config(settings, model=model), **parts)
+    run = Run(run_dir, make_config(settings, model=model), **parts)
+    run.terms = Terms(names=(*settings, *parts))
+    return run
 
 
 def train_sync(*args: Any, **kwargs: Any) -> TrainResult:

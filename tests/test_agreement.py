@@ -10,7 +10,7 @@ from art_core import losses
 from art_core.config import TINY, TrainConfig
 from art_core.errors import ConfigError
 from art_core.learner import TorchLearner
-from art_core.testing import CountingLearner, FakeEngine
+from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 
 def run_of(tmp_path, **settings):
@@ -86,10 +86,11 @@ async def test_a_loss_beside_a_learner_that_was_made_before_is_said_unless_it_ha
 )
 async def test_a_folder_that_was_begun_with_other_settings_is_refused_unless_changes_are_allowed(tmp_path, changed):
     [(name, value)] = changed.items()
-    async with run_of(tmp_path):
+    begun = {name: getattr(TrainConfig(), name, "grpo")}
+    async with run_of(tmp_path, **begun):
         pass
     async with run_of(tmp_path, max_concurrent=3, steps=7, checkpoint_every=2):
-        pass
+        pass  # what is left out is what it was
     with pytest.raises(ConfigError, match=rf"\n{name} +\S+ +{re.escape(str(value))}\n"):
         async with run_of(tmp_path, **changed):
             pass
@@ -99,7 +100,7 @@ async def test_a_folder_that_was_begun_with_other_settings_is_refused_unless_cha
     async with run_of(tmp_path, **changed) as run:
         assert len(run.store.meta("changes")) == 1
     with pytest.raises(ConfigError, match="holds another experiment"):
-        async with run_of(tmp_path):
+        async with run_of(tmp_path, **begun):
             pass
 
 
@@ -128,7 +129,7 @@ async def test_a_start_that_failed_begins_nothing(tmp_path):
 
     (tmp_path / "run").mkdir()
     with pytest.raises(ConfigError, match="no engine"):
-        async with run_of(tmp_path, engine=Broken()):
+        async with run_of(tmp_path, engine=Broken(), kl=0.2):
             pass
     async with run_of(tmp_path, kl=0.1):
         pass
@@ -144,5 +145,20 @@ async def test_a_run_that_was_begun_before_a_setting_was_noted_goes_on_silently(
     async with run_of(tmp_path, max_staleness=1, loss="dapo", learner="torch") as run:
         assert not caplog.text and run.store.meta("changes") is None
     with pytest.raises(ConfigError, match="max_staleness +1 +0"):
-        async with run_of(tmp_path, loss="dapo", learner="torch"):
+        async with run_of(tmp_path, loss="dapo", learner="torch", max_staleness=0):
+            pass
+
+
+async def test_what_was_left_out_at_first_may_be_set_by_the_training_that_follows(tmp_path):
+    """Such as imitation first, and GRPO in the same folder."""
+    async with run_of(tmp_path) as run:
+        assert run.store.meta("config")["learning_rate"] is None
+    await art.train(
+        ScriptedAgent(), ["a"], model="tiny", steps=1, group_size=2, tasks_per_step=1, learning_rate=1e-3, engine=FakeEngine(),
+        learner=CountingLearner(), run_dir=tmp_path / "run", reward=lambda trajectory: 1.0, progress=False,
+    )  # fmt: skip
+    async with run_of(tmp_path) as run:
+        assert run.store.meta("config")["learning_rate"] == 1e-3 and run.store.meta("changes") is None
+    with pytest.raises(ConfigError, match="group_size +2 +8"):
+        async with run_of(tmp_path, group_size=8):
             pass
