@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from art_core.capture import Door
 from art_core.capture.activity import Look
+from art_core.memory import Swapping
 from art_core.rollout import Rollout, own_place
 from art_core.stacks import stacks, task_frames, thread_frames
 
@@ -42,6 +43,8 @@ ORDERS = {
     "wake": "the engine to come back to the GPU",
 }
 """What is waited for while the engine has not done what it was told."""
+SWAPPING = 2**20
+"""Bytes per second from which a machine swaps: below it, idle programs are put away once."""
 
 log = logging.getLogger("art_core.engine.watchdog")  # below the name whose records a person is shown
 
@@ -70,6 +73,7 @@ class Watchdog:
         self._moved = time.monotonic()
         self._due = seconds or 0.0
         self._counted: Mapping[str, float] | None = None
+        self._swapping = Swapping()
         # Of all queues the one that a signal's handler may put into.
         self._orders: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -115,6 +119,7 @@ class Watchdog:
 
     def _look(self) -> None:
         assert self._seconds
+        swapped = self._swapping.rate()
         doing, orders = list(self._now.values()), list(self.door.asked.values()) if self.door else []
         begun = [it.began for it in doing] + [began for _, began in orders]
         quiet = time.monotonic() - max(self._moved, min(begun, default=time.monotonic()))
@@ -133,8 +138,9 @@ class Watchdog:
         elif quiet >= self._due:
             self._due = 2 * quiet
             log.warning(
-                "nothing has ended for %s; waited for: %s. `kill -USR1 %d` writes the stacks of all threads and tasks to %s",
-                _span(quiet), "; ".join(self._waited_for(doing, orders, calls)), os.getpid(), self._run_dir,
+                "nothing has ended for %s; waited for: %s.%s `kill -USR1 %d` writes the stacks of all threads and tasks to %s",
+                _span(quiet), "; ".join(self._waited_for(doing, orders, calls)), _of_swapping(swapped), os.getpid(),
+                self._run_dir,
             )  # fmt: skip
 
     def _waited_for(
@@ -258,6 +264,15 @@ def _is_caught(number: int) -> bool:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _of_swapping(rate: float) -> str:
+    if rate < SWAPPING:
+        return ""
+    return (
+        f" The machine is swapping ({rate / 1e6:.0f} MB/s), so everything is slow: lower max_tokens_per_pass or "
+        "max_concurrent, or use a smaller model."
+    )
 
 
 def _short(task: Any) -> str:

@@ -48,6 +48,64 @@ def test_how_many_tokens_a_pass_has_changes_nothing(model_folder, settings):
                 assert metrics[name] == pytest.approx(whole[name], rel=1e-3, abs=1e-6), name
 
 
+def long_trees(learner):
+    """Three of 305 tokens."""
+    calls = [Call(prompt_ids=(4, 5, 6) * 100, sampled_ids=(token,) * 2, logprobs=(-2.0,) * 2) for token in (7, 8, 9)]
+    tree = build_tree([Trajectory(task="t", calls=(call,)) for call in calls], [1.0, -1.0, 0.5])
+    return [tree] * 3
+
+
+def keep_more(learner, times):
+    """Let every block of the model keep so many times its hidden states for the backward pass, and compute the same."""
+
+    def keep(module, inputs, output):
+        return output + 0.0 * (output.repeat(1, 1, times) ** 2).mean(-1, keepdim=True)
+
+    for layer in learner.model.get_decoder().layers:
+        layer.mlp.register_forward_hook(keep)
+
+
+@pytest.fixture
+def small_machine(monkeypatch):
+    """Its memory holds passes of three long trees by the estimate."""
+    monkeypatch.setattr("art_core.learner.gradients.machine_memory", lambda: 4 * 1000 * 2 * (18 * 16 + 6 * 24) * 4)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_passes_that_take_more_memory_than_estimated_become_shorter(model_folder, small_machine, caplog, rank):
+    learner = make_learner(model_folder, lora_rank=rank)
+    trees = long_trees(learner)
+    keep_more(learner, 100)
+    assert [learner.step(trees)["passes"] for _ in range(3)] == [1, 3, 3]
+    (said,) = [record.getMessage() for record in caplog.records if "activations" in record.getMessage()]
+    assert (
+        "times the activations that were estimated, so passes now have at most " in said and "instead of 1000" in said
+    )
+
+
+def test_passes_stay_as_they_are_if_the_estimate_is_about_right_or_the_user_has_set_them(model_folder, small_machine):
+    learner = make_learner(model_folder)
+    assert [learner.step(long_trees(learner))["passes"] for _ in range(3)] == [1, 1, 1]
+    learner = make_learner(model_folder, max_tokens_per_pass=1000)
+    keep_more(learner, 100)
+    assert [learner.step(long_trees(learner))["passes"] for _ in range(3)] == [1, 1, 1]
+
+
+def test_a_resumed_learner_makes_the_shorter_passes_too(model_folder, small_machine, tmp_path):
+    learner = make_learner(model_folder)
+    trees = long_trees(learner)
+    keep_more(learner, 100)
+    for _ in range(4):
+        learner.step(trees)
+    learner.save(tmp_path / "saved")
+    resumed = make_learner(model_folder)
+    keep_more(resumed, 100)
+    resumed.restore(tmp_path / "saved")
+    first, second = learner.step(trees), resumed.step(trees)
+    assert first["passes"] == second["passes"] == 3
+    assert first["grad_norm"] == second["grad_norm"] and first["loss"] == second["loss"]
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_step_makes_the_good_runs_likelier_and_the_bad_ones_less_likely(model_folder, rank):
     learner = make_learner(model_folder, lora_rank=rank, learning_rate=0.003)

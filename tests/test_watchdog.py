@@ -208,6 +208,33 @@ async def test_it_is_said_again_at_doubling_intervals(tmp_path, ear):
     assert times[2] - times[1] > 1.4 * (times[1] - times[0])
 
 
+class Vmstat:
+    """What /proc/vmstat says on a machine that swaps so many pages per second; None: there is no such file."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def read_text(self):
+        if self.rate is None:
+            raise FileNotFoundError("/proc/vmstat")
+        pages = int(self.rate * time.monotonic())
+        return f"nr_free_pages 12\npswpin {pages}\npswpout {pages // 2}\n"
+
+
+@pytest.mark.parametrize(("rate", "named"), [(10_000, True), (20, False), (None, False)])
+async def test_a_machine_that_swaps_is_named_with_what_to_do(tmp_path, ear, monkeypatch, rate, named):
+    monkeypatch.setattr("art_core.memory.VMSTAT", Vmstat(rate))
+    release = asyncio.Event()
+
+    async def agent(task, address):
+        await ScriptedAgent()(task, address)
+        await release.wait()
+
+    said = await saying(train(tmp_path, agent), ear, release)
+    assert ("The machine is swapping (" in said) == named
+    assert ("lower max_tokens_per_pass or max_concurrent" in said) == named
+
+
 class Slow(FakeEngine):
     """Answers in its time, and counts what it samples."""
 

@@ -28,6 +28,7 @@ from art_core.engine.sampling import Draw, Sampled
 from art_core.engine.scheduler import Generation, Scheduler
 from art_core.engine.score import MOST_SCORED, score
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
+from art_core.memory import bound_heap
 from art_core.pretrained import load_tokenizer, positions
 from art_core.types import JsonDict, Weights
 
@@ -62,6 +63,7 @@ class EmbeddedEngine:
         self._scheduler = scheduler
 
     def _open(self, scheduler: Scheduler) -> None:
+        bound_heap()
         tokenizer = load_tokenizer(self._folder)
         # Now, because the template of a model from the hub has been fetched with its tokenizer.
         self._formats = find_formats(self._folder, self._config)

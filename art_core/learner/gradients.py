@@ -19,6 +19,8 @@ MEMORY_SHARE = 0.25
 and gradients need theirs."""
 MOST_TOKENS = 65536
 """Of a pass, where memory would hold more: longer passes are not faster."""
+LEAST_TOKENS = 256
+"""Of a pass, however little memory there is; in smaller ones what does not grow with the tokens would be measured."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +111,64 @@ def _measured(inputs: LossInputs, outputs: TreeOutputs) -> dict[str, float]:
     return measured
 
 
-def tokens_that_fit(model: PreTrainedModel) -> int:
-    """Return how many tokens' activations a share of the memory holds, the GPU's or the machine's.
+class Measured:
+    """A forward pass, and what the largest so far of at most ``max_tokens`` kept for its backward pass: ``ratio`` times the
+    estimate, 0 if there was none. Larger trees are computed in pieces that keep nothing, so they say nothing.
 
-    An estimate for dense transformer layers that keep what their backward pass needs: about 18 vectors of the hidden size
-    and 6 of the feed-forward size a layer.
+    What is kept is counted, not read from the system as the process's peak: that has the memory of other threads in it and
+    differs from run to run, and passes must be the same in every run with the same seed and after every resume, because
+    where they end shows in the last bits of the gradients.
+    """
+
+    def __init__(self, model: PreTrainedModel, forward: Callable[[TokenTree], TreeOutputs], max_tokens: int) -> None:
+        self._model, self._forward, self._max_tokens = model, forward, max_tokens
+        self._largest = LEAST_TOKENS - 1
+        self.ratio = 0.0
+
+    def __call__(self, tree: TokenTree) -> TreeOutputs:
+        if not self._largest < tree.num_tokens <= self._max_tokens:
+            return self._forward(tree)
+        outputs, kept = _kept(self._model, lambda: self._forward(tree))
+        self._largest, self.ratio = tree.num_tokens, kept / tree.num_tokens / token_bytes(self._model)
+        return outputs
+
+
+def _kept(model: PreTrainedModel, forward: Callable[[], TreeOutputs]) -> tuple[TreeOutputs, int]:
+    """Return what ``forward`` returns, and the bytes that stay allocated for its backward pass."""
+    if model.device.type == "cuda":
+        before = torch.cuda.memory_allocated(model.device)
+        outputs = forward()
+        return outputs, torch.cuda.memory_allocated(model.device) - before
+    weights = {it.untyped_storage().data_ptr() for it in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()  # of many views once
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        outputs = forward()
+    return outputs, sum(kept.values())
+
+
+def token_bytes(model: PreTrainedModel) -> int:
+    """Return an estimate of the bytes of a token's activations.
+
+    For dense transformer layers that keep what their backward pass needs: about 18 vectors of the hidden size and 6 of the
+    feed-forward size a layer.
     """
     config = model.config.get_text_config()
     width = 18 * config.hidden_size + 6 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    token = config.num_hidden_layers * width * model.dtype.itemsize
+    return config.num_hidden_layers * width * model.dtype.itemsize
+
+
+def tokens_that_fit(model: PreTrainedModel, ratio: float = 1.0) -> int:
+    """Return how many tokens' activations a share of the memory holds, the GPU's or the machine's.
+
+    A token takes ``ratio`` times the estimate.
+    """
     # Not what is free: a run that goes on must make the same passes.
     memory = torch.cuda.mem_get_info()[1] if model.device.type == "cuda" else machine_memory()
-    return min(MOST_TOKENS, max(256, int(MEMORY_SHARE * memory / token)))
+    return min(MOST_TOKENS, max(LEAST_TOKENS, int(MEMORY_SHARE * memory / (ratio * token_bytes(model)))))

@@ -6,6 +6,7 @@ Knows nothing about rewards, groups or which loss it is handed.
 from __future__ import annotations
 
 import inspect
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -25,12 +26,13 @@ from transformers import PreTrainedModel
 from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
 from art_core.errors import ConfigError, NotFiniteError
 from art_core.learner import checkpoint
-from art_core.learner.gradients import Totals, accumulate, tokens_that_fit
+from art_core.learner.gradients import Measured, Totals, accumulate, tokens_that_fit
 from art_core.learner.processes import Alone, empty_pass, full_tensor
 from art_core.learner.shared_memory import move, shared_tensors
 from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
 from art_core.learner.tree_support import Support
+from art_core.memory import bound_heap
 from art_core.packing import pack
 from art_core.pretrained import quiet_adapters
 from art_core.token_tree import build_tree
@@ -38,6 +40,12 @@ from art_core.types import Call, Loss, TokenTree, Trajectory, Weights
 
 MAMBA = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
 """Model types whose kernels read the weights of these modules past PEFT's adapters, which it refuses there."""
+MEASURED_STEPS = 3
+"""The first ones, in which a pass is compared with the estimate of its memory."""
+TOLERATED = 1.25
+"""Of the estimate; a pass that took more shortens those that follow. What took less changes nothing."""
+
+logger = logging.getLogger("art_core.learner")
 
 
 class TorchLearner:
@@ -52,6 +60,7 @@ class TorchLearner:
     """Why ``learner="auto"`` took this learner, for people; empty where it has nothing to say."""
 
     def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss, group: Alone | None = None) -> None:
+        bound_heap()
         torch.manual_seed(config.seed)
         self.group = group or Alone()
         self.version = 0
@@ -69,7 +78,7 @@ class TorchLearner:
             self.model = self._add_adapter(model, rank).eval()
         self._compute = self.group.place(self.model)
         self._compute_reference = self._compute if self._reference is None else self.group.place(self._reference)
-        self._pass_tokens = self.group.least(config.max_tokens_per_pass or tokens_that_fit(model))
+        self._set_pass_tokens(1.0)
         self._adapted = dict(_adapted(model))
         self._live: dict[str, Tensor] | None = None
         self._asked = False
@@ -167,6 +176,7 @@ class TorchLearner:
         """
         in_4bit = bool(getattr(self.model, "is_loaded_in_4bit", False))
         state = {"version": self.version, "base_model": self.model_folder, "in_4bit": in_4bit}
+        state["memory_ratio"] = self._memory_ratio
         self._write(Path(folder), state, checkpoint.optimizer_state(self._optimizer, self._trained))
 
     def _write(self, folder: Path, state: Mapping[str, Any], moments: Mapping[str, Tensor] | None = None) -> None:
@@ -198,25 +208,55 @@ class TorchLearner:
             checkpoint.read_model(folder, self.model, self.group.laid_out)
         checkpoint.read_optimizer(folder, self._optimizer, self._trained, self.group.laid_out)
         self.version = state["version"]
+        self._set_pass_tokens(state.get("memory_ratio", 1.0))
 
     def _accumulate(self, trees: Sequence[TokenTree], loss: Loss | None = None) -> dict[str, float]:
         """Add up the gradients of the trees' parts of the loss; return the metrics of the whole."""
         self._optimizer.zero_grad()  # of a step that an exception ended
         self._check_depths(trees)
         totals, passes = Totals.of(trees), self._passes(self.group.share(trees))
+        forward = partial(self._compute, tree_outputs, self.model, weighted_only=True, max_tokens=self._pass_tokens)
+        measured = Measured(self.model, forward, self._pass_tokens if self._measures else 0)
         reference = self._reference_logprobs if self.config.kl and not loss else lambda _: None
         metrics = accumulate(
             passes,
             totals,
             loss or self.loss,
-            forward=partial(self._compute, tree_outputs, self.model, weighted_only=True, max_tokens=self._pass_tokens),
+            forward=measured,
             reference=reference,
             proximal=self.config.importance_cap is not None,
         )
         for _ in range(self.group.idle(lambda share: len(self._passes(share)), trees)):
             empty_pass(self.model, self._compute, reference)
         self.group.add_up(list(self._trained.values()))
-        return self.group.joined(metrics | {"passes": float(len(passes))}) | totals.metrics
+        metrics |= {"passes": float(len(passes)), "memory_ratio_max": measured.ratio}
+        metrics = self.group.joined(metrics)
+        self._correct(metrics.pop("memory_ratio_max"))
+        return metrics | totals.metrics
+
+    @property
+    def _measures(self) -> bool:
+        """Whether memory decides about passes. Processes that have a part of the weights recompute what others keep."""
+        return self.version < MEASURED_STEPS and not self.config.max_tokens_per_pass and not self.group.shards
+
+    def _correct(self, ratio: float) -> None:
+        """Shorten the passes that follow if one took ``ratio`` times the estimate; the same on all processes."""
+        if ratio <= TOLERATED * self._memory_ratio:
+            return
+        before = self._pass_tokens
+        self._set_pass_tokens(ratio)
+        if self._pass_tokens < before and not self.group.rank:
+            logger.warning(
+                "a pass kept %.1f times the activations that were estimated, so passes now have at most %d tokens instead of "
+                "%d; max_tokens_per_pass sets another number", ratio, self._pass_tokens, before,
+            )  # fmt: skip
+
+    def _set_pass_tokens(self, ratio: float) -> None:
+        self._memory_ratio = ratio
+        """What a token's activations take, over what ``tokens_that_fit`` estimates."""
+        self._pass_tokens = self.group.least(
+            self.config.max_tokens_per_pass or tokens_that_fit(self.model, self._memory_ratio)
+        )
 
     def _passes(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         return pack(trees, self._pass_tokens) if self._way.packs else list(trees)
