@@ -53,7 +53,7 @@ class Variable:
 
 
 CHECKED = (
-    Variable("OPENAI_API_KEY", "key of a judge such as ART_JUDGE=openai/gpt-4.1-mini, and of agents outside of runs"),
+    Variable("OPENAI_API_KEY", "key of a judge such as ART_JUDGE=openai/gpt-6-luna, and of agents outside of runs"),
     Variable("OPENPIPE_API_KEY", NO_OPENPIPE, refused=True),
     Variable("WANDB_API_KEY", "key of trackers=['wandb']; without it runs are kept offline", "art-wandb"),
     Variable("LANGFUSE_SECRET_KEY", "key of trackers=['langfuse'] and art import langfuse", "art-langfuse"),

@@ -75,7 +75,7 @@ def test_commands_as_pages_show_them_are_found_right():
         cat > .env << 'EOF'
         nothing that is a command
         EOF
-        ART_JUDGE=openai/gpt-4.1-mini art train agent.py:agent tasks.jsonl \\
+        ART_JUDGE=openai/gpt-6-luna art train agent.py:agent tasks.jsonl \\
             --steps 3 > log.txt &     # in the background
         python -m bench.peers --only step; make demo SEED=1
         pip install -e '.[train,chart]' -e plugins/art-openai

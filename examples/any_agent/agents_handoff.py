@@ -25,7 +25,7 @@ from ..email_search.tasks import MAX_MODEL_CALLS, SYSTEM_PROMPT
 from .inbox import ANSWER, TOOLS, Json, use_tool
 
 set_tracing_disabled(True)  # it would send every run to OpenAI, with a key that is none
-model = OpenAIChatCompletionsModel("gpt-4.1-mini", AsyncOpenAI(api_key="unused: the policy answers"))
+model = OpenAIChatCompletionsModel("gpt-6-luna", AsyncOpenAI(api_key="unused: the policy answers"))
 
 
 def function_tool(schema: Json) -> FunctionTool:

@@ -26,7 +26,7 @@ class TeamState(MessagesState):
 
 def build_agent() -> CompiledStateGraph:
     """Return the graph; the key comes from ``OPENAI_API_KEY``, as usual."""
-    model = ChatOpenAI(model="gpt-4.1-mini", temperature=0).bind_tools(TOOLS)
+    model = ChatOpenAI(model="gpt-5.6-luna", reasoning_effort="none", temperature=0).bind_tools(TOOLS)
 
     async def ask(state: TeamState) -> Command:
         """Ask the model, use the tools that it calls, and hand over to the node that goes on."""

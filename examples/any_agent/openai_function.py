@@ -20,7 +20,9 @@ def agent(task: Json) -> str | None:
         {"role": "user", "content": task["question"]},
     ]
     for _ in range(MAX_MODEL_CALLS):
-        reply = client.chat.completions.create(model="gpt-4.1-mini", messages=messages, tools=TOOLS, temperature=0)
+        reply = client.chat.completions.create(
+            model="gpt-6-luna", messages=messages, tools=TOOLS, reasoning_effort="none", temperature=0
+        )
         message = reply.choices[0].message
         if not message.tool_calls:
             return None

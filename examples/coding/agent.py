@@ -24,7 +24,11 @@ def write_function(task: dict[str, Any]) -> list[str]:
     messages, programs = opening(task["request"]), []
     for _ in range(TRIES):
         reply = client.chat.completions.create(
-            model="gpt-4.1-mini", messages=messages, max_tokens=MAX_TOKENS, temperature=0
+            model="gpt-6-luna",
+            messages=messages,
+            max_completion_tokens=MAX_TOKENS,
+            reasoning_effort="none",
+            temperature=0,
         )
         answer = reply.choices[0].message.content or ""
         programs.append(code_of(answer))

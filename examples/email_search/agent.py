@@ -49,7 +49,7 @@ TOOLS = [search_inbox, read_email, return_final_answer]
 def build_agent() -> CompiledStateGraph:
     """Return the agent; the key comes from ``OPENAI_API_KEY``, as usual."""
     return create_agent(
-        ChatOpenAI(model="gpt-4.1-mini", temperature=0),
+        ChatOpenAI(model="gpt-5.6-luna", reasoning_effort="none", temperature=0),
         tools=TOOLS,
         system_prompt=SYSTEM_PROMPT,
         state_schema=InboxState,

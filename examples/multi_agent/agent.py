@@ -43,7 +43,7 @@ def build_agent() -> CompiledStateGraph:
 
 
 def _asking(tool: str):
-    model = ChatOpenAI(model="gpt-4.1-mini", temperature=0).bind_tools(TOOLS, tool_choice=tool)
+    model = ChatOpenAI(model="gpt-5.6-luna", reasoning_effort="none", temperature=0).bind_tools(TOOLS, tool_choice=tool)
 
     async def ask(state: TeamState) -> dict[str, list[AIMessage | ToolMessage]]:
         reply = await model.ainvoke([SystemMessage(SYSTEM_PROMPT), *state["messages"]])

@@ -31,7 +31,7 @@ def ask(board: str) -> str:
     """Return what the model answers for the side to move."""
     who = f"{side_to_move(board).lower()}/{10 - len(free_cells(board))}"
     reply = client.chat.completions.create(
-        model="gpt-4.1-mini", messages=prompt(board), temperature=0, max_tokens=8,
+        model="gpt-6-luna", messages=prompt(board), reasoning_effort="none", temperature=0, max_completion_tokens=8,
         extra_headers={"x-art-agent": who},
     )  # fmt: skip
     return (reply.choices[0].message.content or "").strip()

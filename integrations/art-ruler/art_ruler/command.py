@@ -40,8 +40,8 @@ app = typer.Typer(
     cls=WithDefault,
     no_args_is_help=True,
     help="Judge stored runs, and judge the judges. `art judge RUN` is short for `art judge run RUN`.",
-    epilog="Examples: `art judge runs/mine --judge openai/gpt-4.1-mini`, `art judge show runs/mine`, `art judge prefer runs/mine "
-    "--out mine.jsonl`, `art judge calibrate runs/mine mine.jsonl --judge openai/gpt-4.1-mini --judge openai/gpt-4.1-nano`",
+    epilog="Examples: `art judge runs/mine --judge openai/gpt-6-luna`, `art judge show runs/mine`, `art judge prefer runs/mine "
+    "--out mine.jsonl`, `art judge calibrate runs/mine mine.jsonl --judge openai/gpt-6-luna --judge openai/gpt-6.1-terra`",
 )
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 JudgeName = Annotated[
@@ -71,7 +71,9 @@ Step = Annotated[int | None, typer.Option(help="Only the runs of this step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-@app.command(DEFAULT, epilog="Example: `art judge runs/mine --judge openai/gpt-4.1-mini --step 20 --budget 2`")
+@app.command(
+    DEFAULT, epilog="Example: `art judge runs/mine --judge openai/gpt-6-luna --step 20 --budget 2 --price 0.1 0.5`"
+)
 def judge_run(
     run: RunDir,
     judge: JudgeName = None,
@@ -147,7 +149,7 @@ def prefer(
 
 @app.command(
     "calibrate",
-    epilog="Example: `art judge calibrate runs/mine mine.jsonl --judge openai/gpt-4.1-mini --judge openai/gpt-4.1-nano`",
+    epilog="Example: `art judge calibrate runs/mine mine.jsonl --judge openai/gpt-6-luna --judge openai/gpt-6.1-terra`",
 )
 def calibrate(
     run: RunDir,

@@ -159,7 +159,7 @@ def judge_of(
     if callable(judge) and not isinstance(judge, type):
         return FunctionJudge(judge, timeout)
     raise ConfigError(
-        f"{judge!r} is not a judge: give a LiteLLM model string such as 'openai/gpt-4.1-mini', a LangChain chat model, or "
+        f"{judge!r} is not a judge: give a LiteLLM model string such as 'openai/gpt-6-luna', a LangChain chat model, or "
         "`async def judge(messages) -> str`"
     )
 

@@ -93,8 +93,8 @@ class Ruler:
         judge = judge or os.environ.get("ART_JUDGE")
         if not judge:
             raise ConfigError(
-                "RULER has no judge: set ART_JUDGE to a LiteLLM model string, such as ART_JUDGE=openai/gpt-4.1-mini (with "
-                "its provider's key, here OPENAI_API_KEY), or pass reward=Ruler('openai/gpt-4.1-mini'). RULER is asked where no "
+                "RULER has no judge: set ART_JUDGE to a LiteLLM model string, such as ART_JUDGE=openai/gpt-6-luna (with "
+                "its provider's key, here OPENAI_API_KEY), or pass reward=Ruler('openai/gpt-6-luna'). RULER is asked where no "
                 "other reward is given: a function is one too (reward=my_function, or --reward FILE.py:NAME)"
             )
         _check(votes=votes, chunk=chunk, concurrency=concurrency, retries=retries, context=context, timeout=timeout)

@@ -35,7 +35,7 @@ class Response(BaseModel):
 
 async def ruler(
     message_lists: Sequence[Messages],
-    judge_model: Any = "openai/o3",
+    judge_model: Any = "openai/gpt-6.1-sol",
     extra_litellm_params: Mapping[str, Any] | None = None,
     rubric: str | None = DEFAULT_RUBRIC,
     tools: Tools | None = None,
@@ -60,7 +60,7 @@ async def ruler(
 
 async def ruler_score_group(
     group: TrajectoryGroup,
-    judge_model: Any = "openai/o3",
+    judge_model: Any = "openai/gpt-6.1-sol",
     extra_litellm_params: Mapping[str, Any] | None = None,
     rubric: str | None = DEFAULT_RUBRIC,
     *,
