@@ -1,5 +1,7 @@
 """TorchLearner: steps, live weights in shared memory, and checkpoints that continue bit for bit."""
 
+import importlib
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -362,3 +364,10 @@ def test_a_loss_without_importance_cap_is_refused_where_one_is_set(model_folder)
 
     with pytest.raises(ConfigError, match="the loss mine takes no argument importance_cap"):
         make_learner(model_folder, loss=mine, importance_cap=2.0)
+
+
+def test_without_its_packages_the_learner_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "art_core.learner")
+    monkeypatch.setitem(sys.modules, "peft", None)  # as where it is missing
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[train\]'"):
+        importlib.import_module("art_core.learner")

@@ -5,9 +5,11 @@ import shlex
 
 import doc_shell
 import pytest
+from typer.testing import CliRunner
 
 from art_core import hookimpl
-from art_core.doctor import frameworks
+from art_core.__main__ import app
+from art_core.doctor import Finding, frameworks
 from art_core.errors import AgentError, ConfigError, PluginError
 from art_core.plugins import ADAPTERS, PACKAGES, WITHOUT_PLUGIN, Installed, Plugins, how_to_install
 from art_core.types import RolloutAddress
@@ -113,6 +115,13 @@ def test_frameworks_are_listed_with_what_they_need(monkeypatch):
 def test_what_is_not_installed_is_installed_from_the_checkout():
     for distribution in {*ADAPTERS.values(), *PACKAGES.values(), *(it.needs for it in CHECKED)} - {""}:
         doc_shell.check_pip(shlex.split(how_to_install(distribution))[1:], have={"art-core"})
+
+
+def test_doctor_shows_the_names_of_extras(monkeypatch):
+    advice = "needed for LoRA: pip install -e '.[train]'"
+    monkeypatch.setattr("art_core.doctor.examine", lambda: [Finding("peft", "missing", advice)])
+    shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).output
+    assert advice in shown
 
 
 def test_what_is_called_a_frameworks_plugin_is_what_its_agents_are_told():

@@ -3,6 +3,17 @@
 Imports torch, transformers and peft, so it is imported only by those who train.
 """
 
+from art_core.errors import ConfigError
+
+try:
+    import peft  # noqa: F401
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise ConfigError(
+        f"the learner needs torch, transformers and peft ({error}); in the checkout of art, run: pip install -e '.[train]'"
+    ) from error
+
 from art_core.learner.torch_learner import TorchLearner
 from art_core.learner.tree_forward import tree_logprobs
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from art_core.errors import ConfigError
+
 if TYPE_CHECKING:
     from art_vllm.export import Exported
 
@@ -40,7 +42,12 @@ def export_run(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write what a run trained as folders that PEFT, transformers and vLLM load, and check that they compute the same."""
-    from art_vllm.export import export
+    try:
+        from art_vllm.export import export
+    except ImportError as error:
+        raise ConfigError(
+            f"art export loads the trained model ({error}); in the checkout of art, run: pip install -e '.[train]'"
+        ) from error
 
     with _progress() as say:
         exported = export(run, out, step=step, merged=merged, dtype=dtype and dtype.value, check=check, progress=say)

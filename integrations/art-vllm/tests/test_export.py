@@ -5,6 +5,7 @@ import itertools
 import json
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -298,6 +299,12 @@ def test_an_export_that_computes_something_else_is_not_kept(trained, tmp_path, m
         export(trained(8), tmp_path / "out")
     assert not list(tmp_path.iterdir())
     assert export(trained(8), tmp_path / "out", check=False).check is None
+
+
+def test_an_export_without_torch_is_refused_with_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "art_vllm.export", None)  # as where torch is missing
+    refused = command(tmp_path).exception
+    assert isinstance(refused, ConfigError) and "pip install -e '.[train]'" in str(refused)
 
 
 def test_what_cannot_be_exported_is_refused_with_the_reason(trained, run_dir, tmp_path, monkeypatch):
