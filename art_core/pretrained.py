@@ -6,11 +6,12 @@ transformers' own, and weights are read from safetensors only, never unpickled.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from transformers import (
@@ -141,6 +142,12 @@ def quiet_adapters() -> Iterator[None]:
         warnings.filterwarnings("ignore", "The following .*_pattern keys did not match", RuntimeWarning)
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)  # and then is not: GPT-2
         yield
+
+
+def has_adapter(model: torch.nn.Module) -> TypeGuard[PeftModel]:
+    """Whether it is PEFT's model of another one; PEFT is not imported for that."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(model, peft.PeftModel)
 
 
 def load_adapter(model: PreTrainedModel, folder: str | Path) -> PeftModel:

@@ -1,6 +1,6 @@
 """TokenTree -> gradient step -> Weights. Knows nothing about rewards, groups or which loss it is handed.
 
-Imports torch, transformers and peft, so it is imported only by those who train.
+Imports torch and transformers, so it is imported only by those who train; peft only for an adapter.
 """
 
 from art_core.errors import ConfigError

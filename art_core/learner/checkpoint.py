@@ -17,10 +17,9 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -29,6 +28,9 @@ from transformers import PreTrainedModel
 from art_core.errors import DamagedCheckpoint, StoreError
 from art_core.folder import bring_to_disk
 from art_core.pretrained import load_causal_lm, load_tokenizer, no_progress_bars
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 MANIFEST = "learner.json"
 PASSED_OVER = "a run that goes on passes over this checkpoint"
@@ -145,6 +147,8 @@ def _share(folder: Path, *, like: Path) -> None:
 
 def read_adapter(folder: Path, model: PeftModel, laid_out: LaidOut) -> None:
     """Copy the adapter in ``folder``, as ``laid_out`` gives it, into ``model``'s own."""
+    from peft import get_peft_model_state_dict
+
     file = folder / ADAPTER / "adapter_model.safetensors"
     if not file.is_file():
         raise StoreError(f"{folder} holds a whole model, not an adapter; continue with lora_rank=0")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
@@ -17,6 +17,9 @@ from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs
 from art_core.pretrained import load_adapter
 from art_core.types import TokenTree
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 def load_weights(start: str | Path, folder: Path | None) -> PreTrainedModel | PeftModel:

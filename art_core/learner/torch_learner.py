@@ -12,14 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
-from peft.tuners.lora.layer import ParamWrapper
-from peft.utils.integrations import dequantize_module_weight
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -34,7 +30,7 @@ from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
 from art_core.learner.tree_support import Support
 from art_core.memory import bound_heap
 from art_core.packing import pack
-from art_core.pretrained import quiet_adapters
+from art_core.pretrained import has_adapter
 from art_core.token_tree import build_tree
 from art_core.types import Call, Loss, TokenTree, Trajectory, Weights
 
@@ -46,6 +42,10 @@ TOLERATED = 1.25
 """Of the estimate; a pass that took more shortens those that follow. What took less changes nothing."""
 
 logger = logging.getLogger("art_core.learner")
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
 
 
 class TorchLearner:
@@ -79,7 +79,7 @@ class TorchLearner:
         self._compute = self.group.place(self.model)
         self._compute_reference = self._compute if self._reference is None else self.group.place(self._reference)
         self._set_pass_tokens(1.0)
-        self._adapted = dict(_adapted(model))
+        self._adapted = _adapted(model) if rank else {}
         self._live: dict[str, Tensor] | None = None
         self._asked = False
         """Whether ``weights`` was called: what they need of shared memory is not taken for an engine that loads files."""
@@ -99,12 +99,9 @@ class TorchLearner:
         return 0 if size < LORA_FROM else LORA_RANK
 
     def _add_adapter(self, model: PreTrainedModel, rank: int) -> PeftModel:
-        excluded = ["out_proj", "conv1d"] if model.config.model_type in MAMBA else None
-        lora = LoraConfig(
-            r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=excluded, task_type="CAUSAL_LM"
-        )
-        with quiet_adapters():
-            return get_peft_model(model, lora)
+        from art_core.learner import adapters
+
+        return adapters.add_adapter(model, rank)
 
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         """Take one optimizer step on all ``trees`` together, in passes of up to ``max_tokens_per_pass`` tokens.
@@ -159,7 +156,7 @@ class TorchLearner:
         in ``folder/adapter``. Raises StoreError where it cannot be written."""
         folder = Path(folder)
         self._write(folder, {"version": self.version, "base_model": self.model_folder})
-        return Weights(self.version, folder / checkpoint.ADAPTER if isinstance(self.model, PeftModel) else folder)
+        return Weights(self.version, folder / checkpoint.ADAPTER if has_adapter(self.model) else folder)
 
     def score(self, ids: Sequence[int]) -> list[float]:
         """Return the logprob of every token of ``ids`` but the first, at temperature 1, in nats."""
@@ -181,7 +178,7 @@ class TorchLearner:
 
     def _write(self, folder: Path, state: Mapping[str, Any], moments: Mapping[str, Tensor] | None = None) -> None:
         """Write the weights and, where it is given, the optimizer's state, by the first process."""
-        adapter = isinstance(self.model, PeftModel)
+        adapter = has_adapter(self.model)
         mine = self._trained if adapter else _state(self.model)
         weights = self.group.whole(mine)
         moments = None if moments is None else self.group.whole(moments)
@@ -202,7 +199,7 @@ class TorchLearner:
         """
         folder = Path(folder)
         state = checkpoint.read_state(folder)
-        if isinstance(self.model, PeftModel):
+        if has_adapter(self.model):
             checkpoint.read_adapter(folder, self.model, self.group.laid_out)
         else:
             checkpoint.read_model(folder, self.model, self.group.laid_out)
@@ -321,7 +318,9 @@ class TorchLearner:
         if self.group.shards:
             return None
         if self._adapted:
-            return shared_tensors({name: _plain_shape(module) for name, module in self._adapted.items()})
+            from art_core.learner import adapters
+
+            return shared_tensors({name: adapters.plain_shape(module) for name, module in self._adapted.items()})
         parameters = dict(self.model.named_parameters())
         live = shared_tensors({name: parameter.shape for name, parameter in parameters.items()})
         if live is not None and self._serves_in_place():
@@ -335,8 +334,10 @@ class TorchLearner:
     def _copied_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the plain model's parameters that training changes and that are not in shared memory themselves."""
         if self._adapted:
+            from art_core.learner import adapters
+
             for name, module in self._adapted.items():
-                yield name, _plain_weight(module) + module.get_delta_weight("default")
+                yield name, adapters.merged_weight(module)
         elif not self._serves_in_place():
             yield from self.model.named_parameters()
 
@@ -347,22 +348,10 @@ def _state(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: parameters.get(name, value) for name, value in model.state_dict().items()}
 
 
-def _adapted(model: PreTrainedModel) -> Iterator[tuple[str, LoraLayer]]:
-    """Yield the names that adapted parameters have in the plain model, each with the layer that adapts it."""
-    for name, module in model.named_modules():
-        if isinstance(module, ParamWrapper):  # one for each parameter of a block of experts, around each other
-            yield f"{name.replace('.base_layer', '')}.{module.parameter_name}", module
-        elif isinstance(module, LoraLayer):
-            yield f"{name}.weight", module
+def _adapted(model: PreTrainedModel) -> dict[str, LoraLayer]:
+    from art_core.learner import adapters
 
-
-def _plain_shape(module: LoraLayer) -> torch.Size:
-    weight = module.get_param() if isinstance(module, ParamWrapper) else module.get_base_layer().weight
-    return getattr(weight, "quant_state", weight).shape  # what is packed in 4 bits has another shape itself
-
-
-def _plain_weight(module: LoraLayer) -> Tensor:
-    return module.get_param() if isinstance(module, ParamWrapper) else dequantize_module_weight(module.get_base_layer())
+    return dict(adapters.adapted(model))
 
 
 def _with_keywords(loss: Loss, **settings: float | None) -> Loss:

@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from peft import PeftModel
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import Cache, DynamicLayer, PreTrainedModel
@@ -28,6 +27,7 @@ from art_core.learner.head import Targets, head_of, logprobs_of
 from art_core.learner.last_layer import only_rows
 from art_core.learner.tree_mask import TreeMask
 from art_core.learner.tree_support import PATHS, Support, attention_of, support
+from art_core.pretrained import has_adapter
 from art_core.types import TokenTree
 
 logger = logging.getLogger("art_core.learner")
@@ -304,7 +304,7 @@ _said: WeakKeyDictionary[PreTrainedModel, set[str]] = WeakKeyDictionary()
 
 
 def _base(model: torch.nn.Module) -> PreTrainedModel:
-    return model.get_base_model() if isinstance(model, PeftModel) else model
+    return model.get_base_model() if has_adapter(model) else model
 
 
 def _device(base: PreTrainedModel) -> torch.device:
