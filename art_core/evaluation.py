@@ -19,10 +19,11 @@ from art_core.errors import ConfigError
 from art_core.folder import checkpoint_step, last_checkpoint, new_run_dir, store_file, write_whole
 from art_core.frozen import is_address
 from art_core.hints import hints
+from art_core.lessons import say_elsewhere
 from art_core.metrics import Z, apart, wilson_interval
 from art_core.plugins import Plugins
 from art_core.rewards import name_of
-from art_core.rollout import task_id, task_input, why_elsewhere
+from art_core.rollout import task_id, task_input
 from art_core.run import Run
 from art_core.scoring import why_unscored
 from art_core.shown import without_access
@@ -178,8 +179,7 @@ class Evaluator:
             groups = await self.run.collect(
                 self.agent, self.tasks, group_size=1, split="eval", sampling=sampling, key=key, **self.shape
             )
-            if missed := why_elsewhere(groups):
-                self.screen.say(f"{name}: {missed}")
+            say_elsewhere(name, groups, self.screen)
             groups = await self.run.score(groups, self.reward)
         report = Report(tuple(g.trajectories[0] for g in groups), temperature, self.run.run_dir)
         unscored = f", unscored runs {report.unscored}" if report.unscored else ""
