@@ -20,10 +20,11 @@ from art_core.folder import checkpoint_step, last_checkpoint, new_run_dir, store
 from art_core.frozen import is_address
 from art_core.hints import hints
 from art_core.identity import experiment
+from art_core.lessons import say_elsewhere
 from art_core.metrics import Z, apart, wilson_interval
 from art_core.plugins import Plugins
 from art_core.rewards import name_of, score_rest
-from art_core.rollout import task_id, task_input, why_elsewhere
+from art_core.rollout import task_id, task_input
 from art_core.run import Run
 from art_core.scoring import why_unscored
 from art_core.shown import without_access
@@ -192,8 +193,7 @@ class Evaluator:
                 scored_by=by,
                 **self.shape,
             )
-            if missed := why_elsewhere(groups):
-                self.screen.say(f"{name}: {missed}")
+            say_elsewhere(name, groups, self.screen)
             groups = await score_rest(groups, lambda rest: self.run.score(rest, self.reward), self.run.config.advantage)
         report = Report(tuple(g.trajectories[0] for g in groups), temperature, self.run.run_dir)
         unscored = f", unscored runs {report.unscored}" if report.unscored else ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from art_core.attribution import TO_DO
 from art_core.display import Display
 from art_core.metrics import of_learner
+from art_core.rollout import why_elsewhere
 from art_core.scoring import is_scored, why_unscored
 from art_core.types import Group
 
@@ -91,6 +93,15 @@ def say_untrained(step: int, metrics: Mapping[str, float], screen: Display) -> N
         screen.say_once((NOTHING_CHOSEN if forced == 1 else NOTHING_LEFT).format(step), about="skipped")
     elif forced < 1 and (share := (untrained - forced) / (1 - forced)) > 0.5:
         screen.say_once(MOSTLY_UNTRAINED.format(step, share), about="untrained")
+
+
+def say_elsewhere(when: str, groups: Sequence[Group], screen: Display) -> None:
+    """Say how many model calls did not reach the policy: each time if they were refused, once if they were meant to pass."""
+    if refused := why_elsewhere(groups, "refused"):
+        screen.say(f"{when}: {refused}")
+        screen.say_once(f"to capture such calls, {TO_DO}")
+    if passed := why_elsewhere(groups, "passed"):
+        screen.say_once(f"{when}: {passed}", about="passed")
 
 
 def flat_advice(steps: int, groups: Sequence[Group]) -> str:

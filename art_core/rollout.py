@@ -282,37 +282,36 @@ def note_elsewhere(store: Store, groups: Sequence[Group]) -> None:
         store.set_meta("calls_elsewhere", {kind: seen[kind] + Counter(before.get(kind, {})) for kind in seen})
 
 
-def why_elsewhere(groups: Sequence[Group]) -> str | None:
-    """Return how many model calls did not reach the policy, and why; None if all did."""
+def why_elsewhere(groups: Sequence[Group], kind: str) -> str | None:
+    """Return how many model calls were ``refused`` before they left, or ``passed`` to where the agent sends them; None for 0."""
     trajectories = [t for g in groups for t in g.trajectories]
-    refused, passed = unrecorded(trajectories, "refused"), unrecorded(trajectories, "passed")
-    missed = refused.total() + passed.total()
-    if not missed:
+    missed = {kind: unrecorded(trajectories, kind) for kind in ("refused", "passed")}
+    calls = sum(found.total() for found in missed.values()) + sum(len(t.calls) for t in trajectories)
+    if not missed[kind]:
         return None
-    calls = missed + sum(len(t.calls) for t in trajectories)
-    return f"{missed} of {calls} model calls did not reach the policy: {_became(refused=refused, passed=passed)}"
+    return f"{missed[kind].total()} of {calls} model calls did not reach the policy: {_became(kind, missed[kind])}"
 
 
-def _became(**kinds: Counter[str]) -> str:
-    said = {
-        "failed": "{n} were refused by it, the first with: {which}",
-        "refused": "{n} were refused before they left ({which}); " + TO_DO,
-        "passed": "{n} went where the agent sends them, as passthrough= or other_nodes= says ({which})",
-    }
-    return "; ".join(
-        said[kind].format(n=found.total(), which=", ".join(list(found)[: 1 if kind == "failed" else 3]))
-        for kind, found in kinds.items()
-        if found
-    )
+BECAME = {
+    "failed": "{} were refused by it, the first with: {}",
+    "refused": "{} were refused before they left ({})",
+    "passed": "{} went where the agent sends them, as passthrough= or other_nodes= says ({})",
+}
+
+
+def _became(kind: str, found: Counter[str]) -> str:
+    return BECAME[kind].format(found.total(), ", ".join(list(found)[: 1 if kind == "failed" else 3]))
 
 
 def _why_no_call(trajectories: Sequence[Trajectory]) -> str:
     """Return what to say if not one run made a recorded call: what became of the calls, else the agent's own error."""
     failed = [t for t in trajectories if t.error]
-    missed = {kind: unrecorded(trajectories, kind) for kind in ("failed", "refused", "passed")}
-    if calls := sum(found.total() for found in missed.values()):
+    missed = {kind: found for kind in BECAME if (found := unrecorded(trajectories, kind))}
+    if missed:
+        calls = sum(found.total() for found in missed.values())
         at = next((f" (at {t.error_at})" for t in failed if t.error_at), "")
-        return f"the policy answered none of {calls} model calls{at}: {_became(**missed)}"
+        became = [_became(kind, found) for kind, found in missed.items()] + [TO_DO] * ("refused" in missed)
+        return f"the policy answered none of {calls} model calls{at}: {'; '.join(became)}"
     if len(failed) < len(trajectories):
         some = f"; {len(failed)} runs failed, the first with {failure(failed[0])}" if failed else ""
         return f"the agent ran {len(trajectories)} times and no model call was recorded: its {CALLS_ELSEWHERE}{some}"

@@ -26,12 +26,12 @@ from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.guards import Guards
 from art_core.identity import experiment
-from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
+from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_elsewhere, say_untrained
 from art_core.metrics import apart
 from art_core.pipeline import Pipeline
 from art_core.plugins import Plugins
 from art_core.rewards import name_of, score_rest
-from art_core.rollout import failure, task_input, why_elsewhere
+from art_core.rollout import failure, task_input
 from art_core.run import Run
 from art_core.scoring import of_nodes, why_unscored
 from art_core.threads import in_thread, run_alone
@@ -274,8 +274,7 @@ async def _sample(
                 scored_by=by,
                 **shape,
             )
-            if missed := why_elsewhere(found):
-                screen.say(f"step {step + 1}: {missed}")
+            say_elsewhere(f"step {step + 1}", found, screen)
             for reason in why_failed(found):
                 screen.say_once(f"runs of the agent failed: {reason}; failed runs are data, scored like all others")
             shown.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)

@@ -12,6 +12,7 @@ from bench import capture
 from bench.stub import PROMPT, SAMPLED
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_stub_answers_with_all_its_tokens(stream):
     port = capture.free_port()

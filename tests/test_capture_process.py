@@ -115,6 +115,7 @@ def serving_processes() -> list[int]:
     return [int(pid) for pid in found.stdout.split()]
 
 
+@pytest.mark.system
 async def test_a_process_that_was_started_early_serves_what_is_only_importable_later(tmp_path, monkeypatch):
     start_early("no_such_module", "sqlite3")
     (early,) = serving_processes()
@@ -130,6 +131,7 @@ async def test_a_process_that_was_started_early_serves_what_is_only_importable_l
     assert serving_processes() == []
 
 
+@pytest.mark.system
 async def test_a_process_that_was_started_early_is_not_used_in_another_environment(monkeypatch):
     start_early()
     (early,) = serving_processes()
@@ -139,6 +141,7 @@ async def test_a_process_that_was_started_early_is_not_used_in_another_environme
         assert serving != early
 
 
+@pytest.mark.system
 def test_a_process_that_was_started_early_and_not_used_ends_with_its_program():
     code = "from art_core.capture import process; process.start_early('time'); print(process._early[0][0].process.pid)"
     assert not running(int(subprocess.check_output([sys.executable, "-c", code])))

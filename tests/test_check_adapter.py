@@ -108,6 +108,7 @@ async def test_a_plugin_of_a_framework_with_a_client_of_its_own_passes(check):
     assert await check(Plugin()) == ""
 
 
+@pytest.mark.system
 async def test_calls_that_are_not_redirected_are_told(check):
     class Loses(Plugin):
         async def redirect(self, address, base_url, headers, body):

@@ -47,6 +47,7 @@ def test_demonstrations_are_of_training_combinations_alone():
     assert not shown & asked(held_out_tasks(300))
 
 
+@pytest.mark.system
 def test_solutions_pass_their_tests_in_the_sandbox_and_slips_fail_them():
     rng = random.Random(0)
     slips = failed = 0

@@ -204,6 +204,7 @@ def test_a_client_with_sockets_of_its_own_is_refused_where_it_begins_tls():
         context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="pypi.org")
 
 
+@pytest.mark.system
 def test_a_library_may_be_imported_when_the_rollout_is_live_already():
     program = f"""
 import sys

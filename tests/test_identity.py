@@ -73,6 +73,7 @@ def changed(tmp_path, before, after):
     return {name for name in NAMES if old[name] != new[name]}
 
 
+@pytest.mark.system
 def test_it_is_the_same_in_every_process_and_has_no_address(tmp_path):
     here = names(loaded(tmp_path))
     code = f"import mine; from art_core.identity import identity; print({{n: identity(getattr(mine, n)) for n in {NAMES}}})"

@@ -132,6 +132,7 @@ def test_two_processes_take_the_steps_of_one_also_after_a_step_that_both_refused
             assert theirs[metric] == pytest.approx(mine[metric], rel=1e-3, abs=1e-5), metric
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", HALF)
 def test_a_checkpoint_goes_on_with_another_number_of_processes(alone, together, model_folder, tmp_path, name):
     check_same(alone / name, together / f"{name}:end")

@@ -19,6 +19,7 @@ def test_art_model_replaces_the_model_that_the_code_names(monkeypatch):
     assert Agent("some/model").model_name == "tiny"
 
 
+@pytest.mark.system
 def test_importing_the_classic_surface_is_light():
     code = "import sys, art_core.agent, art_core.environment; print({'torch', 'transformers', 'aiohttp'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

@@ -62,6 +62,7 @@ def test_a_look_holds_up_no_writer(tmp_path):
         assert look(tmp_path / "run.sqlite", lambda view: view.meta("model")) == "other"
 
 
+@pytest.mark.system
 def test_what_a_killed_process_had_written_is_seen_and_stays_where_it_is(tmp_path):
     file = tmp_path / "run.sqlite"
     subprocess.run([sys.executable, "-c", CRASHES, str(file)], check=False)

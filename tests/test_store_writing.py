@@ -81,6 +81,7 @@ for number in range(1000):
 """
 
 
+@pytest.mark.system
 def test_what_was_flushed_survives_a_kill(tmp_path):
     path = tmp_path / "run.sqlite"
     run = subprocess.run([sys.executable, "-c", WRITER, path], capture_output=True, text=True, timeout=60)

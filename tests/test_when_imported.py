@@ -87,6 +87,7 @@ print([ask.__qualname__ for ask in asks if not hasattr(ask, "__wrapped__")])
 """
 
 
+@pytest.mark.system
 def test_redirecting_imports_no_client_library_and_wraps_those_that_are_imported_later():
     names = {it.distribution for it in Plugins().installed()}
     if missing := {"art-openai", "art-langchain", "art-langgraph", "art-pydantic-ai"} - names:

@@ -73,6 +73,7 @@ def _refused(what: str) -> str:
     )
 
 
+@functools.lru_cache(1024)
 def _endpoint(url: str) -> tuple[str | None, int | None]:
     parts = urlsplit(url)
     return parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -86,6 +86,7 @@ def test_it_takes_the_steps_of_one_process_and_its_checkpoints_are_the_same(shar
     assert check[1] == pytest.approx(check[0], rel=1e-3)
 
 
+@pytest.mark.system
 def test_where_all_processes_fail_alike_the_learner_goes_on(shared, tmp_path):
     learner, before = shared, shared.version
     with pytest.raises(ValueError, match="no token trees"):

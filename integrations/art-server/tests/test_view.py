@@ -108,6 +108,7 @@ def test_the_chart_library_is_the_one_that_was_pinned():
         assert hashlib.sha256((STATIC / "vendor" / name).read_bytes()).hexdigest() == digest
 
 
+@pytest.mark.system
 async def test_looking_at_a_run_loads_neither_torch_nor_an_engine(recorded):
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", EVERYTHING, str(recorded), stdout=asyncio.subprocess.PIPE

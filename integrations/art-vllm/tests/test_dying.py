@@ -19,6 +19,7 @@ def asking(text: str) -> dict:
     return {"messages": [{"role": "user", "content": text}]}
 
 
+@pytest.mark.system
 async def test_a_server_whose_log_cannot_be_written_any_more_is_given_up_and_nobody_waits_for_ever(fake):
     async with fake.running(fake.engine()) as it:
         shutil.rmtree(fake.run_dir)
@@ -84,6 +85,7 @@ async def test_a_server_of_somebody_else_that_was_started_anew_is_given_its_adap
             assert await it.score([8, 16]) == [-2.0]
 
 
+@pytest.mark.system
 async def test_a_version_is_retired_also_where_its_server_is_gone(fake):
     async with fake.running(fake.engine()) as theirs:
         it = AddressEngine("tiny", TrainConfig(lora_rank=8), base_url=theirs.base_url)

@@ -13,6 +13,8 @@ from art_core.errors import ConfigError
 from art_wandb import ARTWandbLogger
 from art_wandb.logger import ACTIONS, EPISODES
 
+pytestmark = pytest.mark.system
+
 PROGRAM = Path(__file__).parent / "wandb_integration.py"
 CONFIG = {"model_name": "tiny", "agent_type": "email_search", "learning_rate": 1e-5}
 
@@ -28,7 +30,6 @@ def logged(tmp_path, tell, config=CONFIG):
     return run
 
 
-@pytest.mark.system
 def test_an_epoch_has_every_metric_and_zero_where_it_is_missing(tmp_path):
     run = logged(tmp_path, lambda logger: logger.log_training_metrics(3, {"policy_loss": 0.5, "entropy": 1.5}))
     row = {key: value for key, value in run.history[0].items() if not key.startswith("_")}
@@ -147,7 +148,6 @@ def test_a_wandb_run_of_the_program_itself_is_left_alone(tmp_path):
     assert all("own" not in row for row in runs["mine"].history)
 
 
-@pytest.mark.system
 def test_the_classic_program_runs_as_it_is_and_ends_with_nothing_left_behind(tmp_path):
     environment = {**os.environ, "ART_EPOCHS": "5"}
     done = subprocess.run(

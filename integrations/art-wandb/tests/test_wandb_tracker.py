@@ -16,12 +16,13 @@ from art_core.types import Call, Group, Trajectory
 from art_wandb import WandbTracker
 from art_wandb.tables import CHARACTERS, COLUMNS, ROWS
 
+pytestmark = pytest.mark.system
+
 
 def stored(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.system
 async def test_a_run_can_be_read_back(tmp_path):
     folder = tmp_path / "first"
     result = await train(folder, eval_tasks=["x", "y", "z"], eval_every=1)
@@ -43,7 +44,6 @@ async def test_a_run_can_be_read_back(tmp_path):
     assert run.summary["report"]["steps"] == 2 and "evaluations" not in run.summary["report"]
 
 
-@pytest.mark.system
 async def test_wandbs_own_viewer_reads_what_these_tests_read(tmp_path):
     await train(tmp_path / "run", eval_tasks=["x"])
     (run,) = runs_in(tmp_path / "run")
@@ -55,7 +55,6 @@ async def test_wandbs_own_viewer_reads_what_these_tests_read(tmp_path):
     ]
 
 
-@pytest.mark.system
 async def test_every_scored_run_is_a_row_of_its_steps_table(tmp_path):
     result = await train(tmp_path / "run", eval_tasks=["x"])
     (run,) = runs_in(tmp_path / "run")
@@ -70,7 +69,6 @@ async def test_every_scored_run_is_a_row_of_its_steps_table(tmp_path):
     assert {row["rollout_id"] for row in rows} <= {t.rollout_id for t in art.load_trajectories(result.run_dir)}
 
 
-@pytest.mark.system
 async def test_a_run_folder_that_goes_on_is_the_same_run(tmp_path):
     folder = tmp_path / "run"
     await train(folder, eval_tasks=["x"])

@@ -144,6 +144,7 @@ def test_an_answer_from_a_cache_is_not_taken_for_the_policys(stub):
         set_llm_cache(None)
 
 
+@pytest.mark.system
 def test_importing_the_plugin_does_not_import_langchain():
     code = "import art_langchain, sys; assert not {'langchain_core', 'langchain_openai', 'openai'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -115,6 +115,7 @@ def test_only_compiled_graphs_are_adapted():
         art_langgraph.adapt_agent(graph_of(("ask", ask)))
 
 
+@pytest.mark.system
 def test_importing_the_plugin_does_not_import_langgraph():
     code = "import art_langgraph, sys; assert not {'langgraph', 'langchain_core'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
