@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from weakref import WeakSet, WeakValueDictionary
 import art_core
 import art_openpipe
 from art_core.display import Display
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, RewardError
 from art_core.folder import checkpoint_step, checkpoints
 from art_core.lessons import flat_advice
 from art_core.plugins import Plugins
@@ -322,6 +323,9 @@ def _checked(groups: Iterable[Any]) -> list[TrajectoryGroup]:
             )
         if group.awaited:
             raise ConfigError("a TrajectoryGroup has not been run: await art.gather_trajectory_groups(groups) first")
+        for trajectory in group.trajectories:
+            if not math.isfinite(trajectory.reward):
+                raise RewardError(f"a trajectory has the reward {trajectory.reward}; set a finite int or float")
     return found
 
 
