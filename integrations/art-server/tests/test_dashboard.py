@@ -295,6 +295,7 @@ def test_before_and_after_are_shown_for_each_temperature_and_never_mixed(tmp_pat
     record(tmp_path / "other", steps=1)
     measured_at_two_temperatures(tmp_path / "a-name-that-is-much-longer-than-the-column-in-which-it-stands")
     page = desk.open(desk.view(tmp_path))
+    page.wait_for_selector(".change")
     row = page.locator("tbody tr", has_text="a-name")
     pairs = ["20.7 % → 74.7 % temperature 1", "9.3 % → 84.3 % the agent's own temperature"]
     assert row.locator(".change").all_inner_texts() == pairs
