@@ -76,7 +76,7 @@ def check_begun_with(
         )
     of_loss = f"{loss_name} (source {source})" if (source := source_of(loss)) else loss_name
     known = {**{name: settings[name] for name in RESUMED}, "loss": of_loss}
-    passed = {**{name: it for name, it in known.items() if name in terms.names}, **terms.experiment}
+    passed = {**terms.experiment, **{name: it for name, it in known.items() if name in terms.names}}
     passed = {name: list(it) if isinstance(it, tuple) else it for name, it in passed.items()}  # as JSON returns it
     if theirs is None or not begun:
         model = config.model

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+from art_core.display import plural
 from art_core.rewards import Weighted
 from art_core.rollout import is_own, task_id
 
@@ -42,7 +43,7 @@ def source_of(thing: Any) -> str | None:
 
 def identity_of_tasks(tasks: Sequence[Any]) -> str:
     """Return how many tasks there are and a hash of their ids, whatever their order. Raises ConfigError as ``task_id``."""
-    return f"{len(tasks)} ({_digest(sorted(map(task_id, tasks)))})"
+    return f"{plural(len(tasks), 'task')} ({_digest(sorted(map(task_id, tasks)))})"
 
 
 def experiment(

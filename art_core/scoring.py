@@ -248,8 +248,8 @@ async def _score_each(group: Group, reward: Reward) -> list[float | Unscorable]:
         except ConfigError:
             raise  # about the set-up, and not about this run
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the user's function: its bug is its run's
-            hint = "correct the reward function (a failed run has output None and its reason in trajectory.error)"
-            return Unscorable(_raised(reward, error), f"{_describe(trajectory)}; {hint}", error)
+            hint = "; correct the reward function (a failed run has output None and its reason in trajectory.error)"
+            return Unscorable(_raised(reward, error), f"{_describe(trajectory)}{hint}", error)
         return _returned(value, reward, trajectory)
 
     outcomes = await asyncio.gather(*map(one, group.trajectories), return_exceptions=True)
@@ -263,6 +263,8 @@ async def _score_together(group: Group, reward: GroupReward) -> list[float | Uns
     task = f"the group of task {reprlib.repr(group.task)}"
     try:
         values = await reward.score(group)
+    except RewardError as error:
+        raise error if isinstance(error, Unscorable) else Unscorable(str(error), task, error) from error
     except ArtError:
         raise
     except (Exception, SystemExit) as error:  # the boundary to the judge

@@ -128,4 +128,4 @@ def test_a_sum_is_known_by_its_parts_and_a_function_that_refers_to_itself_is_no_
 
 def test_tasks_are_known_by_their_number_and_contents_in_any_order():
     assert identity_of_tasks(["a", "b"]) == identity_of_tasks(["b", "a"]) != identity_of_tasks(["a", "c"])
-    assert identity_of_tasks(["a", {"input": 1}]).startswith("2 (")
+    assert identity_of_tasks(["a", {"input": 1}]).startswith("2 tasks (")

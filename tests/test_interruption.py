@@ -113,7 +113,13 @@ def test_a_run_goes_on_as_it_was_started_last_and_keeps_no_key(place, monkeypatc
     assert str(refused.exception).endswith("--set learner_args=VALUE")
 
     monkeypatch.chdir(place.folder.parent)
-    done = trained(*again, "--steps", "2", "--set", "learner_args={}", "--set", "group_size=2")
+    changed = (*again, "--steps", "2", "--set", "learner_args={}", "--set", "group_size=2")
+    refused = trained(*changed)
+    assert isinstance(refused.exception, ConfigError) and "group_size" in str(refused.exception)
+    assert f"art train --resume {place.run_dir}" in str(refused.exception)
+
+    monkeypatch.chdir(place.folder.parent)
+    done = trained(*changed, "--allow-changes")
     assert done.exit_code == 0 and place.steps == [1, 2], done.output
     assert os.environ["FROM_THERE"] == "yes"
     with Store(place.run_dir / "run.sqlite") as store:

@@ -64,7 +64,7 @@ async def test_a_refusal_says_all_that_differs_and_the_ways_out(tmp_path):
     table = rows(error)
     assert set(table) == {"agent", "tasks", "reward", "learning_rate"}
     assert table["agent"][0] == "ScriptedAgent" and table["agent"][1].startswith("other (source ")
-    assert table["learning_rate"] == ("None", "0.001") and table["tasks"][0].startswith("2 (")
+    assert table["learning_rate"] == ("None", "0.001") and table["tasks"][0].startswith("2 tasks (")
     said = str(error.value)
     assert "another run_dir" in said and "repeat the call" in said and "allow_changes=True" in said
 

@@ -1,12 +1,18 @@
-"""Rollouts without end: nothing grows, nothing slows down. ``LONG=whole`` goes on for half an hour."""
+"""Rollouts and steps without end: nothing grows, nothing slows down. ``LONG=whole`` takes most of an hour."""
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from soak import Soak, soak
 
 WHOLE = os.environ.get("LONG") == "whole"
+WARM_UP = 4
+"""Steps in which a process takes what it keeps."""
 
 
 @pytest.mark.long
@@ -21,3 +27,15 @@ def test_rollouts_go_on_without_growing(tmp_path):
     assert found.files <= 0
     if WHOLE:  # in a minute the allocator has not settled, and a noisy machine decides about the speed
         assert found.memory <= 1.1 and found.throughput >= 0.9
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_memory_stays_bounded_while_a_model_is_learnt_and_served():
+    command = [sys.executable, "-m", "tests.soak_learner", "--steps", "40" if WHOLE else "12"]
+    said = subprocess.check_output(command, cwd=Path(__file__).parent.parent, text=True)
+    held = [json.loads(line) for line in said.splitlines()]
+    for process in ("trainer", "engine"):
+        sizes = [it[process] for it in held]
+        print(process, "MiB", sizes)
+        assert max(sizes[WARM_UP:]) <= 1.15 * min(sizes[WARM_UP:]), sizes

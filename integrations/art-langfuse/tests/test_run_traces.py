@@ -234,7 +234,7 @@ async def test_what_cannot_work_is_refused_before_anything_runs(server, tmp_path
         OtelTracker.check()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
-    with pytest.raises(ConfigError, match="opentelemetry-exporter-otlp-proto-grpc"):
+    with pytest.raises(ConfigError, match=r"pip install opentelemetry-exporter-otlp-proto-grpc"):
         OtelTracker.check()
     assert not (tmp_path / "run").exists()
 

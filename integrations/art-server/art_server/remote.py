@@ -19,7 +19,7 @@ from art_core.attribution import exempt
 from art_core.config import check_tasks
 from art_core.display import Output
 from art_core.errors import ArtError, CaptureError, ConfigError
-from art_core.rewards import name_of
+from art_core.rewards import name_of, score_all
 from art_core.rollout import task_id, task_input
 from art_core.shown import without_keys
 from art_core.store.values import from_json, to_json
@@ -132,7 +132,7 @@ class RemoteRun:
             request: dict[str, Any] = {"kind": "score", "groups": ids, "reward": reward}
         else:
             with exempt():
-                groups = list(await asyncio.gather(*(scoring.score(group, reward) for group in groups)))
+                groups = await score_all(groups, lambda group: scoring.score(group, reward), lambda group: group)
             scores = [scores_to_wire(group)["trajectories"] for group in groups]
             request = {"kind": "scores", "groups": scores, "by": name_of(reward)}
         result = await self._job(uuid.uuid4().hex, request)
