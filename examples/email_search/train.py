@@ -14,7 +14,7 @@ from .tasks import held_out_tasks, training_tasks
 
 
 def run(
-    steps: int = 24, seed: int = 0, judge: str | None = None, run_dir: Path | None = None, eval_tasks: int = 300,
+    steps: int = 30, seed: int = 0, judge: str | None = None, run_dir: Path | None = None, eval_tasks: int = 200,
     learning_rate: float = 1e-3, **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
     """Train on the reward from the known answer, or on RULER's scores by ``judge``; measure by the known answer.
@@ -32,10 +32,10 @@ def run(
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 24,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 30,
     seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
     judge: Annotated[str | None, typer.Option(help="LiteLLM's name of a judge; none: the known answers.")] = None,
-    eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 300,
+    eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 200,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
 ) -> None:
     """Train the agent and print held-out success before and after: some minutes on two cores."""
