@@ -59,7 +59,7 @@ def demo(
         str | None, typer.Option(help="A LiteLLM model string: train on RULER's scores by this judge.")
     ] = None,
     run_dir: RunDir = None,
-    eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 300,
+    eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 200,
 ) -> None:
     """Train the email-search agent, a LangGraph agent, on this machine and show what changed."""
     with _starting_engine():

@@ -60,7 +60,9 @@ def train(options: argparse.Namespace, folder: str, judge: str | None = None) ->
     reports = []
     for seed in options.seeds:
         run_dir = options.out / f"{folder}{seed}"
-        run(steps=options.steps, seed=seed, judge=judge, run_dir=run_dir, eval_tasks=options.tasks)
+        run(
+            options.steps, seed, judge, run_dir, options.tasks, learning_rate=options.learning_rate
+        )  # fmt: skip
         reports.append(json.loads((run_dir / "report.json").read_text()))
     return reports
 
@@ -89,8 +91,9 @@ def main(options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=45)
-    parser.add_argument("--tasks", type=int, default=300, help="held-out tasks")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--tasks", type=int, default=200, help="held-out tasks")
     parser.add_argument("--judge", choices=["scripted"], help="train every seed on this judge's scores as well")
     parser.add_argument("--out", type=Path, default=Path("runs/demo-seeds"))
     main(parser.parse_args())

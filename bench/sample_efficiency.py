@@ -32,6 +32,7 @@ from examples.email_search.train import run
 
 LEARNERS = {"tree": "one pass over each tree", "calls": "every call in a row of its own"}
 COLOURS = {"tree": "#c2410c", "calls": "#30567d"}
+LEARNING_RATE = 5e-4
 ROWS = 8
 """Calls that are padded into one forward pass, the shortest first: the fastest of 1, 4, 8, 16 and 32 for this model."""
 
@@ -64,11 +65,11 @@ def train(which: str, seed: int, options: argparse.Namespace) -> Path:
         return folder
     learner: TorchLearner | str = "auto"
     if which == "calls":
-        config = TrainConfig(seed=seed, learning_rate=5e-4)  # as examples.email_search.train has it
+        config = TrainConfig(seed=seed, learning_rate=LEARNING_RATE)
         learner = CallByCallLearner(TINY, config, losses.grpo)
     run(
         steps=options.steps, seed=seed, run_dir=folder, eval_tasks=options.tasks, eval_every=options.eval_every,
-        learner=learner,
+        learner=learner, learning_rate=LEARNING_RATE,
     )  # fmt: skip
     return folder
 

@@ -58,7 +58,8 @@ def main(run_dir: str, steps: str, eval_tasks: str, seed: str, file: str) -> Non
     phases.of(Checkpoints, "save", "checkpoint")
     from examples.email_search.train import run
 
-    run(int(steps), int(seed), run_dir=Path(run_dir), eval_tasks=int(eval_tasks), progress=False)
+    shape = {"run_dir": Path(run_dir), "eval_tasks": int(eval_tasks), "learning_rate": 5e-4}
+    run(int(steps), int(seed), **shape, progress=False)
 
 
 if __name__ == "__main__":

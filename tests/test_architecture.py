@@ -178,7 +178,9 @@ def test_importing_the_core_and_its_plugins_is_light():
 
 
 def test_only_a_learner_with_an_adapter_imports_peft():
-    files = set((CORE / "learner").glob("*.py")) - {CORE / "learner" / it for it in ("adapters.py", "unsloth_learner.py")}
+    files = set((CORE / "learner").glob("*.py")) - {
+        CORE / "learner" / it for it in ("adapters.py", "unsloth_learner.py")
+    }
     for path in files | {CORE / "pretrained.py"}:
         top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
         assert "peft" not in " ".join(map(ast.unparse, top)), f"{path.name} imports PEFT for every learner"

@@ -14,8 +14,8 @@ from .tasks import held_out_tasks, training_tasks
 
 
 def run(
-    steps: int = 24, seed: int = 0, judge: str | None = None, run_dir: Path | None = None, eval_tasks: int = 300,
-    **settings: Any,
+    steps: int = 30, seed: int = 0, judge: str | None = None, run_dir: Path | None = None, eval_tasks: int = 200,
+    learning_rate: float = 1e-3, **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
     """Train on the reward from the known answer, or on RULER's scores by ``judge``; measure by the known answer.
 
@@ -26,16 +26,16 @@ def run(
         os.environ["ART_JUDGE"] = judge
     return art.train_sync(
         build_agent(), training_tasks(240, seed), model="tiny", reward="ruler" if judge else reward, steps=steps,
-        learning_rate=1e-3, seed=seed, run_dir=run_dir, eval_tasks=held_out_tasks(eval_tasks), eval_reward=reward,
+        learning_rate=learning_rate, seed=seed, run_dir=run_dir, eval_tasks=held_out_tasks(eval_tasks), eval_reward=reward,
         eval_temperatures=(1.0, None), **settings,
     )  # fmt: skip
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 24,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 30,
     seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
     judge: Annotated[str | None, typer.Option(help="LiteLLM's name of a judge; none: the known answers.")] = None,
-    eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 300,
+    eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 200,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
 ) -> None:
     """Train the agent and print held-out success before and after: some minutes on two cores."""
