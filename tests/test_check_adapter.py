@@ -115,7 +115,7 @@ async def test_calls_that_are_not_redirected_are_told(check):
             return await SEND(base_url, headers, body)
 
     said = await check(Loses())
-    assert "went to the agent's own provider and are lost" in said
+    assert "model calls of rollouts were not redirected" in said
     assert "0 were recorded in a rollout" in said
 
 

@@ -58,7 +58,7 @@ def test_the_tests_of_a_new_adapter_fail_when_it_is_broken(tmp_path):
     module.write_text(module.read_text().replace("if address is None:", "if True:"))
     done = run_tests(plugin)
     assert done.returncode == 1
-    assert "went to the agent's own provider and are lost" in done.stdout
+    assert "model calls of rollouts were not redirected" in done.stdout
 
 
 def test_it_is_a_distribution_that_art_finds(tmp_path):

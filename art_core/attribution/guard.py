@@ -7,6 +7,7 @@ of their own, those that begin TLS. Knows nothing about what redirects calls.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -86,7 +87,7 @@ def _short(model: str) -> str:
 
 def _answered(request: Any, reason: str) -> Any:
     """Return the refusal as the answer of a server, for SDKs that would take an exception for a lost connection and retry."""
-    module = __import__(type(request).__module__.partition(".")[0])
+    module = sys.modules[type(request).__module__.partition(".")[0]]
     error = {"type": "error", "error": {"type": "permission_error", "code": "not_captured", "message": reason}}
     return module.Response(403, json=error, headers={"x-should-retry": "false"}, request=request)
 

@@ -178,7 +178,7 @@ class _Check:
         self.calls += sum(len(trajectory.calls) for trajectory in runs)
         return [
             *rules.untouched(before.asked, plain.asked),
-            *rules.not_lost(self._leaked()),
+            *rules.redirected(self._leaked(), runs),
             *rules.asked_the_same(plain.requests, trajectories[0]),
             *rules.recorded_once(self._served.answered, runs),
             *[text for trajectory in runs for text in rules.ledger(trajectory, self._served.logprob)][:3],

@@ -51,13 +51,14 @@ def _difference(before: Sequence[Asked], after: Sequence[Asked]) -> str:
     return f"{next(iter(left), 'nothing')!r:.300} became {next(iter(right), 'nothing')!r:.300}"
 
 
-def not_lost(leaked: int) -> list[str]:
-    """Inside a rollout nothing goes where the agent sends it."""
-    if not leaked:
+def redirected(leaked: int, trajectories: Sequence[Trajectory]) -> list[str]:
+    """Inside a rollout nothing goes where the agent sends it, or would go there if it were not refused."""
+    missed = leaked + sum(sum(it.unrecorded.get("refused", {}).values()) for it in trajectories)
+    if not missed:
         return []
     return [
-        f"{leaked} model calls of rollouts went to the agent's own provider and are lost: redirect_clients must wrap every "
-        "way in which the framework asks a model, and send it to art_core.destination(model).base_url"
+        f"{missed} model calls of rollouts were not redirected: redirect_clients must wrap every way in which the framework "
+        "asks a model, and send it to art_core.destination(model).base_url"
     ]
 
 
