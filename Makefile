@@ -36,6 +36,8 @@ SEED ?= 0
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=20 --durations-min=1
 export OMP_WAIT_POLICY ?= PASSIVE
+# Without bytecode on disk every process compiles what it imports: seconds for torch, and the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup lock demo docs test test-all test-rest test-system test-engines test-long fuzz mutation browser lint tiny
 

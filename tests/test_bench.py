@@ -107,6 +107,7 @@ def test_the_gpu_check_runs_without_a_gpu(section):
         assert all(float(row[-2]) < 1e-5 for row in rows if row[0] == "float32" and row not in failed)
 
 
+@pytest.mark.system
 def test_a_section_that_does_not_finish_stands_in_the_report(tmp_path, capsys):
     out = tmp_path / "gpu.md"
     gpu_check.main(["--device", "cpu", "--tiny", "--only", "speed,lora", "--timeout", "0.01", "--out", str(out)])
