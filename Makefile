@@ -34,7 +34,7 @@ MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/p
 SEED ?= 0
 # Processes that share the tests; a file stays in one, because its fixtures are shared.
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=20 --durations-min=1
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=1
 export OMP_WAIT_POLICY ?= PASSIVE
 # Without bytecode on disk every process compiles what it imports: seconds for torch, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE

@@ -29,6 +29,13 @@ uvicorn.Server.main_loop = _main_loop
 HEAVY = ("system", "engines", "long")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Begin with the files that take long, so that the workers end together. After ``-m``, hence last."""
+    long = {item.path for item in items if any(map(item.get_closest_marker, HEAVY))}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """Fail a quick test that starts a process: its place is among the system tests."""
