@@ -83,8 +83,10 @@ test: $(VENV)/.ready
 test-system: $(VENV)/.ready
 	$(PYTEST) -m "system and not (smoke or engines or long)"
 
-test-rest: test-system test-engines
-	$(MAKE) test-long LONG=slice
+# In one go: to begin three times costs each process its imports three times, and at each end all but one wait.
+test-rest: $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready $(FUZZ)/.ready browser
+	LONG=slice ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$(CURDIR)/$(FUZZ):$$PYTHONPATH" \
+	  $(PYTEST) -m "(system or engines or long) and not smoke"
 
 test-all: test test-rest
 
@@ -100,7 +102,7 @@ $(OPENAI2)/.ready: $(VENV)/.ready
 
 $(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt
 	rm -rf $(VLLM)
-	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" $(BIN)/art doctor --install vllm
+	$(uv_settings) PATH="$(CURDIR)/$(UV)/bin:$$PATH" ART_VLLM_ENV="$(CURDIR)/$(VLLM)" $(BIN)/art doctor --install vllm
 	touch $@
 
 # The dashboard is tested in a real one.

@@ -32,8 +32,12 @@ HEAVY = ("system", "engines", "long")
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """Begin with the files that take long, so that the workers end together. After ``-m``, hence last."""
-    long = {item.path for item in items if any(map(item.get_closest_marker, HEAVY))}
-    items.sort(key=lambda item: item.path not in long)
+    seconds = dict.fromkeys((item.path for item in items), 0)
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        heavy = any(map(item.get_closest_marker, HEAVY))
+        seconds[item.path] = max(seconds[item.path], limit.args[0] if limit else 1 if heavy else 0)
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,7 +3,7 @@
     train_email_on_ray.py FOLDER SEED
 
 Trains the email example on a Ray cluster of two nodes on this machine, kills one process that runs agents in the middle of
-step 7's rollouts, and prints a line of JSON.
+step 5's rollouts, and prints a line of JSON.
 """
 
 import json
@@ -23,7 +23,7 @@ import art_core as art
 from examples.email_search.reward import reward
 from examples.email_search.tasks import training_tasks
 
-KILLED_AFTER = 6
+KILLED_AFTER = 4
 
 
 class Killer:
@@ -61,8 +61,8 @@ def main(folder, seed):
     killer = Killer()
     try:
         result = art.train_sync(
-            "examples.email_search.agent:build_agent", training_tasks(500, seed), model="tiny", reward=reward, steps=12,
-            learning_rate=5e-4, seed=seed, run_dir=folder, trackers=[killer], executor="ray", learner="ray",
+            "examples.email_search.agent:build_agent", training_tasks(500, seed), model="tiny", reward=reward, steps=8,
+            learning_rate=1e-3, seed=seed, run_dir=folder, trackers=[killer], executor="ray", learner="ray",
             executor_args={"workers": 2}, learner_args={"processes": 2},
         )  # fmt: skip
         print(json.dumps({"killed": killer.killed, "steps": result.report["steps"]}))

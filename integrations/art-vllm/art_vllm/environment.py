@@ -135,12 +135,15 @@ def install(say: Callable[[str], None]) -> None:
         torch = torch or _pip(python, "--no-deps", "--index-url", CPU_INDEX, CPU_TORCH)
         done = torch and _pip(python, "--no-deps", "-r", str(CPU_LIST))
     if not done or not _probe(python):
-        raise ConfigError(f"pip could not install vLLM into {place}; what it said stands above. Try again: {INSTALL}")
+        raise ConfigError(f"vLLM could not be installed into {place}; the reason stands above. Try again: {INSTALL}")
     size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink())
     say(f"vLLM is installed in {place} ({size / 2**30:.1f} GiB, {time.monotonic() - started:.0f} s)")
 
 
 def _pip(python: str, *wanted: str, quiet: bool = False) -> bool:
-    """Install; say whether that went well."""
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted]
-    return not subprocess.run(command, check=False, stderr=subprocess.DEVNULL if quiet else None).returncode
+    """Install, by uv if it is there and can, else by pip; say whether that went well."""
+    uv = shutil.which("uv")
+    ways = [[uv, "pip", "install", "--python", python]] if uv else []
+    ways.append([python, "-m", "pip", "install", "--disable-pip-version-check"])
+    stderr = subprocess.DEVNULL if quiet else None
+    return any(not subprocess.run([*way, "--quiet", *wanted], check=False, stderr=stderr).returncode for way in ways)
