@@ -22,6 +22,7 @@ from art_core.agreement import Terms, changed_at
 from art_core.collecting import Kept
 from art_core.config import PARTS, TrainConfig, check_tasks, make_config
 from art_core.display import Display, display
+from art_core.errors import ConfigError
 from art_core.evaluation import Evaluator, Report, write_report
 from art_core.folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.guards import Guards
@@ -140,9 +141,9 @@ async def train(
 
 
 def _prepare(run: Run, learner: str | Learner) -> None:
-    """Import the learner's libraries while the engine starts. Loading the learner waits for it, and raises what goes wrong."""
+    """Import the learner's libraries while the engine starts. What cannot be had is told where the learner is loaded."""
     if isinstance(learner, str):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(ConfigError, ImportError):
             getattr(run.plugins.choose("register_learners", learner), "prepare", lambda: None)()
 
 

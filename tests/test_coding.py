@@ -41,7 +41,7 @@ def outcomes(sandbox: Sandbox, program: str, tests=TESTS) -> list[str]:
     """Run a program that must pass no test, and check that it has left nothing and the sandbox goes on."""
     results = sandbox.test(program, tests)
     assert not any(result.passed for result in results)
-    assert [it for it in psutil.Process().children(recursive=True) if it.ppid() != os.getpid()] == []
+    assert [it for server in servers() for it in server.children(recursive=True)] == []
     assert all(result.passed for result in sandbox.test(RIGHT, TESTS))
     return [result.happened for result in results]
 
