@@ -323,7 +323,7 @@ def _check_added(reward: Reward | GroupReward, trajectory: Trajectory) -> None:
 
 
 def _name(reward: Reward | GroupReward) -> str:
-    return f"the reward '{getattr(reward, '__qualname__', type(reward).__qualname__)}'"
+    return f"the reward {getattr(reward, '__qualname__', type(reward).__qualname__)}"
 
 
 def _describe(trajectory: Trajectory) -> str:

@@ -118,8 +118,8 @@ async def test_no_reward_is_under_way_any_more_when_another_ones_error_is_raised
 async def test_a_judge_that_returns_what_is_no_number_leaves_that_run_unscored_and_is_refused_for_a_whole_group():
     scored = await score(make_group(None, None), Judge([0.5, math.nan]))
     assert rewards_of(scored) == [0.5, None]
-    assert why_unscored([scored]) == ["the reward 'Judge' returned nan (float)"]
-    with pytest.raises(RewardError, match=r"the reward 'Judge' returned nan \(float\) for rollout r0 of task"):
+    assert why_unscored([scored]) == ["the reward Judge returned nan (float)"]
+    with pytest.raises(RewardError, match=r"the reward Judge returned nan \(float\) for rollout r0 of task"):
         await score(make_group(None, None), Judge([math.nan, math.nan]))
 
 
