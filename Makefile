@@ -84,6 +84,8 @@ test-system: $(VENV)/.ready
 	$(PYTEST) -m "system and not (smoke or engines or long)"
 
 # In one go: to begin three times costs each process its imports three times, and at each end all but one wait.
+# In three processes: much of this is waiting for other processes.
+test-rest: WORKERS = 3
 test-rest: $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready $(FUZZ)/.ready browser
 	LONG=slice ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$(CURDIR)/$(FUZZ):$$PYTHONPATH" \
 	  $(PYTEST) -m "(system or engines or long) and not smoke"

@@ -47,7 +47,8 @@ asyncio.run(engine.start())
 pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(
-        sys.platform != "linux" or "CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="only glibc keeps what is freed"
+        sys.platform != "linux" or "CS_GNU_LIBC_VERSION" not in os.confstr_names,
+        reason="only glibc keeps what is freed",
     ),
 ]
 
