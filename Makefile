@@ -35,6 +35,9 @@ SEED ?= 0
 # Processes that share the tests; a file stays in one, because its fixtures are shared.
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=1
+# What the tests of engines need: the folders, and the variables that lead there. A folder that is missing does no harm.
+NEEDED := $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready
+with_engines = ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$(CURDIR)/$(FUZZ):$$PYTHONPATH"
 export OMP_WAIT_POLICY ?= PASSIVE
 # Without bytecode on disk every process compiles what it imports: seconds for torch, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -86,9 +89,8 @@ test-system: $(VENV)/.ready
 # In one go: to begin three times costs each process its imports three times, and at each end all but one wait.
 # In three processes: much of this is waiting for other processes.
 test-rest: WORKERS = 3
-test-rest: $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready $(FUZZ)/.ready browser
-	LONG=slice ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$(CURDIR)/$(FUZZ):$$PYTHONPATH" \
-	  $(PYTEST) -m "(system or engines or long) and not smoke"
+test-rest: $(NEEDED) $(FUZZ)/.ready browser
+	LONG=slice $(with_engines) $(PYTEST) -m "(system or engines or long) and not smoke"
 
 test-all: test test-rest
 
@@ -111,8 +113,8 @@ $(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt
 browser: $(VENV)/.ready
 	$(BIN)/python integrations/art-server/tests/browser.py --install
 
-test-engines: $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready browser
-	ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$$PYTHONPATH" $(PYTEST) -m engines
+test-engines: $(NEEDED) browser
+	$(with_engines) $(PYTEST) -m engines
 
 $(FUZZ)/.ready: $(VENV)/.ready
 	rm -rf $(FUZZ)

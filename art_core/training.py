@@ -141,7 +141,7 @@ async def train(
 
 
 def _prepare(run: Run, learner: str | Learner) -> None:
-    """Import the learner's libraries while the engine starts. What cannot be had is told where the learner is loaded."""
+    """Import the learner's libraries while the engine starts. Loading it reports whatever is missing."""
     if isinstance(learner, str):
         with contextlib.suppress(ConfigError, ImportError):
             getattr(run.plugins.choose("register_learners", learner), "prepare", lambda: None)()

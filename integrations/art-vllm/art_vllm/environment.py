@@ -129,19 +129,19 @@ def install(say: Callable[[str], None]) -> None:
     venv.create(place, clear=True, with_pip=True)
     python = str(place / "bin" / "python")
     if gpus():
-        done = _pip(python, "vllm")
+        done = _added(python, "vllm")
     else:
-        torch = _pip(python, "--no-deps", CPU_TORCH, quiet=True)
-        torch = torch or _pip(python, "--no-deps", "--index-url", CPU_INDEX, CPU_TORCH)
-        done = torch and _pip(python, "--no-deps", "-r", str(CPU_LIST))
+        torch = _added(python, "--no-deps", CPU_TORCH, quiet=True)
+        torch = torch or _added(python, "--no-deps", "--index-url", CPU_INDEX, CPU_TORCH)
+        done = torch and _added(python, "--no-deps", "-r", str(CPU_LIST))
     if not done or not _probe(python):
         raise ConfigError(f"vLLM could not be installed into {place}; the reason stands above. Try again: {INSTALL}")
     size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink())
     say(f"vLLM is installed in {place} ({size / 2**30:.1f} GiB, {time.monotonic() - started:.0f} s)")
 
 
-def _pip(python: str, *wanted: str, quiet: bool = False) -> bool:
-    """Install, by uv if it is there and can, else by pip; say whether that went well."""
+def _added(python: str, *wanted: str, quiet: bool = False) -> bool:
+    """Install with uv if it is on PATH, or with pip if it is not or fails; return whether that worked."""
     uv = shutil.which("uv")
     ways = [[uv, "pip", "install", "--python", python]] if uv else []
     ways.append([python, "-m", "pip", "install", "--disable-pip-version-check"])
