@@ -11,7 +11,7 @@ import pytest
 from soak import Soak, soak
 
 WHOLE = os.environ.get("LONG") == "whole"
-WARM_UP = 4
+WARM_UP = 6
 """Steps in which a process takes what it keeps."""
 
 
