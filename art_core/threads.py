@@ -104,25 +104,27 @@ def interrupted_after(seconds: float, work: Callable[[], T]) -> T:
 
     For code of others, which may never end. One call into C cannot be interrupted, however long it takes.
     """
-    thread, ending, ended = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+    thread, ending, ended, over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False, threading.Event()
 
-    def interrupt() -> None:
-        with ending:
-            if not ended:
+    def watch() -> None:
+        with ending:  # held until the work begins
+            pause = seconds
+        while not over.wait(pause):
+            with ending:
+                if ended:
+                    return
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Overtime))
-                after(1.0)  # once more: what is raised in a destructor is lost
+            pause = 1.0  # once more: what is raised in a destructor is lost
 
-    def after(pause: float) -> threading.Timer:
-        timer = threading.Timer(pause, interrupt)
-        timer.daemon = True
-        timer.start()
-        return timer
-
-    timer = after(seconds)
+    ending.acquire()
+    threading.Thread(target=watch, name="art-overtime", daemon=True).start()
     try:
+        # Not earlier: what interrupts the start of a thread can leave its locks taken for ever.
+        ending.release()
         return work()
     finally:
-        # An interrupt that was on its way is raised at one of these calls, so never after this function.
         with ending:
             ended = True
-        timer.cancel()
+            # One that is on its way is taken back, so none is raised after this function.
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)
+        over.set()

@@ -62,7 +62,10 @@ def fuzz(name: str, seconds: int) -> Outcome:
 
 def _shown(lines: Iterable[str]) -> Iterable[str]:
     for line in lines:
-        if line.startswith(("FOUND", "==", "ALARM")) or "pulse" in line:
+        if (
+            line.startswith(("FOUND", "==", "ALARM", "Timeout (", "Thread", "Current thread", "  File"))
+            or "pulse" in line
+        ):
             print(line, end="", flush=True)
         yield line
 

@@ -6,6 +6,7 @@ line of ours that it came from, and the search goes on. Knows nothing about corp
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import re
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import atheris
 
+STUCK = 10
+"""Seconds for one input, beyond which it is told where every thread is: libFuzzer itself shows no Python."""
 OURS = ["jinja2", "art_core", "art_gateway", "art_openai", "art_ruler", "art_server", "art_vllm"]
 
 
@@ -23,6 +26,7 @@ def telling(one_input: Callable[[bytes], None], folder: Path) -> Callable[[bytes
     seen: set[str] = set()
 
     def run(data: bytes) -> None:
+        faulthandler.dump_traceback_later(STUCK)
         try:
             one_input(data)
         except Exception as error:  # noqa: BLE001 - the boundary of one input: whatever comes of it is a finding
@@ -41,6 +45,8 @@ def telling(one_input: Callable[[bytes], None], folder: Path) -> Callable[[bytes
                 (folder / name).write_bytes(data)
                 (folder / f"{name}.txt").write_text(f"{where}\n{traceback.format_exc()}")
                 print(f"FOUND {where}: {error!s:.300}", file=sys.stderr, flush=True)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     return run
 
