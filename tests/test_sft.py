@@ -158,4 +158,5 @@ def test_successful_runs_of_the_email_agent_make_it_succeed_more_often(tmp_path,
             return before, await success()
 
     before, after = asyncio.run(go())
+    print(f"success {before:.2f} to {after:.2f}")
     assert after - before > 0.1, (before, after)
