@@ -28,9 +28,11 @@ MUTATION := .mutation
 OPENAI2 := .openai2
 # The fuzzer, which has wheels for Linux only.
 FUZZ := .fuzz
-LOCAL := $(patsubst %/,%,$(wildcard plugins/*/ integrations/*/))
-EDITABLE := -e '.[train,chart]' $(addprefix -e ./,$(LOCAL))
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
+# By their manifests: once a test has run, plugins/ has a __pycache__ as well.
+LOCAL := $(filter-out pyproject.toml,$(MANIFESTS))
+LOCAL := $(LOCAL:/pyproject.toml=)
+EDITABLE := -e '.[train,chart]' $(addprefix -e ./,$(LOCAL))
 SEED ?= 0
 # Processes that share the tests; a file stays in one, because its fixtures are shared.
 WORKERS ?= 2
