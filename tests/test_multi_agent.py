@@ -84,7 +84,7 @@ async def test_one_reward_for_all_has_the_same_information_and_no_marks(tmp_path
 @pytest.mark.engines
 @pytest.mark.timeout(600)
 def test_a_minute_of_training_by_node_raises_what_the_nodes_do_right(tmp_path):
-    result = run("node", steps=10, eval_tasks=100, run_dir=tmp_path / "run", progress=False)
+    result = run("node", steps=8, eval_tasks=100, run_dir=tmp_path / "run", progress=False, learning_rate=1.5e-3)
     before, after = (
         [sum(t.metrics[name] for name in ("found", "read", "success")) for t in report.trajectories]
         for report in (result.before, result.after)
