@@ -34,8 +34,8 @@ LOCAL := $(filter-out pyproject.toml,$(MANIFESTS))
 LOCAL := $(LOCAL:/pyproject.toml=)
 EDITABLE := -e '.[train,chart]' $(addprefix -e ./,$(LOCAL))
 SEED ?= 0
-# Processes that share the tests; a file stays in one, because its fixtures are shared.
-WORKERS ?= 2
+# Processes that share the tests: one more than two cores, because many tests wait. A file stays in one, because its fixtures are shared.
+WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=1
 # What the tests of engines need: the folders, and the variables that lead there. A folder that is missing does no harm.
 NEEDED := $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready
@@ -89,8 +89,6 @@ test-system: $(VENV)/.ready
 	$(PYTEST) -m "system and not (smoke or engines or long)"
 
 # In one go: to begin three times costs each process its imports three times, and at each end all but one wait.
-# In three processes: much of this is waiting for other processes.
-test-rest: WORKERS = 3
 test-rest: $(NEEDED) $(FUZZ)/.ready browser
 	LONG=slice $(with_engines) $(PYTEST) -m "(system or engines or long) and not smoke"
 

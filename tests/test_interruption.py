@@ -40,8 +40,13 @@ def place(tmp_path):
     return Place(tmp_path)
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("more", [(), ("--set", "max_staleness=2")], ids=["in turn", "rollouts ahead"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="in turn", marks=pytest.mark.smoke),
+        pytest.param(("--set", "max_staleness=2"), id="rollouts ahead"),
+    ],
+)
 def test_ctrl_c_leaves_a_usable_run_that_goes_on(place, more):
     process = place.start(1000, *more)
     place.reach(3, process)
