@@ -1,5 +1,7 @@
 """The email agent gets better for real: the demo's path with fewer steps, on the known answer and on a judge's scores."""
 
+from statistics import fmean
+
 import pytest
 
 from art_core.store import Store
@@ -28,13 +30,16 @@ def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
     with serving(scripted_judge.judge) as server:
         monkeypatch.setenv("OPENAI_API_BASE", f"{server.url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "a judge's key")
-        report = run(steps=8, judge="openai/scripted", run_dir=tmp_path / "run", eval_tasks=100).report
+        report = run(steps=8, judge="openai/scripted", run_dir=tmp_path / "run", eval_tasks=20).report
     assert server.asked >= 8 * 4
     assert report["reward"] == "ruler openai/scripted"
     assert report["account"]["judge/requests"] == server.asked
-    assert report["after"]["success"] - report["before"]["success"] > 0.10
+    assert report["before"]["n"] == report["after"]["n"] == 20
     with Store(tmp_path / "run" / "run.sqlite") as store:
         trajectories = store.trajectories(split="train")
+    # Of the first two and the last two steps: there is no need to measure apart what 128 rollouts show already.
+    first, last = (fmean(reward(it) >= 0.9 for it in part) for part in (trajectories[:128], trajectories[-128:]))
+    assert last - first > 0.10, (first, last)
     judged_right = [it for it in trajectories if it.reward >= 0.8]
     assert judged_right
     assert all(reward(it) >= 0.9 for it in judged_right)

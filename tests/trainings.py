@@ -1,14 +1,17 @@
 """A folder with an agent, and trainings in it that are processes of their own, for whoever stops or kills them."""
 
+import contextlib
 import json
 import sqlite3
 import subprocess
 import sys
 import textwrap
 import time
-from contextlib import closing
+
+from typer.testing import CliRunner
 
 import art_core as art
+from art_core.__main__ import app
 
 AGENT = """
     import httpx
@@ -34,14 +37,17 @@ class Place:
 
     def start(self, steps, *more, before="", resume=False, **process):
         """Train to ``steps``, with the Python code ``before`` run first; ``resume`` names the run folder only, from elsewhere."""
-        arguments = ["agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward", "--run-dir", "run"]
-        arguments += ["--set", "tasks_per_step=1", "--set", "group_size=4", *more]
-        arguments = ["train", *(["--resume", str(self.run_dir)] if resume else arguments), "--steps", str(steps)]
         return subprocess.Popen(
-            [sys.executable, "-c", before + "\n" + MAIN, *arguments],
+            [sys.executable, "-c", before + "\n" + MAIN, *self.arguments(steps, *more, resume=resume)],
             cwd=self.folder.parent if resume else self.folder, text=True, start_new_session=True,
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **process},
         )  # fmt: skip
+
+    def arguments(self, steps, *more, resume=False):
+        """Return the arguments of ``art``."""
+        whole = ["agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward", "--run-dir", "run"]
+        whole += ["--set", "tasks_per_step=1", "--set", "group_size=4", *more]
+        return ["train", *(["--resume", str(self.run_dir)] if resume else whole), "--steps", str(steps)]
 
     def ends(self, process, seconds=120):
         """Return its exit status and what it said on stderr."""
@@ -62,9 +68,10 @@ class Place:
             time.sleep(0.02)
 
     def goes_on(self, steps):
-        """Train to the end, and check that nothing is missing."""
-        status, said = self.ends(self.start(steps))
-        assert status == 0 and self.steps == list(range(1, steps + 1)), said
-        with closing(sqlite3.connect(self.run_dir / "run.sqlite")) as db:
+        """Train to the end, in this process, which has loaded torch already, and check that nothing is missing."""
+        with contextlib.chdir(self.folder):
+            done = CliRunner().invoke(app, self.arguments(steps))
+        assert done.exit_code == 0 and self.steps == list(range(1, steps + 1)), done.output
+        with contextlib.closing(sqlite3.connect(self.run_dir / "run.sqlite")) as db:
             assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert art.audit(self.run_dir, progress=False).clean

@@ -61,8 +61,7 @@ def test_the_curve_of_a_run_moves_while_it_trains(trained, desk):
     steps = page.locator(".tile").first
     assert "3 of 3" in steps.inner_text()
     page.get_by_text("The numbers as a table").click()
-    rows = page.locator(".metrics-table tbody tr")
-    assert rows.count() == 3
+    page.wait_for_function("() => document.querySelectorAll('.metrics-table tbody tr').length === 3")
     drawn = page.locator("canvas").first.evaluate("it => it.toDataURL()")
     train(trained, 5)
     page.wait_for_function("() => document.querySelectorAll('.metrics-table tbody tr').length === 5")
