@@ -1,7 +1,5 @@
 """The email agent gets better for real: the demo's path with fewer steps, on the known answer and on a judge's scores."""
 
-from statistics import fmean
-
 import pytest
 
 from art_core.store import Store
@@ -11,16 +9,20 @@ from bench.judge_server import serving
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 
+def rise(report):
+    """Return what success rose by at temperature 1 and at the agent's own together: one alone has an interval of 15 points."""
+    after, before = (
+        sum(it["success"] for it in report["evaluations"] if it["name"] == name) for name in ("after", "before")
+    )
+    return after - before
+
+
 def test_the_email_agent_gets_visibly_better(tmp_path):
     from examples.email_search.train import run
 
     report = run(steps=8, run_dir=tmp_path / "run", eval_tasks=100).report
     assert 0.10 <= report["before"]["success"] <= 0.40
-    # At temperature 1 and at the agent's own: one alone has an interval of 15 points.
-    before, after = (
-        [it["success"] for it in report["evaluations"] if it["name"] == name] for name in ("before", "after")
-    )
-    assert sum(after) - sum(before) > 2 * 0.15
+    assert rise(report) > 2 * 0.15
 
 
 def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
@@ -30,16 +32,14 @@ def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
     with serving(scripted_judge.judge) as server:
         monkeypatch.setenv("OPENAI_API_BASE", f"{server.url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "a judge's key")
-        report = run(steps=8, judge="openai/scripted", run_dir=tmp_path / "run", eval_tasks=20).report
+        settings = {"run_dir": tmp_path / "run", "eval_tasks": 60, "learning_rate": 2e-3}
+        report = run(steps=8, judge="openai/scripted", **settings).report
     assert server.asked >= 8 * 4
     assert report["reward"] == "ruler openai/scripted"
     assert report["account"]["judge/requests"] == server.asked
-    assert report["before"]["n"] == report["after"]["n"] == 20
+    assert rise(report) > 0.2
     with Store(tmp_path / "run" / "run.sqlite") as store:
         trajectories = store.trajectories(split="train")
-    # Of the first two and the last two steps: there is no need to measure apart what 128 rollouts show already.
-    first, last = (fmean(reward(it) >= 0.9 for it in part) for part in (trajectories[:128], trajectories[-128:]))
-    assert last - first > 0.10, (first, last)
     judged_right = [it for it in trajectories if it.reward >= 0.8]
     assert judged_right
     assert all(reward(it) >= 0.9 for it in judged_right)
