@@ -263,12 +263,14 @@ async def _score_together(group: Group, reward: GroupReward) -> list[float | Uns
     task = f"the group of task {reprlib.repr(group.task)}"
     try:
         values = await reward.score(group)
+    except Unscorable:
+        raise
     except RewardError as error:
-        raise error if isinstance(error, Unscorable) else Unscorable(str(error), task, error) from error
+        raise Unscorable(str(error), task) from error
     except ArtError:
         raise
     except (Exception, SystemExit) as error:  # the boundary to the judge
-        raise Unscorable(_raised(reward, error), task, error) from error
+        raise Unscorable(_raised(reward, error), task) from error
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         raise Unscorable(
             f"{_name(reward)} returned {reprlib.repr(values)}, which is no list of rewards",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from art_core.errors import ConfigError, RewardError
 from art_core.rewards import weighted
-from art_core.scoring import advantages, calls_of, has_contrast, of_nodes, score, why_unscored
+from art_core.scoring import Unscorable, advantages, calls_of, has_contrast, of_nodes, score, unscored, why_unscored
 from art_core.types import Call, Group, Trajectory
 
 
@@ -168,7 +168,7 @@ async def test_an_exception_of_the_reward_function_is_raised_from_it():
     def exact_match(trajectory):
         return trajectory.output["answer"]
 
-    with pytest.raises(RewardError, match=r"exact_match raised TypeError.*rollout r0") as caught:
+    with pytest.raises(RewardError, match=r"exact_match raised TypeError.*rollout r0.*; correct the reward") as caught:
         await score(make_group(None), exact_match)
     assert isinstance(caught.value.__cause__, TypeError)
 
@@ -255,6 +255,74 @@ async def test_a_metric_of_a_judge_that_is_no_number_is_refused():
 
     with pytest.raises(RewardError, match=r"Verdict set metrics\['verdict'\] to 'good'"):
         await score(make_group(None), Verdict())
+
+
+def already_scored() -> Group:
+    """Two runs with rewards, advantages, and a reward that was noted for a call."""
+    group = replace(make_group(0.0, 1.0), advantages=(-1.0, 1.0), call_advantages=((), ()))
+    for trajectory in group.trajectories:
+        trajectory.call_rewards[0] = 1.0
+    return group
+
+
+def check_nothing_is_left(group: Group, reason: str):
+    assert (rewards_of(group), group.advantages, group.call_advantages) == ([None, None], (), ())
+    assert [(it.notes, it.call_rewards) for it in group.trajectories] == [({"unscored": reason}, {})] * 2
+    assert [it.rollout_id for it in group.trajectories] == ["r0", "r1"] and group.task == "capital of France"
+
+
+def test_a_group_that_is_left_unscored_keeps_the_reason_and_nothing_of_an_earlier_scoring():
+    check_nothing_is_left(unscored(already_scored(), Unscorable("it raised", "a run")), "it raised")
+
+
+async def test_a_reward_that_takes_too_long_leaves_its_group_unscored_with_the_time_that_it_had():
+    async def late(trajectory):
+        trajectory.call_rewards[0] = 1.0
+        await asyncio.Event().wait()
+
+    found = await score(already_scored(), late, timeout=0.01)
+    check_nothing_is_left(found, f"the reward {late.__qualname__} had not ended after 0.01 seconds (score_timeout)")
+
+
+async def test_what_a_judge_raised_is_the_reason_its_cause_and_has_its_place():
+    failure = KeyError("score")
+    with pytest.raises(Unscorable) as raised:
+        await score(make_group(None), Judge(failure))
+    assert (
+        raised.value.reason.startswith("the reward Judge raised KeyError: 'score' (")
+        and raised.value.__cause__ is failure
+    )
+    assert f"{__file__}:" in raised.value.reason
+    assert str(raised.value) == f"{raised.value.reason} for the group of task 'capital of France'"
+
+
+@pytest.mark.parametrize("error", [RewardError("no judge answered"), Unscorable("no judge answered", "one run")])
+async def test_a_judges_own_refusal_is_passed_on_with_its_words(error):
+    with pytest.raises(Unscorable) as raised:
+        await score(make_group(None), Judge(error))
+    assert raised.value.reason == "no judge answered"
+    where = "one run" if isinstance(error, Unscorable) else "the group of task 'capital of France'"
+    assert str(raised.value) == f"no judge answered for {where}"
+    assert (raised.value is error) == isinstance(error, Unscorable)
+    assert raised.value.__cause__ is (None if raised.value is error else error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "to_do"),
+    [
+        (3, "returned 3, which is no list of rewards", "return a list with one number (or None) per trajectory"),
+        (
+            [1.0],
+            "returned 1 rewards for 2 trajectories",
+            "return one per trajectory, in the same order, None if it has none",
+        ),
+    ],
+)
+async def test_an_answer_of_a_wrong_shape_is_refused_with_the_right_one(answer, reason, to_do):
+    with pytest.raises(Unscorable) as raised:
+        await score(make_group(None, None), Judge(answer))
+    assert raised.value.reason == f"the reward Judge {reason}"
+    assert str(raised.value) == f"the reward Judge {reason} for the group of task 'capital of France'; {to_do}"
 
 
 def test_the_most_frequent_reason_is_told_for_unscored_runs():
