@@ -13,7 +13,7 @@ WHOLE = os.environ.get("LONG") == "whole"
 @pytest.mark.long
 @pytest.mark.timeout(4 * 3600 if WHOLE else 1200)
 def test_a_training_that_is_killed_again_and_again_loses_nothing(tmp_path):
-    steps, kills, eval_tasks = (50, 100, 300) if WHOLE else (3, 4, 20)
+    steps, kills, eval_tasks = (50, 100, 300) if WHOLE else (3, 6, 20)
     training = Training(tmp_path / "killed", steps, eval_tasks, seed=0)
     kill_loop(training, kills, span=3.0, rng=random.Random(0), say=lambda *_, **__: None)
     found = facts(training.run_dir)

@@ -71,6 +71,7 @@ class Place:
         """Train to the end, in this process, which has loaded torch already, and check that nothing is missing."""
         with contextlib.chdir(self.folder):
             done = CliRunner().invoke(app, self.arguments(steps))
+        assert "Traceback" not in done.output, done.output
         assert done.exit_code == 0 and self.steps == list(range(1, steps + 1)), done.output
         with contextlib.closing(sqlite3.connect(self.run_dir / "run.sqlite")) as db:
             assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
