@@ -143,6 +143,16 @@ class SlowStartEngine(EchoEngine):
         await asyncio.sleep(60)
 
 
+class DiesUnstarted(EchoEngine):
+    """Takes forever to start, and takes its process down if that is cancelled."""
+
+    async def start(self) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            os._exit(3)
+
+
 class ForksEngine(EchoEngine):
     """Leaves a process behind that holds all that its own one had open, and writes down its number."""
 

@@ -33,6 +33,7 @@ PROCESS = [
         "a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_open",
         "a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise",
         "a_process_that_ends_before_it_takes_an_order_is_told_with_its_code",
+        "a_start_that_takes_too_long_is_told_even_if_the_process_dies_while_it_is_stopped",
         "an_error_that_cannot_travel_is_told_in_words",
         "calls_of_the_process_are_read_here_and_its_log_is_heard_here",
         "a_log_handler_that_fails_here_leaves_the_process_answering",

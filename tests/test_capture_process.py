@@ -22,6 +22,7 @@ import psutil
 import pytest
 from capture_fakes import (
     BrokenEngine,
+    DiesUnstarted,
     EchoEngine,
     FileRecorder,
     ForksEngine,
@@ -166,6 +167,12 @@ async def test_a_process_that_ends_before_it_takes_an_order_is_told_with_its_cod
     async with asyncio.timeout(20):
         with pytest.raises(CaptureError, match="exit code 1"):
             await Door.start(EchoEngine, ListRecorder)
+
+
+@pytest.mark.system
+async def test_a_start_that_takes_too_long_is_told_even_if_the_process_dies_while_it_is_stopped():
+    with pytest.raises(CaptureError, match=r"what it was told \(start\) after 3 seconds"):
+        await Door.start(DiesUnstarted, ListRecorder, timeout=3)
 
 
 @pytest.mark.system

@@ -200,6 +200,17 @@ async def test_a_start_that_takes_too_long_leaves_no_thread():
     wait_until(lambda: {it for it in threading.enumerate() if it.name == "art-capture"} <= before)
 
 
+async def test_orders_wait_side_by_side_and_each_is_listed():
+    async with await opened(Stuck()) as door:
+        first, second = (asyncio.create_task(door.load(weights(version))) for version in (1, 2))
+        await asyncio.sleep(0.05)
+        assert [order for order, _ in door.asked.values()] == ["load", "load"]
+        for task in (first, second):
+            task.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        assert not door.asked
+
+
 async def test_what_an_order_raises_for_lateness_of_its_own_is_passed_on():
     class Late(EchoEngine):
         async def load(self, weights):
@@ -247,6 +258,17 @@ async def test_a_rollout_that_is_closed_takes_no_more_calls_and_those_in_flight_
         assert (await answer).status_code == 409
         assert (await said(url)).status_code == 404
         assert (await said(other)).status_code == 200
+
+
+async def test_calls_in_flight_get_a_second_to_end_unless_the_rollout_says_otherwise():
+    engine, recorder = EchoEngine(delay=0.01), ListRecorder()
+    async with await opened(engine, recorder) as door:
+        for calls, tokens in enumerate((10, 150), start=1):
+            answer = asyncio.create_task(said(await door.open("r1"), "x" * tokens))
+            await asyncio.to_thread(wait_until, lambda calls=calls: len(engine.requests) == calls)
+            await door.close("r1")
+            await answer
+    assert [call.finish_reason for call in recorder.of("r1")] == ["stop", "aborted"]
 
 
 async def test_a_pause_holds_new_calls_until_it_is_over():
@@ -339,6 +361,25 @@ async def test_what_an_engine_raises_while_ending_is_raised_by_stop():
     assert recorder.closed
     with pytest.raises(RuntimeError, match="out of cheese"):
         await door.stop()
+
+
+async def test_doors_that_name_no_port_each_take_a_free_one():
+    async with await opened(EchoEngine()) as one, await opened(EchoEngine()) as other:
+        assert one.address != other.address
+
+
+async def test_a_rollout_may_be_named_with_a_slash():
+    recorder = ListRecorder()
+    async with await opened(EchoEngine(), recorder) as door:
+        assert (await said(await door.open("evaluation/1"))).status_code == 200
+    assert len(recorder.of("evaluation/1")) == 1
+
+
+async def test_weights_in_shared_memory_reach_an_engine_in_this_process_as_they_are():
+    engine, live = EchoEngine(), {"weight": object()}
+    async with await opened(engine) as door:
+        await door.load(Weights(version=1, path=None, live=live))
+    assert engine.live is live
 
 
 async def test_a_recorder_that_cannot_be_made_fails_the_start_and_gives_the_port_back():
