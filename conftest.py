@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+import warm
 from hypothesis import HealthCheck, settings
 
+from art_core.capture import process
 from art_core.memory import no_garbage_collection
 
 # None is measured against a clock, because a machine may be busy with something else.
@@ -33,6 +35,15 @@ async def _main_loop(server: uvicorn.Server) -> None:
 
 
 uvicorn.Server.main_loop = _main_loop
+
+cold_start, process._begin = process._begin, warm.begin
+
+
+@pytest.fixture
+def cold_starts(monkeypatch):
+    """Serving processes of this test are started as they are outside the tests."""
+    monkeypatch.setattr(process, "_begin", cold_start)
+
 
 HEAVY = ("system", "engines", "long")
 

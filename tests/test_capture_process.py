@@ -41,6 +41,8 @@ from art_core.errors import CaptureError, ConfigError, UpstreamError
 from art_core.store import Store
 from art_core.types import Sampling, Weights
 
+pytestmark = pytest.mark.usefixtures("cold_starts")
+
 
 async def say(url: str, text: str) -> str:
     async with httpx.AsyncClient(trust_env=False) as client:

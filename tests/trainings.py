@@ -3,11 +3,10 @@
 import contextlib
 import json
 import sqlite3
-import subprocess
-import sys
 import textwrap
 import time
 
+import warm
 from typer.testing import CliRunner
 
 import art_core as art
@@ -35,25 +34,29 @@ class Place:
         (folder / "agent.py").write_text(textwrap.dedent(AGENT))
         (folder / "tasks.jsonl").write_text('"one"\n"two"\n"three"\n')
 
-    def start(self, steps, *more, before="", resume=False, **process):
-        """Train to ``steps``, with the Python code ``before`` run first; ``resume`` names the run folder only, from elsewhere."""
-        return subprocess.Popen(
-            [sys.executable, "-c", before + "\n" + MAIN, *self.arguments(steps, *more, resume=resume)],
-            cwd=self.folder.parent if resume else self.folder, text=True, start_new_session=True,
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **process},
-        )  # fmt: skip
+    def start(self, steps, *more, before="", stdout=None, stderr=None, preexec_fn=None):
+        """Train to ``steps``, with the Python code ``before`` run first. What it says is kept in files of the folder."""
+        with contextlib.ExitStack() as files:
+            stdout, stderr = (
+                given or files.enter_context((self.folder / name).open("w"))
+                for given, name in ((stdout, "stdout"), (stderr, "stderr"))
+            )
+            return warm.program(
+                before + "\n" + MAIN, self.arguments(steps, *more), cwd=self.folder, preexec_fn=preexec_fn,
+                stdout=stdout.fileno(), stderr=stderr.fileno(),
+            )  # fmt: skip
 
     def arguments(self, steps, *more, resume=False):
-        """Return the arguments of ``art``."""
+        """Return the arguments of ``art``; ``resume`` names the run folder only."""
         whole = ["agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward", "--run-dir", "run"]
         whole += ["--set", "tasks_per_step=1", "--set", "group_size=4", *more]
         return ["train", *(["--resume", str(self.run_dir)] if resume else whole), "--steps", str(steps)]
 
     def ends(self, process, seconds=120):
         """Return its exit status and what it said on stderr."""
-        _, said = process.communicate(timeout=seconds)
+        status, said = process.wait(seconds), (self.folder / "stderr").read_text()
         assert "Traceback" not in said, said
-        return process.returncode, " ".join(said.split())
+        return status, " ".join(said.split())
 
     @property
     def steps(self):
@@ -63,14 +66,14 @@ class Place:
     def reach(self, step, process):
         end = time.monotonic() + 120
         while len(self.steps) < step:
-            assert process.poll() is None, process.communicate()
+            assert process.poll() is None, (self.folder / "stderr").read_text()
             assert time.monotonic() < end
             time.sleep(0.02)
 
-    def goes_on(self, steps):
+    def goes_on(self, steps, *, resume=False):
         """Train to the end, in this process, which has loaded torch already, and check that nothing is missing."""
-        with contextlib.chdir(self.folder):
-            done = CliRunner().invoke(app, self.arguments(steps))
+        with contextlib.chdir(self.folder.parent if resume else self.folder):
+            done = CliRunner().invoke(app, self.arguments(steps, resume=resume))
         assert "Traceback" not in done.output, done.output
         assert done.exit_code == 0 and self.steps == list(range(1, steps + 1)), done.output
         with contextlib.closing(sqlite3.connect(self.run_dir / "run.sqlite")) as db:

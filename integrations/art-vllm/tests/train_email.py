@@ -47,11 +47,11 @@ class Killer:
 def main(folder):
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
     killer = Killer()
-    # At 5e-3 one of two runs collapsed after step 7, entropy first. The seed chooses the tasks and their order, whose difficulty
-    # moves a step's mean reward by 0.1 and more.
+    # The same tasks in every step, because their difficulty moves a step's mean reward by 0.1 and more. At 5e-3 one of two
+    # runs collapsed after step 7, entropy first.
     result = art.train_sync(
-        build_agent(), training_tasks(500, 1), model="tiny", reward=reward, steps=8, engine="vllm", learner="unsloth",
-        lora_rank=16, learning_rate=2e-3, seed=1, run_dir=folder, trackers=[killer],
+        build_agent(), training_tasks(4, 1), model="tiny", reward=reward, steps=8, engine="vllm", learner="unsloth",
+        tasks_per_step=4, lora_rank=16, learning_rate=2e-3, seed=1, run_dir=folder, trackers=[killer],
     )  # fmt: skip
     print(json.dumps({"killed": killer.killed, "steps": result.report["steps"]}))
 
