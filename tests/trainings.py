@@ -34,7 +34,7 @@ class Place:
         (folder / "agent.py").write_text(textwrap.dedent(AGENT))
         (folder / "tasks.jsonl").write_text('"one"\n"two"\n"three"\n')
 
-    def start(self, steps, *more, before="", stdout=None, stderr=None, preexec_fn=None):
+    def start(self, steps, *more, before="", stdout=None, stderr=None):
         """Train to ``steps``, with the Python code ``before`` run first. What it says is kept in files of the folder."""
         with contextlib.ExitStack() as files:
             stdout, stderr = (
@@ -42,7 +42,7 @@ class Place:
                 for given, name in ((stdout, "stdout"), (stderr, "stderr"))
             )
             return warm.program(
-                before + "\n" + MAIN, self.arguments(steps, *more), cwd=self.folder, preexec_fn=preexec_fn,
+                before + "\n" + MAIN, self.arguments(steps, *more), cwd=self.folder,
                 stdout=stdout.fileno(), stderr=stderr.fileno(),
             )  # fmt: skip
 

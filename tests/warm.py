@@ -3,6 +3,7 @@
 ``conftest.py`` has every test start its serving processes this way, unless it asks for ``cold_starts``.
 """
 
+import atexit
 import math
 import multiprocessing
 import multiprocessing.context
@@ -76,9 +77,9 @@ def begin(*modules: str) -> process._Waiting:
     return process._Waiting(started, ours)
 
 
-def program(code: str, arguments, *, cwd, stdout: int, stderr: int, preexec_fn=None) -> Forked:
+def program(code: str, arguments, *, cwd, stdout: int, stderr: int) -> Forked:
     """Run code as ``python -c`` does, in a session of its own. Its serving process is forked from it."""
-    return _fork(_run, (code, arguments, preexec_fn), cwd, stdout, stderr)
+    return _fork(_run, (code, arguments), cwd, stdout, stderr)
 
 
 def _fork(target, arguments, cwd, stdout, stderr) -> Forked:
@@ -86,6 +87,8 @@ def _fork(target, arguments, cwd, stdout, stderr) -> Forked:
     _start_forkserver()
     started = _forks.Process(target=_within, args=(surroundings, target, arguments))
     started.start()
+    # Before multiprocessing waits for it at the end of this process.
+    atexit.register(started.kill)
     return Forked(started)
 
 
@@ -117,11 +120,9 @@ def _serve(orders, path, modules) -> None:
     exec(COMMAND, {"__name__": "__main__"})
 
 
-def _run(code, arguments, preexec_fn) -> None:
+def _run(code, arguments) -> None:
     global _forks
     os.setsid()
-    if preexec_fn:
-        preexec_fn()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _forks, process._begin = multiprocessing.get_context("fork"), begin
     sys.argv[:] = ["-c", *map(str, arguments)]
