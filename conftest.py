@@ -71,7 +71,7 @@ def pytest_runtest_call(item):
     """Fail a quick test that starts a process: its place is among the system tests."""
     before = _children_seconds()
     result = yield
-    if not any(map(item.get_closest_marker, HEAVY)) and _children_seconds() - before > 0.02:
+    if not any(map(item.get_closest_marker, HEAVY)) and _children_seconds() > before:
         pytest.fail("this test starts a process, so it needs @pytest.mark.system")
     return result
 

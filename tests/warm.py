@@ -6,7 +6,6 @@
 import atexit
 import math
 import multiprocessing
-import multiprocessing.context
 import multiprocessing.forkserver
 import os
 import signal
@@ -22,14 +21,16 @@ from art_core.capture.child import COMMAND
 
 PRELOADED = ["art_core.engine.embedded", "art_core.learner.torch_learner", "art_core.__main__"]
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-"""Of the process that forks: as it was before any test."""
 
-_forks = multiprocessing.get_context("forkserver")
+LINUX = sys.platform == "linux"
+"""Elsewhere every process is started cold: the system libraries of macOS do not survive a fork."""
+
+_forks = multiprocessing.get_context("forkserver" if LINUX else "spawn")
 _forks.set_forkserver_preload(PRELOADED)
 
 
 class Forked:
-    """A forked process, with what ``subprocess.Popen`` says of one."""
+    """A forked process with the interface of ``subprocess.Popen``."""
 
     def __init__(self, started: multiprocessing.Process) -> None:
         self._process = started
@@ -38,7 +39,7 @@ class Forked:
         self.kill = started.kill
 
     def poll(self) -> int | None:
-        with self._asking:  # multiprocessing forgets the status where two threads ask for it at once
+        with self._asking:  # multiprocessing loses the status if two threads ask for it at once
             return self._process.exitcode
 
     returncode = property(poll)
@@ -56,7 +57,7 @@ class Forked:
 
 
 class File:
-    """An open file that a process is to have too."""
+    """An open file to pass on to a process."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -93,7 +94,8 @@ def _fork(target, arguments, cwd, stdout, stderr) -> Forked:
 
 
 def _start_forkserver() -> None:
-    if not isinstance(_forks, multiprocessing.context.ForkServerContext):
+    """Start it with the environment that was there before any test, once."""
+    if _forks.get_start_method() != "forkserver":
         return
     now = dict(os.environ)
     try:
@@ -124,6 +126,7 @@ def _run(code, arguments) -> None:
     global _forks
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _forks, process._begin = multiprocessing.get_context("fork"), begin
+    if LINUX:
+        _forks, process._begin = multiprocessing.get_context("fork"), begin
     sys.argv[:] = ["-c", *map(str, arguments)]
     exec(code, {"__name__": "__main__"})

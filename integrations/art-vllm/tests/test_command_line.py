@@ -98,12 +98,14 @@ def test_a_key_for_another_vllm_is_not_asked_for_by_our_own(monkeypatch):
     assert "VLLM_API_KEY" not in command_line.environment(str(TINY), cuda=True, own=True)
 
 
+@pytest.mark.system
 def test_vllm_is_found_where_it_is_named(fake):
     found = environment.find()
     assert (found.python, found.version, found.cuda) == (os.environ["ART_VLLM_PYTHON"], "0.32.0", False)
     assert environment.describe()[0].startswith("0.32.0, CPU")
 
 
+@pytest.mark.system
 def test_an_environment_of_its_own_is_found_in_its_folder(fake, tmp_path, monkeypatch):
     program = tmp_path / "env" / "bin" / "python"
     program.parent.mkdir(parents=True)
@@ -114,6 +116,7 @@ def test_an_environment_of_its_own_is_found_in_its_folder(fake, tmp_path, monkey
     assert environment.find().python == str(program)
 
 
+@pytest.mark.system
 def test_where_there_is_no_vllm_it_is_said_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ART_VLLM_ENV", str(tmp_path / "none"))
     monkeypatch.delenv("ART_VLLM_PYTHON", raising=False)

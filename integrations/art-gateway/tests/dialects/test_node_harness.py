@@ -93,6 +93,7 @@ async def test_a_node_agent_goes_through_the_gateway_and_every_call_is_kept(harn
         ("messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}, '"text":"Hello."'),
     ],
 )
+@pytest.mark.system
 async def test_curl_is_answered_and_recorded(opened, path, body, shown):
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
