@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import platform
 import resource
 import signal
 from pathlib import Path
@@ -44,6 +45,9 @@ def cold_starts(monkeypatch):
     """Serving processes of this test are started as they are outside the tests."""
     monkeypatch.setattr(process, "_begin", cold_start)
 
+
+# The first client that asks for it would start a process, uname, in whichever test comes first. Python keeps the answer.
+platform.processor()
 
 HEAVY = ("system", "engines", "long")
 
