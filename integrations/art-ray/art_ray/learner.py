@@ -203,9 +203,9 @@ class RayLearner:
         alike = len(errors) == len(calls) and all(isinstance(it, RayTaskError) for it in errors.values())
         if alike and self.version == self._version_of_all():
             raise error.cause if isinstance(error.cause, Exception) else error
-        self._break(
-            f"process {calls.index(next(iter(errors)))} of {len(calls)} failed ({what})", next(iter(errors.values()))
-        )
+        # A process that died is the cause; what the others raise, such as a lost connection to it, may arrive first.
+        cause = min(errors, key=lambda call: isinstance(errors[call], RayTaskError))
+        self._break(f"process {calls.index(cause)} of {len(calls)} failed ({what})", errors[cause])
 
     def _version_of_all(self) -> int:
         """Return the version that all processes have; ``GONE`` where they differ, or never had one."""
