@@ -15,9 +15,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -33,6 +35,12 @@ PHASE_SECONDS = 60.0
 """For a phase to come; then it is killed wherever it is."""
 
 
+def cold(code: str, arguments: list, *, cwd: Path, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, as a user does. ``tests/warm.py`` has the same with torch loaded."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=cwd, stdout=stdout, stderr=stderr, start_new_session=True)
+
+
 @dataclass
 class Training:
     """One training that goes on in the same folder whenever it is started."""
@@ -41,6 +49,7 @@ class Training:
     steps: int
     eval_tasks: int
     seed: int
+    program: Callable[..., Any] = cold
     kills: list[tuple[str, str]] = field(default_factory=list)
     """(phase, victim) of every kill."""
     calls: dict[int, bytes] = field(default_factory=dict)
@@ -53,15 +62,14 @@ class Training:
     def run_dir(self) -> Path:
         return self.folder / "run"
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self) -> Any:
+        """Start the training; return its process, with the interface of ``subprocess.Popen``."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "phase").write_text("begun")
-        command = [sys.executable, "-m", "tests.kill_loop_child", self.run_dir, self.steps, self.eval_tasks, self.seed]
+        code = "import sys; from tests.kill_loop_child import main; main(*sys.argv[1:])"
+        arguments = [self.run_dir, self.steps, self.eval_tasks, self.seed, self.folder / "phase"]
         with (self.folder / "log.txt").open("a") as log:
-            return subprocess.Popen(
-                [*map(str, command), str(self.folder / "phase")], cwd=ROOT, text=True, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+            return self.program(code, arguments, cwd=ROOT, stdout=log.fileno(), stderr=log.fileno())
 
     def phase(self) -> str:
         return (self.folder / "phase").read_text().strip()
@@ -97,7 +105,7 @@ class Training:
         self.kills.append((phase, victim if children else "all"))
         return True
 
-    def _wait(self, process: subprocess.Popen[str], true, seconds: float) -> bool:
+    def _wait(self, process: Any, true, seconds: float) -> bool:
         """Return when it is true, or the time is over; False where the training has come to its end."""
         end = time.monotonic() + seconds
         while not true():

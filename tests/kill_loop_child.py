@@ -1,11 +1,7 @@
-"""The training that the kill loop kills: the email agent, with the phase that it is in written to a file.
-
-python tests/kill_loop_child.py RUN_DIR STEPS EVAL_TASKS SEED PHASE_FILE
-"""
+"""The training that the kill loop kills: the email agent, with the phase that it is in written to a file."""
 
 import functools
 import os
-import sys
 from pathlib import Path
 
 from art_core.checkpoints import Checkpoints
@@ -60,7 +56,3 @@ def main(run_dir: str, steps: str, eval_tasks: str, seed: str, file: str) -> Non
 
     shape = {"run_dir": Path(run_dir), "eval_tasks": int(eval_tasks), "learning_rate": 5e-4}
     run(int(steps), int(seed), **shape, progress=False)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -5,7 +5,8 @@ import random
 from collections import Counter
 
 import pytest
-from kill_loop import VICTIMS, Training, facts, kill_loop
+import warm
+from kill_loop import VICTIMS, Training, cold, facts, kill_loop
 
 WHOLE = os.environ.get("LONG") == "whole"
 
@@ -14,7 +15,7 @@ WHOLE = os.environ.get("LONG") == "whole"
 @pytest.mark.timeout(4 * 3600 if WHOLE else 1200)
 def test_a_training_that_is_killed_again_and_again_loses_nothing(tmp_path):
     steps, kills, eval_tasks = (50, 100, 300) if WHOLE else (3, 6, 20)
-    training = Training(tmp_path / "killed", steps, eval_tasks, seed=0)
+    training = Training(tmp_path / "killed", steps, eval_tasks, seed=0, program=cold if WHOLE else warm.program)
     kill_loop(training, kills, span=3.0, rng=random.Random(0), say=lambda *_, **__: None)
     found = facts(training.run_dir)
     print(f"{len(training.kills)} kills: {dict(Counter(training.kills))}\n{found}")

@@ -32,7 +32,7 @@ def test_rollouts_go_on_without_growing(tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_memory_stays_bounded_while_a_model_is_learnt_and_served():
-    command = [sys.executable, "-m", "tests.soak_learner", "--steps", "40" if WHOLE else "12"]
+    command = [sys.executable, "-m", "tests.soak_learner", "--steps", "40" if WHOLE else "10"]
     said = subprocess.check_output(command, cwd=Path(__file__).parent.parent, text=True)
     held = [json.loads(line) for line in said.splitlines()]
     for process in ("trainer", "engine"):
