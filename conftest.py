@@ -37,13 +37,13 @@ async def _main_loop(server: uvicorn.Server) -> None:
 
 uvicorn.Server.main_loop = _main_loop
 
-cold_start, process._begin = process._begin, warm.begin
+process._begin = warm.begin
 
 
 @pytest.fixture
 def cold_starts(monkeypatch):
     """Serving processes of this test are started as they are outside the tests."""
-    monkeypatch.setattr(process, "_begin", cold_start)
+    monkeypatch.setattr(process, "_begin", warm.cold_begin)
 
 
 # The first client that asks for it would start a process, uname, in whichever test comes first. Python keeps the answer.

@@ -72,7 +72,7 @@ TESTS = {
 }
 SAMPLED = {"capture/child": ["*3", "*7"], "capture/process": ["*3", "*7"]}
 """Where every mutant starts processes: of these only the mutants whose name ends so, a fifth of them."""
-COPIED = ["tests", "examples", "tiny", "bench", "plugins", "integrations", "docs", "README.md"]
+COPIED = ["conftest.py", "tests", "examples", "tiny", "bench", "plugins", "integrations", "docs", "README.md"]
 PLUGINS = ["-p", "no:cacheprovider", "-p", "mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 TIMED_OUT = {24, -24, 36, 152}
 """How mutmut writes down a mutant that did not end: it ran ten times as long as the tests do, or longer."""

@@ -22,6 +22,9 @@ from art_core.capture.child import COMMAND
 PRELOADED = ["art_core.engine.embedded", "art_core.learner.torch_learner", "art_core.__main__"]
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
 
+cold_begin = process._begin
+"""As it is outside the tests."""
+
 LINUX = sys.platform == "linux"
 """Elsewhere every process is started cold: the system libraries of macOS do not survive a fork."""
 
