@@ -50,6 +50,7 @@ class Training:
     eval_tasks: int
     seed: int
     program: Callable[..., Any] = cold
+    """Starts its processes."""
     kills: list[tuple[str, str]] = field(default_factory=list)
     """(phase, victim) of every kill."""
     calls: dict[int, bytes] = field(default_factory=dict)

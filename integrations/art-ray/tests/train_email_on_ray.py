@@ -37,7 +37,7 @@ class Killer:
 
     def log(self, step, metrics):
         if step == KILLED_AFTER:
-            threading.Thread(target=self.kill).start()
+            threading.Thread(target=self.kill, daemon=True).start()  # it must not outlive a training that fails
 
     def kill(self):
         while self.unfinished() < 20:
