@@ -18,7 +18,7 @@ WARM_UP = 6
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_rollouts_go_on_without_growing(tmp_path):
-    minutes, warm_up, fresh_every = (30, 5, 60) if WHOLE else (0.75, 0.25, 15)
+    minutes, warm_up, fresh_every = (30, 5, 60) if WHOLE else (0.4, 0.1, 10)
     moments = asyncio.run(
         soak(tmp_path, minutes * 60, warm_up=warm_up * 60, fresh_every=fresh_every, say=lambda _: None)
     )
