@@ -32,8 +32,7 @@ def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
     with serving(scripted_judge.judge) as server:
         monkeypatch.setenv("OPENAI_API_BASE", f"{server.url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "a judge's key")
-        settings = {"run_dir": tmp_path / "run", "eval_tasks": 60}
-        report = run(steps=10, judge="openai/scripted", **settings).report
+        report = run(steps=10, judge="openai/scripted", run_dir=tmp_path / "run", eval_tasks=60).report
     assert server.asked >= 10 * 4
     assert report["reward"] == "ruler openai/scripted"
     assert report["account"]["judge/requests"] == server.asked
