@@ -253,17 +253,15 @@ async def test_the_classic_program_trains_any_model_that_the_environment_variabl
 
 
 @pytest.mark.engines
-def test_ten_steps_teach_moves_that_are_worth_more_in_held_out_games(tmp_path: Path):
+def test_six_steps_teach_moves_that_are_worth_more_in_held_out_games(tmp_path: Path):
     def worth(name: str) -> float:
         games = asyncio.run(measure(player(name), 64, most_moves=40))
         moves = [move for game in games for move in game["moves"]]
         return fmean(move_reward(as_board(move["board"]), move["said"]) for move in moves)
 
-    run(steps=10, run_dir=tmp_path / "run", progress=False)
-    before, after = worth(str(MODEL)), worth(str(tmp_path / "run"))
-    # The mean of 2,560 moves has a standard error of about 0.01.
-    assert abs(before) < 0.06
-    assert after > before + 0.07
+    run(steps=6, run_dir=tmp_path / "run", progress=False)
+    # Measured before: -0.037, standard deviation 0.009 (eight times); after: 0.128 and 0.004 (five seeds).
+    assert worth(str(tmp_path / "run")) > worth(str(MODEL)) + 0.07
 
 
 def test_every_tile_and_every_direction_is_one_token_of_the_start_model_which_is_small():

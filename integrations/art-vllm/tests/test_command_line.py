@@ -93,6 +93,14 @@ def test_a_foreign_python_is_not_given_our_modules(monkeypatch):
     assert on_cpu["PYTHONPATH"] == str(command_line.INSIDE) and on_cpu["VLLM_CPU_KVCACHE_SPACE"] == "1"
 
 
+def test_on_a_cpu_the_worker_shares_the_engines_process_with_threads_of_its_own(monkeypatch):
+    on_cpu = command_line.environment(str(TINY), cuda=False, own=False)
+    assert on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and int(on_cpu["OMP_NUM_THREADS"]) >= 1
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in command_line.environment(str(TINY), cuda=True, own=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert command_line.environment(str(TINY), cuda=False, own=False)["OMP_NUM_THREADS"] == "7"
+
+
 def test_a_key_for_another_vllm_is_not_asked_for_by_our_own(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     assert "VLLM_API_KEY" not in command_line.environment(str(TINY), cuda=True, own=True)

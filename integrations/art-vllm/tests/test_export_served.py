@@ -40,6 +40,7 @@ def served(command, name, log):
     arguments += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "256"]
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     variables |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     with log.open("w") as file:
         server = subprocess.Popen(
             [environment.find().python, *arguments], env=variables, stdout=file, stderr=subprocess.STDOUT

@@ -14,7 +14,7 @@ from process_marks import marked
 from art_core.store import Store
 
 ROOT = Path(__file__).parents[3]
-STEPS, RUNS = 8, 32
+STEPS, RUNS = 8, 64
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
