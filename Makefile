@@ -89,8 +89,6 @@ test-system: $(VENV)/.ready
 	$(PYTEST) -m "system and not (smoke or engines or long)"
 
 # In one go: to begin three times costs each process its imports three times, and at each end all but one wait.
-# One more than the quick tests have: these wait longer, for servers, clusters and processes that die.
-test-rest: WORKERS := 4
 test-rest: $(NEEDED) $(FUZZ)/.ready browser
 	LONG=slice $(with_engines) $(PYTEST) -m "(system or engines or long) and not smoke"
 

@@ -71,7 +71,7 @@ def test_a_short_search_finds_nothing(name):
         pytest.skip(
             "atheris has no wheel for this system, so nothing is searched; the kept inputs were run by make test"
         )
-    seconds = os.environ.get("FUZZ_SECONDS", "4")
+    seconds = os.environ.get("FUZZ_SECONDS", "2")
     done = subprocess.run(
         [sys.executable, "-m", "fuzz", name, "--seconds", seconds],
         cwd=ROOT,

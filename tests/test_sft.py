@@ -145,14 +145,14 @@ def test_successful_runs_of_the_email_agent_make_it_succeed_more_often(tmp_path,
 
     async def go():
         agent = build_agent()
-        async with art.open_run(tmp_path / "run", model="tiny", learning_rate=5e-4) as run:
+        async with art.open_run(tmp_path / "run", model="tiny", learning_rate=1e-3) as run:
 
             def success(groups):
                 return np.mean([t.metrics["success"] for g in groups for t in g.trajectories])
 
             groups = await run.score(await run.collect(agent, training_tasks(80), group_size=6), reward)
             await run.learn_sft([t for g in groups for t in g.trajectories], min_reward=1.0, epochs=3)
-            after = await run.collect(agent, held_out_tasks(120), group_size=1, split="eval")
+            after = await run.collect(agent, held_out_tasks(150), group_size=1, split="eval")
             return success(groups), success(await run.score(after, reward))
 
     before, after = asyncio.run(go())

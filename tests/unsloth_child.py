@@ -20,23 +20,25 @@ WHAT, FAMILIES, FOLDER = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
 MAKE = """
 import shutil, sys, torch, transformers, tree_cases
 from pathlib import Path
-family, folder, tiny = sys.argv[1:]
+place, tiny, *families = sys.argv[1:]
 experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 tree_cases.TREE_FAMILIES.setdefault("qwen3-moe", (transformers.Qwen3MoeConfig, experts))
-model = tree_cases.make_model(family, torch.float32, vocab_size=884)
-model.save_pretrained(folder)
-for file in Path(tiny).glob("*token*"):
-    shutil.copy(file, folder)
+for family in families:
+    folder = Path(place) / family
+    tree_cases.make_model(family, torch.float32, vocab_size=884).save_pretrained(folder)
+    for file in Path(tiny).glob("*token*"):
+        shutil.copy(file, folder)
 """
 
 
 def model_folder(family=FAMILIES[0]):
-    """A random model with a tokenizer, made where Unsloth changes nothing; or the tiny model."""
+    """A random model with a tokenizer, made with all others where Unsloth changes nothing; or the tiny model."""
     if family == "tiny":
         return str(TINY)
-    folder = FOLDER / family
-    subprocess.run([sys.executable, "-c", MAKE, family, folder, TINY], check=True, stdout=2, stderr=subprocess.DEVNULL)
-    return str(folder)
+    if not (FOLDER / family).exists():
+        command = [sys.executable, "-c", MAKE, FOLDER, TINY, *FAMILIES]
+        subprocess.run(command, check=True, stdout=2, stderr=subprocess.DEVNULL)
+    return str(FOLDER / family)
 
 
 def learner(make, folder, **settings):
