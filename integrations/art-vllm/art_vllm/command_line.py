@@ -160,8 +160,8 @@ def environment(model_folder: str, *, cuda: bool, own: bool) -> dict[str, str]:
         # Compiling a single small function would take the first request some seconds, and a compiler.
         variables.setdefault("TORCHDYNAMO_DISABLE", "1")
         variables.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cpu_cache_gib(model_folder)))
-        # The worker in the engine's own process: on two cores a start takes 13 s instead of 20, and no process spins while it
-        # waits for the other. vLLM parts them to set the number of threads, which is set here.
+        # The worker runs in the engine's own process. On two cores a run starts and ends in 17 s instead of 24, and neither
+        # process spins while it waits for the other. vLLM separates them to set the number of threads, which is set here.
         variables.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         variables.setdefault("OMP_NUM_THREADS", str(max(1, (psutil.cpu_count(logical=False) or 1) - 1)))
         # Unsloth's switch for CPUs breaks vLLM where both are installed.
