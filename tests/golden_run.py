@@ -28,8 +28,8 @@ from art_core.testing import FakeEngine
 
 GOLDEN = Path(__file__).parent / "golden"
 TOOLS = ("search_inbox", "read_email", "return_final_answer")
-NOT_COMPARED = re.compile("seconds|per_second|learner/seconds|_rate$")
-"""Metrics that depend on the machine."""
+REPORTED = ("before", "after", "steps", "seed", "stopped")
+"""Of the report, what no other run of the same training changes."""
 LOGPROB = -17.0
 """Of every token: about what the model really says of bytes, so that ratios lie around 1 and the step is one."""
 SURFACE = {
@@ -92,9 +92,7 @@ def trained(folder: Path) -> dict[str, Any]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     report = json.loads((folder / "report.json").read_text())
     return {
-        "report": {
-            key: value for key, value in report.items() if key in ("before", "after", "steps", "seed", "stopped")
-        },
+        "report": {key: report[key] for key in REPORTED},
         "metrics": [_compared(json.loads(line)) for line in lines],
         "rows": rows,
         "weights": changed_weights(folder),
@@ -102,7 +100,8 @@ def trained(folder: Path) -> dict[str, Any]:
 
 
 def _compared(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in sorted(metrics.items()) if not NOT_COMPARED.search(key)}
+    """Leave out what depends on the machine: seconds, and tokens per second."""
+    return {key: value for key, value in sorted(metrics.items()) if "second" not in key}
 
 
 def _row(trajectory: art.Trajectory) -> dict[str, Any]:
@@ -119,25 +118,25 @@ def _digest(ids: Any) -> str:
 
 def changed_weights(folder: Path) -> dict[str, float]:
     """Return by how much training moved each of the model's tensors: the sum of the absolute differences."""
-    import torch
     from safetensors.torch import load_file
 
     from art_core.config import TINY
 
-    def tensors(path: Path) -> dict[str, torch.Tensor]:
-        return {name: it for file in sorted(path.glob("*.safetensors")) for name, it in load_file(file).items()}
-
-    before, after = tensors(TINY), tensors(sorted((folder / "checkpoints").glob("step-*"))[-1])
+    before, after = (load_file(it / "model.safetensors") for it in (TINY, folder / "checkpoints" / "step-000002"))
     return {name: float((after[name].float() - before[name].float()).abs().sum()) for name in sorted(before)}
 
 
 def helps() -> str:
-    """Return what ``--help`` of every command of ``art`` is made of."""
-    lines = []
-    for name, command in sorted(doc_shell.art().commands.items()):
-        lines += [f"art {name}", str(command.help), str(command.epilog)]
-        lines += [f"  {'/'.join(it.opts)} [{it.default}] {getattr(it, 'help', '')}" for it in command.params]
-    return "\n".join(lines) + "\n"
+    """Return what ``--help`` of ``art``, of every command and of every command of a command is made of."""
+    return "\n".join(_help("art", doc_shell.art())) + "\n"
+
+
+def _help(name: str, command: Any) -> list[str]:
+    lines = [name, str(command.help), str(command.epilog)]
+    lines += [f"  {'/'.join(it.opts)} [{it.default}] {getattr(it, 'help', '')}" for it in command.params]
+    for part, under in sorted(getattr(command, "commands", {}).items()):
+        lines += _help(f"{name} {part}", under)
+    return lines
 
 
 def surface() -> str:
