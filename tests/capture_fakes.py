@@ -180,6 +180,11 @@ class PickyEngine(EchoEngine):
         raise PickyError(1, 2)
 
 
+class PrintingEngine(EchoEngine):
+    async def start(self) -> None:
+        print("loading the model", flush=True)
+
+
 class ThereEngine(EchoEngine):
     """Raises what only its own process can import."""
 

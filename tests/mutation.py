@@ -30,6 +30,9 @@ PROCESS = [
     f"test_capture_process.py::test_{name}"
     for name in (
         "an_engine_that_cannot_start_raises_its_own_error_here",
+        "a_process_that_was_started_early_serves_what_is_only_importable_later",
+        "a_process_that_was_started_early_is_not_used_in_another_environment",
+        "what_an_engine_prints_is_not_mixed_with_what_this_program_prints",
         "a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_open",
         "a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise",
         "a_process_that_ends_before_it_takes_an_order_is_told_with_its_code",
@@ -50,6 +53,15 @@ PROCESS = [
     )
 ]
 """Those that need no torch and wait for no process to be given up."""
+DEADLINES = [
+    f"test_deadlines.py::test_{name}"
+    for name in (
+        "a_call_that_is_never_answered_fails_and_the_others_go_on",
+        "what_was_sampled_until_then_is_kept_as_aborted",
+        "a_stream_that_goes_on_may_take_longer_than_a_call_may_hang",
+    )
+]
+"""Those of a single call."""
 TESTS = {
     "losses": ["test_losses.py"],
     "token_tree": ["test_token_tree.py"],
@@ -63,7 +75,7 @@ TESTS = {
     "capture/replay": ["test_replay.py"],
     "capture/requests": ["test_application.py"],
     "capture/http": ["test_exchange.py"],
-    "capture/server": ["test_application.py", "test_in_flight.py"],
+    "capture/server": ["test_application.py", "test_in_flight.py", *DEADLINES],
     "capture/serving": ["test_listen.py", "test_door.py"],
     "capture/shape": ["test_shape.py"],
     "capture/stamped": ["test_door.py"],

@@ -29,6 +29,7 @@ from capture_fakes import (
     ListRecorder,
     NeverEndsWell,
     PickyEngine,
+    PrintingEngine,
     SlowStartEngine,
     ThereEngine,
     wait_until,
@@ -349,6 +350,14 @@ async def test_idle_threads_of_the_process_do_not_spin_unless_they_are_told_to(m
         async with await Door.start(EchoEngine, ListRecorder) as door:
             environment = psutil.Process(door._serving._process.pid).environ()
         assert environment["OMP_WAIT_POLICY"] == kept and environment["PATH"] == os.environ["PATH"]
+
+
+@pytest.mark.system
+async def test_what_an_engine_prints_is_not_mixed_with_what_this_program_prints(capfd):
+    async with await Door.start(PrintingEngine, ListRecorder):
+        pass
+    said = capfd.readouterr()
+    assert said.out == "" and "loading the model" in said.err
 
 
 @pytest.mark.system

@@ -8,7 +8,7 @@ import math
 import pytest
 from asgi import Asked
 
-from art_core.capture.http import Exchange, Refused
+from art_core.capture.http import Exchange, Refused, error_line
 from art_core.errors import StoreError, UpstreamError
 
 log = logging.getLogger("test_exchange")
@@ -167,6 +167,19 @@ async def test_a_bug_is_a_500_with_its_name_and_is_logged_with_where_it_came_fro
     assert (asked.status, asked.error["message"], asked.error["code"]) == (500, "ValueError: no such thing", None)
     [record] = caplog.records
     assert (record.name, record.getMessage(), record.exc_info[0]) == ("test_exchange", "a call failed", ValueError)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (UpstreamError("too\n  many", status=429, code="slow_down"), "429 slow_down: too many"),
+        (UpstreamError("why", status=404), "404 why"),
+        (ValueError("no such thing"), "500 no such thing"),
+        (ValueError("x" * 600), "500 " + "x" * 496),
+    ],
+)
+def test_an_error_is_one_line_of_at_most_500_characters(error, line):
+    assert error_line(error) == line
 
 
 async def test_nothing_is_said_after_the_whole_answer():

@@ -8,7 +8,7 @@ from asgi import Asked, answered, asked_of, said, settle, under_way
 from capture_fakes import EchoEngine, ListRecorder, chat
 
 from art_core.capture import CaptureApp
-from art_core.errors import CaptureError
+from art_core.errors import CaptureError, UpstreamError
 from art_core.types import Sampling
 
 AS_ASKED = Sampling()
@@ -126,6 +126,38 @@ async def test_a_rollout_that_closes_takes_no_new_calls_and_lets_those_in_flight
     await closing
     assert [call.finish_reason for call in recorder.of("r1")] == ["stop"]
     assert said(await under) == "hi"
+
+
+@pytest.mark.parametrize("end", ["close", "release"])
+async def test_what_a_rollout_does_is_known_until_its_end(end):
+    app = CaptureApp(engine := Waiting(), ListRecorder())
+    app.open("r1", AS_ASKED)
+    under = under_way(app, asked_of("r1", chat("hi")))
+    await settle()
+    ended, oldest = app.activity.look(app.gate).rollouts["r1"]
+    assert ended == 0 and oldest is not None
+    engine.may.set()
+    await under
+    assert app.activity.look(app.gate).rollouts == {"r1": (1, None)}
+    if end == "close":
+        await app.close("r1", 0.0)
+    else:
+        app.release("r1")
+    assert app.activity.look(app.gate).rollouts == {}
+
+
+async def test_a_rollout_that_closes_tells_which_errors_its_calls_had_and_how_often():
+    class Full(EchoEngine):
+        async def chat(self, request):
+            raise UpstreamError(request["messages"][-1]["content"], status=503, code="full")
+
+    app = CaptureApp(Full(), ListRecorder())
+    for rollout in ("r1", "r2"):
+        app.open(rollout, AS_ASKED)
+    for text in ("no room", "no time", "no room"):
+        assert (await answered(app, asked_of("r1", chat(text)))).status == 503
+    assert await app.close("r1", 0.0) == {"503 full: no room": 2, "503 full: no time": 1}
+    assert await app.close("r2", 0.0) == {}
 
 
 @pytest.mark.parametrize("stream", [False, True])

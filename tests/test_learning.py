@@ -20,7 +20,7 @@ def rise(report):
 def test_the_email_agent_gets_visibly_better(tmp_path):
     from examples.email_search.train import run
 
-    report = run(steps=8, run_dir=tmp_path / "run", eval_tasks=100).report
+    report = run(steps=8, run_dir=tmp_path / "run", eval_tasks=60).report
     assert 0.10 <= report["before"]["success"] <= 0.40
     assert rise(report) > 2 * 0.15
 

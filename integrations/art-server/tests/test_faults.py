@@ -117,13 +117,13 @@ def real_server(setting):
 async def test_with_the_real_engine_what_was_trained_is_what_was_sampled(tmp_path):
     tasks = [f"task {number}" for number in range(8)]
     faults = [
-        HALVES["half of a model call"], HALVES["half of a model's answer"], connections_cut(10), worker_killed("w7"),
-        server_restarted(signal.SIGKILL), worker_stopped("w6", 16), server_restarted(signal.SIGTERM),
+        HALVES["half of a model call"], HALVES["half of a model's answer"], connections_cut(10), worker_killed("w3"),
+        server_restarted(signal.SIGKILL), worker_stopped("w2", 16), server_restarted(signal.SIGTERM),
     ]  # fmt: skip
     async with Setting(tmp_path, lease=10) as setting:
         serve = real_server(setting)
         faults[4], faults[6] = (server_restarted(it, *serve) for it in (signal.SIGKILL, signal.SIGTERM))
-        await begun(setting, 8, *serve)
+        await begun(setting, 4, *serve)
         check(setting, tasks, await endure(setting, tasks, faults))
         await asyncio.to_thread(setting.kill_server, signal.SIGTERM)
     command = [sys.executable, "-m", "art_core", "audit", str(setting.run_dir)]
