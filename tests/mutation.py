@@ -53,15 +53,6 @@ PROCESS = [
     )
 ]
 """Those that need no torch and wait for no process to be given up."""
-DEADLINES = [
-    f"test_deadlines.py::test_{name}"
-    for name in (
-        "a_call_that_is_never_answered_fails_and_the_others_go_on",
-        "what_was_sampled_until_then_is_kept_as_aborted",
-        "a_stream_that_goes_on_may_take_longer_than_a_call_may_hang",
-    )
-]
-"""Those of a single call."""
 TESTS = {
     "losses": ["test_losses.py"],
     "token_tree": ["test_token_tree.py"],
@@ -75,7 +66,7 @@ TESTS = {
     "capture/replay": ["test_replay.py"],
     "capture/requests": ["test_application.py"],
     "capture/http": ["test_exchange.py"],
-    "capture/server": ["test_application.py", "test_in_flight.py", *DEADLINES],
+    "capture/server": ["test_application.py", "test_in_flight.py"],
     "capture/serving": ["test_listen.py", "test_door.py"],
     "capture/shape": ["test_shape.py"],
     "capture/stamped": ["test_door.py"],

@@ -8,7 +8,7 @@ import time
 
 import httpx
 import pytest
-from capture_fakes import EchoEngine, ListRecorder, chat, wait_until
+from capture_fakes import EchoEngine, ListRecorder, NeverEndsWell, chat, wait_until
 
 from art_core.capture import Door, Stamped
 from art_core.capture.serving import Serving, ServingPlan
@@ -335,6 +335,16 @@ def test_an_order_that_comes_while_the_thread_ends_is_answered_cancelled_or_refu
                 time.sleep(0.0002)
         assert not concurrent.futures.wait(asked, 10).not_done
         assert all(it.cancelled() or it.exception() is None for it in asked)
+
+
+def test_an_order_to_a_thread_that_has_ended_with_an_error_names_it():
+    serving = Serving(ServingPlan(NeverEndsWell, ListRecorder))
+    serving.start().result(10)
+    ended = serving.stop().exception(10)
+    assert str(ended) == "out of cheese while ending"
+    with pytest.raises(CaptureError, match="the serving thread has ended") as refusal:
+        serving.ask("flush")
+    assert refusal.value.__cause__ is ended
 
 
 async def test_a_stop_ends_the_calls_and_then_the_engine_and_closes_the_recorder():

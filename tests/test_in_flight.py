@@ -128,6 +128,21 @@ async def test_a_rollout_that_closes_takes_no_new_calls_and_lets_those_in_flight
     assert said(await under) == "hi"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_the_engine_does_not_answer_in_time_is_a_504_and_not_tried_again(stream):
+    app = CaptureApp(Waiting(), recorder := ListRecorder(), call_timeout=0.05)
+    app.open("r1", AS_ASKED)
+    asked = await answered(app, asked_of("r1", chat("hi", stream=stream)))
+    error = asked.events[-1]["error"] if stream else asked.error
+    assert (error["message"], error["code"]) == (
+        "the engine had not answered after 0.05 seconds (call_timeout)",
+        "upstream_timeout",
+    )
+    if not stream:
+        assert (asked.status, asked.told["x-should-retry"]) == (504, "false")
+    assert [call.finish_reason for call in recorder.of("r1")] == ["aborted"] * stream
+
+
 @pytest.mark.parametrize("end", ["close", "release"])
 async def test_what_a_rollout_does_is_known_until_its_end(end):
     app = CaptureApp(engine := Waiting(), ListRecorder())

@@ -1,5 +1,6 @@
 """Where a server listens, how it is reached there, and what it is set to."""
 
+import errno
 import socket
 
 import pytest
@@ -35,6 +36,24 @@ def test_a_listener_takes_calls_at_once_and_sends_without_delay():
             pass
         with pytest.raises(ConfigError, match="is in use"):
             listen("127.0.0.1", listener.getsockname()[1])
+
+
+def test_an_address_with_colons_is_one_of_ip_6(monkeypatch):
+    families = []
+
+    class Taken(socket.socket):
+        def __init__(self, family, *how):
+            families.append(family)
+            super().__init__(socket.AF_INET, *how)
+
+        def bind(self, address):
+            raise OSError(errno.EADDRINUSE, "in use")
+
+    monkeypatch.setattr(socket, "socket", Taken)
+    for host in ("::1", "127.0.0.1"):
+        with pytest.raises(ConfigError, match=f"port 80 on {host} is in use"):
+            listen(host, 80)
+    assert families == [socket.AF_INET6, socket.AF_INET]
 
 
 def test_a_host_that_is_not_this_machines_cannot_be_listened_on():
