@@ -42,6 +42,7 @@ PROCESS = [
         "a_log_handler_that_fails_here_leaves_the_process_answering",
         "a_serving_process_that_dies_fails_what_waits_and_what_comes",
         "a_killed_serving_process_is_told_with_its_signal",
+        "an_order_that_a_killed_process_has_not_read_is_told_of_its_death",
         "the_death_of_a_serving_process_is_seen_though_a_child_of_it_lives_on",
         "where_a_serving_process_hangs_is_asked_from_any_thread_and_not_waited_for",
         "a_closure_is_refused_with_what_to_give_instead",

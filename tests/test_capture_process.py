@@ -279,6 +279,19 @@ async def test_a_killed_serving_process_is_told_with_its_signal():
 
 
 @pytest.mark.system
+async def test_an_order_that_a_killed_process_has_not_read_is_told_of_its_death():
+    door = await Door.start(EchoEngine, ListRecorder)
+    try:
+        os.kill(door._serving._process.pid, signal.SIGSTOP)
+        asked = door._serving.ask("flush")
+        door._serving._process.kill()
+        with pytest.raises(CaptureError, match="SIGKILL"):
+            asked.result(30)
+    finally:
+        await door.stop()
+
+
+@pytest.mark.system
 async def test_the_death_of_a_serving_process_is_seen_though_a_child_of_it_lives_on(tmp_path):
     door = await Door.start(partial(ForksEngine, tmp_path / "child"), ListRecorder)
     try:
