@@ -6,6 +6,7 @@ mutmut leaves annotations, docstrings, decorated functions and what stands outsi
 besides: strings with a blank in them, that is messages, with what is formatted into them. Knows nothing of what the modules do.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -135,13 +136,16 @@ def spare_texts() -> None:
 
 
 def fit_tests() -> None:
-    """Have mutmut run quick tests first, and all tests for what only a child process runs: it sees no child's calls."""
+    """Have mutmut run quick tests first, and all tests for what only a child process runs: it sees no child's calls. A process
+    that a test has left behind and that ends meanwhile is no mutant."""
     from mutmut import __main__ as program
     from mutmut.runners.harness import PytestRunner
     from mutmut.state import state
     from mutmut.utils.format_utils import mangled_name_from_mutant_name as function_of
+    from mutmut.workers.isolation import ForkRunner
 
     collect, arguments = program.collect_source_file_mutation_data, PytestRunner._pytest_args_regular_run
+    wait = ForkRunner.wait_for_result
 
     def with_all_tests(**options):
         mutants, files = collect(**options)
@@ -153,6 +157,12 @@ def fit_tests() -> None:
     def quick_first(self, tests):
         return arguments(self, sorted(tests, key=lambda name: (state().duration_by_test.get(name, 0.0), name)))
 
+    def of_a_mutant(self, timeout=None):
+        while True:
+            with contextlib.suppress(KeyError):
+                return wait(self, timeout)
+
+    ForkRunner.wait_for_result = of_a_mutant
     program.collect_source_file_mutation_data = with_all_tests
     PytestRunner._pytest_args_regular_run = quick_first
 

@@ -340,6 +340,7 @@ def test_an_order_that_comes_while_the_thread_ends_is_answered_cancelled_or_refu
 def test_an_order_to_a_thread_that_has_ended_with_an_error_names_it():
     serving = Serving(ServingPlan(NeverEndsWell, ListRecorder))
     serving.start().result(10)
+    assert serving._server.started, "before its address is given"
     ended = serving.stop().exception(10)
     assert str(ended) == "out of cheese while ending"
     with pytest.raises(CaptureError, match="the serving thread has ended") as refusal:
