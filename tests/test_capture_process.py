@@ -336,6 +336,13 @@ async def test_what_an_engine_raises_while_its_process_ends_is_raised_by_stop():
         await door.stop()
 
 
+def test_what_fails_while_a_process_is_stopped_is_raised_by_stop(monkeypatch):
+    serving = ServingProcess(ServingPlan(EchoEngine, ListRecorder))
+    monkeypatch.setattr(serving, "_end", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        serving.stop().result(10)
+
+
 @pytest.mark.system
 async def test_what_only_this_process_has_is_refused_with_where_to_define_it(monkeypatch):
     here = ModuleType("only_here")

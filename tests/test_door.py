@@ -8,6 +8,7 @@ import time
 
 import httpx
 import pytest
+import uvicorn
 from capture_fakes import EchoEngine, ListRecorder, NeverEndsWell, chat, wait_until
 
 from art_core.capture import Door, Stamped
@@ -337,10 +338,23 @@ def test_an_order_that_comes_while_the_thread_ends_is_answered_cancelled_or_refu
         assert all(it.cancelled() or it.exception() is None for it in asked)
 
 
+def test_an_address_is_given_once_its_server_has_started(monkeypatch):
+    startup = uvicorn.Server.startup
+
+    async def late(server, sockets=None):
+        await asyncio.sleep(0.2)
+        await startup(server, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "startup", late)
+    serving = Serving(ServingPlan(EchoEngine, ListRecorder))
+    serving.start().result(10)
+    assert serving._server.started
+    serving.stop().result(10)
+
+
 def test_an_order_to_a_thread_that_has_ended_with_an_error_names_it():
     serving = Serving(ServingPlan(NeverEndsWell, ListRecorder))
     serving.start().result(10)
-    assert serving._server.started, "before its address is given"
     ended = serving.stop().exception(10)
     assert str(ended) == "out of cheese while ending"
     with pytest.raises(CaptureError, match="the serving thread has ended") as refusal:
