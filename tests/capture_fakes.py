@@ -199,6 +199,11 @@ class NeverEndsWell(EchoEngine):
         raise UpstreamError("out of cheese while ending")
 
 
+class NeverStopsEngine(EchoEngine):
+    async def stop(self) -> None:
+        await asyncio.Event().wait()
+
+
 class ListRecorder:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Call]] = []

@@ -49,6 +49,7 @@ PROCESS = [
         "a_closure_is_refused_with_what_to_give_instead",
         "what_an_engine_raises_while_its_process_ends_is_raised_by_stop",
         "what_fails_while_a_process_is_stopped_is_raised_by_stop",
+        "a_process_whose_engine_never_stops_ends_after_its_time",
         "what_only_this_process_has_is_refused_with_where_to_define_it",
         "a_process_whose_start_has_failed_takes_no_orders_and_is_stopped",
         "an_error_that_cannot_be_imported_here_says_so",

@@ -28,6 +28,7 @@ from capture_fakes import (
     ForksEngine,
     ListRecorder,
     NeverEndsWell,
+    NeverStopsEngine,
     PickyEngine,
     PrintingEngine,
     SlowStartEngine,
@@ -35,7 +36,7 @@ from capture_fakes import (
     wait_until,
 )
 
-from art_core.capture import Door, start_early
+from art_core.capture import Door, process, start_early
 from art_core.capture.process import ServingProcess
 from art_core.capture.serving import ServingPlan
 from art_core.errors import CaptureError, ConfigError, UpstreamError
@@ -101,6 +102,7 @@ async def test_an_engine_that_cannot_start_raises_its_own_error_here():
     with pytest.raises(UpstreamError, match="no such model: 'tinny'") as failure:
         await Door.start(BrokenEngine, ListRecorder)
     assert (failure.value.status, failure.value.code) == (404, "model_not_found")
+    assert failure.value.__notes__[0].startswith("In the serving process:\nTraceback (most recent call last):\n  File ")
     assert "capture_fakes.py" in failure.value.__notes__[0]
 
 
@@ -334,6 +336,19 @@ async def test_what_an_engine_raises_while_its_process_ends_is_raised_by_stop():
     assert [it.daemon for it in threading.enumerate() if it.name == "art-door"] == [True]
     with pytest.raises(UpstreamError, match="out of cheese while ending"):
         await door.stop()
+
+
+@pytest.mark.system
+def test_a_process_whose_engine_never_stops_ends_after_its_time(monkeypatch):
+    soon = "import art_core.capture.child as _child\n_child.END_SECONDS = 0.5\n"
+    monkeypatch.setattr(process, "COMMAND", soon + process.COMMAND)
+    serving = ServingProcess(ServingPlan(NeverStopsEngine, ListRecorder))
+    serving.start().result(30)
+    try:
+        serving._pipe.connection.close()  # as if this process had died
+        assert serving._process.wait(30) == 1
+    finally:
+        serving._process.kill()
 
 
 def test_what_fails_while_a_process_is_stopped_is_raised_by_stop(monkeypatch):
