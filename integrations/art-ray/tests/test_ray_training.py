@@ -15,7 +15,7 @@ from process_marks import marked
 from art_core.store import Store
 
 ROOT = Path(__file__).parents[3]
-STEPS, TASKS, SIZE = 10, 4, 8
+STEPS, TASKS, SIZE = 8, 4, 8
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 

@@ -70,7 +70,7 @@ def main(folder, seed):
     try:
         # The same tasks in every step, because their difficulty moves a step's mean reward by 0.1 and more.
         result = art.train_sync(
-            "examples.email_search.agent:build_agent", training_tasks(4, 1), model="tiny", reward=reward, steps=10,
+            "examples.email_search.agent:build_agent", training_tasks(4, 1), model="tiny", reward=reward, steps=8,
             tasks_per_step=4, learning_rate=1e-3, seed=seed, run_dir=folder, trackers=[killer], executor="ray",
             executor_args={"workers": 2}, learner="ray", learner_args={"processes": 2},
         )  # fmt: skip
