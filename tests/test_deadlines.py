@@ -207,7 +207,7 @@ async def test_a_call_that_is_never_answered_fails_and_the_others_go_on():
 async def test_what_was_sampled_until_then_is_kept_as_aborted(stream):
     recorder = ListRecorder()
     engine = (lambda: Hangs()) if stream else (lambda: EchoEngine(0.1))
-    async with await Door.start(engine, lambda: recorder, process=False, call_timeout=0.35) as door:
+    async with await Door.start(engine, lambda: recorder, process=False, call_timeout=0.8) as door:
         response = await ask(await door.open("r1"), "hang" if stream else "a long answer", stream=stream)
         assert "call_timeout" in response.text
         await door.close("r1")
@@ -217,7 +217,7 @@ async def test_what_was_sampled_until_then_is_kept_as_aborted(stream):
 
 @pytest.mark.system
 async def test_a_stream_that_goes_on_may_take_longer_than_a_call_may_hang():
-    async with await Door.start(lambda: EchoEngine(0.1), ListRecorder, process=False, call_timeout=0.35) as door:
+    async with await Door.start(lambda: EchoEngine(0.1), ListRecorder, process=False, call_timeout=1.0) as door:
         response = await ask(await door.open("r1"), "a long answer", stream=True)
     assert "call_timeout" not in response.text and "[DONE]" in response.text
 

@@ -128,7 +128,7 @@ async def test_sync_tools_that_hang_do_not_stop_the_learner(tmp_path):
         await ScriptedAgent()(task_input, address)
         await asyncio.get_running_loop().run_in_executor(None, release.wait)
 
-    async with run_of(tmp_path, max_concurrent=2, rollout_timeout=0.3) as run:
+    async with run_of(tmp_path, max_concurrent=2, rollout_timeout=1.0) as run:
         groups = await run.collect(agent, ["a"], group_size=2)
         scored = [art.Group(task=g.task, trajectories=(trajectory(0.0), trajectory(1.0))) for g in groups]
         metrics = await asyncio.wait_for(run.learn(scored), 20)

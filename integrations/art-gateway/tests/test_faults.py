@@ -52,7 +52,7 @@ async def test_a_fault_that_stays_is_told_with_its_status_and_nothing_is_recorde
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_upstream_that_takes_too_long_is_a_504_and_not_asked_again(start, upstream, stream):
     upstream.faults.append("hang")
-    async with start(timeout=0.3) as desk:
+    async with start(timeout=1.0) as desk:
         status, answer, _ = await desk.ask("r1", "hello", stream=stream)
     assert (status, len(upstream.requests)) == (504, 1)
     assert "did not answer in time" in str(answer)

@@ -172,7 +172,8 @@ async def test_a_question_that_the_server_finds_too_long_is_shortened(provider, 
 async def test_a_server_that_answers_in_time_or_not_at_all(provider, way):
     provider.pause = 5
     group = group_of("worth 0.2", "worth 0.9")
-    assert await ruler_of(provider, timeout=0.2, retries=1).score(group) == [None, None]
+    # Long enough for a question to arrive on a busy machine.
+    assert await ruler_of(provider, timeout=2, retries=1).score(group) == [None, None]
     assert len(provider.requests) == 2
     assert "Timeout" in group.trajectories[0].notes["unscored"]
 
@@ -180,13 +181,13 @@ async def test_a_server_that_answers_in_time_or_not_at_all(provider, way):
 @pytest.mark.system
 async def test_an_answer_that_comes_in_drops_has_no_more_time_than_any_other(provider, way):
     async def drip():
-        for _ in range(60):
+        for _ in range(100):
             yield b" "
             await asyncio.sleep(0.05)
 
     provider.drip = drip
     group = group_of("worth 0.2", "worth 0.9")
-    assert await ruler_of(provider, timeout=0.5, retries=1).score(group) == [None, None]
+    assert await ruler_of(provider, timeout=2, retries=1).score(group) == [None, None]
     assert len(provider.requests) == 2, "it may pass"
     assert "Timeout" in group.trajectories[0].notes["unscored"]
 
