@@ -56,7 +56,7 @@ PROCESS = [
         "idle_threads_of_the_process_do_not_spin_unless_they_are_told_to",
     )
 ]
-"""Those that need no torch and wait for no process to be given up."""
+"""Those that need no torch and never wait many seconds for a process to end."""
 TESTS = {
     "losses": ["test_losses.py"],
     "token_tree": ["test_token_tree.py"],
@@ -138,8 +138,10 @@ def spare_texts() -> None:
 
 
 def fit_tests() -> None:
-    """Have mutmut run quick tests first, and all tests for what only a child process runs: it sees no child's calls. A process
-    that a test has left behind and that ends meanwhile is no mutant."""
+    """Have mutmut run quick tests first, and all tests for what only a child process runs: it sees no child's calls.
+
+    Exits of other children, left over from the tests that mutmut ran first, are ignored; mutmut would crash on them.
+    """
     from mutmut import __main__ as program
     from mutmut.runners.harness import PytestRunner
     from mutmut.state import state

@@ -8,7 +8,7 @@ from asgi import Asked, answered, asked_of, said, settle, under_way
 from capture_fakes import EchoEngine, ListRecorder, chat
 
 from art_core.capture import CaptureApp
-from art_core.errors import CaptureError, UpstreamError
+from art_core.errors import CaptureError
 from art_core.types import Sampling
 
 AS_ASKED = Sampling()
@@ -162,16 +162,12 @@ async def test_what_a_rollout_does_is_known_until_its_end(end):
 
 
 async def test_a_rollout_that_closes_tells_which_errors_its_calls_had_and_how_often():
-    class Full(EchoEngine):
-        async def chat(self, request):
-            raise UpstreamError(request["messages"][-1]["content"], status=503, code="full")
-
-    app = CaptureApp(Full(), ListRecorder())
+    app = CaptureApp(EchoEngine(), ListRecorder())
     for rollout in ("r1", "r2"):
         app.open(rollout, AS_ASKED)
-    for text in ("no room", "no time", "no room"):
-        assert (await answered(app, asked_of("r1", chat(text)))).status == 503
-    assert await app.close("r1", 0.0) == {"503 full: no room": 2, "503 full: no time": 1}
+    for status, code in ((503, "full"), (429, "busy"), (503, "full")):
+        assert (await answered(app, asked_of("r1", chat(f"refuse {status} {code}")))).status == status
+    assert await app.close("r1", 0.0) == {"503 full: refused with 503": 2, "429 busy: refused with 429": 1}
     assert await app.close("r2", 0.0) == {}
 
 

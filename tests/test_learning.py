@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 
 def rise(report):
-    """Return what success rose by at temperature 1 and at the agent's own together: one alone has an interval of 30 points."""
+    """Return the rise of success at temperature 1 plus that at the agent's own: one alone has an interval of 15 to 30 points."""
     after, before = (
         sum(it["success"] for it in report["evaluations"] if it["name"] == name) for name in ("after", "before")
     )
@@ -20,9 +20,9 @@ def rise(report):
 def test_the_email_agent_gets_visibly_better(tmp_path):
     from examples.email_search.train import run
 
-    report = run(steps=6, run_dir=tmp_path / "run", eval_tasks=40).report
-    assert 0 < report["before"]["success"] <= 0.45
-    assert rise(report) > 2 * 0.15  # measured: 0.78 and 0.93
+    report = run(steps=6, run_dir=tmp_path / "run", eval_tasks=100).report
+    assert 0.10 <= report["before"]["success"] <= 0.40
+    assert rise(report) > 2 * 0.15  # measured on 40 tasks: 0.78 and 0.93
 
 
 def test_the_demo_trains_on_a_judges_scores(tmp_path, monkeypatch):

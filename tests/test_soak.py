@@ -20,9 +20,10 @@ MOST = 1500
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_rollouts_go_on_without_growing(tmp_path):
-    minutes, warm_up = (30, 300) if WHOLE else (0.2, 3)
-    brief = {} if WHOLE else {"every": 1, "fresh_every": 8, "fresh_seconds": 2}
-    moments = asyncio.run(soak(tmp_path, minutes * 60, warm_up=warm_up, say=lambda _: None, **brief))
+    seconds, warm_up, intervals = (
+        (1800, 300, {}) if WHOLE else (12, 3, {"every": 1, "fresh_every": 8, "fresh_seconds": 2})
+    )
+    moments = asyncio.run(soak(tmp_path, seconds, warm_up=warm_up, say=lambda _: None, **intervals))
     found = Soak(moments, warm_up)
     print(found)
     assert found.files <= 0
