@@ -142,6 +142,7 @@ def test_call_by_call_takes_the_same_step_as_the_tree():
     assert learners[0].version == learners[1].version == 1
 
 
+@pytest.mark.system  # on a new machine matplotlib first asks the system, by a process, for its fonts
 def test_curves_of_several_seeds_are_pooled_and_drawn(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     for which in sample_efficiency.LEARNERS:
