@@ -139,12 +139,12 @@ mutation: $(MUTATION)/.ready
 
 # Ten minutes of each target; make fuzz TARGET=sse for one.
 fuzz: $(VENV)/.ready $(FUZZ)/.ready
-	@for target in $(or $(TARGET),$(patsubst fuzz/targets/%.py,%,$(filter-out %__init__.py,$(wildcard fuzz/targets/*.py)))); do \
-	  PYTHONPATH="$(CURDIR)/$(FUZZ):$$PYTHONPATH" $(BIN)/python -m fuzz $$target --seconds $(or $(SECONDS),600) --keep || exit 1; done
+	@for target in $(or $(TARGET),$(patsubst tests/fuzz/targets/%.py,%,$(filter-out %__init__.py,$(wildcard tests/fuzz/targets/*.py)))); do \
+	  PYTHONPATH="$(CURDIR)/$(FUZZ):$(CURDIR)/tests:$$PYTHONPATH" $(BIN)/python -m fuzz $$target --seconds $(or $(SECONDS),600) --keep || exit 1; done
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 tiny: $(VENV)/.ready
-	$(BIN)/python tiny/make.py
+	$(BIN)/python -m tiny.make --out integrations/art-embedded/art_embedded/models/tiny

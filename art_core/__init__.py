@@ -12,7 +12,6 @@ from art_core.attribution import (
     name_threads,
     when_imported,
 )
-from art_core.audit import Audit, audit
 from art_core.config import TrainConfig
 from art_core.errors import ArtError
 from art_core.evaluation import Report, evaluate, evaluate_sync
@@ -25,7 +24,6 @@ from art_core.types import Call, Group, Trajectory
 
 __all__ = [
     "ArtError",
-    "Audit",
     "Call",
     "Group",
     "Report",
@@ -34,7 +32,6 @@ __all__ = [
     "TrainResult",
     "Trajectory",
     "agent_name",
-    "audit",
     "caller_headers",
     "destination",
     "evaluate",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from art_core.config import TrainConfig, weights_hash
+from art_core.config import TrainConfig, shipped_model, weights_hash
 from art_core.display import plural
 from art_core.errors import ConfigError
 from art_core.identity import source_of
@@ -81,7 +81,9 @@ def check_begun_with(
     if theirs is None or not begun:
         model = config.model
         store.set_meta("start_weights", mine)
-        store.set_meta("model", model if model == "tiny" or not Path(model).exists() else str(Path(model).resolve()))
+        store.set_meta(
+            "model", model if shipped_model(model) or not Path(model).exists() else str(Path(model).resolve())
+        )
         store.set_meta("config", settings)
         store.set_meta("loss", loss_name)
         store.set_meta("experiment", passed)

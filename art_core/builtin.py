@@ -1,5 +1,5 @@
-"""What works with no plugin installed, as a plugin like any other: functions as agents, the embedded engine, the torch
-learner, GRPO and its kin, the metrics file. Loads what is heavy only when it is asked for.
+"""What works with no plugin installed, as a plugin like any other: functions as agents, the torch learner, GRPO and its
+kin, the metrics file. Loads what is heavy only when it is asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from art_core.types import RolloutAddress, RunAgent
 
 if TYPE_CHECKING:
     from art_core.config import TrainConfig
-    from art_core.types import Engine, Learner, Loss
+    from art_core.types import Learner, Loss
 
 log = logging.getLogger("art_core.learner")
 
@@ -101,11 +101,6 @@ def register_learners(register: Register) -> None:
 
 
 @hookimpl
-def register_engines(register: Register) -> None:
-    register("embedded", embedded_engine)
-
-
-@hookimpl
 def register_trackers(register: Register) -> None:
     register("jsonl", MetricsFile)
 
@@ -154,13 +149,6 @@ def _prepare_auto() -> None:
 
 
 auto_learner.prepare = _prepare_auto  # type: ignore[attr-defined]
-
-
-def embedded_engine(model_folder: str, config: TrainConfig) -> Engine:
-    """Load the embedded engine."""
-    from art_core.engine import EmbeddedEngine
-
-    return EmbeddedEngine(model_folder, config)
 
 
 class MetricsFile:

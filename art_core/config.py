@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
+import importlib.metadata
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +16,8 @@ from typing import Any
 from art_core.errors import ConfigError
 from art_core.shown import without_keys
 
-TINY = Path(__file__).parent / "models" / "tiny"
-"""The model that ships with art_core: about one million parameters, made by ``tiny/make.py`` in the repository."""
-
+MODELS = "art.models"
+"""Entry points of this group give the folder of a model that a distribution ships, under a name of one word."""
 
 SMALL_MODEL = 10_000_000
 """Parameters below which one thread is right: on cores that others use too, waiting for a second one cost up to 15 times
@@ -235,13 +236,19 @@ def check_choice(name: str, value: object) -> None:
         raise ConfigError(f"{name}={value!r} is unknown; use {', '.join(others)} or {last}")
 
 
+@functools.cache
+def shipped_model(name: str) -> Path | None:
+    """Return the folder of a model that an installed distribution ships under ``name``; None if there is none."""
+    return next((entry.load() for entry in importlib.metadata.entry_points(group=MODELS, name=name)), None)
+
+
 def model_folder(model: str) -> str:
     """Return the folder of ``model``, or its hub name where it is not a folder.
 
     Raises ConfigError for a path that is not a model folder.
     """
-    if model == "tiny":
-        return str(TINY)
+    if (shipped := shipped_model(model)) is not None:
+        return str(shipped)
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -253,7 +260,7 @@ def model_folder(model: str) -> str:
     if model.startswith((".", "/", "~")) or model.count("/") != 1 or path.parent.is_dir():
         raise ConfigError(
             f"there is no model folder {model}; give an existing folder, a Hugging Face name such as "
-            "'Qwen/Qwen2.5-0.5B-Instruct', or 'tiny', the model that ships with art_core"
+            "'Qwen/Qwen2.5-0.5B-Instruct', or 'tiny', which comes with the embedded engine"
         )
     return model
 

@@ -74,7 +74,7 @@ def _rebuild_upstream_error(message: str, status: int, code: str | None, retry_a
 
 
 class ModelCallError(ArtError):
-    """A model call of ``art_core.agent.Agent`` was refused or failed.
+    """A model call of ``art_classic.agent.Agent`` was refused or failed.
 
     No CaptureError: like any error of an agent it ends that agent's run, not the training.
     """

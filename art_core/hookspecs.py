@@ -129,3 +129,12 @@ def register_dialects(register: Register) -> None:
     ``stream_from_chat(body, chunks) -> async iterator of SSE events``, and may have ``prepare``, ``error`` and ``error_event``
     (``art_core.capture.Dialect``). The return value is ignored.
     """
+
+
+@hookspec(firstresult=True)
+def suggest(kind: str, wanted: object) -> str | None:
+    """Say how to get what no installed plugin provides, or return None if you do not know.
+
+    Called just before a run is refused because a part is missing. ``kind`` is ``"agent"``, with the agent as ``wanted``, or
+    ``"reward"``, ``"engine"`` and so on, with a name. The answer completes the error: ``"run: pip install ..."``.
+    """

@@ -1,4 +1,4 @@
-"""Token trees -> shares of processes -> passes: trees that are computed together, as one forest. Knows nothing about models or
+"""Token trees -> passes: trees that are computed together, as one forest. Knows nothing about models or
 losses.
 
 A forest is a tree with several roots, so nothing is padded: the tokens of the passes are the trees' unique tokens, whatever
@@ -34,20 +34,6 @@ def pack(trees: Sequence[TokenTree], max_tokens: int) -> list[TokenTree]:
             bins[place].append(index)
             free[place] -= size
     return [join([trees[index] for index in sorted(members)]) for members in bins]
-
-
-def shares(trees: Sequence[TokenTree], count: int) -> list[list[TokenTree]]:
-    """Return the trees of each of ``count`` processes, each tree whole, with about as many tokens in every share.
-
-    The largest are placed first, each where there are the fewest tokens so far; a share may be empty.
-    """
-    members: list[list[int]] = [[] for _ in range(count)]
-    tokens = [0] * count
-    for index in sorted(range(len(trees)), key=lambda i: -trees[i].num_tokens):
-        place = tokens.index(min(tokens))
-        members[place].append(index)
-        tokens[place] += trees[index].num_tokens
-    return [[trees[index] for index in sorted(mine)] for mine in members]
 
 
 def join(trees: Sequence[TokenTree]) -> TokenTree:

@@ -9,7 +9,7 @@ import difflib
 import importlib.metadata
 import logging
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,59 +18,9 @@ import pluggy
 from art_core import builtin, hookspecs
 from art_core.errors import AgentError, ArtError, ConfigError, PluginError
 from art_core.types import RunAgent
-from art_core.variables import NO_OPENPIPE
 
 GROUP = "art"
-ADAPTERS = {
-    "langgraph": "art-langgraph",
-    "langchain": "art-langchain",
-    "langchain_core": "art-langchain",
-    "openai": "art-openai",
-    "agents": "art-openai",
-    "pydantic_ai": "art-pydantic-ai",
-}
-"""The top-level package of an agent's class -> the distribution that adapts it."""
-WITHOUT_PLUGIN = {
-    "agno": "OpenAIChat(id=...)",
-    "autogen_agentchat": "OpenAIChatCompletionClient(model=...)",
-    "crewai": "LLM(model='openai/...')",
-    "dspy": "dspy.LM('openai/...')",
-    "google.adk": "LiteLlm(model='openai/...')",
-    "haystack": "OpenAIChatGenerator(model=...)",
-    "instructor": "instructor.from_openai(...)",
-    "llama_index": "llama_index.llms.openai.OpenAI(model=...)",
-    "semantic_kernel": "OpenAIChatCompletion(ai_model_id=...)",
-    "smolagents": "OpenAIModel(model_id=...)",
-    "strands": "strands.models.openai.OpenAIModel(model_id=...)",
-}
-"""The package of a known framework that has no plugin of ours -> its model that asks through the OpenAI client."""
-
-PACKAGES = {
-    "ruler": "art-ruler",
-    "vllm": "art-vllm",
-    "http": "art-vllm",
-    "ray": "art-ray",
-    "wandb": "art-wandb",
-    "langfuse": "art-langfuse",
-    "otel": "art-langfuse",
-}
-"""A reward, engine, executor, learner or tracker by name -> the distribution that has it."""
-
-NEEDS = {
-    ADAPTERS["langgraph"]: ADAPTERS["langchain"],
-    ADAPTERS["langchain"]: ADAPTERS["openai"],
-    ADAPTERS["pydantic_ai"]: ADAPTERS["openai"],
-}
-"""A distribution -> the other one of this repository that it needs besides the core."""
-
 log = logging.getLogger("art_core.plugins")
-
-
-def how_to_install(distribution: str) -> str:
-    """Return the command that installs a distribution of this repository from its checkout; none is on a package index."""
-    folder = "plugins" if distribution in ADAPTERS.values() else "integrations"
-    needed = f"{how_to_install(NEEDS[distribution])} " if distribution in NEEDS else "pip install "
-    return f"{needed}-e {folder}/{distribution}"
 
 
 @dataclass(frozen=True)
@@ -184,11 +134,9 @@ class Plugins:
         """Return what is registered as ``name`` through ``hook``; ConfigError lists the choices where nothing is."""
         found = self.registered(hook)
         if name not in found:
-            if (hook, name) == ("register_trackers", "openpipe"):
-                raise ConfigError(f"the tracker {name!r} is refused: {NO_OPENPIPE}")
             kind = {"register_losses": "loss"}.get(hook, hook.removeprefix("register_").removesuffix("s"))
-            package = PACKAGES.get(name)
-            hint = f" (in the checkout of art, run: {how_to_install(package)})" if package else ""
+            advice = self._suggestion(kind, name)
+            hint = f" ({advice})" if advice else ""
             if near := difflib.get_close_matches(name, found, n=1):
                 hint = f" (did you mean {near[0]!r}?)"
             choices = ", ".join(map(repr, sorted(found))) or "none is registered"
@@ -197,35 +145,22 @@ class Plugins:
             )
         return found[name]
 
+    def _suggestion(self, kind: str, wanted: object) -> str | None:
+        suggestions = (self._call(name, caller, kind=kind, wanted=wanted) for name, caller in self._callers("suggest"))
+        return next(filter(None, suggestions), None)
+
     def adapt(self, agent: object) -> RunAgent:
         """Return the function that runs ``agent`` once; AgentError where no plugin adapts it."""
         for name, caller in self._callers("adapt_agent"):
             run = self._call(name, caller, agent=agent)
             if run is not None:
                 return run
-        installed = self.installed()
-        adapters = {it.distribution for it in installed if "adapt_agent" in it.hooks}
+        adapters = {it.distribution for it in self.installed() if "adapt_agent" in it.hooks}
+        advice = self._suggestion("agent", agent) or "wrap it in a function of one task, def agent(task)"
         raise AgentError(
             f"no installed plugin adapts an agent of type {type(agent).__module__}.{type(agent).__qualname__}; "
-            f"{_advice(agent, {it.distribution for it in installed})}. Installed adapters: {', '.join(sorted(adapters))}."
+            f"{advice}. Installed adapters: {', '.join(sorted(adapters))}."
         )
-
-
-def _advice(agent: object, installed: Container[str]) -> str:
-    module = type(agent).__module__
-    wanted = ADAPTERS.get(module.partition(".")[0])
-    if wanted is not None and wanted not in installed:
-        return f"in the checkout of art, run: {how_to_install(wanted)}"
-    wrap = "wrap it in a function of one task, def agent(task)"
-    for package, model in WITHOUT_PLUGIN.items():
-        if module == package or module.startswith(f"{package}."):
-            return f"{wrap}, {as_function(model)}"
-    return wrap
-
-
-def as_function(model: str) -> str:
-    """Return how an agent without a plugin is captured, where ``model`` asks through the OpenAI client."""
-    return f"with {model} and art-openai, or any client given address.base_url, def agent(task, address)"
 
 
 def redirect_clients() -> None:

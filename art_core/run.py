@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from art_core import agreement, losses, scoring, sft, variables
+from art_core import agreement, losses, scoring, sft
 from art_core.attribution import exempt, in_child_processes, rollouts_have_threads
 from art_core.checkpoints import Checkpoints
 from art_core.collecting import Kept, Runs
@@ -78,7 +78,6 @@ class Run:
 
     async def __aenter__(self) -> Run:
         self._resolve_names()
-        variables.say_refused()
         async with AsyncExitStack() as stack:
             if stack.enter_context(claimed(self.run_dir)):
                 stack.push(self._leave)

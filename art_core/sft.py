@@ -41,7 +41,7 @@ def chosen(trajectories: Sequence[Trajectory], min_reward: float | None, nodes: 
             raise ConfigError(
                 f"learn_sft trains trajectories with token ids, this is a {type(it).__name__}: {it!r:.80}; take them from a run "
                 "(art.load_trajectories), or build Trajectory(task=..., calls=[...]) of conversations, whose calls "
-                "art_core.rendering.Renderer(model).call(messages, answer) makes"
+                "art_embedded.rendering.Renderer(model).call(messages, answer) makes"
             )
     if not trajectories:
         raise ConfigError("there are no trajectories to imitate: the list is empty; a lower min_reward may find some")

@@ -21,10 +21,11 @@ import numpy as np
 import torch
 
 from art_core import losses
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
 from art_core.evaluation import interval
 from art_core.learner import TorchLearner
 from art_core.types import Loss, TokenTree
+from art_embedded import TINY
 from bench import tree as ours
 from bench.plain import call_logprobs, call_tokens
 from bench.tables import table

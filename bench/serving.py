@@ -28,9 +28,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from art_core.capture import Door, HttpUpstream
 from art_core.config import TrainConfig, model_folder
-from art_core.engine import EmbeddedEngine
 from art_core.store import Store
 from art_core.types import Call, JsonDict
+from art_embedded.engine import EmbeddedEngine
 from bench.engine_speed import conversation
 from bench.tables import table
 

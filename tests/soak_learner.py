@@ -25,7 +25,7 @@ import torch
 import transformers
 
 import art_core as art
-from art_core.config import TINY
+from art_embedded import TINY
 
 WORDS = ["inbox", "message", "Rome", "weather", "answer", "today", "seven", "from", "the", "and"]
 

@@ -7,10 +7,11 @@ import pytest
 
 import art_core as art
 from art_core import losses
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
 from art_core.learner import TorchLearner
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
+from art_embedded import TINY
 
 
 def run_of(tmp_path, **settings):

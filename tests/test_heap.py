@@ -38,8 +38,9 @@ make_learner(save_model(pathlib.Path(tempfile.mkdtemp())))
 """
 ENGINE = """
 import asyncio
-from art_core.config import TINY, TrainConfig
-from art_core.engine import EmbeddedEngine
+from art_core.config import TrainConfig
+from art_embedded import TINY
+from art_embedded.engine import EmbeddedEngine
 engine = EmbeddedEngine(str(TINY), TrainConfig())
 asyncio.run(engine.start())
 """

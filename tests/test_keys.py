@@ -20,10 +20,11 @@ import art_langfuse
 from art_core import display
 from art_core.capture import HttpUpstream
 from art_core.capture.shape import check_shape
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
 from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine
+from art_embedded import TINY
 from art_langfuse.account import account
 from art_ruler import Ruler
 from art_server import TrainingClient, connect

@@ -8,7 +8,7 @@ from doc_blocks import ROOT
 from doc_shell import art
 from typer.testing import CliRunner
 
-from art_core.__main__ import app
+from art_cli.main import app
 
 PAGE = (ROOT / "docs" / "howto" / "one-gpu.md").read_text()
 ROWS = re.findall(r"^\| `(\S+/\S+)` \| (\d+) bit \| (\d+) bit, (.+?) \| (.+?) \|$", PAGE, flags=re.M)

@@ -98,7 +98,7 @@ async def test_other_evaluation_tasks_on_resume_do_not_break_the_report(tmp_path
 @pytest.mark.parametrize("n", [1, 96, 100, 300, 500])
 @pytest.mark.parametrize("mean", [0.0, 1.0])
 def test_the_chart_can_draw_a_perfect_score_and_none_at_all(tmp_path, n, mean):
-    from art_core.chart import draw
+    from art_cli.chart import draw
 
     low, high = interval(mean, 0.0, n, binary=True)
     found = {"name": "after", "step": 1, "temperature": None, "success": mean, "interval": [low, high]}

@@ -12,9 +12,8 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import art_core as art
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
 from art_core.display import Display
-from art_core.engine import EmbeddedEngine
 from art_core.errors import ArtError, StaleWeightsError, UpstreamError
 from art_core.learner import TorchLearner
 from art_core.losses import grpo
@@ -22,6 +21,8 @@ from art_core.sentinel import FLOOR, Sentinel
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.testing.fakes import version_logprobs
 from art_core.types import Call
+from art_embedded import TINY
+from art_embedded.engine import EmbeddedEngine
 
 IDS = tuple(range(2, 40))
 

@@ -10,7 +10,7 @@ import yaml
 from doc_blocks import PAGES, ROOT
 
 LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?(https?:)?//", flags=re.IGNORECASE)
-NOT_PAGES = {"CHANGELOG.md", "tiny/README.md"}
+NOT_PAGES = {"CHANGELOG.md", "integrations/art-embedded/tiny/README.md"}
 """And what stands deeper than a folder's README, such as the card of an example's model."""
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_runs import short_call as call
 
-from art_core.audit.ledger import read_calls
-from art_core.audit.report import Findings
+from art_audit.ledger import read_calls
+from art_audit.report import Findings
 from art_core.display import display
 from art_core.errors import StoreError
 from art_core.store import Store, recent

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import art_audit
 import art_core as art
 from art_core.errors import StoreError
 from art_core.store import Store, schema
@@ -114,7 +115,7 @@ def test_a_second_opinion_changes_nothing_that_a_run_says_of_itself(tmp_path):
             trajectories = store.trajectories(), tuple(store.trajectory(it.rollout_id) for it in rollouts)
             return rollouts, trajectories, store.steps(), art.load_trajectories(tmp_path / "run", min_reward=0.5)
 
-    before, audited = said(), art.audit(tmp_path / "run", progress=False)
+    before, audited = said(), art_audit.audit(tmp_path / "run", progress=False)
     assert audited.clean and len(before[-1]) == 1
     with Store(tmp_path / "run" / "run.sqlite") as store:
         ids = [it.rollout_id for it in before[0]]
@@ -124,7 +125,7 @@ def test_a_second_opinion_changes_nothing_that_a_run_says_of_itself(tmp_path):
         )
         assert [[it.by for it in store.scores(name)] for name in ids] == [["by_order", "judge"]] * 2
     assert said() == before
-    assert art.audit(tmp_path / "run", progress=False).as_json() == audited.as_json()
+    assert art_audit.audit(tmp_path / "run", progress=False).as_json() == audited.as_json()
 
 
 async def record(run_dir):

@@ -7,9 +7,9 @@ from reward_fakes import Judge, lines_of, right, settings, told_display
 from rich.console import Console
 
 import art_core as art
+from art_cli.summary import print_result
 from art_core.errors import ConfigError
 from art_core.store import Store
-from art_core.summary import print_result
 from art_core.testing import FakeEngine, ScriptedAgent
 
 

@@ -16,9 +16,10 @@ from tree_cases import make_model
 
 import art_core as art
 from art_core import builtin, unsloth
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
 from art_core.losses import grpo
+from art_embedded import TINY
 
 CHILD = Path(__file__).parent / "unsloth_child.py"
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral with a window", "gemma3 with a window", "qwen3-moe"]

@@ -328,7 +328,7 @@ def test_sigusr1_shows_where_everything_is_and_the_run_reaches_its_end(tmp_path)
     (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
     (tmp_path / "tasks.jsonl").write_text('"one"\n')
     process = subprocess.Popen(
-        [sys.executable, "-m", "art_core", "train", "agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward",
+        [sys.executable, "-m", "art_cli", "train", "agent.py:agent", "tasks.jsonl", "--reward", "agent.py:reward",
          "--run-dir", "run", "--steps", "2", "--set", "tasks_per_step=1", "--set", "group_size=2"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from multiprocessing.reduction import DupFd
 from art_core.capture import process
 from art_core.capture.child import COMMAND
 
-PRELOADED = ["art_core.engine.embedded", "art_core.learner.torch_learner", "art_core.__main__"]
+PRELOADED = ["art_embedded.engine", "art_core.learner.torch_learner", "art_cli.main"]
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
 
 cold_begin = process._begin

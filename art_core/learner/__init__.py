@@ -11,7 +11,7 @@ try:
     import transformers  # noqa: F401
 except ImportError as error:
     raise ConfigError(
-        f"the learner needs torch, transformers and peft ({error}); in the checkout of art, run: pip install -e '.[train]'"
+        f"the learner needs torch, transformers and peft ({error}); install art-core[train], as docs/install.md says"
     ) from error
 
 from art_core.learner.torch_learner import TorchLearner

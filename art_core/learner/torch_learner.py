@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
 from art_core.errors import ConfigError, NotFiniteError
 from art_core.learner import checkpoint
+from art_core.learner.alone import Alone, empty_pass, full_tensor
 from art_core.learner.gradients import Measured, Totals, accumulate, tokens_that_fit
-from art_core.learner.processes import Alone, empty_pass, full_tensor
 from art_core.learner.shared_memory import move, shared_tensors
 from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of

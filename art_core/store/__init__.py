@@ -43,13 +43,11 @@ from art_core.store.values import (
     text_to_column,
     to_json,
 )  # fmt: skip
-from art_core.store.view import SeenRollout, StoreView, Wanted, look
 from art_core.store.writer import Writer
 from art_core.types import Call, Trajectory
 
 __all__ = [
-    "Attempt", "RecordedCall", "SeenRollout", "Shape", "Store", "StoreView", "StoredRollout", "StoredScore", "Update", "Wanted",
-    "look",
+    "Attempt", "RecordedCall", "Shape", "Store", "StoredRollout", "StoredScore", "Update",
 ]  # fmt: skip
 
 
@@ -236,6 +234,16 @@ class Store:
                 db.execute(
                     "SELECT calls.rollout_id, started, count(*) FROM calls LEFT JOIN rollouts USING (rollout_id) "
                     "GROUP BY calls.rollout_id ORDER BY min(calls.seq)"
+                )
+            )
+
+    def started(self, rollout_ids: Collection[str]) -> dict[str, float]:
+        """Return the Unix time at which each of these rollouts began; unknown ones are left out."""
+        with self._read() as db:
+            return dict(
+                db.execute(
+                    "SELECT rollout_id, started FROM rollouts WHERE rollout_id IN (SELECT value FROM json_each(?))",
+                    (to_json(list(rollout_ids)).decode(),),
                 )
             )
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from art_core.agent import Agent
+from art_classic.agent import Agent
 from art_core.display import Display
 
 from .agent import Game2048Agent, invalid_share, play

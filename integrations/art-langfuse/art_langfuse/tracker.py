@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.folder import write_whole
-from art_core.store import look
+from art_core.store import Store
 from art_core.types import Group, JsonDict, Trajectory
 from art_langfuse import vocabularies
 from art_langfuse.account import account
@@ -175,8 +175,8 @@ def _starts(run_dir: Path, groups: Sequence[Group]) -> dict[str, float]:
     now, file = time.time(), run_dir / "run.sqlite"
     found = {t.rollout_id: now - t.seconds for t in runs}
     if file.is_file():
-        seen = look(file, lambda view: [view.rollout(t.rollout_id) for t in runs])
-        found |= {it.rollout.rollout_id: it.started for it in seen if it is not None}
+        with Store(file) as store:
+            found |= store.started(list(found))
     return found
 
 

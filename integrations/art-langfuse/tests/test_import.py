@@ -11,13 +11,15 @@ from starlette.routing import Route
 from team_agent import Judge, agent, answers
 from typer.testing import CliRunner
 
+import art_audit
 import art_core as art
 import art_langfuse
-from art_core.__main__ import app
+from art_cli.main import app
 from art_core.errors import ConfigError
 from art_core.plugins import Plugins
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine
+from art_embedded import TINY
 from art_langfuse.api import NotRead
 
 LOOK = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -213,7 +215,7 @@ def test_a_failed_run_is_kept_with_its_error_and_a_doubled_call_once(server, tmp
 
 def test_a_run_folder_is_of_one_model(production, tmp_path, monkeypatch):
     run_command("--run-dir", tmp_path)
-    done = run_command("--run-dir", tmp_path, "--model", art.config.TINY)
+    done = run_command("--run-dir", tmp_path, "--model", TINY)
     assert done.exit_code == 2 and "runs with tokens of tiny" in plain(done.output)
     monkeypatch.delenv("LANGFUSE_SECRET_KEY")
     with pytest.raises(ConfigError, match="LANGFUSE_SECRET_KEY is not set"):
@@ -254,7 +256,7 @@ async def test_imported_runs_are_imitated_and_refused_by_grpo(production, tmp_pa
         everything = art.load_trajectories(tmp_path / "imported")
         with pytest.raises(ConfigError, match="another model answered"):
             await run.learn([art.Group(everything[0].task, tuple(everything[:2]))])
-    found = art.audit(tmp_path / "imported", progress=False)
+    found = art_audit.audit(tmp_path / "imported", progress=False)
     assert found.clean and found.not_kept == found.calls == 6
 
 

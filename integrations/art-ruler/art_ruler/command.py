@@ -250,7 +250,7 @@ def _ruler(judge: str | None, run: Path, *, rubric: str | None, **settings: Any)
 
 def _judge(name: str | None) -> object:
     """Return the judge that a name means: MODULE:NAME and FILE.py:NAME are objects, other names are LiteLLM's."""
-    from art_core.arguments import load_object
+    from art_cli.arguments import load_object
 
     return load_object(name) if name and OBJECT.fullmatch(name) else name
 

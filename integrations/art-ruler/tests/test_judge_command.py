@@ -13,7 +13,7 @@ import pytest
 from judging import TASK, call
 from typer.testing import CliRunner
 
-from art_core.__main__ import app
+from art_cli.main import app
 from art_core.errors import ConfigError
 from art_core.plugins import Plugins
 from art_core.store import Store
@@ -277,7 +277,7 @@ def test_people_are_asked_pair_by_pair_and_every_answer_is_kept(run, judge, tmp_
 
 @pytest.mark.system
 def test_stopping_loses_nothing_that_was_judged(run, judge):
-    command = [sys.executable, "-m", "art_core", "judge", str(run), "--judge", f"{judge}:slow"]
+    command = [sys.executable, "-m", "art_cli", "judge", str(run), "--judge", f"{judge}:slow"]
     paths = os.pathsep.join([str(Path(judging.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths}

@@ -89,7 +89,7 @@ class Setting:
     def start_worker(self, name: str, agent: str = "fault_agents.py:patient", *options: str) -> subprocess.Popen[bytes]:
         """Start a worker that reaches the server through the proxy."""
         address, path = f"ws://127.0.0.1:{self.proxy.port}", str(HERE / agent)
-        started = self._start(name, "-m", "art_core", "worker", address, "--id", name, "--agent", path, *options)
+        started = self._start(name, "-m", "art_cli", "worker", address, "--id", name, "--agent", path, *options)
         self.workers[name] = started
         return started
 

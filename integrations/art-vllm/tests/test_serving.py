@@ -290,7 +290,8 @@ async def test_a_server_that_does_not_listen_to_the_end_is_made_to(fake, monkeyp
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
+from art_embedded import TINY
 from art_vllm import VllmEngine
 
 async def main():
