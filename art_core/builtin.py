@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_core import losses, unsloth
+from art_core import losses
 from art_core.errors import AgentError
 from art_core.hookspecs import Register, hookimpl
-from art_core.memory import no_garbage_collection
+from art_core.learner import unsloth
+from art_core.runtime.memory import no_garbage_collection
 from art_core.types import RolloutAddress, RunAgent
 
 if TYPE_CHECKING:
@@ -107,15 +108,15 @@ def register_trackers(register: Register) -> None:
 
 def torch_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
     """Load the torch learner."""
-    _import_learner()
-    from art_core.learner import TorchLearner
+    with no_garbage_collection():
+        from art_core.learner import TorchLearner
 
     return TorchLearner(model_folder, config, loss)
 
 
 def _import_learner() -> None:
     with no_garbage_collection():
-        importlib.import_module("art_core.learner")
+        importlib.import_module("art_core.learner.torch_learner")
 
 
 torch_learner.prepare = _import_learner  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
-from art_core.shown import without_keys
+from art_core.redaction import without_keys
 
 MODELS = "art.models"
 """Entry points of this group give the folder of a model that a distribution ships, under a name of one word."""

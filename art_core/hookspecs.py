@@ -107,8 +107,8 @@ def register_trackers(register: Register) -> None:
     """Offer trackers by name: ``register("mine", factory)``, for ``train(trackers=["mine"])``.
 
     Called once, when a run starts. The factory is called as ``factory(run_dir, config)`` and returns a ``Tracker``
-    (``art_core.trackers``). Its attribute ``check``, where it has one, is called first of all and raises ConfigError where it
-    cannot work here, for want of a key say. The return value is ignored.
+    (``art_core.loop.trackers``). Its attribute ``check``, if it has one, is called first of all and raises ConfigError if the
+    tracker cannot work here, because a key is missing, for example. The return value is ignored.
     """
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from art_core.config import check_choice
-from art_core.deadlines import TooLate, interrupted, within
 from art_core.errors import ArtError, ConfigError, RewardError
-from art_core.shown import without_keys
+from art_core.redaction import without_keys
+from art_core.runtime.deadlines import TooLate, interrupted, within
 from art_core.types import Call, Group, GroupReward, Reward, Trajectory
 
 CONTRAST = 1e-8

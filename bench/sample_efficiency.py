@@ -22,8 +22,8 @@ import torch
 
 from art_core import losses
 from art_core.config import TrainConfig
-from art_core.evaluation import interval
 from art_core.learner import TorchLearner
+from art_core.loop.evaluate import interval
 from art_core.types import Loss, TokenTree
 from art_embedded import TINY
 from bench import tree as ours

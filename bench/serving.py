@@ -26,8 +26,9 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from art_core.capture import Door, HttpUpstream
+from art_core.capture import HttpUpstream
 from art_core.config import TrainConfig, model_folder
+from art_core.serving import Door
 from art_core.store import Store
 from art_core.types import Call, JsonDict
 from art_embedded.engine import EmbeddedEngine

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 import art_core as art
-from art_core.abilities import Counts, KeepsFiles, Rests, Scores, ServesVersions
+from art_core.serving.engine_protocols import Counts, KeepsFiles, Rests, Scores, ServesVersions
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.testing.fakes import version_logprobs
 from art_core.types import Call

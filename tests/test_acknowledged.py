@@ -14,7 +14,7 @@ import httpx
 import pytest
 from capture_fakes import EchoEngine, ListRecorder, chat
 
-from art_core.capture import Door
+from art_core.serving import Door
 from art_core.store import Store
 
 
@@ -51,7 +51,7 @@ CALLER = """
 import asyncio, functools, sys
 import httpx
 from capture_fakes import EchoEngine, chat
-from art_core.capture import Door
+from art_core.serving import Door
 from art_core.store import Store
 
 async def main(file, stream):

@@ -165,7 +165,7 @@ async def test_rewards_all_equal_for_many_steps_get_advice(tmp_path):
 
     from rich.console import Console
 
-    from art_core.display import Display
+    from art_core.loop.display import Display
 
     told = io.StringIO()
     await art.train(

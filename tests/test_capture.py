@@ -11,8 +11,8 @@ import openai
 import pytest
 from capture_fakes import EchoEngine, ListRecorder, chat, prompt_ids, wait_until
 
-from art_core.capture import Door
 from art_core.errors import CaptureError, ConfigError, StoreError
+from art_core.serving import Door
 from art_core.types import Sampling, Weights
 
 

@@ -36,10 +36,10 @@ from capture_fakes import (
     wait_until,
 )
 
-from art_core.capture import Door, process, start_early
-from art_core.capture.process import ServingProcess
-from art_core.capture.serving import ServingPlan
 from art_core.errors import CaptureError, ConfigError, UpstreamError
+from art_core.serving import Door, process, start_early
+from art_core.serving.process import ServingProcess
+from art_core.serving.service import ServingPlan
 from art_core.store import Store
 from art_core.types import Sampling, Weights
 
@@ -117,7 +117,7 @@ async def test_a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_o
 
 
 def serving_processes() -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "art_core.capture.child"], capture_output=True)
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "art_core.serving.child"], capture_output=True)
     return [int(pid) for pid in found.stdout.split()]
 
 
@@ -149,7 +149,7 @@ async def test_a_process_that_was_started_early_is_not_used_in_another_environme
 
 @pytest.mark.system
 def test_a_process_that_was_started_early_and_not_used_ends_with_its_program():
-    code = "from art_core.capture import process; process.start_early('time'); print(process._early[0][0].process.pid)"
+    code = "from art_core.serving import process; process.start_early('time'); print(process._early[0][0].process.pid)"
     assert not running(int(subprocess.check_output([sys.executable, "-c", code])))
 
 
@@ -340,7 +340,7 @@ async def test_what_an_engine_raises_while_its_process_ends_is_raised_by_stop():
 
 @pytest.mark.system
 def test_a_process_whose_engine_never_stops_ends_after_its_time(monkeypatch):
-    soon = "import art_core.capture.child as _child\n_child.END_SECONDS = 0.5\n"
+    soon = "import art_core.serving.child as _child\n_child.END_SECONDS = 0.5\n"
     monkeypatch.setattr(process, "COMMAND", soon + process.COMMAND)
     serving = ServingProcess(ServingPlan(NeverStopsEngine, ListRecorder))
     serving.start().result(30)
@@ -417,7 +417,7 @@ async def test_a_port_in_use_is_told_from_the_process_too():
 SCRIPT = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {tests!r})
-from art_core.capture import Door, start_early
+from art_core.serving import Door, start_early
 from art_core.errors import ConfigError
 from capture_fakes import EchoEngine, ListRecorder
 

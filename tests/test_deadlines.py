@@ -11,9 +11,9 @@ from capture_fakes import EchoEngine, ListRecorder, chat
 from reward_fakes import group_of
 
 import art_core as art
-from art_core.capture import Door
-from art_core.deadlines import TooLate, within
 from art_core.errors import CaptureError, ConfigError
+from art_core.runtime.deadlines import TooLate, within
+from art_core.serving import Door
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call, Weights
 
@@ -42,7 +42,7 @@ class Stubborn:
 
 @pytest.fixture
 def short_grace(monkeypatch):
-    monkeypatch.setattr("art_core.deadlines.ended.__defaults__", (0.05,))
+    monkeypatch.setattr("art_core.runtime.deadlines.ended.__defaults__", (0.05,))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from capture_fakes import EchoEngine, ListRecorder, chat, wait_until
 
-from art_core.capture import Door
+from art_core.serving import Door
 
 
 class ShoutDialect:

@@ -11,9 +11,10 @@ import pytest
 import uvicorn
 from capture_fakes import EchoEngine, ListRecorder, NeverEndsWell, chat, wait_until
 
-from art_core.capture import Door, Stamped
-from art_core.capture.serving import Serving, ServingPlan
+from art_core.capture import Stamped
 from art_core.errors import CaptureError, ConfigError
+from art_core.serving import Door
+from art_core.serving.service import Serving, ServingPlan
 from art_core.types import Call, Sampling, Weights
 
 

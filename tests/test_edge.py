@@ -7,7 +7,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from art_core.capture import BoundedHead
-from art_core.capture.edge import HEAD_SECONDS, MAX_HEAD
+from art_core.capture.header_limits import HEAD_SECONDS, MAX_HEAD
 
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
 LATE = b"the headers of a request have to come within 20 seconds"

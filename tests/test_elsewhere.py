@@ -22,8 +22,8 @@ from rich.console import Console
 import art_core as art
 from art_core.attribution import elsewhere, exempt, running
 from art_core.attribution.providers import at_provider, model_call
-from art_core.display import Display
 from art_core.errors import CallRefused, CaptureError, UpstreamError
+from art_core.loop.display import Display
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import RolloutAddress
 

@@ -13,7 +13,7 @@ from screens import Lines
 import art_core as art
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
-from art_core.guards import Fall, Guards, collapse
+from art_core.loop.guards import Fall, Guards, collapse
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 RISEN = [0.2 + 0.02 * (place % 30) for place in range(30)]

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import art_core as art
 from art_cli.summary import print_result
-from art_core.hints import hints, within_groups
+from art_core.loop.hints import hints, within_groups
 from art_core.store import Shape, Store
 from art_core.testing import FakeEngine, ScriptedAgent
 from art_core.types import Call

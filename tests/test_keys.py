@@ -17,11 +17,11 @@ from vllm_like import vllm_like
 
 import art_core as art
 import art_langfuse
-from art_core import display
 from art_core.capture import HttpUpstream
 from art_core.capture.shape import check_shape
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
+from art_core.loop import display
 from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine
 from art_embedded import TINY

@@ -8,9 +8,9 @@ from capture_fakes import EchoEngine, ListRecorder, chat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_core.capture import Door
 from art_core.capture.record import Recording, merge_delta, visible
 from art_core.errors import UpstreamError
+from art_core.serving import Door
 from art_core.store import Store
 
 

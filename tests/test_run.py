@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 import art_core as art
-from art_core.display import Display
 from art_core.errors import ConfigError, RewardError, StoreError
-from art_core.evaluation import Report, interval
-from art_core.folder import claimed, is_claimed
+from art_core.loop.display import Display
+from art_core.loop.evaluate import Report, interval
 from art_core.store import Store
+from art_core.store.run_folder import claimed, is_claimed
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call, Weights
 
@@ -268,7 +268,7 @@ async def test_whoever_asks_whether_a_run_is_under_way_does_not_keep_it_from_sta
     assert is_claimed(folder) is False
     with (folder / ".lock").open() as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)  # as is_claimed does, for a moment
-        monkeypatch.setattr("art_core.folder.time.sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))
+        monkeypatch.setattr("art_core.store.run_folder.time.sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))
         with claimed(folder):
             monkeypatch.undo()
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_core.errors import ConfigError, RewardError
-from art_core.rewards import weighted
+from art_core.loop.rewards import weighted
 from art_core.scoring import Unscorable, advantages, calls_of, has_contrast, of_nodes, score, unscored, why_unscored
 from art_core.types import Call, Group, Trajectory
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 import art_core as art
 from art_core.config import TrainConfig
-from art_core.display import Display
 from art_core.errors import ArtError, StaleWeightsError, UpstreamError
 from art_core.learner import TorchLearner
+from art_core.loop.display import Display
+from art_core.loop.sentinel import FLOOR, Sentinel
 from art_core.losses import grpo
-from art_core.sentinel import FLOOR, Sentinel
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.testing.fakes import version_logprobs
 from art_core.types import Call

@@ -10,8 +10,9 @@ import torch
 
 import art_audit
 import art_core as art
-from art_core import losses, sft
+from art_core import losses
 from art_core.errors import ConfigError
+from art_core.loop import sft
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call, LossInputs, Trajectory
 

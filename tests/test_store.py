@@ -14,8 +14,8 @@ from recorded_runs import short_call as call
 
 from art_audit.ledger import read_calls
 from art_audit.report import Findings
-from art_core.display import display
 from art_core.errors import StoreError
+from art_core.loop.display import display
 from art_core.store import Store, recent
 from art_core.types import Call, Trajectory
 

@@ -15,9 +15,10 @@ import pytest
 from tree_cases import make_model
 
 import art_core as art
-from art_core import builtin, unsloth
+from art_core import builtin
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
+from art_core.learner import unsloth
 from art_core.losses import grpo
 from art_embedded import TINY
 

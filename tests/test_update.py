@@ -165,7 +165,7 @@ async def test_metrics_of_a_reward_and_of_the_learner_with_one_name_are_both_kep
 
 
 def test_seconds_of_a_block_that_is_open_when_they_are_taken_are_in_the_next_step():
-    from art_core.metrics import Timer
+    from art_core.loop.metrics import Timer
 
     timer = Timer()
     with timer.timed("rollout_seconds"):

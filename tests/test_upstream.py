@@ -10,8 +10,9 @@ import pytest
 from capture_fakes import ListRecorder, recorded, wait_until
 from vllm_like import vllm_like
 
-from art_core.capture import Door, HttpUpstream
+from art_core.capture import HttpUpstream
 from art_core.errors import ConfigError, UpstreamError
+from art_core.serving import Door
 from art_core.types import Weights
 
 

@@ -234,7 +234,7 @@ class Vmstat:
 
 @pytest.mark.parametrize(("rate", "named"), [(10_000, True), (20, False), (None, False)])
 async def test_a_machine_that_swaps_is_named_with_what_to_do(tmp_path, ear, monkeypatch, rate, named):
-    monkeypatch.setattr("art_core.memory.VMSTAT", Vmstat(rate))
+    monkeypatch.setattr("art_core.runtime.memory.VMSTAT", Vmstat(rate))
     release = asyncio.Event()
 
     async def agent(task, address):

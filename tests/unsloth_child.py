@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 
 import art_core as art
-from art_core import builtin, unsloth
+from art_core import builtin
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
+from art_core.learner import unsloth
 from art_core.losses import grpo
 from art_core.token_tree import build_tree
 from art_embedded import TINY

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from art_core.capture.gate import Gate
+from art_core.capture.admission import Gate
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Protocol
 import orjson
 
 from art_core.capture.activity import Activity
-from art_core.capture.gate import Gate
+from art_core.capture.admission import Gate
 from art_core.capture.http import Exchange, Receive, Refused, Scope, Send, error_line
 from art_core.capture.record import Recording, no_token_ids, visible
 from art_core.capture.replay import Answers

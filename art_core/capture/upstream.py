@@ -21,7 +21,7 @@ import orjson
 
 from art_core.capture.shape import too_deep
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
-from art_core.shown import printable, without_keys
+from art_core.redaction import printable, without_keys
 from art_core.types import JsonDict
 
 if TYPE_CHECKING:

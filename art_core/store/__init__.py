@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from art_core.errors import StoreError
-from art_core.folder import bring_to_disk
 from art_core.store.calls import CallReader, CallWriter, RecordedCall, reward_calls
 from art_core.store.digest import call_digest
 from art_core.store.rollouts import (
@@ -33,6 +32,7 @@ from art_core.store.rollouts import (
     score_of,
     trajectory_of,
 )  # fmt: skip
+from art_core.store.run_folder import bring_to_disk
 from art_core.store.schema import BROKEN, connect, unreadable
 from art_core.store.updates import UPDATE, Update, update_of
 from art_core.store.values import (

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from art_core.capture.listening import address_of, http_server, listen
 from art_core.capture.record import visible
 from art_core.capture.server import ChatCompletions, Dialect
-from art_core.capture.serving import address_of, http_server, listen
 from art_core.errors import UpstreamError
 from art_core.testing.fakes import FakeEngine
 from art_core.types import JsonDict

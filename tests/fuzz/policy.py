@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from functools import cache
 
 from art_core.config import model_folder
-from art_core.pretrained import load_generation_config, load_tokenizer
+from art_core.learner.pretrained import load_generation_config, load_tokenizer
 from art_core.types import JsonDict
 from art_embedded.chat import Chat
 from art_embedded.grammar import Grammars

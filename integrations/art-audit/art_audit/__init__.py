@@ -9,10 +9,10 @@ from art_audit.ledger import read_calls, read_updates
 from art_audit.recompute import recompute
 from art_audit.report import Audit, Findings, Problem
 from art_core import hookimpl
-from art_core.display import Display, display
 from art_core.errors import ConfigError
-from art_core.folder import store_file
+from art_core.loop.display import Display, display
 from art_core.store import Store
+from art_core.store.run_folder import store_file
 
 if TYPE_CHECKING:
     import typer

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from art_audit.report import Audit
-from art_core.display import plural
 from art_core.errors import ConfigError
-from art_core.shown import printable
+from art_core.loop.display import plural
+from art_core.redaction import printable
 
 PROBLEMS_SHOWN = 20
 ROUNDED = 0.5

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from art_core.display import plural
 from art_core.errors import ConfigError
+from art_core.loop.display import plural
 
 
 def draw(run_dir: Path) -> Path:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from art_cli.catalogue import ADAPTERS, PROVIDERS, WITHOUT_PLUGIN, as_function, how_to_install
 from art_cli.variables import CHECKED
-from art_core import unsloth
 from art_core.errors import ConfigError
+from art_core.learner import unsloth
 from art_core.plugins import Installed, Plugins
 
 TRAIN = "pip install -e '.[train]' -e integrations/art-cli -e integrations/art-embedded"

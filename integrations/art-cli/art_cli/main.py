@@ -20,13 +20,13 @@ from rich.table import Column, Table
 from art_cli.arguments import load_agent, load_example, load_reward, load_tasks, parse_settings, stand_in_key
 from art_cli.new_plugin import Kind, write_plugin
 from art_cli.variables import load_env_file, say_refused
-from art_core.capture import start_early
 from art_core.errors import ArtError, ConfigError
-from art_core.folder import new_run_dir
-from art_core.memory import no_garbage_collection
 from art_core.plugins import Plugins
-from art_core.shown import LEFT_OUT, left_out, printable, without_keys
-from art_core.threads import Terminated
+from art_core.redaction import LEFT_OUT, left_out, printable, without_keys
+from art_core.runtime.memory import no_garbage_collection
+from art_core.runtime.threads import Terminated
+from art_core.serving import start_early
+from art_core.store.run_folder import new_run_dir
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -145,7 +145,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def _as_begun(run_dir: Path, given: Mapping[str, Any], said: Collection[str]) -> dict[str, Any]:
     """Go to where a run was started last; return what it was ``given`` there, but for what is ``said`` now."""
-    from art_core.evaluation import command_of
+    from art_core.loop.evaluate import command_of
 
     begun = command_of(run_dir)
     os.chdir(begun["folder"])

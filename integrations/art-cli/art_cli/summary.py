@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from art_core.display import plural
-from art_core.evaluation import Report
-from art_core.shown import printable
-from art_core.training import TrainResult
+from art_core.loop.display import plural
+from art_core.loop.evaluate import Report
+from art_core.loop.train import TrainResult
+from art_core.redaction import printable
 from art_core.types import JsonDict, Trajectory
 
 SHORTENED = 600

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from art_core.threads import Overtime, interrupted_after
+from art_core.runtime.threads import Overtime, interrupted_after
 from art_core.types import JsonDict
 from art_embedded.formats import HERMES, Formats
 from art_embedded.requests import refuse

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from art_core.config import SMALL_MODEL, TrainConfig
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
-from art_core.memory import bound_heap
-from art_core.pretrained import load_tokenizer, positions
+from art_core.learner.pretrained import load_tokenizer, positions
+from art_core.runtime.memory import bound_heap
 from art_core.types import JsonDict, Weights
 from art_embedded.answer import Answer, message
 from art_embedded.chat import Chat, Detokenizer

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from art_core.config import make_config, model_folder
 from art_core.errors import ConfigError, StoreError
-from art_core.folder import last_checkpoint
+from art_core.store.run_folder import last_checkpoint
 from art_embedded import embedded_engine
 from art_embedded.single_file_checkpoint import base_of_adapter, weights_of
 

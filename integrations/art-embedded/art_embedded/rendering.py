@@ -22,7 +22,7 @@ class Renderer:
     the earlier ones, as it does where the engine serves it. Raises ConfigError where ``model`` has none."""
 
     def __init__(self, model: str) -> None:
-        from art_core.pretrained import load_config, load_generation_config, load_tokenizer, positions
+        from art_core.learner.pretrained import load_config, load_generation_config, load_tokenizer, positions
         from art_embedded.chat import Chat
         from art_embedded.formats import find_formats
         from art_embedded.loading import stop_ids

@@ -13,10 +13,10 @@ from capture_fakes import ListRecorder, wait_until
 from engine_checks import plain_model, worst_difference
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, T5Config
 
-from art_core import memory
-from art_core.capture import Door
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
+from art_core.runtime import memory
+from art_core.serving import Door
 from art_core.types import Call, Weights
 from art_embedded import TINY, loading
 from art_embedded.engine import EmbeddedEngine

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from art_core.abilities import Counts, Scores
 from art_core.errors import UpstreamError
+from art_core.serving.engine_protocols import Counts, Scores
 from art_core.types import Weights
 from art_embedded.kv import PackedKeyValues
 

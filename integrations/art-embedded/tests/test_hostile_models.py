@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from art_core.errors import ConfigError, UpstreamError
-from art_core.pretrained import load_adapter, load_causal_lm, load_tokenizer
+from art_core.learner.pretrained import load_adapter, load_causal_lm, load_tokenizer
 from art_embedded import TINY
 from art_embedded.chat import Chat
 

@@ -1,6 +1,6 @@
 """``train(trackers=["langfuse"])`` and ``["otel"]``: every run of the agent as a trace, its reward and metrics as scores.
 
-Called in a thread of its own, in order (``art_core.trackers``). Neither tracker patches a client library, switches an
+Called in a thread of its own, in order (``art_core.loop.trackers``). Neither tracker patches a client library, switches an
 instrumentation on or touches the process's tracer provider.
 """
 
@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_core.folder import write_whole
 from art_core.store import Store
+from art_core.store.run_folder import write_whole
 from art_core.types import Group, JsonDict, Trajectory
 from art_langfuse import vocabularies
 from art_langfuse.account import account

@@ -208,8 +208,8 @@ def add_to(art: typer.Typer) -> None:
 def _opened(run: Path) -> Iterator[Store]:
     """Open the run's store; no other process works in the run meanwhile."""
     from art_core.errors import ConfigError
-    from art_core.folder import claimed, store_file
     from art_core.store import Store
+    from art_core.store.run_folder import claimed, store_file
 
     try:
         file = store_file(run)

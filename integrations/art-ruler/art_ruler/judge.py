@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from art_core.errors import ConfigError
-from art_core.shown import printable, without_keys
+from art_core.redaction import printable, without_keys
 from art_core.types import JsonDict
 from art_ruler.shorten import estimate, estimate_of
 

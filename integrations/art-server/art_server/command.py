@@ -49,7 +49,7 @@ def serve(
     is at /. Ctrl-C ends it; started again with the same --run-dir it goes on, unfinished collections included.
     """
     from art_cli.arguments import parse_settings
-    from art_core.folder import new_run_dir
+    from art_core.store.run_folder import new_run_dir
     from art_server.serve import Plan, serve_forever
     from art_server.settings import load_settings
 
@@ -142,7 +142,7 @@ def _say_log() -> None:
 
     from rich.logging import RichHandler
 
-    from art_core.display import Output
+    from art_core.loop.display import Output
 
     handler = RichHandler(console=Output(stderr=True), show_path=False, markup=False)
     logging.getLogger("art_server").addHandler(handler)

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from art_core.attribution import in_child_processes, rollouts_have_threads, running
 from art_core.errors import CaptureError, ConfigError
+from art_core.loop.rollout import API_KEY, describe
 from art_core.plugins import Plugins, redirect_clients
-from art_core.rollout import API_KEY, describe
 from art_core.store.values import from_json, to_json
 from art_core.types import RolloutAddress
 from art_server.loops import in_loop

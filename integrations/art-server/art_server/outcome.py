@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from art_core.folder import is_claimed
+from art_core.store.run_folder import is_claimed
 from art_server import answers
 from art_server.plain import plain, readable
 from art_server.store_view import StoreView

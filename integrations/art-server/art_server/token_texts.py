@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from art_core.config import shipped_model
-from art_core.folder import checkpoints
+from art_core.store.run_folder import checkpoints
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

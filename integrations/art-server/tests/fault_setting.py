@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 from faulty_proxy import FaultyProxy
 
-from art_core.collecting import Kept
+from art_core.loop.rollout_batch import Kept
 from art_core.store import Store
 from art_core.types import Trajectory
 

@@ -9,8 +9,8 @@ from recorded_runs import record
 
 import art_core as art
 from art_core.errors import RewardError
-from art_core.folder import claimed
 from art_core.store import Store
+from art_core.store.run_folder import claimed
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_server import reading
 from art_server.answers import Page

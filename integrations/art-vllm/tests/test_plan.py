@@ -8,10 +8,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from art_core import losses, unsloth
+from art_core import losses
 from art_core.config import make_config
 from art_core.errors import ConfigError
-from art_core.learner import gradients
+from art_core.learner import gradients, unsloth
 from art_core.learner.torch_learner import TorchLearner
 from art_core.store import Store
 from art_core.token_tree import build_tree

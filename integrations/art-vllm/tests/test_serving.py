@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from art_core import abilities
 from art_core.capture.upstream import UNREACHABLE
 from art_core.errors import ConfigError, UpstreamError
+from art_core.serving import engine_protocols as abilities
 from art_core.types import Weights
 from art_vllm import AddressEngine, VllmEngine, engine, process
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from art_core.errors import ConfigError
-from art_core.pretrained import load_config, positions
+from art_core.learner.pretrained import load_config, positions
 from art_embedded import TINY
 from art_embedded.loading import make_key_values
 from art_vllm.cost import forward_flops

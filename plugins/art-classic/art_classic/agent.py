@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from art_core.attribution import caller_headers, destination
 from art_core.errors import ConfigError, ModelCallError, UpstreamError
-from art_core.folder import last_checkpoint
+from art_core.store.run_folder import last_checkpoint
 from art_embedded import local_models
 
 if TYPE_CHECKING:

@@ -23,14 +23,14 @@ from art_classic.agent import Agent, as_json, asking
 from art_classic.environment import Environment, State
 from art_classic.episodes import Actor, Episode, play
 from art_core.config import PARTS, make_config
-from art_core.display import display
 from art_core.errors import CaptureError, ConfigError, StoreError
-from art_core.evaluation import begun_with
-from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
-from art_core.rollout import failure
-from art_core.run import Run
-from art_core.threads import in_thread
-from art_core.training import open_run, why_failed
+from art_core.loop.display import display
+from art_core.loop.evaluate import begun_with
+from art_core.loop.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
+from art_core.loop.rollout import failure
+from art_core.loop.run import Run
+from art_core.loop.train import open_run, why_failed
+from art_core.runtime.threads import in_thread
 from art_core.types import Group, RolloutAddress, Trajectory
 from art_embedded.single_file_checkpoint import write_one_file
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from art_classic.trainer import GRPOTrainer
 from art_core.config import model_folder
 from art_core.errors import ConfigError
-from art_core.pretrained import load_causal_lm, load_tokenizer
+from art_core.learner.pretrained import load_causal_lm, load_tokenizer
 
 
 class Table:

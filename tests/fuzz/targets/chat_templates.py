@@ -14,7 +14,7 @@ from typing import Any
 import art_embedded.chat
 from art_core.config import model_folder
 from art_core.errors import ConfigError, UpstreamError
-from art_core.pretrained import load_generation_config, load_tokenizer
+from art_core.learner.pretrained import load_generation_config, load_tokenizer
 from art_embedded.chat import Chat
 from art_embedded.formats import THINKING
 from art_embedded.loading import stop_ids

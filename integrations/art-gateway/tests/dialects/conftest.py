@@ -11,7 +11,7 @@ import openai
 import pytest
 from capture_fakes import committed
 
-from art_core.capture import Door
+from art_core.serving import Door
 from art_core.testing import FakeEngine
 from art_core.types import Call
 from art_gateway import dialects

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from art_core.shown import printable
+from art_core.redaction import printable
 
 ENGINE = logging.getLogger("art_core.engine")
 """What an engine says here, from level INFO on, is for the person who waits for it."""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from art_core import dropped
-from art_core.capture import Door
 from art_core.errors import NotFiniteError
-from art_core.folder import remove_old
-from art_core.sentinel import Sentinel
+from art_core.loop import nonfinite_steps as dropped
+from art_core.loop.sentinel import Sentinel
+from art_core.runtime.threads import in_thread
+from art_core.serving import Door
 from art_core.store import Store
-from art_core.threads import in_thread
+from art_core.store.run_folder import remove_old
 from art_core.types import Learner, Loss, TokenTree, Trajectory, Weights
 
 log = logging.getLogger("art_core.engine.update")  # below the name whose records a person is shown

@@ -25,13 +25,13 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from art_core.attribution import TO_DO, elsewhere, running
-from art_core.capture import Door
-from art_core.deadlines import TooLate, within
 from art_core.errors import CaptureError, ConfigError, RolloutLost
 from art_core.plugins import GROUP
-from art_core.shown import printable, without_keys
+from art_core.redaction import printable, without_keys
+from art_core.runtime.deadlines import TooLate, within
+from art_core.runtime.threads import finished
+from art_core.serving import Door
 from art_core.store import Store
-from art_core.threads import finished
 from art_core.types import Group, RolloutAddress, RunAgent, Sampling, Trajectory
 
 T = TypeVar("T")

@@ -16,10 +16,10 @@ from typing import Any
 from urllib.parse import quote
 
 from art_core.capture.activity import Look
-from art_core.capture.process import ServingProcess
 from art_core.capture.server import Dialect
-from art_core.capture.serving import Serving, ServingPlan
 from art_core.errors import CaptureError
+from art_core.serving.process import ServingProcess
+from art_core.serving.service import Serving, ServingPlan
 from art_core.types import Call, Engine, Recorder, Sampling, Weights
 
 

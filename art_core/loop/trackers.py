@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from art_core.attribution import exempt
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
-from art_core.shown import without_keys
+from art_core.redaction import without_keys
 from art_core.types import Group
 
 WAITING = 256

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from art_core.config import TrainConfig, shipped_model, weights_hash
-from art_core.display import plural
 from art_core.errors import ConfigError
-from art_core.identity import source_of
-from art_core.shown import without_access
+from art_core.loop.display import plural
+from art_core.loop.identity import source_of
+from art_core.redaction import without_access
 from art_core.store import Store
 from art_core.types import Learner, Loss
 

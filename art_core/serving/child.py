@@ -25,9 +25,9 @@ from multiprocessing import current_process
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 
-from art_core.capture.serving import Serving, ServingPlan
 from art_core.errors import CaptureError, ConfigError
-from art_core.stacks import stacks
+from art_core.runtime.stacks import stacks
+from art_core.serving.service import Serving, ServingPlan
 
 COMMAND = """
 import faulthandler, signal, sys
@@ -35,7 +35,7 @@ faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # shows where 
 for stop in (signal.SIGINT, signal.SIGTERM):  # all processes of a terminal or a service get them; this one ends with its parent
     signal.signal(stop, signal.SIG_IGN)
 sys.path[:] = sys.argv[2].split(chr(0x1f))
-import art_core.capture.child as _child
+import art_core.serving.child as _child
 _child.serve(int(sys.argv[1]), sys.argv[3:])
 """
 END_SECONDS = 15.0

@@ -12,24 +12,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from art_core.agreement import Terms, changed_at
 from art_core.config import check_tasks, make_config
-from art_core.display import Display, display, plural
 from art_core.errors import ArtError, ConfigError
-from art_core.folder import checkpoint_step, last_checkpoint, new_run_dir, store_file, write_whole
-from art_core.frozen import is_address
-from art_core.hints import hints
-from art_core.identity import experiment
-from art_core.lessons import say_elsewhere
-from art_core.metrics import Z, apart, wilson_interval
+from art_core.loop.display import Display, display, plural
+from art_core.loop.hints import hints
+from art_core.loop.identity import experiment
+from art_core.loop.lessons import say_elsewhere
+from art_core.loop.metrics import Z, apart, wilson_interval
+from art_core.loop.resume_checks import Terms, changed_at
+from art_core.loop.rewards import name_of, score_rest
+from art_core.loop.rollout import task_id, task_input
+from art_core.loop.run import Run
 from art_core.plugins import Plugins
-from art_core.rewards import name_of, score_rest
-from art_core.rollout import task_id, task_input
-from art_core.run import Run
+from art_core.redaction import without_access
+from art_core.runtime.threads import run_alone
 from art_core.scoring import why_unscored
-from art_core.shown import without_access
+from art_core.serving.untrained_nodes import is_address
 from art_core.store import Store
-from art_core.threads import run_alone
+from art_core.store.run_folder import checkpoint_step, last_checkpoint, new_run_dir, store_file, write_whole
 from art_core.types import Engine, GroupReward, Reward, Sampling, Trajectory, Weights
 
 EVALUATION = "evaluation"

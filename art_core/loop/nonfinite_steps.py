@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from art_core.errors import NotFiniteError, StoreError
-from art_core.folder import write_whole
+from art_core.store.run_folder import write_whole
 from art_core.types import TokenTree, Trajectory
 
 SAID = "step %d was dropped and the weights are as they were: %s. What it was given is named in %s"

@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from art_core.config import TrainConfig
-from art_core.metrics import of_learner
+from art_core.loop.metrics import of_learner
 
 IN_A_ROW = 3
 """Steps that are dropped, or out of bounds, before that is no accident."""

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from art_core.display import plural
-from art_core.rewards import Weighted
-from art_core.rollout import is_own, task_id
+from art_core.loop.display import plural
+from art_core.loop.rewards import Weighted
+from art_core.loop.rollout import is_own, task_id
 
 
 def identity(thing: Any) -> str:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from art_core.errors import CaptureError, RolloutLost, UpstreamError
-from art_core.gathering import gather_limited
-from art_core.rollout import Rollout, run_once, task_id
+from art_core.loop.rollout import Rollout, run_once, task_id
+from art_core.loop.watchdog import PLACE, Watchdog
+from art_core.runtime.gathering import gather_limited
 from art_core.store import Attempt, Store
 from art_core.types import Group, RolloutAddress, RunAgent, Trajectory
-from art_core.watchdog import PLACE, Watchdog
 
 ATTEMPTS = 5
 """Of one run whose machine is lost each time: then the agent may be what ends them, and the run has failed."""

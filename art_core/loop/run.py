@@ -11,24 +11,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from art_core import agreement, losses, scoring, sft
+from art_core import losses, scoring
 from art_core.attribution import exempt, in_child_processes, rollouts_have_threads
-from art_core.checkpoints import Checkpoints
-from art_core.collecting import Kept, Runs
 from art_core.config import TrainConfig, check_tasks, model_folder
-from art_core.engines import PolicyEngine, sampling_seed
-from art_core.folder import checkpoints, claimed, new_run_dir, remove_unused
-from art_core.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
+from art_core.loop import resume_checks as agreement
+from art_core.loop import sft
+from art_core.loop.checkpoints import Checkpoints
+from art_core.loop.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
+from art_core.loop.rewards import Rewards, keep_scores, name_of, score_all
+from art_core.loop.rollout import Rollout, check_captured, check_sampled, describe, note_elsewhere, task_input
+from art_core.loop.rollout_batch import Kept, Runs
+from art_core.loop.throughput import Throughput
+from art_core.loop.update import updates
+from art_core.loop.watchdog import Watchdog
 from art_core.plugins import Plugins, redirect_clients
-from art_core.rewards import Rewards, keep_scores, name_of, score_all
-from art_core.rollout import Rollout, check_captured, check_sampled, describe, note_elsewhere, task_input
+from art_core.runtime.threads import finished, in_thread
+from art_core.serving.policy_engine import PolicyEngine, sampling_seed
 from art_core.store import Store
-from art_core.threads import finished, in_thread
-from art_core.throughput import Throughput
+from art_core.store.run_folder import checkpoints, claimed, new_run_dir, remove_unused
 from art_core.token_tree import group_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, TokenTree, Trajectory
-from art_core.update import updates
-from art_core.watchdog import Watchdog
 
 
 class Run:

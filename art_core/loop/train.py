@@ -18,25 +18,25 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from art_core.agreement import Terms, changed_at
-from art_core.collecting import Kept
 from art_core.config import PARTS, TrainConfig, check_tasks, make_config
-from art_core.display import Display, display
 from art_core.errors import ConfigError
-from art_core.evaluation import Evaluator, Report, write_report
-from art_core.folder import checkpoint_step, last_checkpoint, write_whole
-from art_core.guards import Guards
-from art_core.identity import experiment
-from art_core.lessons import FLAT_STEPS, Lessons, flat_advice, say_elsewhere, say_untrained
-from art_core.metrics import apart
-from art_core.pipeline import Pipeline
+from art_core.loop.display import Display, display
+from art_core.loop.evaluate import Evaluator, Report, write_report
+from art_core.loop.guards import Guards
+from art_core.loop.identity import experiment
+from art_core.loop.lessons import FLAT_STEPS, Lessons, flat_advice, say_elsewhere, say_untrained
+from art_core.loop.metrics import apart
+from art_core.loop.pipeline import Pipeline
+from art_core.loop.resume_checks import Terms, changed_at
+from art_core.loop.rewards import name_of, score_rest
+from art_core.loop.rollout import failure, task_input
+from art_core.loop.rollout_batch import Kept
+from art_core.loop.run import Run
+from art_core.loop.trackers import Tracker, Trackers, find_trackers
 from art_core.plugins import Plugins
-from art_core.rewards import name_of, score_rest
-from art_core.rollout import failure, task_input
-from art_core.run import Run
+from art_core.runtime.threads import in_thread, run_alone
 from art_core.scoring import of_nodes, why_unscored
-from art_core.threads import in_thread, run_alone
-from art_core.trackers import Tracker, Trackers, find_trackers
+from art_core.store.run_folder import checkpoint_step, last_checkpoint, write_whole
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward
 
 Sample = Callable[[int], Awaitable[tuple[list[Group], dict[str, float]]]]

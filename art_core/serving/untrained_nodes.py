@@ -9,11 +9,11 @@ import functools
 import os
 from collections.abc import Callable
 
-from art_core.abilities import ServesVersions
 from art_core.capture import HttpUpstream, Stamped
 from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError
-from art_core.shown import without_keys
+from art_core.redaction import without_keys
+from art_core.serving.engine_protocols import ServesVersions
 from art_core.types import Engine, Weights
 
 EngineFactory = Callable[[str, TrainConfig], Engine]

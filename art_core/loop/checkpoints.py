@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from art_core.errors import DamagedCheckpoint, StoreError
-from art_core.folder import checkpoint_step, checkpoints, remove_old
+from art_core.runtime.threads import in_thread
 from art_core.store import Store
-from art_core.threads import in_thread
+from art_core.store.run_folder import checkpoint_step, checkpoints, remove_old
 from art_core.types import Learner
 
 log = logging.getLogger("art_core.run")

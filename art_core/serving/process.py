@@ -22,9 +22,9 @@ from multiprocessing import Pipe as connection_pair
 from multiprocessing import current_process
 from multiprocessing.connection import Connection
 
-from art_core.capture.child import COMMAND, Pipe, pickled
-from art_core.capture.serving import ServingPlan
 from art_core.errors import CaptureError, ConfigError, ServingDied
+from art_core.serving.child import COMMAND, Pipe, pickled
+from art_core.serving.service import ServingPlan
 
 STOP_SECONDS = 30.0
 """How long the serving process may take to stop before it is killed."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from art_core.errors import ConfigError
-from art_core.folder import store_file
 from art_core.scoring import calls_of
 from art_core.store import Store
+from art_core.store.run_folder import store_file
 from art_core.token_tree import group_tree
 from art_core.types import Group, TokenTree, Trajectory
 

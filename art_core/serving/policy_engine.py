@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from art_core.capture import Door
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
-from art_core.frozen import EngineFactory, frozen_engine, is_address
+from art_core.serving import Door
+from art_core.serving.untrained_nodes import EngineFactory, frozen_engine, is_address
 from art_core.store import Store
 from art_core.types import Engine
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError, RewardError
-from art_core.gathering import gather_limited
 from art_core.plugins import Plugins
+from art_core.runtime.gathering import gather_limited
 from art_core.scoring import NO_REASON, Unscorable, advantages, check_reward, is_reward, unscored, values
 from art_core.store import Store
 from art_core.types import Group, GroupReward, MeteredReward, Reward, Trajectory

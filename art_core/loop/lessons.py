@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from art_core.attribution import TO_DO
-from art_core.display import Display
-from art_core.metrics import of_learner
-from art_core.rollout import why_elsewhere
+from art_core.loop.display import Display
+from art_core.loop.metrics import of_learner
+from art_core.loop.rollout import why_elsewhere
 from art_core.scoring import is_scored, why_unscored
 from art_core.types import Group
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from art_core.metrics import Z
+from art_core.loop.metrics import Z
 from art_core.store import Shape, Store
 
 STEPS_READ = 50

@@ -23,11 +23,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from art_core.capture import Door
 from art_core.capture.activity import Look
-from art_core.memory import Swapping
-from art_core.rollout import Rollout, own_place
-from art_core.stacks import stacks, task_frames, thread_frames
+from art_core.loop.rollout import Rollout, own_place
+from art_core.runtime.memory import Swapping
+from art_core.runtime.stacks import stacks, task_frames, thread_frames
+from art_core.serving import Door
 
 T = TypeVar("T")
 
