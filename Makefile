@@ -133,7 +133,7 @@ $(MUTATION)/.ready: $(VENV)/.ready
 	@$(call install,--no-deps --target $(MUTATION) --group mutation)
 	touch $@
 
-# An hour or more on two cores; make mutation MODULE=capture/gate for one.
+# An hour or more on two cores; make mutation MODULE=capture/admission for one.
 mutation: $(MUTATION)/.ready
 	$(BIN)/python tests/mutation.py $(MODULE)
 
