@@ -15,7 +15,6 @@ from typing import Any
 from art_core.config import check_tasks, make_config
 from art_core.errors import ArtError, ConfigError
 from art_core.loop.display import Display, display, plural
-from art_core.loop.hints import hints
 from art_core.loop.identity import experiment
 from art_core.loop.lessons import say_elsewhere
 from art_core.loop.metrics import Z, apart, wilson_interval
@@ -246,7 +245,6 @@ def write_report(run: Run) -> dict[str, Any]:
         "stopped": stopped if stopped.get("step") == run.step else None,
         "calls_elsewhere": run.store.meta("calls_elsewhere", {"refused": {}, "passed": {}}),
         "changes": run.store.meta("changes", []),
-        "hints": hints(run.store, history, shown, look=f"art view {run.run_dir}"),
         "config": without_access(dataclasses.asdict(run.config)),
     }
     file = run.run_dir / "report.json"

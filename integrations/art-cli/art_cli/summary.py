@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from art_cli.hints import hints_of
 from art_core.loop.display import plural
 from art_core.loop.evaluate import Report
 from art_core.loop.train import TrainResult
@@ -35,7 +36,7 @@ def print_result(result: TrainResult, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    notes = [f"hint: {it}" for it in report.get("hints", ())]
+    notes = [f"hint: {it}" for it in hints_of(result.run_dir, report)]
     if report.get("stopped"):
         notes.insert(0, f"training ended after step {report['stopped']['step']}: {report['stopped']['reason']}")
     for note in notes:

@@ -16,9 +16,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from art_core.runtime.threads import Overtime, interrupted_after
 from art_core.types import JsonDict
 from art_embedded.formats import HERMES, Formats
+from art_embedded.overtime import Overtime, interrupted_after
 from art_embedded.requests import refuse
 
 RENDER_SECONDS = 10.0

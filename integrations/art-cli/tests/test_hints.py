@@ -1,7 +1,6 @@
-"""Hints in a run's report: what changed together with the reward, said only where it did."""
+"""Hints: what changed together with the reward, said only where it did."""
 
 import io
-import json
 
 import pytest
 from hypothesis import given
@@ -11,8 +10,8 @@ from reward_fakes import settings as short
 from rich.console import Console
 
 import art_core as art
+from art_cli.hints import hints, hints_of, within_groups
 from art_cli.summary import print_result
-from art_core.loop.hints import hints, within_groups
 from art_core.store import Shape, Store
 from art_core.testing import FakeEngine, ScriptedAgent
 from art_core.types import Call
@@ -170,7 +169,7 @@ def test_a_correlation_is_between_one_and_minus_one_and_turns_with_the_reward(ru
 
 
 @pytest.mark.system
-async def test_a_report_of_a_hacked_reward_has_its_hints_and_they_are_printed(tmp_path):
+async def test_hints_of_a_run_with_a_hacked_reward_are_printed(tmp_path):
     class Talks(FakeEngine):
         """Says more with every version of the weights."""
 
@@ -187,7 +186,7 @@ async def test_a_report_of_a_hacked_reward_has_its_hints_and_they_are_printed(tm
         tmp_path, steps=9, reward=length, engine=Talks(), eval_tasks=["x"] * 20, eval_reward=lambda it: 0.0
     )
     result = await art.train(ScriptedAgent(), ["a", "b"], **given)
-    hint, held_out = json.loads((tmp_path / "run" / "report.json").read_text())["hints"]
+    hint, held_out = hints_of(tmp_path / "run", result.report)
     assert "sampled tokens a run became" in hint and f"art view {tmp_path / 'run'}" in hint
     assert "the reward of the training batches rose" in held_out
     shown = io.StringIO()

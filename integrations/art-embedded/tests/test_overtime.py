@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from art_core.runtime.threads import Overtime, interrupted_after
+from art_embedded.overtime import Overtime, interrupted_after
 
 
 def forever():
@@ -66,7 +66,7 @@ def test_work_that_ends_when_its_time_does_returns_or_is_interrupted_and_nothing
 
 TRACED = """
     import sys
-    from art_core.runtime.threads import Overtime, interrupted_after
+    from art_embedded.overtime import Overtime, interrupted_after
 
     def forever():
         while True:

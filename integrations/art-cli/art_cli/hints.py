@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from art_core.loop.metrics import Z
 from art_core.store import Shape, Store
+from art_core.store.run_folder import store_file
 
 STEPS_READ = 50
 """Of a third of the run."""
@@ -46,6 +48,14 @@ SHARES: dict[str, tuple[Callable[[Shape], float], str, str]] = {
     ),
     "failed": (lambda it: float(it.failed), "runs that failed", "a failed run should be paid"),
 }
+
+
+def hints_of(run_dir: Path, report: Mapping[str, Any]) -> list[str]:
+    """Return the hints of a run folder, whose ``report.json`` says ``report``."""
+    with Store(store_file(run_dir)) as store:
+        newest = dict(store.steps())
+        history = [(step, newest[step]) for step in sorted(newest) if step <= report["steps"]]
+        return hints(store, history, report["evaluations"], look=f"art view {run_dir}")
 
 
 def hints(
