@@ -1,5 +1,5 @@
 """What works with no plugin installed, as a plugin like any other: functions as agents, the torch learner, GRPO and its
-kin, the metrics file. Loads what is heavy only when it is asked for.
+kin. Loads what is heavy only when it is asked for.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ import concurrent.futures
 import contextvars
 import importlib
 import inspect
-import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from art_core import losses
@@ -101,11 +99,6 @@ def register_learners(register: Register) -> None:
     register("auto", auto_learner)
 
 
-@hookimpl
-def register_trackers(register: Register) -> None:
-    register("jsonl", MetricsFile)
-
-
 def torch_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
     """Load the torch learner."""
     with no_garbage_collection():
@@ -150,17 +143,3 @@ def _prepare_auto() -> None:
 
 
 auto_learner.prepare = _prepare_auto  # type: ignore[attr-defined]
-
-
-class MetricsFile:
-    """``metrics.jsonl`` in the run folder: one line a step."""
-
-    def __init__(self, run_dir: Path, config: TrainConfig | None = None) -> None:
-        self.path = Path(run_dir) / "metrics.jsonl"
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
-
-    def close(self) -> None:
-        """Nothing is held open."""

@@ -398,18 +398,6 @@ async def test_a_handler_of_the_users_own_is_left_alone(tmp_path):
     assert not list((tmp_path / "run").glob("stacks-*"))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells of handlers in C code")
-async def test_a_faulthandler_of_the_users_own_is_left_alone(tmp_path):
-    with (tmp_path / "theirs").open("w+") as file:
-        faulthandler.register(signal.SIGUSR1, file=file)
-        try:
-            async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()):
-                signal.raise_signal(signal.SIGUSR1)
-        finally:
-            assert faulthandler.unregister(signal.SIGUSR1)
-        assert "most recent call first" in (tmp_path / "theirs").read_text()
-
-
 async def test_the_signal_is_as_it_was_when_a_run_is_closed(tmp_path):
     async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()):
         assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL

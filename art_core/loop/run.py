@@ -1,4 +1,4 @@
-"""An open run folder: the training loop's arrows one by one, with their state kept on disk; ``training.py`` orders them."""
+"""An open run folder: the training loop's arrows one by one, with their state kept on disk; ``train.py`` orders them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from art_core.loop import resume_checks as agreement
 from art_core.loop import sft
 from art_core.loop.checkpoints import Checkpoints
 from art_core.loop.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
+from art_core.loop.metrics_file import append_metrics, write_metrics
 from art_core.loop.rewards import Rewards, keep_scores, name_of, score_all
 from art_core.loop.rollout import Rollout, check_captured, check_sampled, describe, note_elsewhere, task_input
 from art_core.loop.rollout_batch import Kept, Runs
@@ -154,6 +155,7 @@ class Run:
         agreement.note_begun(self.store, self.run_dir, self._passed, self._loss_name, self.step, self.terms)
         self.store.add_opening(self._counted)
         self.store.set_meta("ended", None)  # so it stays if this process is killed
+        write_metrics(self.run_dir, self.history())
 
     async def learner(self) -> Learner:
         """Return the learner, loaded at the first call."""
@@ -338,6 +340,7 @@ class Run:
         self.store.add_step(self.step + 1, metrics)
         await in_thread(self.store.flush)
         self.step += 1
+        append_metrics(self.run_dir, self.step, metrics)
         if self._learner is not None:
             self._counted = self._learner.version
             if self.step % self.config.checkpoint_every == 0:
@@ -379,8 +382,7 @@ class Run:
 
     def history(self) -> list[tuple[int, dict[str, float]]]:
         """Return (step, metrics) of the steps done; of a step that was done again after an interruption, the last."""
-        newest = dict(self.store.steps())
-        return [(step, newest[step]) for step in sorted(newest) if step <= self.step]
+        return self.store.history(self.step)
 
     async def checkpoint(self) -> Path:
         """Save weights, optimizer and random states under ``checkpoints/``, once a step; drop the oldest, but not the best."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import random
 import threading
 from collections import Counter
@@ -36,7 +35,7 @@ from art_core.loop.trackers import Tracker, Trackers, find_trackers
 from art_core.plugins import Plugins
 from art_core.runtime.threads import in_thread, run_alone
 from art_core.scoring import of_nodes, why_unscored
-from art_core.store.run_folder import checkpoint_step, last_checkpoint, write_whole
+from art_core.store.run_folder import checkpoint_step, last_checkpoint
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward
 
 Sample = Callable[[int], Awaitable[tuple[list[Group], dict[str, float]]]]
@@ -114,8 +113,7 @@ async def train(
     scored_by = {"reward": run.reward(reward), "eval_reward": run.reward(eval_reward or reward)}
     name, of = name_of(scored_by["reward"]), experiment(agent, tasks, eval_tasks=eval_tasks, **scored_by, **shape)
     run.terms = Terms(of, until=steps, begins=not dry_run)
-    # That of the metrics file first, always.
-    found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), ["jsonl", *trackers])
+    found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), trackers)
     with screen:
         screen.phase("starting the engine", None)
         threading.Thread(target=_prepare, args=(run, learner), name="art-learner").start()
@@ -129,7 +127,6 @@ async def train(
                 screen.say(choice)
             if dry_run:
                 return await _dry_run(run, agent, tasks[0], reward, screen, shape)
-            write_metrics(run)
             with run.watch.doing("the trackers to begin"):
                 told = Trackers(found, run.run_dir, run.config, screen.say)
             sample = functools.partial(_sample, run, agent, tasks, reward, screen, shape)
@@ -168,7 +165,6 @@ async def _train(
         finally:
             with run.watch.doing("the trackers to end"):
                 await in_thread(trackers.close)
-            write_metrics(run)
     return TrainResult(run.run_dir, report, before, after)
 
 
@@ -330,12 +326,6 @@ def _places(count: int, step: int, config: TrainConfig) -> list[int]:
             random.Random(f"{config.seed}/{epoch}").shuffle(orders[epoch])
         places.append(orders[epoch][place])
     return places
-
-
-def write_metrics(run: Run) -> None:
-    """Write ``metrics.jsonl`` from the store: no step is missing and none is there twice, whatever was interrupted."""
-    lines = [json.dumps({"step": step, **metrics}) + "\n" for step, metrics in run.history()]
-    write_whole(run.run_dir / "metrics.jsonl", "".join(lines))
 
 
 def _checkpointed(run: Run) -> Path | None:

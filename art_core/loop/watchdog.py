@@ -237,7 +237,7 @@ def _ask(number: int, frame: FrameType | None) -> None:
 def _take_signal(orders: queue.SimpleQueue[str]) -> None:
     if not hasattr(signal, "SIGUSR1") or threading.current_thread() is not threading.main_thread():
         return
-    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and not _is_caught(signal.SIGUSR1):
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _ask)
         # At once, also where the main thread is in C code and never comes to the handler above. That thread alone: the frames
         # of others change while they are read here, without the GIL, which may end the process.
@@ -254,16 +254,6 @@ def _leave_signal(orders: queue.SimpleQueue[str]) -> None:
     if not _asked and signal.getsignal(signal.SIGUSR1) is _ask:
         faulthandler.unregister(signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-
-
-def _is_caught(number: int) -> bool:
-    """Whether C code, such as ``faulthandler.register``, has a handler that Python does not know of; False where unknown."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _of_swapping(rate: float) -> str:

@@ -306,6 +306,11 @@ class Store:
                 for step, metrics in db.execute("SELECT step, metrics FROM steps ORDER BY seq")
             )
 
+    def history(self, until: int) -> list[tuple[int, dict[str, float]]]:
+        """Return (step, metrics) up to the step ``until``; of a step that was done again after an interruption, the last."""
+        newest = dict(self.steps())
+        return [(step, newest[step]) for step in sorted(newest) if step <= until]
+
     def is_behind(self, most: int) -> bool:
         """Whether more than ``most`` writes wait for the disk, or an attempt failed: ``flush`` before taking on more."""
         return self._writer.failed or self._writer.backlog > most

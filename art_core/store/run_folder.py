@@ -18,7 +18,7 @@ from art_core.errors import ConfigError, StoreError
 
 log = logging.getLogger("art_core.run")
 
-STARTED = {".lock", "checkpoints", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm"}
+STARTED = {".lock", "checkpoints", "metrics.jsonl", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm"}
 """What is in a run folder once it is opened."""
 CHECKPOINT = re.compile(r"step-(\d+)")
 HOLD_ATTEMPTS = 5

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
 
 from art_core.errors import StoreError
 from art_core.store.values import Damaged
 
 VERSION = 5
-"""Stands in ``PRAGMA user_version``; a file of a version in ``MIGRATIONS`` is brought up to it when it is opened, others are
-refused."""
-LOOKED_AT = frozenset({4, VERSION})
-"""Versions that have all that ``view.py`` reads."""
+"""In ``PRAGMA user_version``; a file of another version is refused."""
 APPLICATION = 0x61727431
 
 TABLES = """
@@ -48,8 +44,7 @@ CREATE INDEX calls_by_rollout ON calls (rollout_id, seq);
 -- For the retry that looks for the call that it replaces.
 CREATE INDEX calls_by_request ON calls (rollout_id, request_id);
 
--- Scores and steps are only ever added; a rollout's newest score that is not set aside counts. notes: JSON, null in rows of
--- version 3.
+-- Scores and steps are only ever added; a rollout's newest score that is not set aside counts. notes: JSON.
 CREATE TABLE scores (
     seq INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL, reward REAL, metrics BLOB NOT NULL, advantage REAL, scored_by TEXT,
     at REAL NOT NULL, notes BLOB, aside INTEGER NOT NULL DEFAULT 0
@@ -66,11 +61,6 @@ CREATE TABLE openings (seq INTEGER PRIMARY KEY, version INTEGER NOT NULL, at REA
 """
 BROKEN = (sqlite3.Error, UnicodeError, Damaged)
 """What reading a file raises that is damaged; UnicodeError where SQLite's own complaint quotes it."""
-MIGRATIONS = {
-    3: ("ALTER TABLE scores ADD COLUMN notes BLOB", "ALTER TABLE scores ADD COLUMN aside INTEGER NOT NULL DEFAULT 0"),
-    4: ("ALTER TABLE rollouts ADD COLUMN continues TEXT", "ALTER TABLE rollouts ADD COLUMN exact INTEGER"),
-}
-"""What makes the next version of each."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -102,13 +92,10 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if application != APPLICATION:
         raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
     [version] = connection.execute("PRAGMA user_version").fetchone()
-    while version in MIGRATIONS:
-        _bring_up(connection, version, MIGRATIONS[version], version + 1)
-        [version] = connection.execute("PRAGMA user_version").fetchone()
     if version != VERSION:
         raise StoreError(
-            f"{path} was written with version {version} of the store's tables, this art_core reads versions {min(MIGRATIONS)} to "
-            f"{VERSION}; use the art_core that wrote it, or another run folder"
+            f"{path} was written with version {version} of the store's tables, this art_core reads version {VERSION}; use the "
+            "art_core that wrote it, or another run folder"
         )
     # Not part of a version: a file without it is read all the same, only slower.
     connection.execute("CREATE INDEX IF NOT EXISTS rollouts_by_group ON rollouts (grp)")
@@ -122,17 +109,12 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
     if filled and connection.execute("PRAGMA user_version").fetchone() == (0,):
         raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
     connection.execute("PRAGMA journal_mode = WAL")
-    _bring_up(connection, 0, (*TABLES.split(";\n"), f"PRAGMA application_id = {APPLICATION}"), VERSION)
-
-
-def _bring_up(connection: sqlite3.Connection, version: int, statements: Sequence[str], to: int) -> None:
-    """Make a file of one version one of another, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     # Another process may have been faster.
-    if connection.execute("PRAGMA user_version").fetchone() == (version,):
-        for statement in statements:
+    if connection.execute("PRAGMA user_version").fetchone() == (0,):
+        for statement in (*TABLES.split(";\n"), f"PRAGMA application_id = {APPLICATION}"):
             connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {to}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
 
 

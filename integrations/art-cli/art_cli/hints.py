@@ -53,9 +53,7 @@ SHARES: dict[str, tuple[Callable[[Shape], float], str, str]] = {
 def hints_of(run_dir: Path, report: Mapping[str, Any]) -> list[str]:
     """Return the hints of a run folder, whose ``report.json`` says ``report``."""
     with Store(store_file(run_dir)) as store:
-        newest = dict(store.steps())
-        history = [(step, newest[step]) for step in sorted(newest) if step <= report["steps"]]
-        return hints(store, history, report["evaluations"], look=f"art view {run_dir}")
+        return hints(store, store.history(report["steps"]), report["evaluations"], look=f"art view {run_dir}")
 
 
 def hints(

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from art_core.errors import StoreError
 from art_core.store.calls import CallReader
 from art_core.store.rollouts import COLUMNS, SCORED, SCORES, StoredRollout, StoredScore, rollout_of, score_of
-from art_core.store.schema import APPLICATION, BROKEN, LOOKED_AT, unreadable
+from art_core.store.schema import APPLICATION, BROKEN, VERSION, unreadable
 from art_core.store.values import Damaged, column, from_json, object_from_json, text_from_column
 from art_core.types import Call
 
@@ -242,10 +242,10 @@ def _opened(path: Path, *, alone: bool) -> Iterator[sqlite3.Connection]:
         [version] = db.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION:
             raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
-        if version not in LOOKED_AT:
+        if version != VERSION:
             raise StoreError(
-                f"{path} was written with version {version} of the store's tables and is looked at in version {max(LOOKED_AT)}; "
-                "`art audit` brings version 3 up to it"
+                f"{path} was written with version {version} of the store's tables, this art_server reads version {VERSION}; use "
+                "the one that wrote it"
             )
         db.execute("BEGIN")
         yield db

@@ -4,7 +4,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 
 import pytest
 from recorded_runs import record
@@ -139,21 +138,6 @@ def test_what_is_no_run_is_refused_in_words(tmp_path):
     with pytest.raises(StoreError, match="something else"):
         look(other, lambda view: None)
     assert not os.path.exists(f"{other}-wal")
-
-
-def test_a_file_of_version_4_is_looked_at_as_it_is_and_brought_up_when_it_is_opened(tmp_path):
-    file = record(tmp_path / "run") / "run.sqlite"
-    with closing(sqlite3.connect(file, isolation_level=None)) as db:
-        for column in ("continues", "exact"):
-            db.execute(f"ALTER TABLE rollouts DROP COLUMN {column}")
-        db.execute("PRAGMA user_version = 4")
-    before = contents(file.parent)
-    seen = names(file)
-    assert len(seen) == 24 and contents(file.parent) == before
-    with Store(file) as store:
-        assert [it.rollout_id for it in store.rollouts()] == seen
-        store.add_rollout("more", task="t", group="g", continues=seen[0])
-        assert [it.continues for it in store.attempts("g")] == [seen[0]]
 
 
 def test_a_file_of_another_version_is_not_changed_but_refused(tmp_path):

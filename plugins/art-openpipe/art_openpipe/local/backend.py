@@ -172,7 +172,7 @@ class LocalBackend:
         self, model: TrainableModel, run: Run, begun: dict[str, Any], given: Mapping[str, Any]
     ) -> AsyncIterator[Opened]:
         # The only generator that is open here: a loop that ends closes all of them at the same time.
-        found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), ["jsonl", *self._trackers])
+        found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), self._trackers)
         async with run:
             own = {name: given.get(name, getattr(art_core.TrainConfig, name)) for name in OF_STEP}
             loss = given.get("loss")
