@@ -16,12 +16,12 @@ from art_core.config import check_tasks, make_config
 from art_core.errors import ArtError, ConfigError
 from art_core.loop.display import Display, display, plural
 from art_core.loop.identity import experiment
-from art_core.loop.lessons import say_elsewhere
 from art_core.loop.metrics import Z, apart, wilson_interval
 from art_core.loop.resume_checks import Terms, changed_at
 from art_core.loop.rewards import name_of, score_rest
 from art_core.loop.rollout import task_id, task_input
 from art_core.loop.run import Run
+from art_core.loop.stopping import say_elsewhere
 from art_core.plugins import Plugins
 from art_core.redaction import without_access
 from art_core.runtime.threads import run_alone

@@ -21,9 +21,7 @@ from art_core.config import PARTS, TrainConfig, check_tasks, make_config
 from art_core.errors import ConfigError
 from art_core.loop.display import Display, display
 from art_core.loop.evaluate import Evaluator, Report, write_report
-from art_core.loop.guards import Guards
 from art_core.loop.identity import experiment
-from art_core.loop.lessons import FLAT_STEPS, Lessons, flat_advice, say_elsewhere, say_untrained
 from art_core.loop.metrics import apart
 from art_core.loop.pipeline import Pipeline
 from art_core.loop.resume_checks import Terms, changed_at
@@ -31,6 +29,17 @@ from art_core.loop.rewards import name_of, score_rest
 from art_core.loop.rollout import failure, task_input
 from art_core.loop.rollout_batch import Kept
 from art_core.loop.run import Run
+from art_core.loop.stopping import (
+    FLAT_STEPS,
+    Stop,
+    flat_advice,
+    flat_steps,
+    freshness,
+    say_elsewhere,
+    say_untrained,
+    stop,
+    taught,
+)
 from art_core.loop.trackers import Tracker, Trackers, find_trackers
 from art_core.plugins import Plugins
 from art_core.runtime.threads import in_thread, run_alone
@@ -178,18 +187,19 @@ async def _loop(
     screen: Display,
 ) -> None:
     """Run the agent, score the runs, learn from them, serve the result; once per batch of tasks."""
-    lessons, reason, groups = Lessons(run.config.max_unscored_steps), None, []
+    ended, groups = None, []
     steps, ahead = run.config.steps, run.config.max_staleness
-    guards = Guards(run.config).replay(run.history(), run.store.meta("stopped", {}).get("step"))
+    since, history = _since_early_end(run), [metrics for _, metrics in run.history()]
 
-    def ended() -> str | None:
-        return run.rewards.exhausted(reward) or lessons.hopeless() or guards.reason()
+    def end() -> Stop | None:
+        exhausted = run.rewards.exhausted(reward)
+        return Stop(exhausted) if exhausted else stop(history, run.config, groups, since=since)
 
     if begun := _begun(run):
         screen.say(begun)
     screen.total(steps, run.step)
     async with Pipeline(sample, range(run.step, steps), depth=ahead) as pipeline:
-        while run.step < steps and not (reason := ended()):
+        while run.step < steps and not (ended := end()):
             # Here, not at the end of a step, so that a run that goes on makes up for one that was interrupted.
             if eval_every and run.step and run.step % eval_every == 0:
                 await pipeline.settled()  # the evaluation has the engine to itself
@@ -200,17 +210,22 @@ async def _loop(
                 screen.phase(f"step {run.step + 1}/{steps}: rollouts, scoring and learning", None)
             groups, seconds = await pipeline.next()
             metrics = await run.learn(groups, seconds={**seconds, "wait_seconds": pipeline.waited()})
+            history.append(metrics)
             trackers.tell("log", run.step, metrics)
             trackers.tell("log_groups", run.step, groups, "train")
             if folder := _checkpointed(run):
                 trackers.tell("log_checkpoint", run.step, folder)
             screen.log(run.step, metrics)
             say_untrained(run.step, metrics, screen)
-            lessons.add(metrics, groups)
-            guards.add(metrics)
-            if lessons.flat == FLAT_STEPS and not lessons.hopeless():
-                screen.say(flat_advice(lessons.flat, groups))
-    _say_end(run, reason, lessons, groups, screen)
+            if flat_steps(history) == FLAT_STEPS and not (end() or Stop("")).may_pass:
+                screen.say(flat_advice(FLAT_STEPS, groups))
+    _say_end(run, ended, history, groups, screen)
+
+
+def _since_early_end(run: Run) -> int:
+    """Return how many of the steps done were there when training last ended early; 0 if it did not, or went back before."""
+    done, ended = [step for step, _ in run.history()], run.store.meta("stopped", {}).get("step")
+    return done.index(ended) + 1 if ended in done else 0
 
 
 def _begun(run: Run) -> str:
@@ -229,21 +244,17 @@ def _key(step: int, extra_round: int) -> str:
 
 
 def _say_end(
-    run: Run,
-    reason: str | None,
-    lessons: Lessons,
-    groups: Sequence[Group],
-    screen: Display,
+    run: Run, ended: Stop | None, history: Sequence[Mapping[str, float]], groups: Sequence[Group], screen: Display
 ) -> None:
-    """``groups`` are those of the last step; empty where there was none."""
-    if fresh := lessons.freshness():
+    """Say how training ended; ``groups`` are those of the last step, empty if there was none."""
+    if fresh := freshness(history):
         screen.say(fresh)
-    if reason:
-        stopped = {"step": run.step, "reason": reason, "may_pass": reason == lessons.hopeless()}
-        run.store.set_meta("stopped", stopped)
-        screen.say(ENDED.format(run.step, run.config.steps, reason, str(run.run_dir)))
-    elif lessons.hopeless() or (0 < lessons.flat < FLAT_STEPS and not lessons.taught):
-        screen.say(flat_advice(lessons.flat, groups))
+    flat, next_ends = flat_steps(history), stop(history, run.config, groups)
+    if ended:
+        run.store.set_meta("stopped", {"step": run.step, "reason": ended.reason, "may_pass": ended.may_pass})
+        screen.say(ENDED.format(run.step, run.config.steps, ended.reason, str(run.run_dir)))
+    elif groups and ((next_ends and next_ends.may_pass) or (0 < flat < FLAT_STEPS and not taught(history))):
+        screen.say(flat_advice(flat, groups))
 
 
 async def _sample(

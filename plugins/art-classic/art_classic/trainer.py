@@ -26,9 +26,9 @@ from art_core.config import PARTS, make_config
 from art_core.errors import CaptureError, ConfigError, StoreError
 from art_core.loop.display import display
 from art_core.loop.evaluate import begun_with
-from art_core.loop.lessons import FLAT_STEPS, Lessons, flat_advice, say_untrained
 from art_core.loop.rollout import failure
 from art_core.loop.run import Run
+from art_core.loop.stopping import FLAT_STEPS, flat_advice, flat_steps, say_untrained
 from art_core.loop.train import open_run, why_failed
 from art_core.runtime.threads import in_thread
 from art_core.types import Group, RolloutAddress, Trajectory
@@ -101,7 +101,7 @@ class GRPOTrainer:
         self._groups = -(-episodes_per_batch // batch_size)
         self._settings = {"kl": kl_penalty, "group_size": batch_size, "tasks_per_step": self._groups, **settings}
         self._model = _start(agent, model, settings.get("run_dir"))
-        self._screen, self._lessons = display(progress), Lessons()
+        self._screen, self._metrics = display(progress), list[dict[str, float]]()
         self._begun = 0
         self._resetting = asyncio.Lock()
 
@@ -169,10 +169,10 @@ class GRPOTrainer:
         by_rollout = {episode.trajectory.rollout_id: episode for episode in episodes if episode.trajectory}
         scored = await run.score(groups, functools.partial(_reward, by_rollout, self.discount))
         metrics = await run.learn(scored)
-        self._lessons.add(metrics, scored)
+        self._metrics.append(metrics)
         say_untrained(run.step, metrics, self._screen)
-        if self._lessons.flat in (1, FLAT_STEPS):
-            self._screen.say_once(flat_advice(self._lessons.flat, scored), about=f"flat {self._lessons.flat}")
+        if (flat := flat_steps(self._metrics)) in (1, FLAT_STEPS):
+            self._screen.say_once(flat_advice(flat, scored), about=f"flat {flat}")
         if isinstance(self.agent, Agent):
             self.agent.follow(run.run_dir)  # what it is asked outside episodes, the trained weights answer too
         kl_loss = self.kl_penalty * metrics.get("kl_ref", 0.0)

@@ -13,7 +13,7 @@ from screens import Lines
 import art_core as art
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
-from art_core.loop.guards import Fall, Guards, collapse
+from art_core.loop.stopping import Fall, collapse, stop
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 RISEN = [0.2 + 0.02 * (place % 30) for place in range(30)]
@@ -66,17 +66,18 @@ def test_noise_alone_does_not_end_a_long_run():
 
 
 def guards(**given):
-    return Guards(TrainConfig(**given))
+    return TrainConfig(**given), []
 
 
 def step(contrast=1.0, reward=0.5, **more):
     return {"groups_with_contrast": contrast, "groups_sampled": 2.0, "reward": reward, **more}
 
 
-def fed(guard, *metrics):
-    for it in metrics:
-        guard.add(it)
-    return guard.reason()
+def fed(guard, *metrics, since=0):
+    config, steps = guard
+    steps += metrics
+    found = stop(steps, config, since=since)
+    return found and found.reason
 
 
 @pytest.mark.parametrize("name, setting", [("logprob_gap", "max_logprob_gap"), ("kl_ref", "max_kl")])
@@ -106,10 +107,10 @@ def test_steps_without_contrast_end_a_run_when_there_are_too_many_and_say_which_
 
 
 def test_steps_in_which_nothing_could_be_scored_are_not_flat():
-    unscored = {"groups_with_contrast": 0.0, "groups_sampled": 2.0}
+    unscored, unscored_ends = {"groups_with_contrast": 0.0, "groups_sampled": 2.0}, {"max_unscored_steps": None}
     flat = step(contrast=0.0)
-    assert fed(guards(max_flat_groups=6), *[unscored] * 9, flat, flat) is None
-    assert "of the last 3 steps" in fed(guards(max_flat_groups=6), flat, *[unscored] * 9, flat, flat)
+    assert fed(guards(max_flat_groups=6, **unscored_ends), *[unscored] * 9, flat, flat) is None
+    assert "of the last 3 steps" in fed(guards(max_flat_groups=6, **unscored_ends), flat, *[unscored] * 9, flat, flat)
 
 
 def test_a_run_of_one_task_a_step_that_is_seldom_solved_does_not_end_by_chance():
@@ -136,12 +137,11 @@ def test_supervised_steps_say_nothing():
 
 
 def test_a_run_that_goes_on_after_an_early_end_is_judged_by_its_new_steps():
-    history = list(enumerate([*map(lambda it: step(reward=it), RISEN), *[step(reward=0.0)] * 10], start=1))
-    assert guards().replay(history, ended=None).reason()
-    again = guards().replay(history, ended=40)
-    assert again.reason() is None
-    assert fed(again, *[step(reward=0.0)] * 9) is None and fed(again, step(reward=0.0))
-    assert fed(guards().replay(history, ended=40), *[step(reward=0.7)] * 20) is None, "it has recovered"
+    history = [*map(lambda it: step(reward=it), RISEN), *[step(reward=0.0)] * 10]
+    assert fed(guards(), *history)
+    assert fed(guards(), *history, *[step(reward=0.0)] * 9, since=40) is None
+    assert fed(guards(), *history, *[step(reward=0.0)] * 10, since=40)
+    assert fed(guards(), *history, *[step(reward=0.7)] * 20, since=40) is None, "it has recovered"
 
 
 def test_a_bound_of_what_is_not_measured_is_refused():
