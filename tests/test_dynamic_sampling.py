@@ -8,7 +8,7 @@ from rich.console import Console
 
 import art_core as art
 from art_core.loop.display import Display
-from art_core.loop.train import batch_of_step, fresh_tasks
+from art_core.loop.tasks import batch_of_step, fresh_tasks
 from art_core.testing import CountingLearner, ScriptedAgent
 
 

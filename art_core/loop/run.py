@@ -29,7 +29,7 @@ from art_core.plugins import Plugins, redirect_clients
 from art_core.runtime.threads import finished, in_thread
 from art_core.serving.policy_engine import PolicyEngine, sampling_seed
 from art_core.store import Store
-from art_core.store.run_folder import checkpoints, claimed, new_run_dir, remove_unused
+from art_core.store.run_folder import checkpoint_of, checkpoints, claimed, new_run_dir, remove_unused
 from art_core.token_tree import group_tree
 from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, TokenTree, Trajectory
 
@@ -383,6 +383,11 @@ class Run:
     def history(self) -> list[tuple[int, dict[str, float]]]:
         """Return (step, metrics) of the steps done; of a step that was done again after an interruption, the last."""
         return self.store.history(self.step)
+
+    @property
+    def checkpointed(self) -> Path | None:
+        """The checkpoint of the current weights, if there is one."""
+        return checkpoint_of(self.run_dir, self.step)
 
     async def checkpoint(self) -> Path:
         """Save weights, optimizer and random states under ``checkpoints/``, once a step; drop the oldest, but not the best."""

@@ -5,6 +5,7 @@ Every rule has a setting with its bound; None switches the rule off.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -15,7 +16,7 @@ from art_core.attribution import TO_DO
 from art_core.config import TrainConfig
 from art_core.loop.display import Display
 from art_core.loop.metrics import of_learner
-from art_core.loop.rollout import why_elsewhere
+from art_core.loop.rollout import failure, why_elsewhere
 from art_core.scoring import why_unscored
 from art_core.types import Group
 
@@ -222,6 +223,12 @@ def say_elsewhere(when: str, groups: Sequence[Group], screen: Display) -> None:
         screen.say_once(f"to capture such calls, {TO_DO}")
     if passed := why_elsewhere(groups, "passed"):
         screen.say_once(f"{when}: {passed}", about="passed")
+
+
+def why_failed(groups: Sequence[Group]) -> list[str]:
+    """Return the most frequent reason why rollouts failed; empty if none did."""
+    reasons = Counter(failure(t) for g in groups for t in g.trajectories if t.error)
+    return [reason for reason, _ in reasons.most_common(1)]
 
 
 def flat_advice(steps: int, groups: Sequence[Group]) -> str:

@@ -159,6 +159,12 @@ def last_checkpoint(run_dir: Path) -> Path | None:
     return next(reversed(checkpoints(run_dir)), None)
 
 
+def checkpoint_of(run_dir: Path, step: int) -> Path | None:
+    """Return the newest checkpoint folder if it is that of ``step``, else None."""
+    newest = last_checkpoint(run_dir)
+    return newest if newest is not None and checkpoint_step(newest) == step else None
+
+
 def checkpoint_step(folder: Path) -> int:
     """Return the number of steps done when the checkpoint was saved."""
     match = CHECKPOINT.fullmatch(folder.name)

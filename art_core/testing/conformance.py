@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from art_core.errors import ArtError, ConfigError
+from art_core.loop.open_run import open_run
 from art_core.loop.rollout import describe
 from art_core.loop.run import Run
-from art_core.loop.train import open_run
 from art_core.plugins import Plugins
 from art_core.testing import rules
 from art_core.testing.fakes import CountingLearner, FakeEngine

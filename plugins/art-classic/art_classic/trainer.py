@@ -26,10 +26,10 @@ from art_core.config import PARTS, make_config
 from art_core.errors import CaptureError, ConfigError, StoreError
 from art_core.loop.display import display
 from art_core.loop.evaluate import begun_with
+from art_core.loop.open_run import open_run
 from art_core.loop.rollout import failure
 from art_core.loop.run import Run
-from art_core.loop.stopping import FLAT_STEPS, flat_advice, flat_steps, say_untrained
-from art_core.loop.train import open_run, why_failed
+from art_core.loop.stopping import FLAT_STEPS, flat_advice, flat_steps, say_untrained, why_failed
 from art_core.runtime.threads import in_thread
 from art_core.types import Group, RolloutAddress, Trajectory
 from art_embedded.single_file_checkpoint import write_one_file
