@@ -1,6 +1,7 @@
-"""The direction of imports is the architecture, so it is tested."""
+"""The direction of imports is the architecture, so it is tested; so is its size."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ ROWS = [
     {"loop"},
     {"__init__", "testing"},
 ]
+CORE_LINES = 12_500
+"""Without ``learner`` and ``testing``. The target is 7,500."""
 ROW = {module: number for number, modules in enumerate(ROWS) for module in modules}
 EDGES = {path.name.replace("-", "_") for side in ("plugins", "integrations") for path in (ROOT / side).glob("art-*")}
 HEAVY = {
@@ -52,7 +55,8 @@ def imports_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            origin = "." * node.level + (node.module or "")
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
 
 
 def module_of(path):
@@ -132,3 +136,74 @@ def test_files_and_functions_stay_short_and_say_their_job(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.end_lineno - node.body[0].lineno + 1
             assert body <= 50, f"{path.name}: {node.name} has {body} lines"
+
+
+# Budgets of the whole
+
+
+def lines(*files):
+    return sum(len(path.read_text().splitlines()) for path in files)
+
+
+def test_the_core_is_small_enough_to_read_in_an_afternoon():
+    core = [path for path in MODULES if module_of(path) not in ("learner", "testing")]
+    assert lines(*core) <= CORE_LINES
+    assert lines(*(path for path in MODULES if module_of(path) == "learner")) <= 2_730  # the target is 2,500
+
+
+def test_the_core_has_few_rooms_on_few_floors_with_few_arrows():
+    arrows = {room: set() for room in ROW}
+    for path in MODULES:
+        arrows[module_of(path)] |= set(core_modules(path))
+
+    def floor(room):
+        return 1 + max(map(floor, arrows[room]), default=0)
+
+    assert len(ROW) <= 20
+    assert max(map(floor, ROW)) <= 9
+    assert sum(map(len, arrows.values())) <= 70
+
+
+def test_the_core_names_no_distribution():
+    names = [path.parent.name for path in ROOT.glob("*/art-*/pyproject.toml")]
+    strings = {
+        (path.name, node.value)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert [(file, name) for file, text in strings for name in names if re.search(rf"\b{name}\b", text)] == []
+
+
+def packages():
+    """Return every module of the repository's packages by its dotted name."""
+    folders = [(ROOT, name) for name in ("art_core", "bench", "examples")]
+    folders += [(path.parent, path.parent.name.replace("-", "_")) for path in ROOT.glob("*/art-*/pyproject.toml")]
+    found = {}
+    for base, name in folders:
+        for path in [*(base / name).rglob("*.py"), *base.glob(f"{name}.py")]:
+            parts = path.relative_to(base).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def absolute(name, module, path):
+    """Return an imported name without leading dots, as ``module`` means it."""
+    dots = len(name) - len(name.lstrip("."))
+    if not dots:
+        return name
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    return ".".join([*package[: len(package) - dots + 1], name[dots:]])
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    modules = packages()
+    imported = {}
+    for module, path in modules.items():
+        names = {absolute(name, module, path) for name in imports_of(path)}
+        known = {name if name in modules else name.rpartition(".")[0] for name in names}
+        imported[module] = (known & modules.keys()) - {module}
+    while free := [module for module, names in imported.items() if not names & imported.keys()]:
+        for module in free:
+            del imported[module]
+    assert sorted(imported) == [], "these import each other, or what does"

@@ -14,8 +14,7 @@ from typing import Any
 from art_core import losses, scoring
 from art_core.attribution import exempt, in_child_processes, rollouts_have_threads
 from art_core.config import TrainConfig, check_tasks, model_folder
-from art_core.loop import resume_checks as agreement
-from art_core.loop import sft
+from art_core.loop import resume_checks, sft
 from art_core.loop.checkpoints import Checkpoints
 from art_core.loop.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
 from art_core.loop.metrics_file import append_metrics, write_metrics
@@ -58,7 +57,7 @@ class Run:
         self._learner: Learner | None = None
         self._adapted: tuple[object, RunAgent] | None = None
         self.rewards = Rewards(self.plugins, self.run_dir)
-        self.terms = agreement.Terms()
+        self.terms = resume_checks.Terms()
         self._checkpointed: int | None = None
         self._used = False
         """Whether there may be rollouts or steps in it."""
@@ -87,7 +86,7 @@ class Run:
             stack.enter_context(self.watch)
             self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
             self._checkpoints = Checkpoints(self.run_dir, self.store, self.config.keep_checkpoints)
-            self._passed = agreement.check_begun_with(
+            self._passed = resume_checks.check_begun_with(
                 self.store, self.run_dir, self.config, self.folder, self._loss, self._loss_name, self.terms
             )
             self.rewards.begin()
@@ -124,7 +123,7 @@ class Run:
 
     def _resolve_names(self) -> None:
         """Look up what was given by name and check what was not, so that a mistake is refused before anything runs."""
-        self._loss_name = agreement.name_of(self._loss)
+        self._loss_name = resume_checks.name_of(self._loss)
         if isinstance(self._loss, str):
             self._loss = self.plugins.choose("register_losses", self._loss)
         self._find_executor()
@@ -132,7 +131,7 @@ class Run:
         if isinstance(self._learner_choice, str):
             getattr(self.plugins.choose("register_learners", self._learner_choice), "check", lambda: None)()
         else:
-            agreement.check_learner(self._learner_choice, self.config, self._loss, self._loss_name)
+            resume_checks.check_learner(self._learner_choice, self.config, self._loss, self._loss_name)
 
     @property
     def version(self) -> int:
@@ -152,7 +151,7 @@ class Run:
                 self.step = self._checkpointed = await self._checkpoints.restore(learner)
                 self._counted = learner.version
             await self._updates.go_on()
-        agreement.note_begun(self.store, self.run_dir, self._passed, self._loss_name, self.step, self.terms)
+        resume_checks.note_begun(self.store, self.run_dir, self._passed, self._loss_name, self.step, self.terms)
         self.store.add_opening(self._counted)
         self.store.set_meta("ended", None)  # so it stays if this process is killed
         write_metrics(self.run_dir, self.history())
@@ -216,7 +215,8 @@ class Run:
             task,
             self.door,
             self.store,
-            sampling=self.training_sampling if sampling is None else sampling,
+            # Training imposes these, whatever the agent asks for.
+            sampling=sampling or Sampling(self.config.temperature, top_p=1.0, top_k=0),
             split=split,
             step=step,
             group_id=group_id or uuid.uuid4().hex,
@@ -224,11 +224,6 @@ class Run:
             passthrough=frozenset(self.config.passthrough),
             nodes=self.config.train_nodes if self.config.other_nodes == "passthrough" else (),
         )
-
-    @property
-    def training_sampling(self) -> Sampling:
-        """What every training rollout samples with, whatever the agent asks for."""
-        return Sampling(self.config.temperature, top_p=1.0, top_k=0)
 
     async def collect(
         self,
@@ -271,12 +266,12 @@ class Run:
 
     async def score(self, groups: Sequence[Group], reward: str | Reward | GroupReward) -> list[Group]:
         """Return the groups with rewards and advantages, which are stored; RewardError if the reward raises for all."""
-        found = self.reward(reward)
-        name, seconds = name_of(found), self.config.score_timeout
+        resolved = self.reward(reward)
+        name = name_of(resolved)
 
         async def one(group: Group) -> Group:
-            scoring_it = scoring.score(group, found, seconds)
-            return await self.watch.during(f"the reward {name} to score", scoring_it, group.task)
+            scored = scoring.score(group, resolved, self.config.score_timeout)
+            return await self.watch.during(f"the reward {name} to score", scored, group.task)
 
         keep = functools.partial(keep_scores, self.store, name, self.config.advantage)
         with exempt(), self._timer.timed("score_seconds"):

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from art_audit.audit import TOLERANCE
+from art_audit.audit import audit as examine
 from art_audit.report import Audit
 from art_core.errors import ConfigError
 from art_core.loop.display import plural
@@ -41,9 +43,6 @@ def audit(
     Recomputes the stored calls with the weights that sampled them, where these are kept, and checks the store, its digests
     and the records of the steps against each other.
     """
-    from art_audit import TOLERANCE
-    from art_audit import audit as examine
-
     try:
         found = examine(run, sample=sample, tolerance=TOLERANCE if tolerance is None else tolerance)
     except ConfigError as error:
