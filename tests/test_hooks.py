@@ -22,7 +22,7 @@ def test_there_are_hooks():
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_says_when_it_is_called_and_what_its_answer_means(hook):
-    text = inspect.getdoc(getattr(hookspecs, hook))
+    text = " ".join(inspect.getdoc(getattr(hookspecs, hook)).split())
     assert re.search(r"[Cc]alled", text), "when, by whom, with what"
     assert "None" in text or "return value is ignored" in text
 
