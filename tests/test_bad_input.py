@@ -57,14 +57,14 @@ async def test_a_keyword_of_train_that_is_misspelt_names_the_nearest(tmp_path, g
 
 
 async def test_settings_are_keywords_and_not_a_dict_of_that_name():
-    with pytest.raises(ConfigError, match="'settings' is not a setting of a run; there are"):
+    with pytest.raises(ConfigError, match="'settings' is not a setting of a run; the settings are"):
         await art.train(ScriptedAgent(), ["a"], model="tiny", steps=1, settings={"seed": 2})
 
 
 @pytest.mark.parametrize("given", ['{"enforce-eager": True}', None, ["enforce-eager"]])
 @pytest.mark.parametrize("name", ["engine_args", "learner_args", "executor_args"])
 def test_options_that_are_no_dict(tmp_path, name, given):
-    with pytest.raises(ConfigError, match=rf"{name}=.* give a dict of options, on the command line as JSON"):
+    with pytest.raises(ConfigError, match=rf"{name} must be a dict of options, got .*on the command line write JSON"):
         run_of(tmp_path, **{name: given})
 
 

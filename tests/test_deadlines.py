@@ -247,5 +247,5 @@ async def test_an_engine_that_never_does_what_it_is_told_ends_the_run(tmp_path, 
 
 @pytest.mark.parametrize("name", ["call_timeout", "score_timeout", "engine_timeout", "watchdog_seconds"])
 def test_a_limit_is_a_number_or_none(name):
-    with pytest.raises(ConfigError, match=f"{name}='soon' cannot be used; give a number"):
+    with pytest.raises(ConfigError, match=f"{name} must be a number >= 0, got 'soon'"):
         art.open_run("never-made", **{name: "soon"})

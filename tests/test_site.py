@@ -17,7 +17,8 @@ NOT_PAGES = {"CHANGELOG.md", "integrations/art-embedded/tiny/README.md"}
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--config-file", "docs/mkdocs.yml", "--strict", "--quiet", "--site-dir", str(folder)]
+    options = ["--config-file", "docs/mkdocs.yml", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", *options]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr

@@ -145,7 +145,7 @@ def test_a_run_that_goes_on_after_an_early_end_is_judged_by_its_new_steps():
 
 
 def test_a_bound_of_what_is_not_measured_is_refused():
-    with pytest.raises(ConfigError, match="max_kl=1.0: the divergence .* is measured where kl= is above 0"):
+    with pytest.raises(ConfigError, match="max_kl=1.0: the divergence .* is measured if kl= is above 0"):
         art.open_run(max_kl=1.0)
 
 
