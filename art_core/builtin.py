@@ -1,5 +1,6 @@
-"""What works with no plugin installed, as a plugin like any other: functions as agents, the torch learner, GRPO and its
-kin. Loads what is heavy only when it is asked for.
+"""What works with no plugin installed, as a plugin like any other: functions as agents, the learners, GRPO and its variants.
+
+Heavy modules are imported when they are first needed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def adapt_agent(agent: object) -> RunAgent | None:
 async def _in_daemon_thread(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a blocking agent in a thread of its own.
 
-    A pool would make it wait for others, and would keep the process alive at its end for one that never returns.
+    A pool would make it wait for others, and an agent that never returns would keep the process alive.
     """
     outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
     context = contextvars.copy_context()
@@ -61,18 +62,18 @@ async def _in_daemon_thread(name: str, function: Callable[..., Any], *arguments:
     def run() -> None:
         try:
             result = context.run(function, *arguments)
-        except BaseException as error:  # noqa: BLE001 - carried to whoever awaits the outcome
+        except BaseException as error:  # noqa: BLE001 - raised where the outcome is awaited
             outcome.set_exception(error)
         else:
             outcome.set_result(result)
 
-    outcome.set_running_or_notify_cancel()  # a run that timed out goes on until the agent returns
+    outcome.set_running_or_notify_cancel()  # after a timeout the thread runs on until the agent returns
     threading.Thread(target=run, name=name, daemon=True).start()
     return await asyncio.wrap_future(outcome)
 
 
 def _required(agent: Any) -> int:
-    """Return how many arguments the agent cannot be called without; AgentError where it cannot be called with a task at all."""
+    """Return how many arguments the agent requires. Raises AgentError if it can't be called with a task."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(agent).parameters.values()
     possible = [p for p in parameters if p.kind in kinds]
@@ -116,8 +117,8 @@ torch_learner.prepare = _import_learner  # type: ignore[attr-defined]
 
 
 def unsloth_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
-    """Load the learner that uses Unsloth; ConfigError, which says what is missing, where that cannot be used."""
-    unsloth.load()  # first: it wants to be there before the libraries that it changes
+    """Load the Unsloth learner. Raises ConfigError that names what is missing."""
+    unsloth.load()  # first: it must be imported before the libraries that it patches
     from art_core.learner.unsloth_learner import UnslothLearner
 
     return UnslothLearner(model_folder, config, loss)
@@ -127,18 +128,18 @@ unsloth_learner.check = unsloth.check  # type: ignore[attr-defined]
 
 
 def auto_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
-    """Load the learner that uses Unsloth where it can be used and suits the model, else the torch learner; log which."""
+    """Load the Unsloth learner if it works here and suits the model, else the torch learner; log which."""
     reason = unsloth.why_not(model_folder, config)
     choice = f"learner='auto' takes torch: {reason}" if reason else "learner='auto' takes unsloth"
     log.info(choice)
     learner = (torch_learner if reason else unsloth_learner)(model_folder, config, loss)
-    if unsloth.installed():  # who does not have it is not told at every run
+    if unsloth.installed():  # no need to mention it at every run otherwise
         learner.choice = choice
     return learner
 
 
 def _prepare_auto() -> None:
-    if not unsloth.installed():  # it wants to be there before the libraries that it changes
+    if not unsloth.installed():  # it must be imported before the libraries that it patches
         _import_learner()
 
 

@@ -1,4 +1,4 @@
-"""Find the installed plugins, check them, and call their hooks by name. Knows nothing about what they do.
+"""Find the installed plugins, check them, and call their hooks by name.
 
 Environment: ``ART_DISABLE_PLUGINS=name,name`` leaves plugins out; ``ART_TRACE_PLUGINS=1`` logs every hook call.
 """
@@ -37,12 +37,12 @@ class Plugins:
     """The installed plugins and the built-in one."""
 
     def __init__(self, *extra: object, installed: bool = True) -> None:
-        """``extra`` are plugin modules or objects, used whether they are installed or not; ``installed=False`` looks for none."""
+        """``extra`` are plugin modules or objects to use in any case; ``installed=False`` ignores the installed ones."""
         self._distributions: dict[str, importlib.metadata.Distribution] = {}
         """By plugin name, of those that were found by their entry points."""
         self.manager = pluggy.PluginManager(GROUP)
         self.manager.add_hookspecs(hookspecs)
-        # Calls go last-registered-first, so an installed plugin's answer beats the built-in one's.
+        # The last registered plugin is called first, so an installed plugin's answer beats the built-in one's.
         self.manager.register(builtin, "builtin")
         for name in filter(None, os.environ.get("ART_DISABLE_PLUGINS", "").split(",")):
             self.manager.set_blocked(name.strip())
@@ -81,7 +81,7 @@ class Plugins:
             ) from error
 
     def describe(self, name: str) -> Installed:
-        """Return what is known of the plugin ``name``."""
+        """Return the name, distribution, version and hooks of a plugin."""
         plugin = self.manager.get_plugin(name)
         hooks = tuple(sorted(caller.name for caller in self.manager.get_hookcallers(plugin) or ()))
         distribution = self._distributions.get(name) or importlib.metadata.distribution("art-core")
@@ -92,7 +92,7 @@ class Plugins:
         return [self.describe(name) for name, _ in self.manager.list_name_plugin()]
 
     def _callers(self, hook: str) -> Iterator[tuple[str, pluggy.HookCaller]]:
-        """Yield each plugin that has ``hook`` with a caller of that plugin alone, in pluggy's order of calls."""
+        """Yield each plugin that implements ``hook`` with a caller for that plugin alone, in pluggy's call order."""
         plugins = self.manager.get_plugins()
         for impl in reversed(getattr(self.manager.hook, hook).get_hookimpls()):
             yield impl.plugin_name, self.manager.subset_hook_caller(hook, plugins - {impl.plugin})
@@ -109,7 +109,7 @@ class Plugins:
             ) from error
 
     def call(self, hook: str, **arguments: Any) -> None:
-        """Call ``hook`` in every plugin that has it."""
+        """Call ``hook`` in every plugin that implements it."""
         for name, caller in self._callers(hook):
             self._call(name, caller, **arguments)
 
@@ -131,7 +131,7 @@ class Plugins:
         return found
 
     def choose(self, hook: str, name: str) -> Any:
-        """Return what is registered as ``name`` through ``hook``; ConfigError lists the choices where nothing is."""
+        """Return what is registered as ``name`` through ``hook``. Raises ConfigError with the choices if nothing is."""
         found = self.registered(hook)
         if name not in found:
             kind = {"register_losses": "loss"}.get(hook, hook.removeprefix("register_").removesuffix("s"))
@@ -150,7 +150,7 @@ class Plugins:
         return next(filter(None, suggestions), None)
 
     def adapt(self, agent: object) -> RunAgent:
-        """Return the function that runs ``agent`` once; AgentError where no plugin adapts it."""
+        """Return the function that runs ``agent`` once. Raises AgentError if no plugin adapts it."""
         for name, caller in self._callers("adapt_agent"):
             run = self._call(name, caller, agent=agent)
             if run is not None:
@@ -164,5 +164,5 @@ class Plugins:
 
 
 def redirect_clients() -> None:
-    """Let the installed plugins wrap their client libraries in this process; for children, which begin without."""
+    """Let the installed plugins wrap their client libraries in this process; for child processes, which start without."""
     Plugins().call("redirect_clients")
