@@ -64,13 +64,10 @@ def why_elsewhere(groups: Sequence[Group], outcome: str) -> str | None:
     """Return how many calls were ``refused`` before they left, or ``passed`` to where the agent sends them; None for none."""
     trajectories = _trajectories(groups)
     unrecorded = _unrecorded(trajectories)
-    counts = unrecorded[outcome]
-    calls = (unrecorded["refused"] + unrecorded["passed"]).total() + sum(len(t.calls) for t in trajectories)
-    return (
-        f"{counts.total()} of {calls} model calls did not reach the policy: {_became(outcome, counts)}"
-        if counts
-        else None
-    )
+    if not (counts := unrecorded[outcome]):
+        return None
+    calls = sum(len(t.calls) for t in trajectories) + unrecorded["refused"].total() + unrecorded["passed"].total()
+    return f"{counts.total()} of {calls} model calls did not reach the policy: {_became(outcome, counts)}"
 
 
 def _trajectories(groups: Sequence[Group]) -> list[Trajectory]:
@@ -103,10 +100,8 @@ def _why_no_call(trajectories: Sequence[Trajectory]) -> str:
     if len(failed) < len(trajectories):
         some = f"; {len(failed)} rollouts failed, the first with {failure(failed[0])}" if failed else ""
         return f"no model call was recorded in {len(trajectories)} rollouts: the agent's {NOT_REDIRECTED}{some}"
-    first = str(failed[0].error)
-    reason = (
-        f"{failure(failed[0])}: all {len(failed)} rollouts failed before a model call was recorded; this is the first"
-    )
+    first, count = str(failed[0].error), len(failed)
+    reason = f"{failure(failed[0])}: all {count} rollouts failed before a model call was recorded; this is the first"
     if "OPENAI_API_KEY" in first:
         return f"{reason}. The policy answers without a key, so any text will do: set OPENAI_API_KEY=unused"
     return f"{reason}. If a model call failed, the agent's {NOT_REDIRECTED}" if _of_a_library(first) else reason

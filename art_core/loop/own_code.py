@@ -14,9 +14,9 @@ from art_core.plugins import GROUP
 _LIBRARY = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}/|.*/(site|dist)-packages/")
 
 
-def own_place(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Return the innermost of these frames and lines (outermost call first) in the user's own code; empty if there is none."""
-    for frame, line in reversed(list(frames)):
+def own_place(stack: Iterable[tuple[FrameType, int]]) -> str:
+    """Return the innermost line of a stack (outermost call first) that is the user's own code; empty if none is."""
+    for frame, line in reversed(list(stack)):
         file, package = frame.f_code.co_filename, frame.f_globals.get("__package__") or ""
         if is_own(file, package):
             return f"{file}:{line} in {frame.f_code.co_name}"

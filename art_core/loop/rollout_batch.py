@@ -6,7 +6,7 @@ import asyncio
 import functools
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,17 +130,14 @@ class RolloutBatch:
     async def _trajectory(self, task: Any, group_id: str, continues: str | None) -> Trajectory:
         """Roll out the task, in a new rollout after each lost machine; only the first can continue an interrupted one."""
         for attempt in range(1, ATTEMPTS + 1):
-            async with (
-                AsyncExitStack() as place
-            ):  # left with the machine: the agent's time does not include the next wait
+            # The worker is given up with the lost machine: waiting for another is not part of the agent's time.
+            async with AsyncExitStack() as worker:
                 with self.watch.doing(FREE_WORKER):
-                    await place.enter_async_context(self.gate)
+                    await worker.enter_async_context(self.gate)
                 rollout = self.new_rollout(task, group_id=group_id, continues=continues if attempt == 1 else None)
-                try:
+                with suppress(RolloutLost):
                     await self._run(rollout, last=attempt == ATTEMPTS)
                     break
-                except RolloutLost:
-                    continue
         self.on_rollout()
         return rollout.trajectory
 

@@ -27,7 +27,7 @@ from art_core.loop.display import plural
 from art_core.loop.own_code import own_place
 from art_core.loop.rollout import Rollout
 from art_core.runtime.memory import Swapping
-from art_core.runtime.stacks import stacks, task_frames, thread_frames
+from art_core.runtime.stacks import stacks, task_stack, thread_stack
 from art_core.serving import Door
 
 T = TypeVar("T")
@@ -48,6 +48,10 @@ COMMANDS = {
 """What an unanswered command to the engine waits for."""
 SWAPPING = 2**20
 """Bytes per second from which a machine counts as swapping; idle programs that are swapped out once stay below it."""
+SWAPPING_ADVICE = (
+    " The machine is swapping ({:.0f} MB/s), so everything is slow: lower max_tokens_per_pass or max_concurrent, or use a "
+    "smaller model."
+)
 
 log = logging.getLogger("art_core.engine.watchdog")  # a child of the logger whose records are displayed
 
@@ -122,11 +126,15 @@ class Watchdog:
 
     def _check(self, patience: float) -> None:
         swapped = self._swapping.rate()
-        activities, commands = list(self._activities), list(self.door.asked.values()) if self.door else []
-        activities += [Activity(COMMANDS[name], began) for name, began in commands if name in COMMANDS]
+        advice = SWAPPING_ADVICE.format(swapped / 1e6) if swapped >= SWAPPING else ""
+        commands = list(self.door.asked.values()) if self.door else []
+        activities = [
+            *self._activities,
+            *(Activity(COMMANDS[name], began) for name, began in commands if name in COMMANDS),
+        ]
         calls, counters = self.door.look(ANSWER_SECONDS) if activities and self.door else (None, None)
         now = time.monotonic()
-        if counters and counters != self._counters:
+        if counters and self._counters not in (None, counters):
             self._progress_at = now  # the engine computes, however slowly
         self._counters = counters
         if calls is not None:
@@ -138,8 +146,7 @@ class Watchdog:
             self._warn_after = 2 * quiet
             log.warning(
                 "no progress for %s; waiting for %s.%s `kill -USR1 %d` writes the stacks of all threads and tasks to %s",
-                _span(quiet), "; ".join(self._reasons(activities, calls)), _swapping_advice(swapped), os.getpid(),
-                self._run_dir,
+                _span(quiet), "; ".join(self._reasons(activities, calls)), advice, os.getpid(), self._run_dir,
             )  # fmt: skip
 
     def _reasons(self, activities: Sequence[Activity], calls: Look | None) -> Iterator[str]:
@@ -156,15 +163,15 @@ class Watchdog:
                 continue  # these rollouts have them
             oldest, *others = [activity for activity in activities if activity.name == name]
             count = f"{1 + len(others)}, the longest " if others else ""
-            task = "" if oldest.task is None else f", {_short(oldest.task)}"
+            task = "" if oldest.task is None else f", task {reprlib.repr(oldest.task)}"
             yield f"{name} ({count}for {_span(time.monotonic() - oldest.began)}{task})"
 
     def _agent_at(self, rollout_id: str) -> str:
         """Return the line of the agent's own code that a rollout is at; empty if this process cannot see it."""
         name = f"rollout {rollout_id}"
-        stacks = [thread_frames(thread.ident) for thread in threading.enumerate() if thread.name == name]
-        stacks += [task_frames(task) for task in asyncio.all_tasks(self._loop) if task.get_name() == name]
-        return next(filter(None, (own_place((frame, frame.f_lineno) for frame in frames) for frames in stacks)), "")
+        stacks = [thread_stack(thread.ident) for thread in threading.enumerate() if thread.name == name]
+        stacks += [task_stack(task) for task in asyncio.all_tasks(self._loop) if task.get_name() == name]
+        return next(filter(None, map(own_place, stacks)), "")
 
     def _blocked_at(self) -> str:
         """Return the line that holds the event loop; empty if the loop runs."""
@@ -172,8 +179,8 @@ class Watchdog:
         self._loop.call_soon_threadsafe(turned.set)
         if turned.wait(min(ANSWER_SECONDS, self._seconds or ANSWER_SECONDS)):
             return ""
-        lines = [(frame, frame.f_lineno) for frame in thread_frames(self._loop_thread)]
-        return own_place(lines) or f"{lines[-1][0].f_code.co_filename}:{lines[-1][1]}"
+        stack = thread_stack(self._loop_thread)
+        return own_place(stack) or f"{stack[-1][0].f_code.co_filename}:{stack[-1][1]}"
 
     def _write_stacks(self) -> None:
         text = f"process {os.getpid()}\n\n{stacks(self._loop)}\n"
@@ -222,10 +229,9 @@ def _of_rollouts(activities: Sequence[Activity], calls: Look | None, agent_at: s
     """Describe the rollouts under way, and whether the oldest waits for its agent or for the engine."""
     oldest, rollout = activities[0], activities[0].rollout
     when = f"step {rollout.step}" if rollout.split == "train" else f"the evaluation after step {rollout.step}"
-    since = time.strftime("%H:%M:%S", time.localtime(time.time() - (time.monotonic() - oldest.began)))
     text = (
-        f"{plural(len(activities), 'rollout')} of {when}, the oldest since {since}: {rollout.rollout_id}, "
-        f"{_short(rollout.task)}"
+        f"{plural(len(activities), 'rollout')} of {when}, the oldest for {_span(time.monotonic() - oldest.began)}: "
+        f"{rollout.rollout_id}, task {reprlib.repr(rollout.task)}"
     )
     if calls is None:
         return text
@@ -237,19 +243,6 @@ def _of_rollouts(activities: Sequence[Activity], calls: Look | None, agent_at: s
         )
     held = f"; {plural(calls.waiting, 'call')} held back while the weights change" if calls.waiting else ""
     return f"{text}one in flight for {_span(longest)}: the engine has not answered{held}"
-
-
-def _swapping_advice(rate: float) -> str:
-    if rate < SWAPPING:
-        return ""
-    return (
-        f" The machine is swapping ({rate / 1e6:.0f} MB/s), so everything is slow: lower max_tokens_per_pass or "
-        "max_concurrent, or use a smaller model."
-    )
-
-
-def _short(task: Any) -> str:
-    return f"task {reprlib.repr(task)}"
 
 
 def _span(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The stacks of all threads and asyncio tasks of this process."""
+"""The stacks of all threads and asyncio tasks of this process: frames with their lines, outermost call first."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ import asyncio
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
 from types import FrameType
+
+Stack = list[tuple[FrameType, int]]
 
 
 def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
-    """Return the stacks of all threads and of the tasks of ``loop``, outermost call first. For any thread."""
+    """Return the stacks of all threads and of the tasks of ``loop`` as text. For any thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    threads = [f"thread {names.get(ident, ident)}:\n{_text(thread_frames(ident))}" for ident in sys._current_frames()]
-    tasks = asyncio.all_tasks(loop) if loop is not None else ()
-    return "\n".join([*threads, *(f"task {task.get_name()}:\n{_text(task_frames(task))}" for task in tasks)])
+    threads = [f"thread {names.get(ident, ident)}:\n{_text(thread_stack(ident))}" for ident in sys._current_frames()]
+    tasks = asyncio.all_tasks(loop) if loop else ()
+    return "\n".join([*threads, *(f"task {task.get_name()}:\n{_text(task_stack(task))}" for task in tasks)])
 
 
-def thread_frames(ident: int | None) -> list[FrameType]:
-    """Return where a thread is, outermost call first; empty if it has ended."""
+def thread_stack(ident: int | None) -> Stack:
+    """Return where a thread is; empty if it has ended."""
     frame = sys._current_frames().get(ident)
-    return [] if frame is None else [frame for frame, _ in traceback.walk_stack(frame)][::-1]
+    return list(traceback.walk_stack(frame))[::-1] if frame else []
 
 
-def task_frames(task: asyncio.Task) -> Iterator[FrameType]:
-    """Yield where a task waits: the frame of its coroutine, of what that awaits, and so on."""
-    awaited: object = task.get_coro()
+def task_stack(task: asyncio.Task) -> Stack:
+    """Return where a task waits: its coroutine, what that awaits, and so on."""
+    stack, awaited = [], task.get_coro()
     while awaited is not None:
         if frame := _first(awaited, "cr_frame", "gi_frame", "ag_frame"):
-            yield frame
+            stack.append((frame, frame.f_lineno))
         awaited = _first(awaited, "cr_await", "gi_yieldfrom", "ag_await")
+    return stack
 
 
-def _first(owner: object, *names: str) -> object:
+def _first(owner: object, *names: str):
     return next(filter(None, (getattr(owner, name, None) for name in names)), None)
 
 
-def _text(frames: Iterable[FrameType]) -> str:
-    lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames).format()
-    return "".join(lines) or "  it has no Python code any more\n"
+def _text(stack: Stack) -> str:
+    return "".join(traceback.StackSummary.extract(stack).format()) or "  it has no Python code any more\n"
