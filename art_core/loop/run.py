@@ -263,7 +263,7 @@ class Run:
             self.config.rollout_timeout, self.on_rollout, self.watch,
         )  # fmt: skip
         with self._timer.timed("rollout_seconds"):
-            plans = await asyncio.to_thread(resume_plans, self.store, key, tasks, size, scored_by)
+            plans = await in_thread(resume_plans, self.store, key, tasks, size, scored_by)
             groups = await batch.groups(tasks, plans, size)
         note_elsewhere(self.store, groups)
         if not allow_no_calls:

@@ -196,12 +196,12 @@ class Watchdog:
         log.warning("the stacks of all threads and tasks are in %s; the run continues", file)
 
 
-_watchdogs: list[queue.SimpleQueue[str]] = []
+_listeners: list[queue.SimpleQueue[str]] = []
 """The requests of every open run while SIGUSR1 is ours."""
 
 
 def _request_stacks(number: int, frame: FrameType | None) -> None:
-    for requests in _watchdogs:
+    for requests in _listeners:
         requests.put("stacks")
 
 
@@ -214,13 +214,13 @@ def _take_signal(requests: queue.SimpleQueue[str]) -> None:
         # frames of running threads, without the GIL, may crash the process.
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=True)
     if signal.getsignal(signal.SIGUSR1) is _request_stacks:
-        _watchdogs.append(requests)
+        _listeners.append(requests)
 
 
 def _release_signal(requests: queue.SimpleQueue[str]) -> None:
-    if requests in _watchdogs:
-        _watchdogs.remove(requests)
-        if not _watchdogs and signal.getsignal(signal.SIGUSR1) is _request_stacks:  # else somebody has taken it over
+    if requests in _listeners:
+        _listeners.remove(requests)
+        if not _listeners and signal.getsignal(signal.SIGUSR1) is _request_stacks:  # else somebody has taken it over
             faulthandler.unregister(signal.SIGUSR1)
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
