@@ -28,7 +28,7 @@ from art_core.types import Trajectory
 HERE = Path(__file__).parent
 CALLS = 3
 """Of every run of the agents in ``fault_agents.py``."""
-NOT_NEEDED = {it.name for it in entry_points(group="art")} - {"openai", "server"}
+NOT_NEEDED = {it.name for it in entry_points(group="art")} - {"openai", "server", "embedded"}
 """Plugins whose frameworks would take seconds to load in every process."""
 
 
