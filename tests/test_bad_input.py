@@ -120,7 +120,7 @@ def no_key(task_input):
 @pytest.mark.parametrize(
     ("agent", "begins", "advised"),
     [
-        (own_bug, rf"KeyError: 'a' \({__file__}:\d+ in own_bug\): all 2 runs .*", ""),
+        (own_bug, rf"KeyError: 'a' \({__file__}:\d+ in own_bug\): all 2 rollouts .*", ""),
         (own_client, rf"ConnectionRefusedError: model.example:443 \({__file__}:\d+ in own_client\): .*", "art plugins"),
         (no_key, r"RuntimeError: .*", "set OPENAI_API_KEY=unused"),
     ],

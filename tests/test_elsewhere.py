@@ -347,5 +347,5 @@ async def test_an_error_without_a_request_is_blamed_on_plugins_only_if_python_ha
     tmp_path, agent, advised
 ):
     said = await why(tmp_path, agent)
-    assert "all 2 runs of the agent failed before a model call was recorded" in said
+    assert "all 2 rollouts failed before a model call was recorded" in said
     assert ("plugin" in said) is advised

@@ -12,8 +12,9 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from art_core.loop.display import plural
+from art_core.loop.own_code import is_own
 from art_core.loop.rewards import Weighted
-from art_core.loop.rollout import is_own, task_id
+from art_core.loop.rollout import task_id
 
 
 def identity(thing: Any) -> str:

@@ -1,165 +1,171 @@
-"""Tasks -> groups: every run of the agent in a rollout of its own. Knows nothing about rewards or learning."""
+"""Tasks -> groups: each task is rolled out several times. A failed rollout is data; a fault of ours is raised."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from art_core.errors import CaptureError, RolloutLost, UpstreamError
-from art_core.loop.rollout import Rollout, run_once, task_id
-from art_core.loop.watchdog import PLACE, Watchdog
+from art_core.loop.rollout import Rollout, task_id
+from art_core.loop.watchdog import FREE_WORKER, Watchdog
+from art_core.runtime.deadlines import TooLate, within
 from art_core.runtime.gathering import gather_limited
 from art_core.store import Attempt, Store
-from art_core.types import Group, RolloutAddress, RunAgent, Trajectory
+from art_core.types import Group, RunAgent, Trajectory
 
 ATTEMPTS = 5
-"""Of one run whose machine is lost each time: then the agent may be what ends them, and the run has failed."""
-UNFINISHED = tuple(it.__name__ for it in (RolloutLost, asyncio.CancelledError, CaptureError, UpstreamError))
-"""How errors begin in the store that are none of the agent's: its machine was lost, we were stopped, or it could not be
-recorded."""
-
-
-MOST_ATTEMPTS = 8
-"""Processes that may end with one run of the agent going on before it is begun anew: what was answered in it may be what ends
-them."""
+"""Machines that one rollout may lose. Then the agent may be what ends them, and the rollout has failed."""
+MOST_CONTINUED = 8
+"""Rollouts in a chain of continued ones before the agent begins anew: a recorded answer may be what ends the process."""
+NOT_THE_AGENTS = tuple(error.__name__ for error in (RolloutLost, asyncio.CancelledError, CaptureError, UpstreamError))
+"""How stored errors begin that the agent did not cause: its machine was lost, we were stopped, or recording failed."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The groups that are collected under a key, and what is left of them by processes that ended."""
+class ResumePlan:
+    """What is recorded of one group already; empty for a new group."""
 
-    store: Store
-    key: str
-    reward: str | None = None
-    """The reward that will score them, by its name: what it has scored already needs no scoring."""
-
-    def group_id(self, place: int) -> str:
-        """Return the name of the group of the task at ``place``."""
-        return f"{self.key}/{place}"
-
-    def finished(self, place: int) -> list[Trajectory]:
-        """Return the runs of the task at ``place`` that came to an end, whatever it was; each run of the agent once."""
-        tried = self.store.attempts(self.group_id(place))
-        made_again = {it.continues for it in tried}
-        ended = [it for it in tried if _came_to_its_end(it) and it.rollout_id not in made_again]
-        return [self.store.trajectory(it.rollout_id) for it in ended]
-
-    def left(self, place: int, task: Any, size: int) -> tuple[list[Trajectory], list[str]]:
-        """Return the runs of the task at ``place`` that need not be made again, up to ``size`` of them, and the rollouts that
-        others can go on from."""
-        tried = [it for it in self.store.attempts(self.group_id(place)) if it.task_id == task_id(task)]
-        # Whatever a run came to: with its score it is part of a group that may have been trained, and is trained so again.
-        scored = [it for it in tried if self.reward is not None and it.scored_by == self.reward]
-        if len(scored) >= size:
-            return [self._trajectory(it, task) for it in scored[:size]], []
-        # A run that made no call costs nothing to make again, and its agent may have been mended since. A reward may look at
-        # what JSON cannot say: then the agent is run again, with the same answers.
-        usable = [it for it in tried if _came_to_its_end(it) and it.answers and it.exact][:size]
-        runs = [replace(self._trajectory(it, task), reward=None, metrics={}, notes={}) for it in usable]
-        return runs, _to_go_on(tried, {it.rollout_id for it in usable})
-
-    def _trajectory(self, attempt: Attempt, task: Any) -> Trajectory:
-        return replace(self.store.trajectory(attempt.rollout_id), task=task)
+    group_id: str
+    finished: Sequence[Trajectory] = ()
+    """Part of the group as they are."""
+    resumable: Sequence[str] = ()
+    """Interrupted rollouts that new ones can continue, each once; most answers first."""
 
 
-def _came_to_its_end(attempt: Attempt) -> bool:
-    return attempt.finished and not (attempt.error or "").startswith(UNFINISHED)
+def resume_plans(
+    store: Store, key: str | None, tasks: Sequence[Any], size: int, scored_by: str | None = None
+) -> list[ResumePlan]:
+    """Plan a group of ``size`` rollouts per task, from what earlier calls and processes recorded under the same key.
+
+    Without a key all groups are new. ``scored_by`` names the reward: groups that it has scored keep their rewards.
+    """
+    if key is None:
+        return [ResumePlan(uuid.uuid4().hex) for _ in tasks]
+    return [_resume_plan(store, group_id(key, index), task, size, scored_by) for index, task in enumerate(tasks)]
 
 
-def _to_go_on(tried: Sequence[Attempt], used: Collection[str]) -> list[str]:
-    """Return the rollout with the most answers of every run of the agent of which none is ``used``, most answers first."""
-    runs: dict[str, list[Attempt]] = {}
-    first = {it.rollout_id: it.rollout_id for it in tried}
-    for it in tried:
-        first[it.rollout_id] = first.get(it.continues or "", it.rollout_id)
-        runs.setdefault(first[it.rollout_id], []).append(it)
-    open_ = [run for run in runs.values() if len(run) <= MOST_ATTEMPTS and not {it.rollout_id for it in run} & used]
-    # Of equals the last: it was given what the others have.
-    furthest = [max(reversed(run), key=lambda it: it.answers) for run in open_]
-    return [it.rollout_id for it in sorted(furthest, key=lambda it: -it.answers)]
+def group_id(key: str, index: int) -> str:
+    """Return the id of the group of the task at ``index`` among those collected under ``key``."""
+    return f"{key}/{index}"
+
+
+def finished_trajectories(store: Store, group_id: str) -> list[Trajectory]:
+    """Return the rollouts of a group that ended, failed or not; of one that was continued, the last."""
+    attempts = store.attempts(group_id)
+    continued = {attempt.continues for attempt in attempts}
+    ended = [attempt for attempt in attempts if _has_ended(attempt) and attempt.rollout_id not in continued]
+    return [store.trajectory(attempt.rollout_id) for attempt in ended]
+
+
+def _resume_plan(store: Store, group_id: str, task: Any, size: int, scored_by: str | None) -> ResumePlan:
+    def read(attempt: Attempt) -> Trajectory:
+        return replace(store.trajectory(attempt.rollout_id), task=task)
+
+    attempts = [attempt for attempt in store.attempts(group_id) if attempt.task_id == task_id(task)]
+    # However they ended: the group may have been trained, and is then trained again as it was.
+    scored = [attempt for attempt in attempts if scored_by is not None and attempt.scored_by == scored_by]
+    if len(scored) >= size:
+        return ResumePlan(group_id, [read(attempt) for attempt in scored[:size]])
+    # A rollout without answers costs nothing to repeat, and its agent may have been fixed. An output that JSON cannot hold is
+    # made again from the recorded answers: a reward may look at it.
+    ended = [attempt for attempt in attempts if _has_ended(attempt) and attempt.answers and attempt.exact][:size]
+    finished = [replace(read(attempt), reward=None, metrics={}, notes={}) for attempt in ended]
+    return ResumePlan(group_id, finished, _resumable(attempts, {attempt.rollout_id for attempt in ended}))
+
+
+def _has_ended(attempt: Attempt) -> bool:
+    return attempt.finished and not (attempt.error or "").startswith(NOT_THE_AGENTS)
+
+
+def _resumable(attempts: Sequence[Attempt], used: set[str]) -> list[str]:
+    """Return the rollout with the most answers of every chain of continued rollouts that is not used, most answers first."""
+    chains: dict[str | None, list[Attempt]] = {}
+    for attempt in attempts:
+        chain = chains[attempt.rollout_id] = chains.get(attempt.continues, [])
+        chain.append(attempt)
+    furthest = [
+        max(reversed(chain), key=lambda attempt: attempt.answers)  # among equals the last: it had all earlier answers
+        for rollout_id, chain in chains.items()
+        if rollout_id == chain[0].rollout_id
+        and len(chain) <= MOST_CONTINUED
+        and used.isdisjoint(attempt.rollout_id for attempt in chain)
+    ]
+    return [attempt.rollout_id for attempt in sorted(furthest, key=lambda attempt: attempt.answers, reverse=True)]
 
 
 @dataclass(frozen=True)
-class Runs:
-    """How an agent is run on a task."""
+class RolloutBatch:
+    """How to roll out tasks."""
 
     agent: RunAgent
+    new_rollout: Callable[..., Rollout]
+    """``new_rollout(task, group_id=, continues=)``."""
+    gate: AbstractAsyncContextManager[Any]
+    """Limits the rollouts under way."""
     to_input: Callable[[Any], Any]
     to_output: Callable[[Any], Any] | None
     timeout: float | None
-    """Seconds until a run counts as failed."""
+    """Seconds after which a rollout has failed."""
     on_rollout: Callable[[], None]
-    """Called after every finished run."""
+    """Called after every finished rollout."""
     watch: Watchdog
 
-    async def groups(
-        self,
-        tasks: Sequence[Any],
-        begin: Callable[..., Rollout],
-        *,
-        size: int,
-        gate: AbstractAsyncContextManager[Any],
-        kept: Kept | None = None,
-    ) -> list[Group]:
-        """Return a group of ``size`` trajectories per task; ``begin(task, group_id=)`` makes a rollout, ``gate`` limits them."""
-        left: list[tuple[list[Trajectory], list[str]]] = [([], []) for _ in tasks]
-        if kept:
-            left = await asyncio.to_thread(lambda: [kept.left(place, task, size) for place, task in enumerate(tasks)])
-        jobs: list[Callable[[], Awaitable[Trajectory]]] = []
-        for place, (task, (done, open_)) in enumerate(zip(tasks, left, strict=True)):
-            again = functools.partial(begin, task, group_id=kept.group_id(place) if kept else uuid.uuid4().hex)
-            going_on = [*open_, *[None] * size][: size - len(done)]
-            jobs += [functools.partial(self.one, again, gate, rollout_id) for rollout_id in going_on]
-            for _ in done:
-                self.on_rollout()
-        made = iter(await gather_limited(jobs))
-        return [
-            Group(task, (*done, *(next(made) for _ in range(size - len(done)))))
-            for task, (done, _) in zip(tasks, left, strict=True)
-        ]
+    async def groups(self, tasks: Sequence[Any], plans: Sequence[ResumePlan], size: int) -> list[Group]:
+        """Return a group of ``size`` trajectories per task."""
+        jobs = [functools.partial(self._group, task, plan, size) for task, plan in zip(tasks, plans, strict=True)]
+        return await gather_limited(jobs)
 
-    async def one(
-        self, begin: Callable[..., Rollout], gate: AbstractAsyncContextManager[Any], continues: str | None = None
-    ) -> Trajectory:
-        """Run the agent once, in a new rollout for every machine that is lost; each waits for a place of its own. The first
-        ``continues`` one that was cut off."""
+    async def _group(self, task: Any, plan: ResumePlan, size: int) -> Group:
+        for _ in plan.finished:
+            self.on_rollout()
+        continued = [*plan.resumable, *[None] * size][: size - len(plan.finished)]
+        jobs = [functools.partial(self._trajectory, task, plan.group_id, rollout_id) for rollout_id in continued]
+        return Group(task, (*plan.finished, *await gather_limited(jobs)))
+
+    async def _trajectory(self, task: Any, group_id: str, continues: str | None) -> Trajectory:
+        """Roll out the task, in a new rollout after each lost machine; only the first can continue an interrupted one."""
         for attempt in range(1, ATTEMPTS + 1):
-            run = self.agent if attempt < ATTEMPTS else self._last
-            async with _watched(
-                gate, self.watch
-            ):  # left with the lost machine: the time until there is another is not the agent's
-                rollout = begin(continues=continues if attempt == 1 else None)
-                given = self.to_input(rollout.task)
-                try:
-                    with self.watch.doing("", rollout=rollout):
-                        await run_once(rollout, run, given, timeout=self.timeout, to_output=self.to_output)
-                except RolloutLost:
-                    continue  # with all that the agent had said so far: another begins anew
-            break
+            # The worker is given up with the lost machine: waiting for another is not part of the agent's time.
+            async with AsyncExitStack() as worker:
+                with self.watch.doing(FREE_WORKER):
+                    await worker.enter_async_context(self.gate)
+                rollout = self.new_rollout(task, group_id=group_id, continues=continues if attempt == 1 else None)
+                with suppress(RolloutLost):
+                    await self._run(rollout, last=attempt == ATTEMPTS)
+                    break
         self.on_rollout()
         return rollout.trajectory
 
-    async def _last(self, given: Any, address: RolloutAddress) -> Any:
-        """Run the agent where there is no further attempt: a lost machine is then its failure, and data."""
-        try:
-            return await self.agent(given, address)
-        except RolloutLost as error:
-            raise MachinesLost(f"{ATTEMPTS} machines were lost with it; the last: {error}") from error
+    async def _run(self, rollout: Rollout, *, last: bool) -> None:
+        """Run the agent in ``rollout``. Raises RolloutLost if its machine was lost and this is not the ``last`` attempt."""
+        agent_input = self.to_input(rollout.task)
+        with self.watch.doing("", rollout=rollout):
+            async with rollout:
+                try:
+                    running = _call(self.agent, agent_input, rollout)
+                    output = await within(running, self.timeout, f"rollout {rollout.rollout_id}")
+                except TooLate:
+                    rollout.error = f"TimeoutError: not done after {self.timeout:g} seconds"
+                except CaptureError:
+                    raise  # the set-up's fault, and the same in every rollout
+                except RolloutLost as error:
+                    if not last:
+                        raise
+                    rollout.error = f"MachinesLost: {ATTEMPTS} machines were lost with it; the last: {error}"
+                except Exception as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
+                    rollout.fail(error)
+                else:
+                    if rollout.error is None:
+                        rollout.output = self.to_output(output) if self.to_output else output
 
 
-@asynccontextmanager
-async def _watched(gate: AbstractAsyncContextManager[Any], watch: Watchdog) -> AsyncIterator[None]:
-    """``gate``, with the wait for a place watched."""
-    async with AsyncExitStack() as stack:
-        with watch.doing(PLACE):
-            await stack.enter_async_context(gate)
-        yield
-
-
-class MachinesLost(Exception):
-    """How a run failed whose machine was lost at every attempt."""
+async def _call(agent: RunAgent, agent_input: Any, rollout: Rollout) -> Any:
+    try:
+        return await agent(agent_input, rollout.address)
+    except SystemExit as error:  # caught inside the task: outside, it would end the event loop and all other rollouts
+        rollout.fail(error)

@@ -15,12 +15,13 @@ from art_core import losses, scoring
 from art_core.attribution import exempt, in_child_processes, rollouts_have_threads
 from art_core.config import TrainConfig, check_tasks, model_folder
 from art_core.loop import resume_checks, sft
+from art_core.loop.capture_checks import check_captured, check_sampled, note_elsewhere
 from art_core.loop.checkpoints import Checkpoints
 from art_core.loop.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
 from art_core.loop.metrics_file import append_metrics, write_metrics
 from art_core.loop.rewards import Rewards, keep_scores, name_of, score_all
-from art_core.loop.rollout import Rollout, check_captured, check_sampled, describe, note_elsewhere, task_input
-from art_core.loop.rollout_batch import Kept, Runs
+from art_core.loop.rollout import Rollout, describe, task_input
+from art_core.loop.rollout_batch import RolloutBatch, resume_plans
 from art_core.loop.throughput import Throughput
 from art_core.loop.update import updates
 from art_core.loop.watchdog import Watchdog
@@ -250,13 +251,15 @@ class Run:
         """
         check_tasks(tasks)
         rollouts_have_threads()
-        runs = Runs(self.adapt(agent), to_input, to_output, self.config.rollout_timeout, self.on_rollout, self.watch)
-        begin = functools.partial(self.rollout, split=split, sampling=sampling, step=step)
+        run_agent, size = self.adapt(agent), group_size or self.config.group_size
+        new_rollout = functools.partial(self.rollout, split=split, sampling=sampling, step=step)
+        batch = RolloutBatch(
+            run_agent, new_rollout, getattr(run_agent, "gate", self._rollouts), to_input, to_output,
+            self.config.rollout_timeout, self.on_rollout, self.watch,
+        )  # fmt: skip
         with self._timer.timed("rollout_seconds"):
-            groups = await runs.groups(
-                tasks, begin, size=group_size or self.config.group_size, gate=getattr(runs.agent, "gate", self._rollouts),
-                kept=None if key is None else Kept(self.store, key, scored_by),
-            )  # fmt: skip
+            plans = await in_thread(resume_plans, self.store, key, tasks, size, scored_by)
+            groups = await batch.groups(tasks, plans, size)
         note_elsewhere(self.store, groups)
         if not allow_no_calls:
             nodes = () if self._nodes_seen or self.step or split != "train" else self.config.train_nodes

@@ -14,9 +14,10 @@ import numpy as np
 
 from art_core.attribution import TO_DO
 from art_core.config import TrainConfig
+from art_core.loop.capture_checks import why_elsewhere
 from art_core.loop.display import Display
 from art_core.loop.metrics import of_learner
-from art_core.loop.rollout import failure, why_elsewhere
+from art_core.loop.rollout import failure
 from art_core.scoring import why_unscored
 from art_core.types import Group
 

@@ -1,4 +1,4 @@
-"""How much the engine computes, from its own totals. Knows nothing about what it computes."""
+"""How fast the engine computes, from its own counters."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from art_core.errors import CaptureError
 
 
 class Throughput:
-    """What came since it was last asked. ``counters`` returns the totals of ``abilities.Counts``, or nothing."""
+    """Rates since the last call. ``counters`` returns the totals of ``engine_protocols.Counts``, or nothing."""
 
     def __init__(self, counters: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
         self._counters = counters
-        self._last: Mapping[str, float] = {}
-        self._asked = time.monotonic()
+        self._totals: Mapping[str, float] = {}
+        self._at = time.monotonic()
 
     async def taken(self) -> dict[str, float]:
-        """Return ``tokens_per_second`` (sampled) and ``cache_hit_rate``, the share of the prompts' tokens that were not computed
-        anew, since the last call; empty where the engine does not count or cannot be reached, without the rate where no
-        prompt came."""
+        """Return ``tokens_per_second`` (sampled) and ``cache_hit_rate``, the share of the prompts' tokens that was cached.
+
+        Without the latter if there was no prompt; empty if the engine does not count or cannot be reached.
+        """
         try:
-            now = dict(await self._counters())
-        except CaptureError:  # whoever needs an answer of the engine is told
+            totals = await self._counters()
+        except CaptureError:  # raised to whoever needs the engine's answer
             return {}
-        moment = time.monotonic()
-        # A server that was started anew counts from 0 again.
-        new = {name: max(0.0, total - self._last.get(name, 0.0)) for name, total in now.items()}
-        seconds, self._last, self._asked = moment - self._asked, now, moment
-        if not now:
+        before, since, self._totals, self._at = self._totals, self._at, totals, time.monotonic()
+        if not totals:
             return {}
-        found = {"tokens_per_second": new["sampled_tokens"] / max(seconds, 1e-9)}
+        # A restarted server counts from 0 again.
+        new = {name: max(0.0, total - before.get(name, 0.0)) for name, total in totals.items()}
+        rates = {"tokens_per_second": new["sampled_tokens"] / max(self._at - since, 1e-9)}
         if new["prompt_tokens"]:
-            found["cache_hit_rate"] = new["cached_tokens"] / new["prompt_tokens"]
-        return found
+            rates["cache_hit_rate"] = new["cached_tokens"] / new["prompt_tokens"]
+        return rates

@@ -27,7 +27,7 @@ from art_core.loop.pipeline import Pipeline
 from art_core.loop.resume_checks import Terms, changed_at
 from art_core.loop.rewards import name_of, score_rest
 from art_core.loop.rollout import task_input
-from art_core.loop.rollout_batch import Kept
+from art_core.loop.rollout_batch import group_id
 from art_core.loop.run import Run
 from art_core.loop.tasks import batch_of_step, fresh_tasks
 from art_core.loop.trackers import Tracker, Trackers, find_trackers
@@ -271,8 +271,8 @@ class Training:
         if run.step >= run.config.steps:
             self.screen.say(f"{run.run_dir}: finished already after step {run.step}")
         else:
-            kept, places = Kept(run.store, _key(run.step, 0)), range(run.config.tasks_per_step)
-            begun = any(run.store.attempts(kept.group_id(place)) for place in places)
+            key, indices = _key(run.step, 0), range(run.config.tasks_per_step)
+            begun = any(run.store.attempts(group_id(key, index)) for index in indices)
             used = f"; what was answered in step {run.step + 1} before is used" if begun else ""
             if run.step or begun:
                 self.screen.say(f"{run.run_dir}: going on after step {run.step}{used}")
