@@ -20,10 +20,11 @@ from typing import Any
 from art_core.config import PARTS, TrainConfig, check_tasks, make_config
 from art_core.errors import ConfigError
 from art_core.loop.display import Display, display
-from art_core.loop.evaluate import Evaluator, Report, write_report
+from art_core.loop.evaluate import Evaluator
 from art_core.loop.identity import experiment
 from art_core.loop.metrics import apart
 from art_core.loop.pipeline import Pipeline
+from art_core.loop.report import Report, write_report
 from art_core.loop.resume_checks import Terms, changed_at
 from art_core.loop.rewards import name_of, score_rest
 from art_core.loop.rollout import failure, task_input
