@@ -74,11 +74,11 @@ class Evaluator:
         return await self.measure(name, temperature)
 
     def _stored(self, name: str, temperature: float | None, step: int) -> Report | None:
-        """Return the stored report of the same tasks."""
+        """Return the stored report, if it is of the same tasks."""
         store, task_ids = self.run.store, [task_id(task) for task in self.tasks or ()]
-        for stored in store.meta("evaluations", []):
-            if (stored["name"], stored["temperature"], stored["step"]) == (name, temperature, step):
-                trajectories = tuple(map(store.trajectory, stored["rollout_ids"]))
+        for row in store.meta("evaluations", []):
+            if (row["name"], row["temperature"], row["step"]) == (name, temperature, step):
+                trajectories = tuple(map(store.trajectory, row["rollout_ids"]))
                 if [task_id(trajectory.task) for trajectory in trajectories] == task_ids:
                     return Report(trajectories, temperature, self.run.run_dir)
         return None
@@ -88,7 +88,7 @@ class Evaluator:
     ) -> Report:
         """Run and score the tasks and store the result as ``name``, in place of an earlier one.
 
-        Rollouts are collected under ``key``; ``rescore`` ignores their scores, which another reward gave.
+        Rollouts are collected under ``key``; ``rescore`` ignores stored scores, which another reward gave.
         """
         run, tasks, step = self.run, self.tasks or (), self.run.step
         at = "the agent's own temperature" if temperature is None else f"temperature {temperature:g}"
@@ -109,11 +109,10 @@ class Evaluator:
         for reason in why_unscored(groups):
             self.screen.say_once(f"runs could not be scored: {reason}")
         result = {"name": name, "step": step, **report.as_json()}
-        stored = [
-            it for it in run.store.meta("evaluations", []) if (it["name"], it["temperature"]) != (name, temperature)
-        ]
+        rows = run.store.meta("evaluations", [])
+        others = [row for row in rows if (row["name"], row["temperature"]) != (name, temperature)]
         rollout_ids = [trajectory.rollout_id for trajectory in report.trajectories]
-        run.store.set_meta("evaluations", [*stored, {**result, "rollout_ids": rollout_ids}])
+        run.store.set_meta("evaluations", [*others, {**result, "rollout_ids": rollout_ids}])
         self.tell("log_groups", step, groups, "eval")
         self.tell("log_evaluation", step, result)
         return report
@@ -181,7 +180,7 @@ def evaluate_sync(*args: Any, **kwargs: Any) -> Report:
 
 
 def _begin_or_continue(run: Run, identities: Mapping[str, Any], screen: Display) -> tuple[str, bool]:
-    """Return the key of this evaluation, the same as before if it was interrupted, and whether another reward scored it then."""
+    """Return the key of this evaluation, that of an interrupted same one if any, and whether another reward scored that."""
     served = without_access({name: getattr(run.config, name) for name in SERVING})
     call = json.loads(json.dumps({**served, **identities}, default=str))
     reward, before = call.pop("reward"), run.store.meta("evaluating") or {}

@@ -65,7 +65,7 @@ def experiment(
 
 def _nodes(thing: Any) -> str:
     """Return the names of a graph's nodes; empty for anything else."""
-    nodes = None if isinstance(thing, type) else getattr(thing, "nodes", None)
+    nodes = getattr(thing, "nodes", None)
     return ", ".join(sorted(map(str, nodes))) if isinstance(nodes, Mapping) else ""
 
 

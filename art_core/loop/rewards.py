@@ -77,7 +77,7 @@ class Weighted:
                     f"the part {name!r} of art.{self.__name__} is a name, {reward!r}, which only a run resolves: score with "
                     "run.score, or pass the object instead of its name"
                 )
-        # Of its own for each part, so that none overwrites what another adds.
+        # Each part gets metrics and notes of its own, so that none overwrites what another adds.
         copies = [
             replace(group, trajectories=tuple(replace(t, metrics={}, notes={}) for t in group.trajectories))
             for _ in self.parts
@@ -112,13 +112,14 @@ class Weighted:
         return None if reasons else total
 
     def _add_metrics_and_notes(self, group: Group, copies: Sequence[Group]) -> None:
+        """Add what the parts added to their ``copies``; a name belongs to the first part that uses it for any rollout."""
         for attribute in ("metrics", "notes"):
             owners = {f"reward/{name}": "" for name in self.parts}
             for part, copy in zip(self.parts, copies, strict=True):
                 for whole, of_part in zip(group.trajectories, copy.trajectories, strict=True):
                     for name, value in getattr(of_part, attribute).items():
-                        name = name if owners.setdefault(name, part) == part else f"{part}/{name}"
-                        getattr(whole, attribute)[name] = value
+                        is_owner = owners.setdefault(name, part) == part
+                        getattr(whole, attribute)[name if is_owner else f"{part}/{name}"] = value
 
 
 class Rewards:

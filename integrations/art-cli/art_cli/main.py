@@ -150,7 +150,7 @@ def _command_of(run_dir: Path) -> dict[str, Any]:
         command = store.meta("command")
     if not command:
         raise ConfigError(
-            f"`art train` did not start {run_dir}, so its agent is unknown; repeat the call that began it, with "
+            f"{run_dir} was not started by `art train`, so its agent is unknown; repeat the call that began it, with "
             f"run_dir={str(run_dir)!r}, and it continues"
         )
     if not Path(command["folder"]).is_dir():
