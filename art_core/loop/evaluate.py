@@ -61,14 +61,13 @@ class Evaluator:
         return reports[0]
 
     async def _stored_or_measured(self, name: str, temperature: float | None) -> Report | None:
-        step = 0 if name == "before" else self.run.step
+        now = self.run.step
+        step = 0 if name == "before" else now
         stored = self._stored(name, temperature, step)
-        if stored and (not stored.unscored or step != self.run.step):
+        if stored and (step != now or not stored.unscored):
             return stored
-        if step != self.run.step:
-            self.screen.say(f"{name}: cannot be measured any more, the weights are those of step {self.run.step}")
-            return None
-        if reason := self.run.rewards.exhausted(self.reward):
+        reason = f"the weights are those of step {now}" if step != now else self.run.rewards.exhausted(self.reward)
+        if reason:
             self.screen.say(f"{name}: cannot be measured: {reason}")
             return stored
         return await self.measure(name, temperature)
@@ -146,7 +145,7 @@ async def evaluate(
     config = make_config(settings | served, evaluate)
     screen = display(progress)
     run = Run(run_dir or new_run_dir(f"eval-{Path(model).name}"), config, engine=engine, plugins=plugins)
-    run.terms = Terms(names=(), until=0)
+    run.terms = Terms(names=())
     # What is misspelt, missing or isn't a reward is refused before anything runs.
     name, shape = name_of(run.reward(reward)), {"to_input": to_input, "to_output": to_output}
     identities = experiment(agent, tasks, run.reward(reward), **shape)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,8 @@ class Report:
     @property
     def mean_reward(self) -> float:
         """Over the scored rollouts; NaN if none is scored."""
-        return _mean(self._rewards)
+        rewards = self._rewards
+        return sum(rewards) / len(rewards) if rewards else math.nan
 
     @property
     def counts_successes(self) -> bool:
@@ -48,7 +48,7 @@ class Report:
     @property
     def success(self) -> float:
         """The mean of ``successes``: a success rate if ``counts_successes``, else a mean reward."""
-        return _mean(self.successes)
+        return sum(self.successes) / len(self.trajectories)
 
     @property
     def stderr(self) -> float:
@@ -98,10 +98,6 @@ class Report:
         }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
 OF_TRAINING = ("seconds", "seed", "model", "loss", "learner", "reward", "config")
 """Entries of ``report.json`` that no evaluation changes."""
 
@@ -137,10 +133,7 @@ def _report(run: Run) -> dict[str, Any]:
         "steps": run.step,
         "seed": run.config.seed,
         "model": run.config.model,
-        "start_weights": meta("start_weights"),
-        "loss": meta("loss"),
-        "learner": meta("learner"),
-        "reward": meta("reward"),
+        **{name: meta(name) for name in ("start_weights", "loss", "learner", "reward")},
         "account": run.rewards.account(),
         "exhausted": run.rewards.exhausted(),
         "stopped": stopped if stopped.get("step") == run.step else None,

@@ -222,15 +222,13 @@ async def score_rest(
     done = [all(t.reward is not None for t in group.trajectories) for group in groups]
     rest = [group for group, is_done in zip(groups, done, strict=True) if not is_done]
     try:
-        scored = await score(rest)
-    except Unscorable as error:  # the reward did score some groups before
-        if not any(done):
+        scored = iter(await score(rest))
+    except Unscorable as error:
+        if not any(done):  # the reward never scored a group
             raise
-        scored = [advantages(unscored(group, error), advantage) for group in rest]
-    fresh = iter(scored)
-    return [
-        advantages(group, advantage) if is_done else next(fresh) for group, is_done in zip(groups, done, strict=True)
-    ]
+        scored = iter([unscored(group, error) for group in rest])
+    whole = [group if is_done else next(scored) for group, is_done in zip(groups, done, strict=True)]
+    return [advantages(group, advantage) for group in whole]
 
 
 def keep_scores(store: Store, by: str, advantage: str, group: Group) -> Group:
