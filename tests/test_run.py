@@ -13,7 +13,8 @@ from rich.console import Console
 import art_core as art
 from art_core.errors import ConfigError, RewardError, StoreError
 from art_core.loop.display import Display
-from art_core.loop.evaluate import Report, interval
+from art_core.loop.metrics import wilson_interval
+from art_core.loop.report import Report
 from art_core.store import Store
 from art_core.store.run_folder import claimed, is_claimed
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
@@ -100,7 +101,7 @@ async def test_other_evaluation_tasks_on_resume_do_not_break_the_report(tmp_path
 def test_the_chart_can_draw_a_perfect_score_and_none_at_all(tmp_path, n, mean):
     from art_cli.chart import draw
 
-    low, high = interval(mean, 0.0, n, binary=True)
+    low, high = wilson_interval(mean, n)
     found = {"name": "after", "step": 1, "temperature": None, "success": mean, "interval": [low, high]}
     report = {"model": "m", "seed": 0, "steps": 1, "seconds": 1.0, "evaluations": [found]}
     (tmp_path / "report.json").write_text(json.dumps(report))
@@ -109,7 +110,7 @@ def test_the_chart_can_draw_a_perfect_score_and_none_at_all(tmp_path, n, mean):
 
 
 def test_intervals_are_wilsons_for_zeros_and_ones():
-    low, high = interval(0.5, 0.05, 100, binary=True)
+    low, high = wilson_interval(0.5, 100)
     assert (round(low, 3), round(high, 3)) == (0.404, 0.596)
     report = Report(tuple(art.Trajectory(task=i, calls=(), metrics={"success": i % 2}) for i in range(10)), None)
     assert report.success == 0.5 and report.interval[0] < 0.5 < report.interval[1]

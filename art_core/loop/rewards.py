@@ -1,18 +1,14 @@
-"""The rewards of a run: names looked up, costs begun and counted, and ``weighted``, which makes one reward of several.
-
-Knows nothing about what a reward looks at.
-"""
+"""The rewards of a run: names resolved, costs counted, scores stored, and ``weighted``, which makes one reward of several."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
-from typing import Any
 
 from art_core.errors import ConfigError, RewardError
 from art_core.plugins import Plugins
@@ -22,186 +18,141 @@ from art_core.store import Store
 from art_core.types import Group, GroupReward, MeteredReward, Reward, Trajectory
 
 AnyReward = str | Reward | GroupReward
-"""What ``reward=`` takes; text is a registered name."""
+"""What ``reward=`` accepts; a string is a registered name."""
 
 
 def weighted(**parts: tuple[float, AnyReward]) -> Weighted:
     """Return the weighted sum of several rewards as one: ``art.weighted(judge=(0.7, "ruler"), right=(0.3, is_right))``.
 
-    A part is whatever ``reward=`` takes. Weights are finite numbers and count as they are: their sum need not be 1, and 0 only
-    measures. Each part's own value stands in ``trajectory.metrics["reward/NAME"]``. A run that a part leaves unscored is
-    unscored; ``trajectory.notes["unscored"]`` names the part and its reason. Rewards that parts give to single calls add up with
-    the weights. A metric or a note that several parts set under one name is the first part's; the others' are called
-    ``PART/NAME``. Raises ConfigError for no parts, and for what is no weight or no reward.
+    A part is whatever ``reward=`` accepts. Weights are finite numbers and are not normalized; a part of weight 0 is only
+    measured. Each part's own value is ``trajectory.metrics["reward/NAME"]``. A rollout that a part leaves unscored is unscored,
+    and ``trajectory.notes["unscored"]`` names the part and its reason. Rewards of single calls add up with the weights. Each
+    part sees a rollout with empty metrics and notes; if several parts add one of the same name, the first part's keeps it and
+    the others' become ``PART/NAME``. Raises ConfigError if there are no parts, or one has no valid weight or reward.
     """
+    form = 'pass each as NAME=(weight, reward), such as art.weighted(judge=(0.7, "ruler"), right=(0.3, is_right))'
     if not parts:
-        raise ConfigError(f"art.weighted() has no parts: {_FORM}")
-    return Weighted({name: _part(name, given) for name, given in parts.items()})
-
-
-_FORM = 'give each as NAME=(weight, reward), such as art.weighted(judge=(0.7, "ruler"), right=(0.3, is_right))'
-
-
-@dataclass(frozen=True)
-class _Part:
-    weight: float
-    reward: AnyReward
-
-
-def _part(name: str, given: Any) -> _Part:
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise ConfigError(f"the part {name!r} of art.weighted is {given!r:.80}: {_FORM}")
-    weight, reward = given
-    if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
-        raise ConfigError(
-            f"the weight of the part {name!r} of art.weighted is {weight!r:.80}, not a finite number: {_FORM}"
-        )
-    if not isinstance(reward, str) and not is_reward(reward):
-        raise ConfigError(
-            f"the part {name!r} of art.weighted is {reward!r:.80}, which is not a reward: give a function of one trajectory, an "
-            "object with `async def score(self, group)`, or a registered name"
-        )
-    return _Part(float(weight), reward)
+        raise ConfigError(f"art.weighted() has no parts: {form}")
+    for name, part in parts.items():
+        described = f"the part {name!r} of art.weighted"
+        if not isinstance(part, tuple | list) or len(part) != 2:
+            raise ConfigError(f"{described} is {part!r:.80}: {form}")
+        weight, reward = part
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
+            raise ConfigError(f"the weight of {described} is {weight!r:.80}, not a finite number: {form}")
+        if not isinstance(reward, str) and not is_reward(reward):
+            raise ConfigError(
+                f"{described} is {reward!r:.80}, which isn't a reward: pass a function of one trajectory, an object with "
+                "`async def score(self, group)`, or a registered name"
+            )
+    return Weighted({name: (float(weight), reward) for name, (weight, reward) in parts.items()})
 
 
 class Weighted:
-    """What ``weighted`` returns: a group reward that costs what its parts cost."""
+    """The sum that ``weighted`` returns, a group reward."""
 
-    def __init__(self, parts: Mapping[str, _Part]) -> None:
-        self._parts = dict(parts)
-        said = ", ".join(f"{name}={part.weight:g}" for name, part in self._parts.items())
-        # What errors and the store call it.
-        self.__name__ = self.__qualname__ = f"weighted({said})"
+    def __init__(self, parts: Mapping[str, tuple[float, AnyReward]]) -> None:
+        self.parts = dict(parts)
+        weights = ", ".join(f"{name}={weight:g}" for name, (weight, _) in self.parts.items())
+        self.__name__ = self.__qualname__ = f"weighted({weights})"  # errors and the store show it
 
-    @property
-    def rewards(self) -> list[AnyReward]:
-        """The rewards of the parts."""
-        return [part.reward for part in self._parts.values()]
-
-    def found(self, find: Callable[[AnyReward], Reward | GroupReward]) -> Weighted:
-        """Return the same sum with each part's reward as ``find`` returns it. Raises ConfigError that names the part."""
+    def resolved(self, find: Callable[[AnyReward], Reward | GroupReward]) -> Weighted:
+        """Return the sum of what ``find`` returns for each part's reward. Its ConfigErrors get the name of the part."""
         parts = {}
-        for name, part in self._parts.items():
+        for name, (weight, reward) in self.parts.items():
             try:
-                parts[name] = replace(part, reward=find(part.reward))
+                parts[name] = weight, find(reward)
             except ConfigError as error:
                 raise ConfigError(f"the part {name!r} of art.{self.__name__}: {error}") from error
         return Weighted(parts)
 
     async def score(self, group: Group) -> list[float | None]:
-        """Return the weighted sum per trajectory, in order; None where a part has none. Parts score at the same time.
+        """Return the weighted sum per trajectory, in order; None if a part has none. The parts score concurrently.
 
-        Raises RewardError as the parts do, and for a part that is a name still: a run looks names up.
+        Raises RewardError as the parts do, and for a part that is still a name: only a run resolves names.
         """
-        for name, part in self._parts.items():
-            if isinstance(part.reward, str):
+        for name, (_, reward) in self.parts.items():
+            if isinstance(reward, str):
                 raise RewardError(
-                    f"the part {name!r} of art.{self.__name__} is a name, {part.reward!r}, which only a run looks up: score with "
-                    "run.score, or give the object instead of its name"
+                    f"the part {name!r} of art.{self.__name__} is a name, {reward!r}, which only a run resolves: score with "
+                    "run.score, or pass the object instead of its name"
                 )
-        # Each part gets runs of its own to put things into, so that none overwrites what another says.
-        copies = [replace(group, trajectories=tuple(map(_copy, group.trajectories))) for _ in self._parts]
-        outcomes = await asyncio.gather(
-            *(values(copy, part.reward) for copy, part in zip(copies, self._parts.values(), strict=True)),
-            return_exceptions=True,
-        )
+        # Each part gets metrics and notes of its own, so that none overwrites what another adds.
+        copies = [
+            replace(group, trajectories=tuple(replace(t, metrics={}, notes={}) for t in group.trajectories))
+            for _ in self.parts
+        ]
+        scoring = [values(copy, reward) for copy, (_, reward) in zip(copies, self.parts.values(), strict=True)]
+        outcomes = await asyncio.gather(*scoring, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-        by_run = zip(*(copy.trajectories for copy in copies), strict=True)
-        rewards = [
-            self._sum(whole, its, given)
-            for whole, its, given in zip(group.trajectories, by_run, zip(*outcomes, strict=True), strict=True)
+        by_run = zip(group.trajectories, *(copy.trajectories for copy in copies), strict=True)
+        sums = [
+            self._sum(*run, rewards=rewards) for run, rewards in zip(by_run, zip(*outcomes, strict=True), strict=True)
         ]
-        self._put(
-            [it.metrics for it in group.trajectories], [[it.metrics for it in copy.trajectories] for copy in copies]
-        )
-        self._put([it.notes for it in group.trajectories], [[it.notes for it in copy.trajectories] for copy in copies])
-        return rewards
+        self._add_metrics_and_notes(group, copies)
+        return sums
 
-    def _sum(self, whole: Trajectory, its: Sequence[Trajectory], given: Sequence[float | None]) -> float | None:
-        """Return one run's weighted sum, and note its parts, or why there is none; ``its`` are the parts' copies of the run."""
-        missing = []
-        for (name, part), copy, value in zip(self._parts.items(), its, given, strict=True):
+    def _sum(self, whole: Trajectory, *copies: Trajectory, rewards: Sequence[float | None]) -> float | None:
+        """Return a rollout's weighted sum and add its parts to ``whole``, or the reasons why there is no sum."""
+        total, reasons = 0.0, []
+        for (name, (weight, _)), copy, reward in zip(self.parts.items(), copies, rewards, strict=True):
             reason = copy.notes.pop("unscored", NO_REASON)
-            whole.metrics.pop(f"reward/{name}", None)
-            if value is None:
-                missing.append(f"{name}: {reason}")
+            whole.metrics.pop(f"reward/{name}", None)  # of an earlier scoring
+            if reward is None:
+                reasons.append(f"{name}: {reason}")
             else:
-                whole.metrics[f"reward/{name}"] = value
+                whole.metrics[f"reward/{name}"] = reward
+                total += weight * reward
             for index, of_call in copy.call_rewards.items():
-                whole.call_rewards[index] = whole.call_rewards.get(index, 0.0) + part.weight * of_call
-        if missing:
-            whole.notes["unscored"] = "; ".join(missing)
-            return None
-        return sum(part.weight * value for part, value in zip(self._parts.values(), given, strict=True))
+                whole.call_rewards[index] = whole.call_rewards.get(index, 0.0) + weight * of_call
+        if reasons:
+            whole.notes["unscored"] = "; ".join(reasons)
+        return None if reasons else total
 
-    def _put(self, runs: Sequence[dict[str, Any]], parts: Sequence[Sequence[_Said]]) -> None:
-        """Put what each part said of the runs into ``runs``; a name is the first part's, over all runs."""
-        first = {f"reward/{name}": "" for name in self._parts}
-        for name, part in zip(self._parts, parts, strict=True):
-            for into, of_run in zip(runs, part, strict=True):
-                for key, value in of_run.said().items():
-                    into[key if first.setdefault(key, name) == name else f"{name}/{key}"] = value
-
-    def metered(self) -> list[MeteredReward]:
-        """Return the parts that cost something, each once."""
-        found: list[MeteredReward] = []
-        for part in self._parts.values():
-            if isinstance(part.reward, Weighted):
-                found += part.reward.metered()
-            elif isinstance(part.reward, MeteredReward):
-                found.append(part.reward)
-        return list({id(it): it for it in found}.values())
-
-    def begin(self, run_dir: Path) -> None:
-        """Begin the parts that cost something."""
-        for it in self.metered():
-            it.begin(run_dir)
-
-    def account(self) -> dict[str, float]:
-        """Return the parts' totals; those of one name add up."""
-        return _totals(self.metered())
-
-    def exhausted(self) -> str | None:
-        """Return the reason of the first part that can score nothing more."""
-        return _first_reason(self.metered())
+    def _add_metrics_and_notes(self, group: Group, copies: Sequence[Group]) -> None:
+        """Add what the parts added to their ``copies``; a name belongs to the first part that uses it for any rollout."""
+        for attribute in ("metrics", "notes"):
+            owners = {f"reward/{name}": "" for name in self.parts}
+            for part, copy in zip(self.parts, copies, strict=True):
+                for whole, of_part in zip(group.trajectories, copy.trajectories, strict=True):
+                    for name, value in getattr(of_part, attribute).items():
+                        is_owner = owners.setdefault(name, part) == part
+                        getattr(whole, attribute)[name if is_owner else f"{part}/{name}"] = value
 
 
 class Rewards:
-    """The rewards that a run was asked for: what is named is made once, what costs something is begun once.
+    """The rewards of a run: each name is resolved once, each reward that costs something is begun once.
 
-    What is found before ``begin`` is begun by it, so that a name that nobody has is refused before the run is opened.
+    Those resolved before ``begin`` are begun by it, so that an unknown name is refused before the run folder is opened.
     """
 
     def __init__(self, plugins: Plugins, run_dir: Path) -> None:
         self._plugins, self._run_dir = plugins, run_dir
         self._named: dict[str, Reward | GroupReward] = {}
-        self._sums: dict[Weighted, Weighted] = {}
         self._metered: list[MeteredReward] = []
         self._open = False
 
     def begin(self) -> None:
-        """Begin what costs something: the run folder is there. Raises ConfigError where a reward cannot work."""
+        """Begin what costs something, now that the run folder exists. Raises ConfigError if a reward cannot work."""
         self._open = True
         for reward in self._metered:
             reward.begin(self._run_dir)
 
     def find(self, reward: AnyReward) -> Reward | GroupReward:
-        """Return what a reward's name stands for, a sum with its names looked up, anything else as it is; begun.
+        """Return the reward of a registered name, a sum with its names resolved, anything else as it is; begun.
 
-        Raises ConfigError for a name that no plugin registers, RewardError for what is no reward.
+        Raises ConfigError for a name that no plugin registers, RewardError for what isn't a reward.
         """
         if isinstance(reward, str):
             if reward not in self._named:
                 self._named[reward] = self.find(self._plugins.choose("register_rewards", reward)())
             return self._named[reward]
         if isinstance(reward, Weighted):
-            if reward not in self._sums:
-                self._sums[reward] = reward.found(self.find)
-            return self._sums[reward]
+            return reward.resolved(self.find)
         check_reward(reward)
-        if isinstance(reward, MeteredReward) and not any(it is reward for it in self._metered):
+        if isinstance(reward, MeteredReward) and not any(reward is known for known in self._metered):
             self._metered.append(reward)
             if self._open:
                 reward.begin(self._run_dir)
@@ -209,16 +160,29 @@ class Rewards:
 
     def account(self) -> dict[str, float]:
         """Return what the run's rewards have cost so far; totals of one name add up."""
-        return _totals(self._metered)
+        totals: dict[str, float] = {}
+        for reward in self._metered:
+            for name, value in reward.account().items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
 
     def exhausted(self, reward: AnyReward | None = None) -> str | None:
-        """Return why ``reward`` can score nothing more, None while it can; without ``reward`` for the first that cannot."""
-        found = self._metered if reward is None else [self.find(reward)]
-        return _first_reason([it for it in found if isinstance(it, MeteredReward)])
+        """Return why ``reward``, or a part of it, can score nothing more; without ``reward``, any of the run. None if all can."""
+        rewards = self._metered if reward is None else _metered(self.find(reward))
+        return next(filter(None, (metered.exhausted() for metered in rewards)), None)
+
+
+def _metered(reward: Reward | GroupReward) -> Iterator[MeteredReward]:
+    """Yield the rewards that cost something: ``reward`` itself, or parts of the sum."""
+    if isinstance(reward, Weighted):
+        for _, part in reward.parts.values():
+            yield from _metered(part)
+    elif isinstance(reward, MeteredReward):
+        yield reward
 
 
 def name_of(reward: Reward | GroupReward) -> str:
-    """Return what a reward is called in the store and in reports: its ``name``, where it has one, else its Python name."""
+    """Return a reward's name in the store and in reports: its ``name`` if it has one, else its Python name."""
     name = getattr(reward, "name", None)
     return name if isinstance(name, str) else getattr(reward, "__name__", type(reward).__name__)
 
@@ -229,41 +193,42 @@ async def score_all(
     keep: Callable[[Group], Group],
     gate: asyncio.Semaphore | None = None,
 ) -> list[Group]:
-    """Return what ``keep`` makes of each group that ``score`` has scored; a group for which the reward raises is unscored.
+    """Return ``keep(await score(group))`` of each group; a group for which the reward raises is kept unscored.
 
-    Raises Unscorable if it raises for all groups: then the reward is wrong, and not what it was shown.
+    Raises Unscorable if it raises for all groups: then the reward is wrong, not the group.
     """
-    failed: list[Unscorable] = []
+    errors: list[Unscorable] = []
 
     async def one(group: Group) -> Group:
         try:
             return keep(await score(group))
         except Unscorable as error:
-            failed.append(error)
+            errors.append(error)
             return keep(unscored(group, error))
 
-    found = await gather_limited([functools.partial(one, group) for group in groups], gate)
-    if failed and len(failed) == len(groups):
-        raise failed[0]
-    return found
+    scored = await gather_limited([functools.partial(one, group) for group in groups], gate)
+    if errors and len(errors) == len(groups):
+        raise errors[0]
+    return scored
 
 
 async def score_rest(
     groups: Sequence[Group], score: Callable[[list[Group]], Awaitable[list[Group]]], advantage: str
 ) -> list[Group]:
-    """Return the groups with rewards and advantages: those that have rewards keep them, ``score`` scores the rest.
+    """Return the groups with rewards and advantages: those with rewards keep them, ``score`` scores the rest.
 
     Raises Unscorable if the reward raises for all groups.
     """
     done = [all(t.reward is not None for t in group.trajectories) for group in groups]
-    rest = [group for group, scored in zip(groups, done, strict=True) if not scored]
+    rest = [group for group, is_done in zip(groups, done, strict=True) if not is_done]
     try:
-        fresh = iter(await score(rest))
-    except Unscorable as error:  # the stored scores say so too
-        if not any(done):
+        scored = iter(await score(rest))
+    except Unscorable as error:
+        if not any(done):  # the reward never scored a group
             raise
-        fresh = iter([advantages(unscored(group, error), advantage) for group in rest])
-    return [advantages(group, advantage) if scored else next(fresh) for group, scored in zip(groups, done, strict=True)]
+        scored = iter([unscored(group, error) for group in rest])
+    whole = [group if is_done else next(scored) for group, is_done in zip(groups, done, strict=True)]
+    return [advantages(group, advantage) for group in whole]
 
 
 def keep_scores(store: Store, by: str, advantage: str, group: Group) -> Group:
@@ -280,52 +245,3 @@ def keep_scores(store: Store, by: str, advantage: str, group: Group) -> Group:
         call_rewards=[[call.reward for call in t.calls] for t in runs],
     )
     return group
-
-
-class _Said(dict[str, Any]):
-    """A dict that knows what was put into it after it was made, the same value as before too."""
-
-    def __init__(self, before: Mapping[str, Any]) -> None:
-        super().__init__(before)
-        self._names: dict[str, None] = {}
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, value)
-        self._names[name] = None
-
-    def update(self, *given: Any, **named: Any) -> None:
-        for name, value in dict(*given, **named).items():
-            self[name] = value
-
-    def __ior__(self, given: Any) -> _Said:
-        self.update(given)
-        return self
-
-    def setdefault(self, name: str, value: Any = None) -> Any:
-        if name not in self:
-            self[name] = value
-        return self[name]
-
-    def __reduce__(self) -> tuple[type[dict], tuple[dict[str, Any]]]:
-        # A reward may send its run to another process: there it is a dict like any other.
-        return dict, (dict(self),)
-
-    def said(self) -> dict[str, Any]:
-        """Return what was put in and is there still."""
-        return {name: self[name] for name in self._names if name in self}
-
-
-def _copy(trajectory: Trajectory) -> Trajectory:
-    return replace(trajectory, metrics=_Said(trajectory.metrics), notes=_Said(trajectory.notes))
-
-
-def _totals(rewards: Sequence[MeteredReward]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for reward in rewards:
-        for name, value in reward.account().items():
-            totals[name] = totals.get(name, 0.0) + float(value)
-    return totals
-
-
-def _first_reason(rewards: Sequence[MeteredReward]) -> str | None:
-    return next(filter(None, (reward.exhausted() for reward in rewards)), None)

@@ -26,7 +26,8 @@ from art_core.redaction import LEFT_OUT, left_out, printable, without_keys
 from art_core.runtime.memory import no_garbage_collection
 from art_core.runtime.threads import Terminated
 from art_core.serving import start_early
-from art_core.store.run_folder import new_run_dir
+from art_core.store import Store
+from art_core.store.run_folder import new_run_dir, store_file
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -143,11 +144,26 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def _command_of(run_dir: Path) -> dict[str, Any]:
+    """Return what ``art train`` was ``given`` when it last started a run, and in which ``folder``; ConfigError if it did not."""
+    with Store(store_file(run_dir)) as store:
+        command = store.meta("command")
+    if not command:
+        raise ConfigError(
+            f"{run_dir} was not started by `art train`, so its agent is unknown; repeat the call that began it, with "
+            f"run_dir={str(run_dir)!r}, and it continues"
+        )
+    if not Path(command["folder"]).is_dir():
+        raise ConfigError(
+            f"{run_dir} was begun in {command['folder']}, which is gone; pass AGENT and TASKS to `art train`, with "
+            f"--run-dir {run_dir}"
+        )
+    return command
+
+
 def _as_begun(run_dir: Path, given: Mapping[str, Any], said: Collection[str]) -> dict[str, Any]:
     """Go to where a run was started last; return what it was ``given`` there, but for what is ``said`` now."""
-    from art_core.loop.evaluate import command_of
-
-    begun = command_of(run_dir)
+    begun = _command_of(run_dir)
     os.chdir(begun["folder"])
     load_env_file()
     settings = {**begun["given"]["set_"], **given["set_"]}
