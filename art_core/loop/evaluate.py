@@ -142,21 +142,20 @@ async def evaluate(
     """
     check_tasks(tasks)
     served, weights = _served(model, settings, at_address=is_address(engine))
-    config = make_config(settings | served, evaluate)
+    config = make_config(served, evaluate)
     screen = display(progress)
     run = Run(run_dir or new_run_dir(f"eval-{Path(model).name}"), config, engine=engine, plugins=plugins)
     run.terms = Terms(names=())
-    # What is misspelt, missing or isn't a reward is refused before anything runs.
-    name, shape = name_of(run.reward(reward)), {"to_input": to_input, "to_output": to_output}
-    identities = experiment(agent, tasks, run.reward(reward), **shape)
-    identities |= {"temperature": temperature, "weights": str(weights)}
+    scored_by = run.reward(reward)  # refuses a misspelt name and what isn't a reward before anything runs
+    shape = {"to_input": to_input, "to_output": to_output}
+    identities = experiment(agent, tasks, scored_by, **shape) | {"temperature": temperature, "weights": str(weights)}
     with screen:
         if weights is None and begun_with(model).get("model") == config.model:
             screen.say(f"{model} has no checkpoint, so nothing was trained there yet: measuring its start weights")
         screen.phase("starting the engine", None)
         async with run:
             run.on_rollout = screen.advance
-            run.store.set_meta("reward", name)
+            run.store.set_meta("reward", name_of(scored_by))
             if weights is not None:
                 await run.door.load(weights)
             key, rescore = _begin_or_continue(run, identities, screen)
@@ -164,9 +163,7 @@ async def evaluate(
             try:
                 report = await evaluator.measure(EVALUATION, temperature, key=key, rescore=rescore)
             except (asyncio.CancelledError, ArtError):
-                screen.say(
-                    f"stopped: {run.run_dir} holds the answers so far; the same call with it as run_dir continues"
-                )
+                screen.say(f"stopped: the answers are in {run.run_dir}; the same call with it as run_dir continues")
                 raise
             run.store.set_meta("evaluating", None)
             screen.say(f"recorded in {run.run_dir}")
@@ -212,13 +209,13 @@ SERVING = (
 def _served(
     model: str | Path, settings: Mapping[str, Any], *, at_address: bool
 ) -> tuple[dict[str, Any], Weights | None]:
-    """Return the settings with which a name, a model folder or a run folder is served, and the weights to load, if any.
+    """Return the settings to serve a name, a model folder or a run folder with, and the weights to load, if any.
 
     A server ``at_address`` was started by somebody else, so even whole weights must be loaded into it.
     """
     begun = begun_with(model)
     if not begun:
-        return {"model": str(model)}, None
+        return {**settings, "model": str(model)}, None
     served = {name: value for name, value in begun["config"].items() if name in SERVING and value not in (None, [], {})}
     served |= {"model": begun["model"], **settings}
     weights = None

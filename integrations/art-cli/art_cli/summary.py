@@ -12,9 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 
 from art_cli.hints import hints_of
+from art_core import Report, TrainResult
 from art_core.loop.display import plural
-from art_core.loop.report import Report
-from art_core.loop.train import TrainResult
 from art_core.redaction import printable
 from art_core.types import JsonDict, Trajectory
 
