@@ -106,7 +106,7 @@ class Evaluator:
         unscored = f", unscored runs {report.unscored}" if report.unscored else ""
         self.screen.say(f"{name}, {at}: {report} on {plural(len(groups), 'task')}{unscored}")
         for reason in why_unscored(groups):
-            self.screen.say_once(f"runs could not be scored: {reason}")
+            self.screen.say_once(f"rollouts could not be scored: {reason}")
         result = {"name": name, "step": step, **report.as_json()}
         rows = run.store.meta("evaluations", [])
         others = [row for row in rows if (row["name"], row["temperature"]) != (name, temperature)]
