@@ -207,3 +207,10 @@ def test_no_modules_import_each_other_in_a_circle():
         for module in free:
             del imported[module]
     assert sorted(imported) == [], "these import each other, or what does"
+
+
+def test_the_files_to_read_first_are_few_and_short():
+    head = (ROOT / "docs" / "design.md").read_text().partition("\n## ")[0]
+    files = [ROOT / name for name in re.findall(r"^\d+\. `(\S+)`", head, flags=re.MULTILINE)]
+    assert 5 < len(files) <= 10
+    assert lines(*files) <= 2_200
