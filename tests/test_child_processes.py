@@ -16,7 +16,7 @@ import child_work
 import pytest
 from child_work import ENVIRONMENT, PRINT, everything, seen
 
-from art_core.attribution import exempt, in_child_processes, names, processes, running
+from art_core.attribution import exempt, in_child_processes, names, running, workers
 from art_core.types import RolloutAddress
 
 # Pools have threads of their own, and newer Pythons warn of every fork beside threads.
@@ -54,8 +54,8 @@ def own_environment():
 @pytest.fixture
 def preparations(monkeypatch):
     """Nothing has been prepared in this process yet; it knows who is calling."""
-    monkeypatch.setattr(processes, "_preparations", [])
-    monkeypatch.setattr(names, "_sources", [lambda: "node" if os.getpid() == PID else None])
+    monkeypatch.setattr(workers, "_preparations", [])
+    monkeypatch.setattr(names, "_agent_sources", [lambda: "node" if os.getpid() == PID else None])
 
 
 def result_of(process, connection):
