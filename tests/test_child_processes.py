@@ -241,6 +241,7 @@ def test_every_way_to_give_a_pool_work_carries_the_rollout(kind, made):
         with running(address("r1")):
             pool = before or stack.enter_context(kind(2))
             once = [pool.apply(seen), pool.apply_async(func=seen).get()]
+            assert pool.map(str, (seen() for _ in range(3))) == ["r1"] * 3
             many = [
                 pool.map(seen, range(3)),
                 pool.map_async(seen, range(3)).get(),

@@ -79,7 +79,7 @@ HANGS = """
         await ScriptedAgent()(task, address)
         await asyncio.to_thread(threading.Event().wait)
 
-    limits = {"rollout_timeout": 0.5}
+    limits = {"rollout_timeout": 5}
     found = art.evaluate_sync(agent, ["a"], reward=lambda it: 0.0, model="tiny", engine=FakeEngine(), **limits)
     print(len(found.trajectories))
 """

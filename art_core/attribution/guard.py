@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 from urllib.parse import urlsplit
 
 from art_core.attribution.providers import at_provider, model_call
-from art_core.attribution.rollouts import current_rollout, destination, exempted, live
-from art_core.attribution.wrapping import Function, lock, while_live
+from art_core.attribution.rollouts import assigned, current_rollout, destination, exempted, live
+from art_core.attribution.wrapping import Function, Wrap, lock, while_live
 from art_core.errors import CallRefused, CaptureError
 from art_core.types import RolloutAddress
 
@@ -122,58 +122,41 @@ def _check_tls(position: int) -> Function:
     return check
 
 
-def _guarded(check: Function) -> Callable[[Function], Function]:
+@contextmanager
+def _guarding(check: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    if not live or exempted.get() or _checked.get():
+        yield None
+    else:
+        answer = check(*args, **kwargs)
+        with assigned(_checked, True):
+            yield answer
+
+
+def _guarded(check: Function, *, is_async: bool = False) -> Wrap:
     """Call ``check`` with the arguments first: it raises, or returns an answer that is returned instead, or None."""
 
     def wrap_function(send: Function) -> Function:
         @functools.wraps(send)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if _unguarded():
-                return send(*args, **kwargs)
-            if (answer := check(*args, **kwargs)) is not None:
-                return answer
-            with _sending():
-                return send(*args, **kwargs)
+            with _guarding(check, args, kwargs) as answer:
+                return send(*args, **kwargs) if answer is None else answer
 
-        return wrapper
-
-    return wrap_function
-
-
-def _guarded_async(check: Function) -> Callable[[Function], Function]:
-    def wrap_function(send: Function) -> Function:
         @functools.wraps(send)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if _unguarded():
-                return await send(*args, **kwargs)
-            if (answer := check(*args, **kwargs)) is not None:
-                return answer
-            with _sending():
-                return await send(*args, **kwargs)
+        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+            with _guarding(check, args, kwargs) as answer:
+                return await send(*args, **kwargs) if answer is None else answer
 
-        return wrapper
+        return async_wrapper if is_async else wrapper
 
     return wrap_function
-
-
-def _unguarded() -> bool:
-    return not live or exempted.get() or _checked.get()
-
-
-@contextmanager
-def _sending() -> Iterator[None]:
-    token = _checked.set(True)
-    try:
-        yield
-    finally:
-        _checked.reset(token)
 
 
 for library in ("httpx", "httpx2"):
     while_live(_guarded(_check_httpx), f"{library}:HTTPTransport.handle_request")
-    while_live(_guarded_async(_check_httpx), f"{library}:AsyncHTTPTransport.handle_async_request")
-while_live(_guarded(_check_http), "http.client:HTTPConnection.request")
-while_live(_guarded(_check_http), "urllib3.connectionpool:HTTPConnectionPool.urlopen")
-while_live(_guarded_async(_check_aiohttp), "aiohttp:ClientSession._request")
+    while_live(_guarded(_check_httpx, is_async=True), f"{library}:AsyncHTTPTransport.handle_async_request")
+while_live(
+    _guarded(_check_http), "http.client:HTTPConnection.request", "urllib3.connectionpool:HTTPConnectionPool.urlopen"
+)
+while_live(_guarded(_check_aiohttp, is_async=True), "aiohttp:ClientSession._request")
 while_live(_guarded(_check_tls(5)), "ssl:SSLContext.wrap_socket")
 while_live(_guarded(_check_tls(4)), "ssl:SSLContext.wrap_bio")

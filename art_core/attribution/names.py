@@ -4,32 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import NamedTuple
 from urllib.parse import quote
 
 from art_core.types import within
 
 Source = Callable[[], str | None]
-
-
-class Caller(NamedTuple):
-    """Who is calling."""
-
-    agents: Mapping[str, str] = {}
-    """Module and name of a source -> the node or agent that it names."""
-    thread: str | None = None
-
-
-starter: ContextVar[Caller] = ContextVar("art_starter", default=Caller())
-"""Who started this thread or process, or submitted its work."""
-
-
-def caller() -> Caller:
-    """Return who is calling. Sources that name nobody here keep the names that they had for the starter of this work."""
-    started = starter.get()
-    agents = {f"{it.__module__}.{it.__qualname__}": name for it in _agent_sources if (name := it())}
-    thread = next((name for source in _thread_sources if (name := source())), started.thread)
-    return Caller({**started.agents, **agents}, thread)
+_agent_sources: list[Source] = []
+_thread_sources: list[Source] = []
+starter_agents: ContextVar[Mapping[str, str] | None] = ContextVar("art_starter_agents", default=None)
+"""``calling_agents()`` where this thread or process was started, or its work submitted."""
+starter_thread: ContextVar[str | None] = ContextVar("art_starter_thread", default=None)
 
 
 def name_agents(source: Source) -> None:
@@ -53,10 +37,21 @@ def name_threads(source: Source) -> None:
         _thread_sources.append(source)
 
 
+def calling_agents() -> dict[str, str]:
+    """Return what each source names: here, or else where this work was started. Keys are the sources' modules and names."""
+    here = {f"{it.__module__}.{getattr(it, '__qualname__', '')}": name for it in _agent_sources if (name := it())}
+    return {**(starter_agents.get() or {}), **here}
+
+
+def calling_thread() -> str | None:
+    """Return the conversation thread here, or else where this work was started."""
+    return next((name for source in _thread_sources if (name := source())), starter_thread.get())
+
+
 def agent_name() -> str | None:
     """Return the node or agent that is calling, as in ``Call.agent``; for plugins that redirect calls."""
     path = ""
-    for _, name in sorted(caller().agents.items()):
+    for _, name in sorted(calling_agents().items()):
         if not path or within(name, [path]):
             path = name
         elif not within(path, [name]):
@@ -69,9 +64,5 @@ def caller_headers() -> dict[str, str]:
 
     For plugins that redirect calls. The names are percent-encoded, because headers hold only Latin-1.
     """
-    names = {"x-art-agent": agent_name(), "x-art-thread": caller().thread}
+    names = {"x-art-agent": agent_name(), "x-art-thread": calling_thread()}
     return {header: quote(name, safe=" /|:") for header, name in names.items() if name}
-
-
-_agent_sources: list[Source] = []
-_thread_sources: list[Source] = []

@@ -6,17 +6,18 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from art_core.attribution import wrapping
-from art_core.attribution.names import Caller, agent_name, caller, starter
+from art_core.attribution.names import agent_name, calling_agents, calling_thread, starter_agents, starter_thread
 from art_core.errors import CaptureError
 from art_core.types import RolloutAddress, within
 
+T = TypeVar("T")
 current_rollout: ContextVar[RolloutAddress | None] = ContextVar("art_current_rollout", default=None)
 """None outside rollouts."""
 exempted: ContextVar[bool] = ContextVar("art_exempt", default=False)
@@ -49,9 +50,9 @@ def running(address: RolloutAddress) -> Iterator[None]:
         _loop_threads[loop_thread] += 1
         if len(live) == rollout.blocks == 1:
             wrapping.wrap()
-    token = current_rollout.set(address)
     try:
-        yield
+        with assigned(current_rollout, address):
+            yield
     finally:
         with wrapping.lock:
             rollout.blocks -= 1
@@ -60,7 +61,6 @@ def running(address: RolloutAddress) -> Iterator[None]:
                 live.pop(address.base_url, None)
             if not live:
                 wrapping.unwrap()
-        current_rollout.reset(token)
 
 
 def _loop_thread() -> int | None:
@@ -72,8 +72,9 @@ def _loop_thread() -> int | None:
 
 
 def _after_fork() -> None:
-    """No other thread exists in a fork, so the only rollout that can still run is the one that this thread runs in."""
-    _loop_threads.clear()
+    """Only the forking thread exists in a fork, so the only rollout that can still run is the one that it runs in."""
+    for thread in _loop_threads.keys() - {threading.get_ident()}:
+        del _loop_threads[thread]
     if current_rollout.get() is None:
         live.clear()
         wrapping.unwrap()
@@ -83,13 +84,18 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager
-def exempt() -> Iterator[None]:
-    """Leave the model calls of this block alone, for example those of a judge or a tracker."""
-    token = exempted.set(True)
+def assigned(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set a context variable for this block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        exempted.reset(token)
+        variable.reset(token)
+
+
+def exempt() -> AbstractContextManager[None]:
+    """Leave the model calls of a ``with`` block alone, for example those of a judge or a tracker."""
+    return assigned(exempted, True)
 
 
 class Origin(NamedTuple):
@@ -100,25 +106,26 @@ class Origin(NamedTuple):
 
     rollout: RolloutAddress | None = None
     exempt: bool = False
-    caller: Caller = Caller()
+    agents: Mapping[str, str] | None = None
+    thread: str | None = None
 
 
 def origin() -> Origin | None:
     """Return the origin of work that is started here; None outside rollouts and ``exempt``."""
-    here = Origin(current_rollout.get(), exempted.get(), caller())
-    return here if here.rollout or here.exempt else None
+    rollout, is_exempt = current_rollout.get(), exempted.get()
+    return Origin(rollout, is_exempt, calling_agents(), calling_thread()) if rollout or is_exempt else None
 
 
 @contextmanager
 def carried(origin: Origin) -> Iterator[None]:
     """Run this block as work from ``origin``."""
-    variables = (current_rollout, exempted, starter)
-    tokens = [variable.set(value) for variable, value in zip(variables, origin, strict=True)]
-    try:
+    with (
+        assigned(current_rollout, origin.rollout),
+        assigned(exempted, origin.exempt),
+        assigned(starter_agents, origin.agents),
+        assigned(starter_thread, origin.thread),
+    ):
         yield
-    finally:
-        for variable, token in zip(variables, tokens, strict=True):
-            variable.reset(token)
 
 
 def destination(model: str | None, base_url: str | None = None) -> RolloutAddress | None:

@@ -10,7 +10,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial, wraps
 from typing import Any
 from urllib.parse import urlsplit
@@ -86,8 +86,11 @@ def _exporting(command: Any) -> Any:
     return f"export {exports}\n{os.fsdecode(command)}" if variables else command
 
 
-def _replacing(parameter: str, position: int, replace: Callable[[Any], Any]) -> Wrap:
-    """Inside a rollout, replace an argument by ``replace(argument)``, or by ``replace(None)`` if it is missing."""
+def _replacing(parameter: str, position: int, replace: Callable[[Any], Any], *, starts_workers: bool = False) -> Wrap:
+    """Inside a rollout, replace an argument by ``replace(argument)``, or by ``replace(None)`` if it is missing.
+
+    A function that ``starts_workers`` of a pool runs outside the rollout, because they outlive it.
+    """
 
     def wrap_function(function: Function) -> Function:
         @wraps(function)
@@ -98,7 +101,7 @@ def _replacing(parameter: str, position: int, replace: Callable[[Any], Any]) -> 
                 args = (*args[:position], replace(args[position]), *args[position + 1 :])
             else:
                 kwargs[parameter] = replace(kwargs.get(parameter))
-            with carried(Origin()):  # a pool's worker that starts here outlives the rollout, so it must not carry it
+            with carried(Origin()) if starts_workers else nullcontext():
                 return function(*args, **kwargs)
 
         return wrapper
@@ -146,10 +149,13 @@ POOL_METHODS = ("apply_async", "map", "map_async", "starmap", "starmap_async", "
 
 os.register_at_fork(after_in_child=_after_fork)
 while_live(_carrying_thread, "threading:Thread.start")
-while_live(_replacing("fn", 1, carrying), "concurrent.futures.thread:ThreadPoolExecutor.submit")
-while_live(_replacing("fn", 1, carrying), "concurrent.futures.process:ProcessPoolExecutor.submit")
+while_live(
+    _replacing("fn", 1, carrying, starts_workers=True),
+    "concurrent.futures.thread:ThreadPoolExecutor.submit",
+    "concurrent.futures.process:ProcessPoolExecutor.submit",
+)
+while_live(_replacing("processes", 1, lambda same: same, starts_workers=True), "multiprocessing.pool:Pool.__init__")
 while_live(_replacing("func", 1, carrying), *(f"multiprocessing.pool:Pool.{method}" for method in POOL_METHODS))
-while_live(_replacing("processes", 1, lambda same: same), "multiprocessing.pool:Pool.__init__")
 while_live(_carrying_process, "multiprocessing.process:BaseProcess.start")
 while_live(_replacing("env", ENV_OF_POPEN, _with_variables), "subprocess:Popen.__init__")
 while_live(_replacing("env", 2, _with_variables), "os:posix_spawn", "os:posix_spawnp", "os:execve")

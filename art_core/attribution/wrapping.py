@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -104,12 +104,13 @@ def _watch_imports() -> None:
 def _act(module: str) -> None:
     for action in _actions.pop(module, []):
         action(sys.modules[module])
-    if _live:
-        wrap()
+    with lock:
+        if _live:
+            wrap()
 
 
 class _Finder(MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in _actions and not any(it.startswith(f"{name}:") for it in _targets):
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
