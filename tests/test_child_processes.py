@@ -177,6 +177,18 @@ def test_a_subclass_of_process_runs_as_it_did():
 
 
 @pytest.mark.system
+def test_a_process_starts_if_another_library_has_hidden_the_wrapper_of_an_earlier_rollout(monkeypatch):
+    owner = multiprocessing.process.BaseProcess
+    with running(address("r1")):
+        ours = owner.start
+        monkeypatch.setattr(owner, "start", lambda self: ours(self))
+    with running(address("r2")):
+        assert child("fork", seen) == "r2"
+    monkeypatch.undo()
+    owner.start = ours.__wrapped__
+
+
+@pytest.mark.system
 @pytest.mark.parametrize("method", METHODS)
 def test_how_a_process_ends_is_as_it_was(method, capfd):
     with running(address("r1")):

@@ -29,7 +29,7 @@ PATHS = re.compile(
     | /model/(?P<bedrock>[^/]+)/(converse|converse-stream|invoke|invoke-with-response-stream|count-tokens)""",
     re.VERBOSE,
 )
-"""Ends of the paths that request text or count a prompt's tokens; not of those for embeddings, audio, images, files and traces."""
+"""Ends of the paths that request text or count a prompt's tokens. Embeddings, audio, images, files and traces are not matched."""
 DEPLOYMENT = re.compile(r"/deployments/(?P<azure>[^/]+)/")
 PROMPTS = frozenset({"messages", "prompt", "input", "contents", "inputText"})
 """Keys of bodies that request text."""

@@ -129,7 +129,7 @@ def _carrying_process(start: Function) -> Function:
         try:
             start(self)
         finally:
-            del self.run
+            vars(self).pop("run", None)
 
     return wrapper
 
