@@ -153,6 +153,28 @@ def test_outside_a_rollout_and_inside_exempt_everything_leaves(sent):
     assert (vars(httpx.HTTPTransport)["handle_request"], vars(ssl.SSLContext)["wrap_bio"]) == untouched
 
 
+def test_the_connection_of_a_request_that_may_leave_is_not_refused(monkeypatch):
+    url = "https://api.openai.com/v1/embeddings"
+
+    def send(self, request):
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=request.url.host)
+        return httpx.Response(200, request=request)
+
+    async def send_async(self, request):
+        return send(self, request)
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient() as client:
+            return await client.post(url)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", send)
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", send_async)
+    with running(address()):
+        assert httpx.post(url).status_code == asyncio.run(ask()).status_code == 200
+        with pytest.raises(CallRefused):
+            send(None, httpx.Request("POST", url))
+
+
 @pytest.mark.parametrize("name", ["claude", "anthropic/claude"])
 def test_a_model_that_passes_through_leaves_and_is_counted(name, sent):
     with running(address(name)):

@@ -244,7 +244,7 @@ async def test_calls_of_other_nodes_can_go_where_the_agent_sends_them():
     finally:
         from art_core import attribution
 
-        attribution.names._sources.remove(source)
+        attribution.names._agent_sources.remove(source)
 
 
 async def test_the_run_hands_its_nodes_to_the_address_where_others_pass_through(tmp_path):
