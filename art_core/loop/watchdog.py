@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from art_core.capture.activity import Look
+from art_core.capture.admission import Look
 from art_core.loop.rollout import Rollout, own_place
 from art_core.runtime.memory import Swapping
 from art_core.runtime.stacks import stacks, task_frames, thread_frames
