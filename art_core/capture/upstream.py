@@ -168,15 +168,9 @@ class HttpUpstream:
         content = None if body is None else orjson.dumps(body)
         # A long body is sent in pieces: one write of it would hold up all other calls.
         data = io.BytesIO(content) if content and len(content) >= LONG_BODY else content
-        if self._client is None:
-            self._client = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,
-            )
         settings = {"headers": self._headers, "timeout": timeout, "allow_redirects": allow_redirects}
         try:
-            async with self._client.request("GET" if body is None else "POST", url, data=data, **settings) as response:
+            async with self._pool().request("GET" if body is None else "POST", url, data=data, **settings) as response:
                 if response.status >= 400:
                     raise self._refusal(response.status, await response.read(), response.headers)
                 yield response
@@ -192,6 +186,17 @@ class HttpUpstream:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             message = f"the connection to {self.base_url} failed ({reason}); {advice}"
             raise UpstreamError(message, status=502, code=UNREACHABLE) from error
+
+    def _pool(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._client is None:
+            self._client = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+            )
+        return self._client
 
     def _refusal(self, status: int, content: bytes, headers: Mapping[str, str]) -> UpstreamError:
         text, code = _message_and_code(status, content)
