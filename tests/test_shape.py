@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from art_core.capture.shape import ANSWER, MAX_DEPTH, check_answer, read_object
+from art_core.capture.shape import ANSWER, MAX_DEPTH, NUMBER, Shape, check_answer, read_object
 from art_core.errors import UpstreamError
 
 TOKENS = {"content": [{"token": "x", "logprob": -0.5, "top_logprobs": [{"token": "y", "logprob": -1}]}]}
@@ -34,10 +34,13 @@ def fields_of(shape, place, above=()):
     """Yield where each field of an answer is, its name, its kind, and what an error calls its object."""
     fields = {"name": str, "arguments": str, "new": str} if shape.other_fields else shape.fields
     for name, kind in fields.items():
-        kind, inner = kind if isinstance(kind, tuple) else (kind, None)
+        inner, at = None, (*place, name)
+        if isinstance(kind, Shape):
+            kind, inner = dict, kind
+        elif isinstance(kind, list):
+            kind, inner, at = list, kind[0], (*at, 0)
         yield place, name, kind, shape.name
         if inner and inner not in above:
-            at = (*place, name, 0) if kind is list else (*place, name)
             yield from fields_of(inner, at, (*above, shape))
 
 
@@ -94,7 +97,7 @@ def test_a_field_may_be_null_but_for_what_a_token_is(place, name, kind, what):
         check_answer(answer)
 
 
-@pytest.mark.parametrize(("place", "name"), [(place, name) for place, name, kind, _ in FIELDS if kind == int | float])
+@pytest.mark.parametrize(("place", "name"), [(place, name) for place, name, kind, _ in FIELDS if kind == NUMBER])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_number_is_finite(place, name, value):
     assert refused(changed(place, **{name: value})).endswith(f"is {value!r}")

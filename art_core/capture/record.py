@@ -67,22 +67,22 @@ class _Choice:
 
     def add(self, part: JsonDict) -> None:
         """Add a whole choice, or its next part."""
-        name = f"choice {part.get('index', 0)}"
+        index = part.get("index", 0)
         delta = part.get("delta") or {}
         if "message" in part:
             self.message = part["message"]
         else:
             merge_delta(self.message, delta)
         if part.get("token_ids") is None and ("message" in part or any(map(delta.get, SAMPLED_FIELDS))):
-            raise no_token_ids(f"{name} has no token_ids")
+            raise no_token_ids(f"choice {index} has no token_ids")
         token_ids, logprobs = part.get("token_ids") or (), part.get("token_logprobs") or ()
         if len(token_ids) != len(logprobs):
-            raise no_token_ids(f"{name} has {len(token_ids)} token ids and {len(logprobs)} logprobs")
+            raise no_token_ids(f"choice {index} has {len(token_ids)} token ids and {len(logprobs)} logprobs")
         # All are checked before any is added: what came before is recorded whatever follows.
         token_ids, logprobs = _numbers("token_ids", "i", token_ids), _numbers("logprobs", "d", logprobs)
         forced = _numbers("forced", "i", part.get("forced") or ())
         if any(not 0 <= place < len(self.token_ids) + len(token_ids) for place in forced):
-            raise no_token_ids(f"{name} has no tokens at the forced places {forced}")
+            raise no_token_ids(f"choice {index} has no tokens at the forced places {forced}")
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.forced += forced

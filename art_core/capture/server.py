@@ -158,18 +158,21 @@ class CaptureApp:
         path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/").removesuffix("/v1")
         exchange.dialect = self.dialects.get(path, CHAT_COMPLETIONS)
         try:
-            if not head.startswith("/rollouts/"):
-                raise self._unknown_path(exchange)
-            await self._answer(exchange, path, rollout_id)
+            await self._answer(exchange, path, rollout_id, known=head.startswith("/rollouts/"))
         except Exception as error:
             if rollout := self._rollouts.get(rollout_id):
                 rollout.errors[error_line(error)] += 1
             raise
 
-    async def _answer(self, exchange: Exchange, path: str, rollout_id: str) -> None:
+    async def _answer(self, exchange: Exchange, path: str, rollout_id: str, *, known: bool) -> None:
         is_models = (exchange.method, path) == ("GET", MODELS)
-        if not is_models and (exchange.method != "POST" or path not in self.dialects):
-            raise self._unknown_path(exchange)
+        if not known or not (is_models or (exchange.method == "POST" and path in self.dialects)):
+            paths = "".join(f"POST /rollouts/{{rollout_id}}{path}, " for path in self.dialects)
+            raise Refused(
+                f"{exchange.method} {exchange.path} isn't answered here; use {paths}GET /rollouts/{{rollout_id}}{MODELS}",
+                status=404,
+                code="unknown_path",
+            )
         body = await exchange.body(self._max_body)
         if body is None:
             return
@@ -187,14 +190,6 @@ class CaptureApp:
         except ValueError as error:
             raise Refused(f"the request body {error}", status=400, code="invalid_json") from None
         await self._call(rollout_id, rollout, exchange, request)
-
-    def _unknown_path(self, exchange: Exchange) -> Refused:
-        paths = "".join(f"POST /rollouts/{{rollout_id}}{path}, " for path in self.dialects)
-        return Refused(
-            f"{exchange.method} {exchange.path} isn't answered here; use {paths}GET /rollouts/{{rollout_id}}{MODELS}",
-            status=404,
-            code="unknown_path",
-        )
 
     def _open_rollout(self, rollout_id: str) -> _Rollout:
         rollout = self._rollouts.get(rollout_id)

@@ -6,7 +6,6 @@ Only the fields that capture reads are checked; the others pass unchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -16,17 +15,17 @@ from art_core.types import JsonDict
 
 MAX_DEPTH = 254
 """Lists and objects in one another that orjson writes; it reads more."""
-Number = int | float
+NUMBER = (int, float)
 
 
 class Shape(NamedTuple):
     """A JSON object: its name in errors, and the kind of each field.
 
-    A kind is a type, a ``range`` of integers, or the type with the Shape of the object, or of the list's items.
+    A kind is a type, NUMBER (finite), a ``range`` of integers, the Shape of an object, or ``[Shape]`` for a list of them.
     """
 
     name: str
-    fields: Mapping[str, Any]
+    fields: dict[str, Any]
     required: tuple[str, ...] = ()
     other_fields: Any = None
     """The kind of all fields that aren't in ``fields``; None: they aren't checked."""
@@ -36,62 +35,58 @@ NOT_NULL = frozenset({"message", "index"})
 """Fields that may be missing but not null, unlike all others."""
 FUNCTION = Shape("a function", {}, other_fields=str)
 # At most 1024 tool calls: the index of one makes room for all before it.
-TOOL_CALL = Shape("a tool call", {"id": str, "type": str, "function": (dict, FUNCTION), "index": range(1024)})
+TOOL_CALL = Shape("a tool call", {"id": str, "type": str, "function": FUNCTION, "index": range(1024)})
 TEXTS = dict.fromkeys(("role", "content", "reasoning_content", "reasoning", "refusal"), str)
-MESSAGE = Shape("a message", {**TEXTS, "tool_calls": (list, TOOL_CALL)})
-TOKEN = Shape("a token of logprobs", {"token": str, "logprob": Number}, required=("token", "logprob"))
-TOKEN.fields["top_logprobs"] = (list, TOKEN)
+MESSAGE = Shape("a message", {**TEXTS, "tool_calls": [TOOL_CALL]})
+TOKEN = Shape("a token of logprobs", {"token": str, "logprob": NUMBER}, required=("token", "logprob"))
+TOKEN.fields["top_logprobs"] = [TOKEN]
+LOGPROBS = Shape("'logprobs'", {"content": [TOKEN]})
+LISTS = dict.fromkeys(("token_ids", "token_logprobs", "forced"), list)
 CHOICE = Shape(
     "a choice",
-    {
-        "index": range(2**31),
-        "message": (dict, MESSAGE),
-        "delta": (dict, MESSAGE),
-        "finish_reason": str,
-        "token_ids": list,
-        "token_logprobs": list,
-        "forced": list,
-        "logprobs": (dict, Shape("'logprobs'", {"content": (list, TOKEN)})),
-    },
+    {"index": range(2**31), "message": MESSAGE, "delta": MESSAGE, "finish_reason": str, "logprobs": LOGPROBS, **LISTS},
 )
-TOKEN_COUNTS = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), Number)
-USAGE = Shape(
-    "'usage'",
-    {
-        **TOKEN_COUNTS,
-        "prompt_tokens_details": (dict, Shape("'prompt_tokens_details'", {"cached_tokens": Number})),
-        "completion_tokens_details": (dict, Shape("'completion_tokens_details'", {"reasoning_tokens": Number})),
-    },
-)
-ANSWER = Shape("an answer", {"choices": (list, CHOICE), "usage": (dict, USAGE), "logprobs_temperature": Number})
+PROMPT_DETAILS = Shape("'prompt_tokens_details'", {"cached_tokens": NUMBER})
+COMPLETION_DETAILS = Shape("'completion_tokens_details'", {"reasoning_tokens": NUMBER})
+DETAILS = {"prompt_tokens_details": PROMPT_DETAILS, "completion_tokens_details": COMPLETION_DETAILS}
+COUNTS = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), NUMBER)
+USAGE = Shape("'usage'", {**COUNTS, **DETAILS})
+ANSWER = Shape("an answer", {"choices": [CHOICE], "usage": USAGE, "logprobs_temperature": NUMBER})
 
 
 def check_answer(answer: Any, shape: Shape = ANSWER) -> None:
     """Raise UpstreamError (502) unless ``answer`` is a completion or a chunk of one."""
+    what, fields, required, other_fields = shape
     if not isinstance(answer, dict):
-        raise _misshapen(shape.name, answer)
-    for name in shape.required:
+        raise _misshapen(what, answer)
+    for name in required:
         if answer.get(name) is None:
-            raise _misshapen(shape.name, answer)
+            raise _misshapen(what, answer)
     for name, value in answer.items():
-        kind = shape.fields.get(name, shape.other_fields)
-        if kind is None or (value is None and name not in NOT_NULL):
+        kind = fields.get(name, other_fields)
+        if kind is None or type(value) is kind or (value is None and name not in NOT_NULL):
             continue
-        kind, inner = kind if isinstance(kind, tuple) else (kind, None)
-        if isinstance(kind, range):
-            fits = type(value) is int and value in kind
-        else:
-            fits = isinstance(value, kind) and (kind is not Number or math.isfinite(value))
-        if not fits:
-            raise _misshapen(f"{name!r} of {shape.name}", value)
-        if inner is not None:
-            for item in value if kind is list else (value,):
-                check_answer(item, inner)
+        if type(kind) is list and isinstance(value, list):
+            for item in value:
+                check_answer(item, kind[0])
+        elif type(kind) is Shape and isinstance(value, dict):
+            check_answer(value, kind)
+        elif not _fits(value, kind):
+            raise _misshapen(f"{name!r} of {what}", value)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value that holds no others is of this kind."""
+    if kind is NUMBER:
+        return isinstance(value, NUMBER) and math.isfinite(value)
+    if type(kind) is range:
+        return type(value) is int and value in kind
+    return type(kind) is type and isinstance(value, kind)
 
 
 def _misshapen(what: str, value: object) -> UpstreamError:
     # Only numbers are shown: a text may be the key that the upstream was sent.
-    shown = repr(value) if isinstance(value, Number | None) else f"of type {type(value).__name__}"
+    shown = repr(value) if isinstance(value, int | float | None) else f"of type {type(value).__name__}"
     return UpstreamError(f"the upstream's answer isn't a completion: {what} is {shown}", status=502)
 
 
@@ -107,7 +102,7 @@ def check_request(request: JsonDict) -> None:
             )
     elif not messages or not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise UpstreamError("'messages' must be a list with at least one message object", status=400)
-    if not isinstance(temperature, Number | None):
+    if not isinstance(temperature, int | float | None):
         raise UpstreamError(f"'temperature' must be a number, not {temperature!r}", status=400)
 
 
