@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from art_core.types import Engine, Weights
 
+    Response = AbstractAsyncContextManager[aiohttp.ClientResponse]
+
 TIMED_OUT = "upstream_timeout"
 """The error code of an answer that took too long; a retry would double the work."""
 UNREACHABLE = "upstream_unreachable"
@@ -146,9 +148,7 @@ class HttpUpstream:
         async with self._response(url, body, self._command) as response:
             return await response.read()
 
-    def _post(
-        self, request: JsonDict, timeout: aiohttp.ClientTimeout
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    def _post(self, request: JsonDict, timeout: aiohttp.ClientTimeout) -> Response:
         body = {**request, "return_token_ids": True, "logprobs": True}
         if self.model is not None:
             body["model"] = self.model
