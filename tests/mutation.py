@@ -27,6 +27,13 @@ UPSTREAM = [
     )
 ]
 """The quick ones of a file that waits for servers to be late."""
+STAMPED = [
+    f"test_door.py::test_{name}"
+    for name in (
+        "an_answer_says_the_version_that_it_is_stamped_with",
+        "a_stamped_stream_that_nobody_reads_any_more_is_ended",
+    )
+]
 PROCESS = [
     f"test_capture_process.py::test_{name}"
     for name in (
@@ -61,22 +68,19 @@ TESTS = {
     "losses": ["test_losses.py"],
     "token_tree": ["test_token_tree.py"],
     "scoring": ["test_scoring.py"],
-    "capture/activity": ["test_activity.py"],
     "serving/child": PROCESS,
     "serving/proxy": ["test_door.py", *PROCESS],
-    "capture/admission": ["test_gate.py"],
+    "capture/admission": ["test_gate.py", "test_activity.py"],
     "serving/process": PROCESS,
     "capture/record": ["test_recording.py"],
     "capture/replay": ["test_replay.py"],
-    "capture/requests": ["test_application.py"],
+    "capture/dialect": ["test_exchange.py", "test_application.py"],
     "capture/http": ["test_exchange.py"],
     "capture/server": ["test_application.py", "test_in_flight.py"],
     "serving/service": ["test_door.py"],
-    "capture/listening": ["test_listen.py"],
-    "capture/shape": ["test_shape.py"],
-    "capture/stamped": ["test_door.py"],
-    "capture/header_limits": ["test_edge.py"],
-    "capture/upstream": ["test_upstream_shapes.py", *UPSTREAM],
+    "capture/listening": ["test_listen.py", "test_edge.py"],
+    "capture/shape": ["test_shape.py", "test_application.py"],
+    "capture/upstream": ["test_upstream_shapes.py", *UPSTREAM, *STAMPED],
 }
 SAMPLED = {"serving/child": ["*3", "*7"], "serving/process": ["*3", "*7"]}
 """Where every mutant starts processes: of these only the mutants whose name ends so, a fifth of them."""

@@ -200,7 +200,7 @@ async def test_a_call_that_is_never_answered_fails_and_the_others_go_on():
         await door.load(Weights(1, None))  # nothing is in flight any more
     assert fine.status_code == 200
     assert hung.status_code == 504 and hung.headers["x-should-retry"] == "false"
-    assert "the engine had not answered after 0.3 seconds (call_timeout)" in hung.json()["error"]["message"]
+    assert "the engine did not answer within 0.3 seconds (call_timeout)" in hung.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -1,13 +1,12 @@
-"""The one door: a recording, OpenAI-compatible address for every rollout. Knows nothing about who runs behind it."""
+"""A recording, OpenAI-compatible address for every rollout. Read ``server.py`` first."""
 
 from art_core.capture.admission import Gate
-from art_core.capture.header_limits import BoundedHead
+from art_core.capture.dialect import Dialect
 from art_core.capture.http import BODY_SECONDS, Exchange, Refused
-from art_core.capture.listening import address_of, http_server, is_loopback, listen
+from art_core.capture.listening import BoundedHead, address_of, http_server, is_loopback, listen
 from art_core.capture.record import ANSWER
-from art_core.capture.server import CHAT, MODELS, CaptureApp, Dialect, stopping
-from art_core.capture.stamped import Stamped
-from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, HttpUpstream
+from art_core.capture.server import CHAT, MODELS, CaptureApp, stopping
+from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, HttpUpstream, Stamped
 
 __all__ = [
     "ANSWER",

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from art_core.capture.activity import Look
+from art_core.capture.admission import Look
 from art_core.loop.display import plural
 from art_core.loop.own_code import own_place
 from art_core.loop.rollout import Rollout

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from art_core.capture.activity import Look
+from art_core.capture.admission import Look
 from art_core.capture.server import Dialect
 from art_core.errors import CaptureError
 from art_core.serving.process import ServingProcess

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from art_core.capture.activity import Look
+from art_core.capture.admission import Look
 from art_core.capture.listening import address_of, http_server, listen
 from art_core.capture.server import CaptureApp, Dialect
 from art_core.errors import CaptureError

@@ -150,7 +150,7 @@ class _Server(HttpUpstream):
         return self
 
     @asynccontextmanager
-    async def post(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+    async def request(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
         yield self
 
     async def read(self) -> bytes:
