@@ -270,7 +270,7 @@ class Store:
 
     def is_behind(self, most: int) -> bool:
         """Return whether more than ``most`` writes wait for the disk, or one failed: ``flush`` before accepting more."""
-        return self._writer.failed or self._writer.backlog > most
+        return self._writer.is_behind(most)
 
     def saved(self) -> Future[None]:
         """Return a future of the moment when everything accepted survives this process; it has a StoreError if it cannot."""

@@ -52,9 +52,8 @@ class CallWriter:
     def write(self, db: sqlite3.Connection, rollout_id: str, call: Call) -> None:
         """Add a call. If it retries a request whose answer was aborted or lost in transit, the earlier call is marked as
         replaced."""
-        parts = parts_of(call)
-        prompt = np.frombuffer(parts.prompt, dtype=np.int32)
-        sampled = np.frombuffer(parts.sampled, dtype=np.int32)
+        prompt_bytes, sampled_bytes, logprobs, forced = parts = parts_of(call)
+        prompt, sampled = np.frombuffer(prompt_bytes, dtype=np.int32), np.frombuffer(sampled_bytes, dtype=np.int32)
         line = self._recent.line(rollout_id) or _recalled(db, rollout_id)
         messages, tools, settings = self._request(db, dict(call.request))
         if call.request_id:
@@ -71,9 +70,9 @@ class CallWriter:
             "parent": parent.seq if parent else None,
             "shared": shared,
             "suffix": prompt[shared:].tobytes(),
-            "sampled": parts.sampled,
-            "logprobs": parts.logprobs,
-            "forced": parts.forced,
+            "sampled": sampled_bytes,
+            "logprobs": logprobs,
+            "forced": forced,
             "policy_version": int(call.policy_version),
             "agent": text_to_column(call.agent),
             "thread": text_to_column(call.thread),

@@ -7,7 +7,6 @@ the stored logprobs (``art audit``).
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
 
 import orjson
 
@@ -18,18 +17,12 @@ SIZE = 16
 """Bytes."""
 
 
-class Parts(NamedTuple):
-    """A call's numbers as the file holds them."""
-
-    prompt: bytes
-    sampled: bytes
-    logprobs: bytes
-    forced: bytes
+Parts = tuple[bytes, bytes, bytes, bytes]
 
 
 def parts_of(call: Call) -> Parts:
-    """Return a call's numbers as bytes."""
-    return Parts(
+    """Return a call's prompt ids, sampled ids, logprobs and forced positions as the file holds them."""
+    return (
         ids_to_bytes(call.prompt_ids),
         ids_to_bytes(call.sampled_ids),
         floats_to_bytes(call.logprobs),

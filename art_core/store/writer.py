@@ -56,15 +56,12 @@ class Writer:
             elif len(self._waiting) == 1:
                 self._changed.notify_all()
 
-    @property
-    def backlog(self) -> int:
-        """Writes accepted that are not on disk yet."""
-        return len(self._waiting) + self._writing
+    def is_behind(self, most: int) -> bool:
+        """Return whether more than ``most`` writes are not on disk yet, or the next flush has a failure to retry or report."""
+        return self._backlog() > most or self._error is not None or bool(self._left_out)
 
-    @property
-    def failed(self) -> bool:
-        """Whether the next flush has a failure to retry or to report."""
-        return self._error is not None or bool(self._left_out)
+    def _backlog(self) -> int:
+        return len(self._waiting) + self._writing
 
     def saved(self) -> Future[None]:
         """Return a future of the moment when all that was put before is committed or left out. Retries after a failure; the
@@ -72,7 +69,7 @@ class Writer:
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # not cancellable: the writer resolves it
         with self._changed:
-            if self.backlog:
+            if self._backlog():
                 self._awaited.append(future)
                 self._changed.notify_all()
             else:
@@ -109,7 +106,10 @@ class Writer:
                 connection = connection or connect(self._path)
                 self._write(connection, writes)
             except Exception as failure:  # noqa: BLE001  the thread's boundary: flush raises it
-                error = self._explained(failure, len(writes))
+                error = StoreError(
+                    f"cannot write to {self._path}: {failure}; nothing that was recorded before is lost, and {len(writes)} "
+                    "records wait in memory: free space on the disk (or make the file writable) and flush again"
+                )
                 self._forget()
                 if connection is not None:
                     connection.close()
@@ -156,12 +156,6 @@ class Writer:
                 logger.exception("a record can never be written to %s and is left out", self._path)
                 self._left_out.append(failure)
         writes.clear()
-
-    def _explained(self, failure: Exception, count: int) -> StoreError:
-        return StoreError(
-            f"cannot write to {self._path}: {failure}; nothing that was recorded before is lost, and {count} records wait in "
-            "memory: free space on the disk (or make the file writable) and they are written at the next flush"
-        )
 
 
 def _may_pass(failure: Exception) -> bool:
