@@ -46,8 +46,8 @@ class CallWriter:
     def forget(self) -> None:
         """Drop all that is remembered: it may stem from a transaction that was rolled back."""
         self._recent = Recent()
-        self._blobs = References()
-        self._messages = References()
+        self._blobs: References[bytes] = References()
+        self._messages: References[tuple[int, int]] = References()
 
     def write(self, db: sqlite3.Connection, rollout_id: str, call: Call) -> None:
         """Add a call. If it retries a request whose answer was aborted or lost in transit, the earlier call is marked as
@@ -103,18 +103,21 @@ class CallWriter:
 
     def _message(self, db: sqlite3.Connection, parent: int, blob: int) -> int:
         key = parent, blob
-        if key not in self._messages:
+        row = self._messages.get(key)
+        if row is None:
             added = db.execute("INSERT OR IGNORE INTO messages (parent, blob) VALUES (?, ?)", key)
-            self._messages[key] = _row_id(db, added, "SELECT id FROM messages WHERE parent = ? AND blob = ?", key)
-        return self._messages[key]
+            query = "SELECT id FROM messages WHERE parent = ? AND blob = ?"
+            row = self._messages.put(key, _row_id(db, added, query, key))
+        return row
 
     def _blob(self, db: sqlite3.Connection, value: object) -> int:
         content = request_to_json(value)
         digest = hashlib.blake2b(content, digest_size=16).digest()
-        if digest not in self._blobs:
+        row = self._blobs.get(digest)
+        if row is None:
             added = db.execute("INSERT OR IGNORE INTO blobs (digest, json) VALUES (?, ?)", (digest, content))
-            self._blobs[digest] = _row_id(db, added, "SELECT id FROM blobs WHERE digest = ?", (digest,))
-        return self._blobs[digest]
+            row = self._blobs.put(digest, _row_id(db, added, "SELECT id FROM blobs WHERE digest = ?", (digest,)))
+        return row
 
 
 def _row_id(db: sqlite3.Connection, added: sqlite3.Cursor, query: str, key: tuple) -> int:

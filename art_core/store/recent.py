@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from operator import itemgetter
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -13,10 +13,12 @@ CANDIDATES = 8
 TOKENS_REMEMBERED = 2_000_000
 """Of possible parents, over all rollouts; 4 bytes each."""
 ROLLOUTS_REMEMBERED = 4096
-REFERENCES_REMEMBERED = 20_000
-"""Row ids of messages, and of blobs."""
+REFERENCES_REMEMBERED = 10_000
+"""Row ids of messages, and of blobs: so many newer ones, and as many older ones."""
 SHORTEST_SHARED = 16
 """Tokens; a shorter common start is not worth a parent in another rollout."""
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +63,15 @@ class Recent:
 
     def parent(self, line: Line, prompt: np.ndarray) -> tuple[Written | None, int]:
         """Return the call that shares most tokens with a prompt, the newest of equals, and their number."""
-        for calls, fewest in ((reversed(line.calls), 1), (self._roots, SHORTEST_SHARED + 1)):
-            candidates = ((call.shared(prompt), call) for call in calls)
-            shared, parent = max(candidates, key=itemgetter(0), default=(0, None))
-            if shared >= fewest:
-                return parent, shared
-        return None, 0
+        parent, longest = None, 0
+        for call in reversed(line.calls):
+            if (shared := call.shared(prompt)) > longest:
+                parent, longest = call, shared
+        if parent is None:
+            for call in self._roots:
+                if (shared := call.shared(prompt)) > max(longest, SHORTEST_SHARED):
+                    parent, longest = call, shared
+        return parent, longest
 
     def add(self, rollout_id: str, line: Line, call: Written, parent: Written | None, shared: int) -> None:
         """Remember a rollout's newest call, which shares that many tokens with its parent."""
@@ -89,10 +94,23 @@ class Recent:
             self._tokens -= sum(len(call.tokens) for call in oldest.calls)
 
 
-class References(dict):
-    """Row ids by what the rows hold; all are forgotten at once when there are too many."""
+class References(Generic[Key]):
+    """Row ids by what the rows hold. The least recently used half is forgotten at once."""
 
-    def __setitem__(self, key: object, row: int) -> None:
-        if len(self) >= REFERENCES_REMEMBERED:
-            self.clear()
-        super().__setitem__(key, row)
+    def __init__(self) -> None:
+        self._newer: dict[Key, int] = {}
+        self._older: dict[Key, int] = {}
+
+    def get(self, key: Key) -> int | None:
+        """Return the row's id, None if it is not remembered."""
+        row = self._newer.get(key)
+        if row is None and (row := self._older.get(key)) is not None:
+            self.put(key, row)
+        return row
+
+    def put(self, key: Key, row: int) -> int:
+        """Remember a row's id, and return it."""
+        self._newer[key] = row
+        if len(self._newer) >= REFERENCES_REMEMBERED:
+            self._newer, self._older = {}, self._newer
+        return row
