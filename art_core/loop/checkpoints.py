@@ -1,7 +1,4 @@
-"""A run's checkpoints: saved with the state of the random generators, thinned out, and the newest whole one taken up again.
-
-Knows nothing about what a learner writes into one (``learner/checkpoint.py``), or about when they are made.
-"""
+"""A run's checkpoints: saved with the state of the random generators, thinned out, and the newest intact one restored."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import shutil
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 import numpy as np
 
@@ -24,7 +21,7 @@ from art_core.types import Learner
 log = logging.getLogger("art_core.run")
 
 RANDOM = "random/{}"
-"""Where the store has the random states that belong to the checkpoint of a step; null where it is gone."""
+"""Key in the store's meta of the random states of a step's checkpoint; null once the checkpoint is removed."""
 
 
 @dataclass(frozen=True)
@@ -34,40 +31,40 @@ class Checkpoints:
     run_dir: Path
     store: Store
     keep: int | None
-    """Of the newest; None keeps all."""
+    """The number of newest checkpoints to keep, beside the best; None keeps all."""
 
     def folder(self, step: int) -> Path:
-        """Return where the checkpoint of ``step`` is."""
+        """Return the folder of a step's checkpoint."""
         return self.run_dir / "checkpoints" / f"step-{step:06d}"
 
     async def save(self, learner: Learner, step: int, version: int) -> None:
-        """Write the checkpoint of ``step``, with all that the store has been given before it on the disk, and drop what is
-        neither among the newest nor the best.
+        """Sync the store, write the checkpoint of ``step``, and remove those that are neither among the newest nor the best.
 
-        ``version`` is the learner's at the end of that step; raises StoreError where it has another.
+        Raises StoreError if the learner is not at ``version``, which ended that step.
         """
         if learner.version != version:
             raise StoreError(
                 f"no checkpoint of step {step}: a step that failed after it has changed the weights (version "
-                f"{learner.version} in place of {version}); close the run and open it again, it goes on from what is saved"
+                f"{learner.version} in place of {version}); close the run and open it again to resume from what is saved"
             )
-        self.store.set_meta(RANDOM.format(step), _random_state())
+        random_state = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+        self.store.set_meta(RANDOM.format(step), random_state)
         await in_thread(self.store.sync)
         await in_thread(learner.save, self.folder(step))
         if self.keep is not None:
             await in_thread(self._thin_out)
 
     def _thin_out(self) -> None:
-        there = checkpoints(self.run_dir)
-        best = best_step(self.store, [checkpoint_step(it) for it in there])
-        for folder in there[: -self.keep]:
-            if checkpoint_step(folder) != best and remove_old(folder):
-                self.store.set_meta(RANDOM.format(checkpoint_step(folder)), None)
+        steps = {checkpoint_step(folder): folder for folder in checkpoints(self.run_dir)}
+        best = best_step(self.store, list(steps))
+        for step in list(steps)[: -self.keep]:
+            if step != best and remove_old(steps[step]):
+                self.store.set_meta(RANDOM.format(step), None)
 
     async def restore(self, learner: Learner) -> int:
-        """Give the learner the newest checkpoint that is whole, and return its step; damaged ones are set aside with a warning.
+        """Restore the newest intact checkpoint and the generators of ``random`` and numpy, and return its step.
 
-        The generators of ``random`` and numpy go on as they would have. Raises StoreError where none is whole.
+        Damaged ones are set aside with a warning. Raises StoreError if none is intact.
         """
         damaged: DamagedCheckpoint | None = None
         for folder in reversed(checkpoints(self.run_dir)):
@@ -80,43 +77,21 @@ class Checkpoints:
                 folder.rename(aside)
                 damaged = damaged or error
                 continue
-            _go_on(self.store.meta(RANDOM.format(checkpoint_step(folder))))
-            return checkpoint_step(folder)
+            step = checkpoint_step(folder)
+            if random_state := self.store.meta(RANDOM.format(step)):
+                version, numbers, gauss = random_state["python"]
+                random.setstate((version, tuple(numbers), gauss))
+                np.random.set_state(random_state["numpy"])
+            return step
         raise StoreError(
             f"no checkpoint of {self.run_dir} is whole; all are set aside as checkpoints/*.damaged there: {damaged}. Put a copy "
-            "back in its place, or train again with this run_dir: it begins with the start weights, and uses the runs that it "
-            "has of the agent"
+            "back in its place, or train again with this run_dir: it begins with the start weights and reuses stored rollouts"
         ) from damaged
 
 
 def best_step(store: Store, steps: list[int]) -> int | None:
-    """Return which of the steps was evaluated best, over all temperatures; of equals the last, None where none was."""
+    """Return the step with the best mean success over its evaluations; of equals the last, None if none was evaluated."""
     successes: dict[int, list[float]] = defaultdict(list)
-    for it in store.meta("evaluations", []):
-        successes[it["step"]].append(it["success"])
-    return max(
-        (step for step in steps if step in successes),
-        key=lambda step: (sum(successes[step]) / len(successes[step]), step),
-        default=None,
-    )
-
-
-def _random_state() -> dict[str, Any]:
-    version, numbers, gauss = random.getstate()
-    numpy = np.random.get_state(legacy=False)
-    key = numpy["state"]["key"].tolist()
-    return {
-        "python": [version, list(numbers), gauss],
-        "numpy": {**numpy, "state": {**numpy["state"], "key": key}},
-    }
-
-
-def _go_on(state: dict[str, Any] | None) -> None:
-    """Take up a ``_random_state``; None, of a checkpoint that was made before there were any, changes nothing."""
-    if state is None:
-        return
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    numpy = state["numpy"]
-    key = np.array(numpy["state"]["key"], dtype=np.uint32)
-    np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
+    for evaluation in store.meta("evaluations", []):
+        successes[evaluation["step"]].append(evaluation["success"])
+    return max((step for step in steps if step in successes), key=lambda it: (fmean(successes[it]), it), default=None)

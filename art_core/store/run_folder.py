@@ -1,4 +1,4 @@
-"""Where a run keeps what on disk. Knows nothing about what the files say."""
+"""Where a run keeps what on disk, and the lock on its folder."""
 
 from __future__ import annotations
 
@@ -23,77 +23,77 @@ STARTED = {".lock", "checkpoints", "metrics.jsonl", "run.sqlite", "run.sqlite-wa
 CHECKPOINT = re.compile(r"step-(\d+)")
 HOLD_ATTEMPTS = 5
 _LOCKS: weakref.WeakSet[IO[str]] = weakref.WeakSet()
-"""What ``claimed`` has open."""
+"""Open lock files of ``claimed``."""
 
 
-def _let_go() -> None:
-    """A lock is of the open file, which a forked child shares: a pool's worker that outlives this process would go on holding
-    it."""
+def _release_in_child() -> None:
+    """A forked child shares the open file and so the lock, and a pool's worker may outlive this process."""
     for lock in list(_LOCKS):
         lock.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 @contextmanager
 def claimed(run_dir: Path) -> Iterator[bool]:
-    """Make the run folder and hold it: no other process may write to it meanwhile. Yields whether it was not there before.
+    """Create the run folder if needed and lock it against writers in other processes. Yields whether it is new.
 
-    Raises StoreError where it cannot be made, ConfigError where another process holds it, or where it is a folder of runs.
+    Raises StoreError if it cannot be created, ConfigError if another process holds it or it is a folder of runs.
     """
-    runs = [] if (run_dir / "run.sqlite").exists() else sorted(it.parent.name for it in run_dir.glob("*/run.sqlite"))
+    runs = (
+        [] if (run_dir / "run.sqlite").exists() else sorted(file.parent.name for file in run_dir.glob("*/run.sqlite"))
+    )
     if runs:
         raise ConfigError(
             f"{run_dir} is a folder of runs ({', '.join(runs[:3])}{', ...' * (len(runs) > 3)}); give a run one of its own, such "
             f"as run_dir={str(run_dir / 'my-run')!r}"
         )
-    made = False
     try:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
+        new = False
         with suppress(FileExistsError):
             run_dir.mkdir()
-            made = True
+            new = True
         (run_dir / "checkpoints").mkdir(exist_ok=True)
         lock = (run_dir / ".lock").open("w")
     except OSError as error:
-        raise StoreError(f"the run folder {run_dir} cannot be made: {error}; give another run_dir=") from error
+        raise StoreError(f"the run folder {run_dir} cannot be made: {error}; pass another run_dir=") from error
     _LOCKS.add(lock)
     with lock:
-        hold(lock, f"another process is working in the run folder {run_dir}; wait for it, or give another run_dir=")
-        _settle(run_dir / "checkpoints")
-        yield made
+        hold(lock, f"another process is working in the run folder {run_dir}; wait for it, or pass another run_dir=")
+        _clean_up(run_dir / "checkpoints")
+        yield new
 
 
-def _settle(folder: Path) -> None:
-    """Put right what a process that was ended while it wrote a checkpoint has left (``learner/checkpoint.py``)."""
+def _clean_up(folder: Path) -> None:
+    """Finish or undo the saving of a checkpoint that was interrupted (``learner/checkpoint.py``)."""
     for replaced in folder.glob(".step-*.replaced"):
         whole = folder / replaced.stem.removeprefix(".")
         if not whole.exists():
             replaced.rename(whole)
-    for left in (*folder.glob(".step-*.replaced"), *folder.glob(".step-*.unfinished")):
-        shutil.rmtree(left, ignore_errors=True)
+    for remains in (*folder.glob(".step-*.replaced"), *folder.glob(".step-*.unfinished")):
+        shutil.rmtree(remains, ignore_errors=True)
 
 
 def remove_unused(run_dir: Path) -> None:
-    """Remove a run folder in which is only what every start makes; whoever calls it holds the folder and recorded nothing."""
+    """Remove a run folder that has only what every start creates; the caller holds it and recorded nothing."""
     if {path.name for path in run_dir.rglob("*")} <= STARTED:
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def hold(opened: IO[str] | int, otherwise: str) -> None:
-    """Keep others from holding an open file or folder until it is closed; ConfigError, which says ``otherwise``, where it is
-    held already."""
+def hold(opened: IO[str] | int, message: str) -> None:
+    """Lock an open file or folder until it is closed. Raises ConfigError with ``message`` if another process holds it."""
     for _ in range(HOLD_ATTEMPTS):
         with suppress(BlockingIOError):
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         time.sleep(0.02)  # ``is_claimed`` holds it for a moment
-    raise ConfigError(otherwise)
+    raise ConfigError(message)
 
 
 def is_claimed(run_dir: Path) -> bool | None:
-    """Return whether a process works in the run folder; None if nobody ever claimed it, or its lock cannot be read."""
+    """Return whether a process holds the run folder; None if nobody ever claimed it, or its lock is unreadable."""
     try:
         with (run_dir / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -105,8 +105,7 @@ def is_claimed(run_dir: Path) -> bool | None:
 
 
 def remove_old(folder: Path) -> bool:
-    """Remove a folder that nobody needs any more, and say whether it is gone. No step is worth less because it is not: that is
-    logged, and the next tidying may try again."""
+    """Remove a folder that nobody needs, and return whether it is gone. A failure is logged, and can be tried again later."""
     try:
         shutil.rmtree(folder)
     except OSError as error:
@@ -122,7 +121,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def bring_to_disk(path: Path) -> None:
-    """Return when what ``path``, a file or a folder, holds would survive a loss of power."""
+    """Sync a file or a folder, so that it survives a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -131,31 +130,31 @@ def bring_to_disk(path: Path) -> None:
 
 
 def new_run_dir(model: str) -> Path:
-    """Return a run folder that does not exist yet, under ``runs/``."""
+    """Return a run folder under ``runs/`` that does not exist yet."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(model).name}"
-    folder, n = Path("runs") / name, 1
+    folder, number = Path("runs") / name, 1
     while folder.exists():
-        n += 1
-        folder = Path("runs") / f"{name}-{n}"
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
     return folder
 
 
 def store_file(run_dir: str | Path) -> Path:
-    """Return the file of a run folder's store; ConfigError where ``run_dir`` is not a run folder."""
+    """Return the path of a run folder's store. Raises ConfigError if ``run_dir`` is not a run folder."""
     file = Path(run_dir).expanduser() / "run.sqlite"
     if not file.is_file():
-        raise ConfigError(f"{run_dir} is not a run folder: it has no run.sqlite; give the run_dir of a run")
+        raise ConfigError(f"{run_dir} is not a run folder: it has no run.sqlite; pass the run_dir of a run")
     return file
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
     """Return the checkpoint folders of a run, oldest first."""
-    found = [path for path in (run_dir / "checkpoints").glob("step-*") if CHECKPOINT.fullmatch(path.name)]
-    return sorted(found, key=checkpoint_step)
+    folders = (run_dir / "checkpoints").glob("step-*")
+    return sorted((folder for folder in folders if CHECKPOINT.fullmatch(folder.name)), key=checkpoint_step)
 
 
 def last_checkpoint(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint folder, or None where there is none."""
+    """Return the newest checkpoint folder, or None."""
     return next(reversed(checkpoints(run_dir)), None)
 
 
@@ -167,6 +166,4 @@ def checkpoint_of(run_dir: Path, step: int) -> Path | None:
 
 def checkpoint_step(folder: Path) -> int:
     """Return the number of steps done when the checkpoint was saved."""
-    match = CHECKPOINT.fullmatch(folder.name)
-    assert match, folder
-    return int(match[1])
+    return int(folder.name.removeprefix("step-"))

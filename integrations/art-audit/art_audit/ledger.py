@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def read_calls(store: Store, findings: Findings, screen: Display) -> dict[int | 
 
     None stands for weights that were trained by a run of the loop that stopped, and the run went on without them.
     """
-    for numbers in _gone(store.gaps("calls")):
+    for numbers in _gone(gaps(store, "calls")):
         findings.add("missing", f"calls were taken out of the store: {numbers} gone")
     callers, openings = store.callers(), store.openings()
     screen.phase("reading calls", sum(count for _, _, count in callers))
@@ -46,6 +47,14 @@ def read_calls(store: Store, findings: Findings, screen: Display) -> dict[int | 
         for _ in range(count):
             screen.advance()
     return by_version
+
+
+def gaps(store: Store, table: Literal["calls", "updates"]) -> list[tuple[int, int]]:
+    """Return (first, last) of the row numbers that the table once had and lacks now."""
+    highest = store.rows("SELECT max(seq) FROM sqlite_sequence WHERE name = ?", (table,))[0][0] or 0
+    numbers = [0, *(seq for (seq,) in store.rows(f"SELECT seq FROM {table} ORDER BY seq"))]
+    ends = [*numbers[1:], max(highest, numbers[-1]) + 1]
+    return [(before + 1, after - 1) for before, after in zip(numbers, ends, strict=True) if after > before + 1]
 
 
 def _gone(gaps: Sequence[tuple[int, int]]) -> list[str]:
@@ -76,7 +85,7 @@ def _was_replaced(call: Call, later: Sequence[RecordedCall]) -> bool:
 def read_updates(store: Store, findings: Findings, screen: Display) -> None:
     """Compare what optimizer steps were given with what the store holds, and rebuild their trees from it."""
     screen.phase("reading what was trained", None)
-    for numbers in _gone(store.gaps("updates")):
+    for numbers in _gone(gaps(store, "updates")):
         findings.add("trained", f"records of optimizer steps were taken out of the store: {numbers} gone")
     for update in store.updates():
         findings.counts["updates"] += 1

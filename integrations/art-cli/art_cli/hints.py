@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from art_core.loop.metrics import Z
-from art_core.store import Shape, Store
+from art_core.store import Store
+from art_core.store.rollouts import SCORED
 from art_core.store.run_folder import store_file
 
 STEPS_READ = 50
@@ -35,6 +36,31 @@ SURE = 4.0
 SAME = 0.75
 """Of all runs with one and the same last answer, in ``MANY`` tasks or more: what is asked hardly matters any more."""
 MANY = 8
+
+
+class Shape(NamedTuple):
+    """A scored rollout without its calls' content, except for the last answer."""
+
+    rollout_id: str
+    group: str
+    task_id: str | None
+    failed: bool
+    reward: float
+    calls: int
+    sampled_tokens: int
+    cut_off: int
+    """Calls that ended at their token limit."""
+    answer: bytes | None
+    """The ids sampled in the last call, as they are stored; None if there is no call."""
+
+
+SHAPES = f"""
+SELECT rollouts.rollout_id, coalesce(grp, rollouts.rollout_id), task_id, error IS NOT NULL, scores.reward, count(calls.seq),
+    coalesce(sum(length(sampled)), 0) / 4, coalesce(sum(finish_reason = 'length'), 0),
+    (SELECT sampled FROM calls WHERE calls.rollout_id = rollouts.rollout_id AND NOT replaced ORDER BY seq DESC LIMIT 1)
+FROM {SCORED} LEFT JOIN calls ON calls.rollout_id = rollouts.rollout_id AND NOT replaced
+WHERE step = ? AND split = 'train' AND finished IS NOT NULL AND scores.reward IS NOT NULL GROUP BY rollouts.seq
+"""
 
 SIZES: dict[str, tuple[Callable[[Shape], float], str, str]] = {
     "tokens": (lambda it: it.sampled_tokens, "sampled tokens a run", "longer answers are better ones"),
@@ -79,7 +105,12 @@ def hints(
 def _read(store: Store, steps: Sequence[int]) -> list[Shape]:
     """Return the runs of up to ``STEPS_READ`` of the steps, evenly chosen."""
     chosen = sorted({int(it) for it in np.linspace(0, len(steps) - 1, STEPS_READ)})
-    return [shape for place in chosen for shape in store.shapes(steps[place])]
+    return [shape for place in chosen for shape in shapes(store, steps[place])]
+
+
+def shapes(store: Store, step: int) -> list[Shape]:
+    """Return the scored training rollouts of a step, in the order in which they began."""
+    return [Shape(*row) for row in store.rows(SHAPES, (step,))]
 
 
 def _drifts(first: Sequence[Shape], last: Sequence[Shape]) -> Iterable[str]:

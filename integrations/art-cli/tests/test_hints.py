@@ -10,9 +10,9 @@ from reward_fakes import settings as short
 from rich.console import Console
 
 import art_core as art
-from art_cli.hints import hints, hints_of, within_groups
+from art_cli.hints import Shape, hints, hints_of, within_groups
 from art_cli.summary import print_result
-from art_core.store import Shape, Store
+from art_core.store import Store
 from art_core.testing import FakeEngine, ScriptedAgent
 from art_core.types import Call
 
@@ -155,7 +155,7 @@ def test_a_short_run_says_nothing(tmp_path):
 def test_a_long_run_is_read_in_part(tmp_path):
     with run_of(tmp_path, [steady] * 9, size=2, groups=1) as store:
         asked = []
-        store.shapes = lambda step: asked.append(step) or []
+        store.rows = lambda query, values: asked.append(*values) or []
         hints(store, [(step, {"groups_with_contrast": 1.0}) for step in range(1, 100_001)], [], LOOK)
     assert len(asked) == 100 and (min(asked), max(asked)) == (1, 100_000)
 

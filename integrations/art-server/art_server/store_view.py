@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import Any, TypeVar
 
 from art_core.errors import StoreError
 from art_core.store.calls import CallReader
 from art_core.store.rollouts import COLUMNS, SCORED, SCORES, StoredRollout, StoredScore, rollout_of, score_of
-from art_core.store.schema import APPLICATION, BROKEN, VERSION, unreadable
-from art_core.store.values import Damaged, column, from_json, object_from_json, text_from_column
+from art_core.store.schema import BROKEN, check_version, typed_row, unreadable
+from art_core.store.values import from_json, object_from_json
 from art_core.types import Call
 
 Answer = TypeVar("Answer")
@@ -99,7 +98,7 @@ class StoreView:
             "(SELECT max(seq) FROM steps WHERE step > ? GROUP BY step ORDER BY step LIMIT ?) ORDER BY step",
             (after, limit),
         )
-        return [(column(step, int), column(at, float), object_from_json(metrics)) for step, at, metrics in rows]
+        return [(step, at, object_from_json(metrics)) for step, at, metrics in rows]
 
     def splits(self) -> list[SeenSplit]:
         """Return the splits that there are."""
@@ -173,16 +172,18 @@ class StoreView:
             f"WHERE rollout_id IN ({_places(rollout_ids)}) AND NOT replaced ORDER BY seq",
             tuple(rollout_ids),
         ):
-            _asked(found, rollout_id).append((text_from_column(agent), column(reward, float, NoneType)))
+            _asked(found, rollout_id).append((agent, reward))
         return found
 
     def scores(self, rollout_id: str) -> list[StoredScore]:
         """Return all that a rollout was ever given, second opinions too, oldest first."""
-        return [score_of(row) for row in self._db.execute(SCORES, (rollout_id,))]
+        return [score_of(*row) for row in self._db.execute(SCORES, (rollout_id,))]
 
     def _seen(self, where: str, values: Any) -> list[SeenRollout]:
-        rows = self._db.execute(f"SELECT started, scores.seq, {COLUMNS} FROM {SCORED} WHERE {where}", values).fetchall()
-        found = [(started, score is not None, rollout_of(tuple(row))) for started, score, *row in rows]
+        rows = self._db.execute(
+            f"SELECT started, scores.seq IS NOT NULL, {COLUMNS} FROM {SCORED} WHERE {where}", values
+        ).fetchall()
+        found = [(started, bool(scored), rollout_of(*row)) for started, scored, *row in rows]
         made = {
             rollout_id: (calls, tokens)
             for rollout_id, calls, tokens in self._db.execute(
@@ -238,23 +239,16 @@ def _opened(path: Path, *, alone: bool) -> Iterator[sqlite3.Connection]:
     # Without "immutable", SQLite would leave files of its own beside one that nobody has open.
     uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
     with closing(sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)) as db:
-        [application] = db.execute("PRAGMA application_id").fetchone()
-        [version] = db.execute("PRAGMA user_version").fetchone()
-        if application != APPLICATION:
-            raise StoreError(f"{path} is an SQLite file of something else than art; give another run folder")
-        if version != VERSION:
-            raise StoreError(
-                f"{path} was written with version {version} of the store's tables, this art_server reads version {VERSION}; use "
-                "the one that wrote it"
-            )
+        db.row_factory = typed_row
+        check_version(db, path)
         db.execute("BEGIN")
         yield db
 
 
 def _asked(found: Mapping[Any, Answer], name: Any) -> Answer:
-    """Return what was asked for under ``name``; Damaged where the file gives a row that nobody asked for."""
+    """Return what was asked for under ``name``; ValueError where the file gives a row that nobody asked for."""
     if name not in found:
-        raise Damaged(f"a row of {name!r:.100} stands where another should")
+        raise ValueError(f"a row of {name!r:.100} stands where another should")
     return found[name]
 
 

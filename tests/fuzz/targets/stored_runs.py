@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from art_audit.ledger import gaps
 from art_core.errors import StoreError
 from art_core.learner.checkpoint import read_manifest, read_state
 from art_core.store import Store
@@ -126,7 +127,7 @@ def _check(file: Path, *, opens: bool, writes: bool) -> None:
 def _check_store(store: Store, writes: bool) -> None:
     for ask in (store.callers, store.openings, store.rollouts, store.trajectories, store.steps,
     lambda: list(store.updates()),
-                lambda: store.gaps("calls"), lambda: store.meta("model")):  # fmt: skip
+                lambda: gaps(store, "calls"), lambda: store.meta("model")):  # fmt: skip
         with suppress(StoreError):
             ask()
     before = {name: _recorded(store, name) for name in ROLLOUTS}
