@@ -12,8 +12,7 @@ from pathlib import Path
 
 import typer
 
-from art_cli.main import app
-from art_core.plugins import Plugins
+from art_cli import main
 
 ROOT = Path(__file__).parent.parent
 BETWEEN = {"&&", "||", ";", "|", "&"}
@@ -94,8 +93,7 @@ def check_command(words: list[str], page: Path, here: Path) -> None:
 
 @cache
 def art() -> typer.core.TyperGroup:
-    Plugins().call("register_commands", app=app)
-    return typer.main.get_command(app)
+    return typer.main.get_command(main.command())
 
 
 def check_art(words: list[str]) -> None:

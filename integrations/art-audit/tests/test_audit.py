@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import art_audit
 import art_core as art
-from art_cli.main import app
+from art_cli.main import command
 from art_core.errors import ConfigError
 from art_core.store import Store
 from art_core.store.digest import call_digest, chained
@@ -330,17 +330,17 @@ def test_how_to_allow_what_an_engine_in_16_bits_rounds_is_said_where_it_may_be_t
         db.execute(f"UPDATE calls SET logprobs = ? WHERE seq = {LAST}", (rounded,))
     db.close()
     refresh(run_dir)
-    said = CliRunner().invoke(app, ["audit", str(run_dir)]).stdout
+    said = CliRunner().invoke(command(), ["audit", str(run_dir)]).stdout
     assert "NOT CLEAN" in said and ("--tolerance 0.5" in said) == told
 
 
 @pytest.mark.smoke
 @pytest.mark.system
 def test_the_command_says_it_by_its_exit_code(run_dir):
-    nowhere = CliRunner().invoke(app, ["audit", str(run_dir / "nowhere")], env={"COLUMNS": "300"})
+    nowhere = CliRunner().invoke(command(), ["audit", str(run_dir / "nowhere")], env={"COLUMNS": "300"})
     assert nowhere.exit_code == 2 and "is not a run folder" in nowhere.output
-    clean = CliRunner().invoke(app, ["audit", str(run_dir), "--json"])
+    clean = CliRunner().invoke(command(), ["audit", str(run_dir), "--json"])
     assert clean.exit_code == 0 and json.loads(clean.stdout.splitlines()[-1])["clean"]
     change(run_dir, f"UPDATE calls SET temperature = 0.5 WHERE seq = {LAST}")
-    bad = CliRunner().invoke(app, ["audit", str(run_dir), "--sample", "1"])
+    bad = CliRunner().invoke(command(), ["audit", str(run_dir), "--sample", "1"])
     assert bad.exit_code == 1 and "NOT CLEAN" in bad.stdout and "digest: rollout" in bad.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import importlib.util
 import io
 import json
@@ -310,6 +311,13 @@ def kept(run_dir: Path, command: str, what: str = "goes on after the last finish
         raise typer.Exit(143 if isinstance(stop, Terminated) else 130) from None
 
 
+@functools.cache
+def command() -> typer.Typer:
+    """Return the ``art`` command with the commands of the installed plugins."""
+    Plugins().call("register_commands", app=app)
+    return app
+
+
 def main() -> None:
     """Run the command; errors of ours are one message without a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -318,8 +326,7 @@ def main() -> None:
         )  # models say halves of surrogate pairs too; stderr does so already
     try:
         load_env_file()  # first: it may say which plugins are left out
-        Plugins().call("register_commands", app=app)
-        app()
+        command()()
     except ArtError as error:
         Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] ", end="")
         told = printable(without_keys(str(error)))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import art_audit
 import art_core as art
 import art_langfuse
-from art_cli.main import app
+from art_cli.main import command
 from art_core.errors import ConfigError
 from art_core.plugins import Plugins
 from art_core.store import Store
@@ -28,9 +28,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 def run_command(*arguments):
     Plugins(art_langfuse, installed=False)
-    if not any(group.name == "import" for group in app.registered_groups):
-        art_langfuse.register_commands(app)
-    return CliRunner().invoke(app, ["import", "langfuse", *map(str, arguments)], catch_exceptions=False)
+    return CliRunner().invoke(command(), ["import", "langfuse", *map(str, arguments)], catch_exceptions=False)
 
 
 def plain(output):
@@ -262,7 +260,6 @@ async def test_imported_runs_are_imitated_and_refused_by_grpo(production, tmp_pa
 
 def test_imported_runs_can_be_judged(production, tmp_path, monkeypatch):
     pytest.importorskip("art_ruler")
-    import art_ruler
 
     judge = tmp_path / "judge.py"
     judge.write_text(
@@ -273,9 +270,7 @@ def test_imported_runs_can_be_judged(production, tmp_path, monkeypatch):
         "    return json.dumps({'scores': scores})\n"
     )
     run_command("--run-dir", tmp_path / "imported")
-    if not any(group.name == "judge" for group in app.registered_groups):
-        art_ruler.register_commands(app)
-    done = CliRunner().invoke(app, ["judge", str(tmp_path / "imported"), "--judge", f"{judge}:judge"])
+    done = CliRunner().invoke(command(), ["judge", str(tmp_path / "imported"), "--judge", f"{judge}:judge"])
     assert done.exit_code == 0, done.output
     with Store(tmp_path / "imported" / "run.sqlite") as store:
         [*_, opinion] = store.scores("langfuse-a1")

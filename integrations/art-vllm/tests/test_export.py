@@ -19,10 +19,9 @@ from tree_cases import make_model
 from typer.testing import CliRunner
 
 import art_core as art
-from art_cli.main import app
+from art_cli import main
 from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner.replay import load_weights
-from art_core.plugins import Plugins
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_embedded import TINY
@@ -364,9 +363,7 @@ def test_an_adapter_of_a_run_with_signs_in_its_name_is_written_as_vllm_reads_it(
 
 
 def command(*arguments):
-    if not any(it.name == "export" for it in app.registered_commands):
-        Plugins().call("register_commands", app=app)
-    return CliRunner().invoke(app, ["export", *map(str, arguments)])
+    return CliRunner().invoke(main.command(), ["export", *map(str, arguments)])
 
 
 def test_the_command_prints_where_it_is_and_how_to_serve_it(trained, tmp_path):
