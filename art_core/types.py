@@ -289,8 +289,8 @@ class Upstream(Protocol):
 
 
 class Engine(Upstream, Protocol):
-    """Serves the policy. Lives where capture lives: by default in a child process. ``abilities.py`` says what it may have
-    besides. With the attribute ``loads_files`` (on its factory too) it is only given weights that have a ``path``."""
+    """Serves the policy. Lives where capture lives: by default in a child process. ``serving.EngineBase`` has the
+    optional methods. With the attribute ``loads_files`` (on its factory too) it only gets weights that have a ``path``."""
 
     async def start(self) -> None:
         """Load what is needed to answer the first request."""

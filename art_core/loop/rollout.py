@@ -30,7 +30,7 @@ from art_core.plugins import GROUP
 from art_core.redaction import printable, without_keys
 from art_core.runtime.deadlines import TooLate, within
 from art_core.runtime.threads import finished
-from art_core.serving import Door
+from art_core.serving import ServingProxy
 from art_core.store import Store
 from art_core.types import Group, RolloutAddress, RunAgent, Sampling, Trajectory
 
@@ -56,7 +56,7 @@ class Rollout:
     """
 
     task: Any
-    door: Door
+    door: ServingProxy
     store: Store
     model: str = "policy"
     sampling: Sampling = field(default_factory=Sampling)

@@ -9,7 +9,7 @@ from art_core.errors import CaptureError
 
 
 class Throughput:
-    """What came since it was last asked. ``counters`` returns the totals of ``abilities.Counts``, or nothing."""
+    """What came since it was last asked. ``counters`` returns the totals of ``EngineBase.counters``, or nothing."""
 
     def __init__(self, counters: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
         self._counters = counters

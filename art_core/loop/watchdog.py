@@ -27,7 +27,7 @@ from art_core.capture.activity import Look
 from art_core.loop.rollout import Rollout, own_place
 from art_core.runtime.memory import Swapping
 from art_core.runtime.stacks import stacks, task_frames, thread_frames
-from art_core.serving import Door
+from art_core.serving import ServingProxy
 
 T = TypeVar("T")
 
@@ -35,12 +35,10 @@ ANSWER_SECONDS = 5.0
 """That the serving process and the event loop may take to say that they live."""
 ORDERS = {
     "pause": "the calls in flight to end, before the weights change",
-    "load": "the engine to take the new weights",
+    "swap": "the engine to take the new weights",
     "close": "the last calls of a rollout to end and to be recorded",
     "flush": "the calls to be written to the disk",
     "score": "the engine to score a fixed text",
-    "rest": "the engine to leave the GPU",
-    "wake": "the engine to come back to the GPU",
 }
 """What is waited for while the engine has not done what it was told."""
 SWAPPING = 2**20
@@ -67,7 +65,7 @@ class Watchdog:
 
     def __init__(self, run_dir: Path, seconds: float | None) -> None:
         self._run_dir, self._seconds = run_dir, seconds
-        self.door: Door | None = None
+        self.door: ServingProxy | None = None
         """Set when there is one."""
         self._now: dict[object, Doing] = {}
         self._moved = time.monotonic()
@@ -120,7 +118,7 @@ class Watchdog:
     def _look(self) -> None:
         assert self._seconds
         swapped = self._swapping.rate()
-        doing, orders = list(self._now.values()), list(self.door.asked.values()) if self.door else []
+        doing, orders = list(self._now.values()), list(self.door.pending.values()) if self.door else []
         begun = [it.began for it in doing] + [began for _, began in orders]
         quiet = time.monotonic() - max(self._moved, min(begun, default=time.monotonic()))
         if quiet < self._seconds / 2:
