@@ -32,13 +32,9 @@ OTHER_MODEL = (
     "engine and learner should both have the start weights, and differ by {:.3g} nats over a fixed text: they do not "
     "compute the same model. Nothing is trained; start the engine's server with the run's model="
 )
-COARSE = (
-    "engine and learner, with the start weights, differ by %.3g nats over a fixed text: they do not compute the same "
-    "model, or one of them in a coarse number format"
-)
-DRIFTED = (
-    "version %d: the engine's logprobs of a fixed text differ from the learner's by %.3g nats, and by %.3g at the start "
-    "of the run; what is sampled is not quite what is trained"
+APART = (
+    "version %d: the logprobs of a fixed text differ by %.3g nats between engine and learner, where %.3g is usual: one of "
+    "them computes in a coarser number format, or not the same model; what is sampled is not quite what is trained"
 )
 BROKEN = (
     "the learner's own logprobs of a fixed text are not numbers, so its weights are broken. The step is not counted; "
@@ -97,29 +93,25 @@ class Sentinel:
     async def begin(self, trajectories: Sequence[Trajectory], version: int) -> None:
         """Before the first step, choose the text and measure the noise while both sides have ``version``. Before later
         steps, raise StaleWeightsError if the engine no longer serves what it did at the last check."""
-        if self._off:
-            return
         ids = self._state.ids or _choose_text(trajectories)
-        served = await self._engine(ids) if ids else None
+        if self._off or not ids:
+            return
+        served = await self._engine(ids)
         if self._old is None:
-            await self._choose(ids, served, version)
+            if (learnt := await self._by_learner(ids, served)) is not None:
+                self._measure(ids, served, learnt)
+                self._old = version, learnt
         elif served and (moved := distance(served, self._last_served)) > DAMAGED * self._state.noise:
             raise StaleWeightsError(REPLACED.format(version, moved))
 
-    async def _choose(self, ids: list[int], served: list[float] | None, version: int) -> None:
-        learnt = await self._by_learner(ids, served) if ids else None
-        if learnt is None:
-            return
-        if not self._state.ids:
-            self._measure(ids, served, learnt)
-        self._old = version, learnt
-
     def _measure(self, ids: list[int], served: Sequence[float], learnt: list[float]) -> None:
+        if self._state.ids:
+            return  # measured when the run began, or when it was resumed
         noise = distance(served, learnt)
         if noise > FOREIGN:
             raise StaleWeightsError(OTHER_MODEL.format(noise))
         if noise > LARGE:
-            log.warning(COARSE, noise)
+            log.warning(APART, 0, noise, FLOOR)
         self._state = State(ids, learnt, max(FLOOR, noise))
         self._store(asdict(self._state))
 
@@ -150,7 +142,7 @@ class Sentinel:
             distances = DISTANCES.format(to_new, to_old, noise)
             raise StaleWeightsError(message.format(new=version, old=old, distances=distances))
         if to_new > DAMAGED * noise:
-            log.warning(DRIFTED, version, to_new, noise)
+            log.warning(APART, version, to_new, noise)
         if changed > noise:
             self._old = version, learnt
         return {"mismatch": to_new, "cannot_tell": float(changed <= noise)}

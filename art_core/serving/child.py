@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from art_core.errors import CaptureError, ConfigError
+from art_core.errors import ArtError, CaptureError, ConfigError
 from art_core.runtime.stacks import stacks
 from art_core.serving.service import ServingThread
 
@@ -124,16 +124,19 @@ class _Commands:
 
     def _run(self, number: int, command: str, payload: bytes) -> None:
         try:
-            args, kwargs = pickle.loads(payload)
-        except Exception as error:  # noqa: BLE001  the boundary of the user's own modules: the parent raises it
-            return self._send(number, False, _portable(_not_importable(command, error)))
-        try:
-            future = self._begin(command, args, kwargs)
-        except CaptureError as error:
-            return self._send(number, False, _portable(error))
-        future.add_done_callback(partial(self._reply, number))
+            self._begin(command, payload).add_done_callback(partial(self._reply, number))
+        except ArtError as error:
+            self._send(number, False, _portable(error))
 
-    def _begin(self, command: str, args: Any, kwargs: Any) -> Future[Any]:
+    def _begin(self, command: str, payload: bytes) -> Future[Any]:
+        try:
+            args, kwargs = pickle.loads(payload)
+        except Exception as error:  # the boundary of the user's own modules
+            raise ConfigError(
+                f"the serving process cannot rebuild what it was sent ({command}: {type(error).__name__}: {error}); engines, "
+                "recorders and dialects are named by module, so define them in a module that can be imported, not in the "
+                "script that is run (__main__) and not inside a function"
+            ) from error
         if command == "stacks":  # by this thread: that of the calls may be what hangs
             return _resolved(stacks(self._server and self._server.loop))
         if command != "start":
@@ -162,14 +165,6 @@ def _collect_garbage(_: object) -> None:
     """From now on, and not among the objects that exist already."""
     gc.freeze()
     gc.enable()
-
-
-def _not_importable(command: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"the serving process cannot rebuild what it was sent ({command}: {type(error).__name__}: {error}); engines, recorders "
-        "and dialects are named by module, so define them in a module that can be imported, not in the script that is run "
-        "(__main__) and not inside a function"
-    )
 
 
 def _portable(error: BaseException) -> tuple[BaseException, str]:

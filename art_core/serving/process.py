@@ -110,12 +110,11 @@ class ServingProcess:
         self._reader = threading.Thread(target=self._read, name="art-serving", daemon=True)
 
     def start(self) -> Future[str]:
-        """Start; the future has the address, or what kept it from starting. Raises CaptureError if no process can be started."""
+        """As ``ServingThread.start``. Raises CaptureError if no process can be started."""
         try:
             begun = _begun()
         except OSError as error:
-            self._died = _not_started(error)
-            raise self._died from error
+            raise _not_started(error) from error
         self._process, self._pipe = begun.process, Pipe(begun.connection)
         self._reader.start()
         # The reader reports a process that has ended already.
@@ -125,17 +124,19 @@ class ServingProcess:
         return self.request("start", self._plan)
 
     def request(self, command: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Send a command, from any thread. Raises CaptureError if the process has died."""
-        future: Future[Any] = Future()
-        # Its waiter may be cancelled before the reply comes; the future is set all the same.
-        future.set_running_or_notify_cancel()
-        number = next(self._numbers)
+        """Send a command, from any thread. Raises CaptureError if the process has died, ConfigError for what cannot be sent."""
         try:
             payload = pickled((args, kwargs))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             # Which of the three depends on the object and on the version of Python.
-            future.set_exception(_not_picklable(command, error))
-            return future
+            raise ConfigError(
+                f"what the serving process needs cannot be sent to it ({command}: {error}); pass engines, recorders and "
+                "dialects as functions of a module that can be imported (functools.partial adds arguments), not as closures "
+                "or open objects"
+            ) from error
+        number, future = next(self._numbers), Future[Any]()
+        # Its waiter may be cancelled before the reply comes; the future is set all the same.
+        future.set_running_or_notify_cancel()
         with self._lock:
             if self._died is not None:
                 raise self._died
@@ -146,7 +147,7 @@ class ServingProcess:
         return future
 
     def stop(self) -> Future[None]:
-        """Stop the process, or kill it if it takes too long. The future has what was raised while ending."""
+        """As ``ServingThread.stop``; kills a process that takes too long."""
         stopped: Future[None] = Future()
 
         def end() -> None:
@@ -159,14 +160,15 @@ class ServingProcess:
         return stopped
 
     def _end(self) -> None:
+        if self._process is None:
+            return
         replied: set[Future[Any]] = set()
         # A process that died earlier has failed all that waited for it.
         with contextlib.suppress(CaptureError):
             replied, _ = wait([self.request("stop")], STOP_SECONDS)
-        if self._process is not None:
-            _ended(self._process, 1.0)
-            self._reader.join()
-            self._pipe.connection.close()
+        _ended(self._process, 1.0)
+        self._reader.join()
+        self._pipe.connection.close()
         for reply in replied:
             reply.result()
 
@@ -232,11 +234,4 @@ def _died(code: int) -> ServingDied:
     return ServingDied(
         f"the serving process died: it {how} (exit code {code}){memory if code == -signal.SIGKILL else ''}. Its last output is "
         "on stderr; the recorded calls are in the store: train again with the same run_dir to resume"
-    )
-
-
-def _not_picklable(command: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"what the serving process needs cannot be sent to it ({command}: {error}); pass engines, recorders and dialects as "
-        "functions of a module that can be imported (functools.partial adds arguments), not as closures or open objects"
     )
