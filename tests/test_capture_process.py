@@ -351,6 +351,10 @@ def test_a_process_whose_engine_never_stops_ends_after_its_time(monkeypatch):
         serving._process.kill()
 
 
+def test_a_log_record_that_cannot_be_read_here_is_dropped():
+    ServingProcess(ServingPlan(EchoEngine, ListRecorder))._receive(None, True, b"no pickle")
+
+
 def test_what_fails_while_a_process_is_stopped_is_raised_by_stop(monkeypatch):
     serving = ServingProcess(ServingPlan(EchoEngine, ListRecorder))
     monkeypatch.setattr(serving, "_end", lambda: 1 / 0)

@@ -1,4 +1,5 @@
-"""Steps that are dropped because a value is NaN or infinite: checked before the step, kept in a file to find the reason."""
+"""Steps that are dropped because a value is NaN or infinite: checked before the step, kept in a file to find the
+reason."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Whether the engine serves the weights that the learner made: both score a fixed text after every swap.
 
-Distances are root mean squares over the text's tokens, in nats. The served logprobs must be nearer to those of the new weights
-than to those of the old ones. The old weights are those of the last swap that changed enough to tell, so a change that many
-small steps hide is found when it has added up.
+Distances are root mean squares over the text's tokens, in nats. The served logprobs must be nearer to those of the new
+weights than to those of the old ones. The old weights are those of the last swap that changed enough to tell, so a
+change that many small steps hide is found when it has added up.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ OTHER_MODEL = (
     "compute the same model. Nothing is trained; start the engine's server with the run's model="
 )
 APART = (
-    "version %d: the logprobs of a fixed text differ by %.3g nats between engine and learner, where %.3g is usual: one of "
-    "them computes in a coarser number format, or not the same model; what is sampled is not quite what is trained"
+    "version %d: the logprobs of a fixed text differ by %.3g nats between engine and learner; %.3g is usual. One of "
+    "them computes in a coarser number format, or not the same model: what is sampled is not quite what is trained"
 )
 BROKEN = (
     "the learner's own logprobs of a fixed text are not numbers, so its weights are broken. The step is not counted; "
     "lower learning_rate, or check the start weights, and train again with the same run_dir"
 )
 REPLACED = (
-    "the engine does not serve version {} of the weights any more: its logprobs of a fixed text differ by {:.3g} nats from "
-    "those after the last swap. Its server was restarted, or somebody else loads weights into it. Calls since then are "
-    "not trained; train again with the same run_dir, which loads the weights"
+    "the engine does not serve version {} of the weights any more: its logprobs of a fixed text differ by {:.3g} nats "
+    "from those after the last swap. Its server was restarted, or somebody else loads weights into it. Calls since "
+    "then are not trained; train again with the same run_dir, which loads the weights"
 )
 STALE = (
     "the engine was sent version {new} of the weights and still serves version {old}: {distances}. The step is not "
     "counted; restart the engine and train again with the same run_dir"
 )
 NEITHER = (
-    "the engine serves neither version {new} of the weights, which it was sent, nor the old ones: {distances}. They were "
-    "damaged on their way, or belong to another model. The step is not counted; train again with the same run_dir"
+    "the engine serves neither version {new} of the weights, which it was sent, nor the old ones: {distances}. They "
+    "were damaged on their way, or belong to another model. The step is not counted; train again with the same run_dir"
 )
 DISTANCES = "over a fixed text it is {:.3g} nats from the new weights and {:.3g} from the old ones; {:.3g} is usual"
 
@@ -116,8 +116,8 @@ class Sentinel:
         self._store(asdict(self._state))
 
     async def resume(self) -> None:
-        """Let the next check compare with the start weights, which the engine has now; measure the noise again, because a run
-        may resume with another engine or number format."""
+        """Let the next check compare with the start weights, which the engine has now; measure the noise again, because
+        a run may resume with another engine or number format."""
         state = self._state
         if not state.ids:
             return
@@ -128,8 +128,8 @@ class Sentinel:
             self._store(asdict(state))
 
     async def check(self, version: int, served: list[float] | None) -> dict[str, float]:
-        """Return metrics: ``mismatch``, the distance between engine and learner, and ``cannot_tell``, 1 if the swap changed too
-        little to tell. Raises StaleWeightsError if the engine does not serve ``version``."""
+        """Return metrics: ``mismatch``, the distance between engine and learner, and ``cannot_tell``, 1 if the swap
+        changed too little to tell. Raises StaleWeightsError if the engine does not serve ``version``."""
         if not self.probe or (learnt := await self._by_learner(self.probe, served)) is None:
             return {}
         (old, old_logprobs), noise = self._old, self._state.noise

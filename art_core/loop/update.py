@@ -20,8 +20,8 @@ log = logging.getLogger("art_core.engine.update")  # below the name whose record
 
 
 class Updates:
-    """Takes the steps of a run in which rollouts may be ``ahead`` so many steps. ``from_files``: the engine only accepts
-    weights that have a path."""
+    """Takes the steps of a run in which rollouts may be ``ahead`` so many steps. ``from_files``: the engine only
+    accepts weights that have a path."""
 
     def __init__(
         self, learner: Learner, serving: ServingProxy, store: Store, run_dir: Path, *, ahead: int, from_files: bool
@@ -36,9 +36,10 @@ class Updates:
     ) -> dict[str, float]:
         """Take one optimizer step on ``trees``, store what ``step`` was trained on, and serve the new weights.
 
-        Returns the learner's metrics and the sentinel's. If the learner's version stays the same, no step was taken, and nothing
-        is stored or swapped. A step with a value that is not finite is dropped: its inputs are kept under ``dropped/``, and the
-        metrics are ``dropped`` = 1. Raises StaleWeightsError if the engine then does not serve the new weights.
+        Returns the learner's metrics and the sentinel's. If the learner's version stays the same, no step was taken,
+        and nothing is stored or swapped. A step with a value that is not finite is dropped: its inputs are kept under
+        ``dropped/``, and the metrics are ``dropped`` = 1. Raises StaleWeightsError if the engine then does not serve
+        the new weights.
         """
         learner, before = self._learner, self._learner.version
         await self._sentinel.begin(trajectories, before)
@@ -61,8 +62,8 @@ class Updates:
         return metrics
 
     async def _step(self, trees: Sequence[TokenTree], loss: Loss | None) -> dict[str, float]:
-        # Without rollouts ahead, what is served may be the very weights that the step changes, and the engine may leave the
-        # GPU to the learner.
+        # Without rollouts ahead, the served weights may be the very tensors that the step changes, and the engine may
+        # leave the GPU to the learner.
         if not self._ahead:
             await self._serving.pause(rest=True)
         step = self._learner.step if loss is None else functools.partial(self._learner.step, loss=loss)

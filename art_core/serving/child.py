@@ -1,8 +1,8 @@
 """The serving process: runs commands that come over a pipe, and ends when its parent does.
 
-Started by ``process.py`` with the command line below, never by multiprocessing, which would run the user's script again.
-A message is (number, command, pickled (args, kwargs)); a reply is (number, success, pickled result or error). A log record
-is a reply without a number.
+Started by ``process.py`` with the command line below, never by multiprocessing, which would run the user's script
+again. A message is (number, command, pickled (args, kwargs)); a reply is (number, success, pickled result or error). A
+log record is a reply without a number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from art_core.serving.service import ServingThread
 COMMAND = """
 import faulthandler, signal, sys
 faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # shows where this is, and must not end it
-for stop in (signal.SIGINT, signal.SIGTERM):  # all processes of a terminal or a service get them; this one ends with its parent
+# All processes of a terminal or a service get these; this one ends with its parent.
+for stop in (signal.SIGINT, signal.SIGTERM):
     signal.signal(stop, signal.SIG_IGN)
 sys.path[:] = sys.argv[2].split(chr(0x1f))
 import art_core.serving.child as _child
@@ -61,7 +62,8 @@ class Pipe:
 
 
 def pickled(content: object) -> bytes:
-    """Return ``content`` pickled; shared-memory tensors travel as handles, by what torch registers when it is imported."""
+    """Return ``content`` pickled; shared-memory tensors travel as handles, by what torch registers when it is
+    imported."""
     buffer = io.BytesIO()
     ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(content)
     return buffer.getvalue()
@@ -133,9 +135,9 @@ class _Commands:
             args, kwargs = pickle.loads(payload)
         except Exception as error:  # the boundary of the user's own modules
             raise ConfigError(
-                f"the serving process cannot rebuild what it was sent ({command}: {type(error).__name__}: {error}); engines, "
-                "recorders and dialects are named by module, so define them in a module that can be imported, not in the "
-                "script that is run (__main__) and not inside a function"
+                f"the serving process cannot rebuild what it was sent ({command}: {type(error).__name__}: {error}); "
+                "engines, recorders and dialects are named by module, so define them in a module that can be imported, "
+                "not in the script that is run (__main__) and not inside a function"
             ) from error
         if command == "stacks":  # by this thread: that of the calls may be what hangs
             return _resolved(stacks(self._server and self._server.loop))

@@ -21,17 +21,18 @@ class EngineBase:
         """Called once, before ``start``, with an existing folder for logs and other files."""
 
     async def score(self, ids: Sequence[int]) -> list[float] | None:
-        """Return the logprob (nats, temperature 1) of every token but the first, given those before it, under the newest
-        weights: (len(ids) - 1,). None: not supported."""
+        """Return the logprob (nats, temperature 1) of every token but the first, given those before it, under the
+        newest weights: (len(ids) - 1,). None: not supported."""
         return None
 
     async def counters(self) -> Mapping[str, float]:
-        """Return totals since ``start``: ``prompt_tokens``, ``cached_tokens`` (the part of them that was not recomputed) and
-        ``sampled_tokens``."""
+        """Return totals since ``start``: ``prompt_tokens``, ``cached_tokens`` (the part of them that was not
+        recomputed) and ``sampled_tokens``."""
         return {}
 
     def overlaps(self, weights: Weights) -> bool:
-        """Whether these weights can be served beside the previous ones; ``load`` is then called with requests in flight."""
+        """Whether these weights can be served beside the previous ones; ``load`` is then called with requests in
+        flight."""
         return False
 
     def keeps_start(self) -> bool:
@@ -39,7 +40,8 @@ class EngineBase:
         return False
 
     def at(self, version: int) -> Upstream:
-        """Return what answers with this version, which was loaded and not retired, or with the newest if that replaced it."""
+        """Return what answers with this version, which was loaded and not retired, or with the newest if that replaced
+        it."""
         return self  # type: ignore[return-value]
 
     async def retire(self, version: int) -> None:

@@ -1,4 +1,5 @@
-"""The engines of a run: that of the policy, given by name, address or object, and that of the nodes that are not trained."""
+"""The engines of a run: that of the policy, given by name, address or object, and that of the nodes that are not
+trained."""
 
 from __future__ import annotations
 
@@ -82,8 +83,8 @@ class PolicyEngine:
     def _frozen(self, folder: str, config: TrainConfig) -> Callable[[], Engine] | None:
         """Return what makes the engine of the nodes that ``config.train_nodes`` leaves out; None if they need none.
 
-        ``folder`` has the start weights. Raises ConfigError for an object or a server, of which there is only one, if it does
-        not keep its start weights.
+        ``folder`` has the start weights. Raises ConfigError for an object or a server, of which there is only one, if
+        it does not keep its start weights.
         """
         model = config.frozen_model
         if not config.train_nodes or config.other_nodes != "frozen":
@@ -131,5 +132,6 @@ def is_address(engine: object) -> bool:
 
 
 def sampling_seed(seed: int, openings: int) -> int:
-    """Return what the engine draws from in a run that was opened so often before; the first time it is the run's own seed."""
+    """Return what the engine draws from in a run that was opened so often before; the first time it is the run's own
+    seed."""
     return random.Random(f"{seed}/{openings}").getrandbits(31) if openings else seed

@@ -124,15 +124,16 @@ class ServingProcess:
         return self.request("start", self._plan)
 
     def request(self, command: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Send a command, from any thread. Raises CaptureError if the process has died, ConfigError for what cannot be sent."""
+        """Send a command, from any thread. Raises CaptureError if the process has died, ConfigError for what cannot be
+        sent."""
         try:
             payload = pickled((args, kwargs))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             # Which of the three depends on the object and on the version of Python.
             raise ConfigError(
-                f"what the serving process needs cannot be sent to it ({command}: {error}); pass engines, recorders and "
-                "dialects as functions of a module that can be imported (functools.partial adds arguments), not as closures "
-                "or open objects"
+                f"what the serving process needs cannot be sent to it ({command}: {error}); pass engines, recorders "
+                "and dialects as functions of a module that can be imported (functools.partial adds arguments), not as "
+                "closures or open objects"
             ) from error
         number, future = next(self._numbers), Future[Any]()
         # Its waiter may be cancelled before the reply comes; the future is set all the same.
@@ -191,7 +192,7 @@ class ServingProcess:
         except Exception as error:  # noqa: BLE001  what an engine raises may not be importable here
             success, content = False, (CaptureError(f"the serving process sent what cannot be read here: {error}"), "")
         if number is None:
-            return _log(content)
+            return _log(content) if success else None
         future = self._pending.pop(number)
         if success:
             return future.set_result(content)
@@ -232,6 +233,6 @@ def _died(code: int) -> ServingDied:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended"
     memory = "; running out of memory is the usual cause: serve a smaller model or run fewer rollouts at a time"
     return ServingDied(
-        f"the serving process died: it {how} (exit code {code}){memory if code == -signal.SIGKILL else ''}. Its last output is "
-        "on stderr; the recorded calls are in the store: train again with the same run_dir to resume"
+        f"the serving process died: it {how} (exit code {code}){memory if code == -signal.SIGKILL else ''}. Its last "
+        "output is on stderr; the recorded calls are in the store: train again with the same run_dir to resume"
     )

@@ -70,8 +70,9 @@ class ServingProxy:
     ) -> ServingProxy:
         """Start the engine and answer calls; ``plan`` has the other fields of ``ServingPlan``.
 
-        With ``process`` a child process serves; the factories and the dialects then travel to it and must be picklable by
-        module name. Without it, a thread of this process does. ``timeout`` is in seconds, for the start and for every command.
+        With ``process`` a child process serves; the factories and the dialects then travel to it and must be picklable
+        by module name. Without it, a thread of this process does. ``timeout`` is in seconds, for the start and for
+        every command.
 
         Raises what the factories or the engine's start raise, ConfigError if the port is taken, and CaptureError if the
         process cannot be started or the start takes too long.
@@ -85,7 +86,8 @@ class ServingProxy:
             raise
 
     async def stop(self) -> None:
-        """Abort what is in flight, stop the engine, close the recorder and leave nothing running. May be called again."""
+        """Abort what is in flight, stop the engine, close the recorder and leave nothing running. May be called
+        again."""
         if self._stopped is None:
             self._stopped = self._server.stop()
         await asyncio.shield(asyncio.wrap_future(self._stopped))
@@ -97,8 +99,8 @@ class ServingProxy:
         await self.stop()
 
     def look(self, seconds: float) -> tuple[Look | None, Mapping[str, float] | None]:
-        """Return what the calls do, and ``counters``; None for what is not known within ``seconds``. For any thread but the
-        loop's."""
+        """Return what the calls do, and ``counters``; None for what is not known within ``seconds``. For any thread but
+        the loop's."""
         return self._known(seconds, "activity"), self._known(seconds, "counters")
 
     def stacks(self, seconds: float) -> str:
@@ -122,6 +124,6 @@ async def _within(seconds: float | None, command: str, future: Future[T]) -> T:
         if not limit.expired():
             raise
         raise CaptureError(
-            f"the engine did not finish {command!r} within {seconds:g} seconds (engine_timeout); everything up to the last "
-            "checkpoint is kept: train again with the same run_dir to resume"
+            f"the engine did not finish {command!r} within {seconds:g} seconds (engine_timeout); everything up to the "
+            "last checkpoint is kept: train again with the same run_dir to resume"
         ) from error

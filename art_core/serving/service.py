@@ -68,9 +68,9 @@ class Serving:
     ) -> str:
         """Answer a rollout's calls from now on and return its base URL, for any OpenAI-compatible client.
 
-        ``newest`` answers every call with the newest weights, even if the engine could stay with those that the rollout began
-        with: for an address that outlives steps. ``answered`` are calls of an interrupted rollout: the same requests get the
-        same answers again, each once.
+        ``newest`` answers every call with the newest weights, even if the engine could stay with those that the rollout
+        began with: for an address that outlives steps. ``answered`` are calls of an interrupted rollout: the same
+        requests get the same answers again, each once.
         """
         upstream = None if newest else self._engine.at(self._newest)
         self._app.open(rollout_id, sampling or Sampling(), upstream, answered)
@@ -94,8 +94,8 @@ class Serving:
         await asyncio.to_thread(self._recorder.flush)
 
     async def pause(self, *, rest: bool = False) -> None:
-        """Hold new calls; return when none is in flight. ``rest`` lets the engine release memory until the next ``swap`` or
-        ``resume``."""
+        """Hold new calls; return when none is in flight. ``rest`` lets the engine release memory until the next
+        ``swap`` or ``resume``."""
         await self._app.gate.pause()
         if rest:
             await self._engine.rest()
@@ -109,8 +109,9 @@ class Serving:
             await self._app.gate.resume()
 
     async def swap(self, weights: Weights, probe: Sequence[int] = ()) -> list[float] | None:
-        """Serve these weights to new calls or, if the engine serves several versions, to new rollouts; calls in flight end with
-        the old ones. Return the logprobs of ``probe`` under them, as ``score`` does. Paused calls stay paused."""
+        """Serve these weights to new calls or, if the engine serves several versions, to new rollouts; calls in flight
+        end with the old ones. Return the logprobs of ``probe`` under them, as ``score`` does. Paused calls stay
+        paused."""
         async with self._swapping:
             await self._wake()
             async with contextlib.nullcontext() if self._engine.overlaps(weights) else self._app.gate.held():
