@@ -288,8 +288,8 @@ class Upstream(Protocol):
 
 
 class Engine(Upstream, Protocol):
-    """Serves the policy, in the same process as capture: a child process by default. Optional methods are described in
-    ``serving/engine_protocols.py``. With the attribute ``loads_files`` (also on its factory) it only gets weights with a
+    """Serves the policy, in the same process as capture: a child process by default. ``serving.EngineBase`` has the
+    optional methods. With the attribute ``loads_files`` (also on its factory) it only gets weights with a
     ``path``."""
 
     async def start(self) -> None:

@@ -71,6 +71,7 @@ TESTS = {
     "serving/child": PROCESS,
     "serving/proxy": ["test_door.py", *PROCESS],
     "capture/admission": ["test_gate.py", "test_activity.py"],
+    "serving/engine_base": ["test_abilities.py", "test_door.py"],
     "serving/process": PROCESS,
     "capture/record": ["test_recording.py"],
     "capture/replay": ["test_replay.py"],

@@ -13,7 +13,7 @@ from reward_fakes import group_of
 import art_core as art
 from art_core.errors import CaptureError, ConfigError
 from art_core.runtime.deadlines import TooLate, within
-from art_core.serving import Door
+from art_core.serving import ServingProxy
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call, Weights
 
@@ -194,10 +194,10 @@ async def ask(url, text, **settings):
 
 
 async def test_a_call_that_is_never_answered_fails_and_the_others_go_on():
-    async with await Door.start(Hangs, ListRecorder, process=False, call_timeout=0.3) as door:
+    async with await ServingProxy.start(Hangs, ListRecorder, process=False, call_timeout=0.3) as door:
         url = await door.open("r1")
         hung, fine = await asyncio.gather(ask(url, "hang"), ask(url, "hello"))
-        await door.load(Weights(1, None))  # nothing is in flight any more
+        await door.swap(Weights(1, None))  # nothing is in flight any more
     assert fine.status_code == 200
     assert hung.status_code == 504 and hung.headers["x-should-retry"] == "false"
     assert "the engine did not answer within 0.3 seconds (call_timeout)" in hung.json()["error"]["message"]
@@ -207,7 +207,7 @@ async def test_a_call_that_is_never_answered_fails_and_the_others_go_on():
 async def test_what_was_sampled_until_then_is_kept_as_aborted(stream):
     recorder = ListRecorder()
     engine = (lambda: Hangs()) if stream else (lambda: EchoEngine(0.1))
-    async with await Door.start(engine, lambda: recorder, process=False, call_timeout=0.8) as door:
+    async with await ServingProxy.start(engine, lambda: recorder, process=False, call_timeout=0.8) as door:
         response = await ask(await door.open("r1"), "hang" if stream else "a long answer", stream=stream)
         assert "call_timeout" in response.text
         await door.close("r1")
@@ -217,7 +217,7 @@ async def test_what_was_sampled_until_then_is_kept_as_aborted(stream):
 
 @pytest.mark.system
 async def test_a_stream_that_goes_on_may_take_longer_than_a_call_may_hang():
-    async with await Door.start(lambda: EchoEngine(0.1), ListRecorder, process=False, call_timeout=1.0) as door:
+    async with await ServingProxy.start(lambda: EchoEngine(0.1), ListRecorder, process=False, call_timeout=1.0) as door:
         response = await ask(await door.open("r1"), "a long answer", stream=True)
     assert "call_timeout" not in response.text and "[DONE]" in response.text
 

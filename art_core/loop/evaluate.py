@@ -25,7 +25,7 @@ from art_core.plugins import Plugins
 from art_core.redaction import without_access
 from art_core.runtime.threads import run_alone
 from art_core.scoring import why_unscored
-from art_core.serving.untrained_nodes import is_address
+from art_core.serving.policy_engine import is_address
 from art_core.store import Store
 from art_core.store.run_folder import checkpoint_step, last_checkpoint, new_run_dir
 from art_core.types import Engine, GroupReward, Reward, Sampling, Weights
@@ -157,7 +157,7 @@ async def evaluate(
             run.on_rollout = screen.advance
             run.store.set_meta("reward", name_of(scored_by))
             if weights is not None:
-                await run.door.load(weights)
+                await run.door.swap(weights)
             key, rescore = _begin_or_continue(run, identities, screen)
             evaluator = Evaluator(run, agent, tasks, reward, (temperature,), screen, shape)
             try:

@@ -1,14 +1,11 @@
-"""Steps that were not taken because a value was NaN or infinite: found before the step, kept for whoever looks for the reason.
-
-Knows nothing about learners, or about when a run has dropped too many.
-"""
+"""Steps that are dropped because a value is NaN or infinite: checked before the step, kept in a file to find the
+reason."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,15 +13,15 @@ from art_core.errors import NotFiniteError, StoreError
 from art_core.store.run_folder import write_whole
 from art_core.types import TokenTree, Trajectory
 
-SAID = "step %d was dropped and the weights are as they were: %s. What it was given is named in %s"
+DROPPED = "step %d was dropped and the weights are as they were: %s. Its rollouts are listed in %s"
 
 
-def check_given(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory]) -> None:
-    """Raise NotFiniteError where a trained target's recorded logprob or advantage is not finite."""
+def check_inputs(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory]) -> None:
+    """Raise NotFiniteError if the recorded logprob or the advantage of a trained target is not finite."""
     trained = [(tree, tree.weights != 0) for tree in trees]
     broken = [
-        what
-        for what, name in (("logprobs", "old_logprobs"), ("advantages", "advantages"))
+        name.removeprefix("old_")
+        for name in ("old_logprobs", "advantages")
         if not all(np.isfinite(getattr(tree, name)[rows]).all() for tree, rows in trained)
     ]
     if not broken:
@@ -32,24 +29,20 @@ def check_given(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory]) 
     calls = {
         trajectory.rollout_id: requests
         for trajectory in trajectories
-        if (requests := [it.request_id for it in trajectory.calls if not np.isfinite(it.logprobs).all()])
+        if (requests := [call.request_id for call in trajectory.calls if not np.isfinite(call.logprobs).all()])
     }
-    hint = (
-        "the engine that sampled them answers with such logprobs"
-        if calls
-        else "the rewards are too large to be compared"
-    )
+    reason = "the engine answered with such logprobs" if calls else "the rewards are too large to be compared"
     raise NotFiniteError(
-        f"{' and '.join(broken)} of its calls are not finite; {hint}", {"given": broken, "calls": calls}
+        f"{' and '.join(broken)} of its calls are not finite; {reason}", {"given": broken, "calls": calls}
     )
 
 
 def keep(
     folder: Path, step: int, version: int, trajectories: Sequence[Trajectory], error: NotFiniteError
 ) -> Path:  # fmt: skip
-    """Write which rollouts a dropped step was given and what was not finite; return the file."""
+    """Write a dropped step's rollouts and what was not finite to a file; return its path."""
     path = folder / f"step-{step:06d}.json"
-    content: dict[str, Any] = {
+    content = {
         "step": step,
         "version": version,
         "why": str(error),

@@ -19,7 +19,7 @@ from art_core.errors import CaptureError, ConfigError
 from art_core.loop.own_code import own_place
 from art_core.redaction import printable, without_keys
 from art_core.runtime.threads import finished
-from art_core.serving import Door
+from art_core.serving import ServingProxy
 from art_core.store import Store
 from art_core.types import RolloutAddress, Sampling, Trajectory
 
@@ -39,7 +39,7 @@ class Rollout:
     """
 
     task: Any
-    door: Door
+    door: ServingProxy
     store: Store
     model: str = "policy"
     sampling: Sampling = field(default_factory=Sampling)

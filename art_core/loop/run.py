@@ -23,7 +23,7 @@ from art_core.loop.rewards import Rewards, keep_scores, name_of, score_all
 from art_core.loop.rollout import Rollout, describe, task_input
 from art_core.loop.rollout_batch import RolloutBatch, resume_plans
 from art_core.loop.throughput import Throughput
-from art_core.loop.update import updates
+from art_core.loop.update import Updates
 from art_core.loop.watchdog import Watchdog
 from art_core.plugins import Plugins, redirect_clients
 from art_core.runtime.threads import finished, in_thread
@@ -96,7 +96,7 @@ class Run:
             dialects = self.plugins.registered("register_dialects")
             # Another process of this run has drawn from its seed: runs of one group must not be the same.
             seed = sampling_seed(self.config.seed, len(self.store.openings()))
-            opening = self._engine.open_door(self.folder, replace(self.config, seed=seed), self.run_dir, dialects)
+            opening = self._engine.start(self.folder, replace(self.config, seed=seed), self.run_dir, dialects)
             opened = await self.watch.during("the engine to start", opening)
             self.door = self.watch.door = await stack.enter_async_context(opened)
             if hasattr(self._executor, "__aenter__"):
@@ -151,7 +151,7 @@ class Run:
             if resumed:
                 self.step = self._checkpointed = await self._checkpoints.restore(learner)
                 self._counted = learner.version
-            await self._updates.go_on()
+            await self._updates.resume()
         resume_checks.note_begun(self.store, self.run_dir, self._passed, self._loss_name, self.step, self.terms)
         self.store.add_opening(self._counted)
         self.store.set_meta("ended", None)  # so it stays if this process is killed
@@ -167,7 +167,7 @@ class Run:
             else:
                 self._learner = self._learner_choice
             self._counted = self._learner.version
-            self._updates = updates(
+            self._updates = Updates(
                 self._learner, self.door, self.store, self.run_dir,
                 ahead=self.config.max_staleness, from_files=self._engine.loads_files,
             )  # fmt: skip

@@ -1,9 +1,8 @@
-"""Whether the engine serves the weights that the learner has made: both score a fixed text after every swap.
+"""Whether the engine serves the weights that the learner made: both score a fixed text after every swap.
 
-Knows nothing about engines, learners or how weights travel. Distances are root mean squares over the text's tokens, in nats.
-
-The served logprobs must be nearer to the new weights' than to the old ones'. The old ones are those of the last swap of which
-this could be told, so what many small steps hide comes out when they have added up to something.
+Distances are root mean squares over the text's tokens, in nats. The served logprobs must be nearer to those of the new
+weights than to those of the old ones. The old weights are those of the last swap that changed enough to tell, so a
+change that many small steps hide is found when it has added up.
 """
 
 from __future__ import annotations
@@ -17,37 +16,49 @@ from typing import Any
 from art_core.errors import ArtError, StaleWeightsError
 from art_core.types import Trajectory
 
-TOKENS = 256
-"""Of the text."""
+TEXT_TOKENS = 256
 FLOOR = 2e-5
-"""Nats; what float32 and the order of sums leave between two implementations of one model."""
+"""Nats; float32 and the order of sums leave this much between two implementations of one model."""
 DAMAGED = 10.0
 """Times the noise, from which the served weights are neither the new nor the old ones."""
-
-LEAST = -9999.0
-"""What vLLM says for a logprob of minus infinity."""
+MINUS_INFINITY = -9999.0
+"""vLLM's logprob of the impossible."""
 LARGE = 0.1
 """Nats; more than 16 bits leave between two implementations of one model."""
 FOREIGN = 1.0
 """Nats; more than any number format leaves."""
-DIFFERENT = (
-    "engine and learner, with the start weights, differ by %.3g nats over a fixed text: they do not compute the same model, or "
-    "one of them in a coarse number format"
-)
-OTHER_MODEL = (
-    "engine and learner should both have the start weights, and differ by {:.3g} nats over a fixed text: they do not compute the "
-    "same model. Nothing is trained; start the engine's server with the model that the run is given as model="
-)
 
-BROKEN = (
-    "the learner's own logprobs of a fixed text are not numbers, so its weights are broken, and nothing is known about the "
-    "engine's. The step is not counted; lower learning_rate, or look at the start weights, and train again with the same run_dir"
+OTHER_MODEL = (
+    "engine and learner should both have the start weights, and differ by {:.3g} nats over a fixed text: they do not "
+    "compute the same model. Nothing is trained; start the engine's server with the run's model="
 )
+APART = (
+    "version %d: the logprobs of a fixed text differ by %.3g nats between engine and learner; %.3g is usual. One of "
+    "them computes in a coarser number format, or not the same model: what is sampled is not quite what is trained"
+)
+BROKEN = (
+    "the learner's own logprobs of a fixed text are not numbers, so its weights are broken. The step is not counted; "
+    "lower learning_rate, or check the start weights, and train again with the same run_dir"
+)
+REPLACED = (
+    "the engine does not serve version {} of the weights any more: its logprobs of a fixed text differ by {:.3g} nats "
+    "from those after the last swap. Its server was restarted, or somebody else loads weights into it. Calls since "
+    "then are not trained; train again with the same run_dir, which loads the weights"
+)
+STALE = (
+    "the engine was sent version {new} of the weights and still serves version {old}: {distances}. The step is not "
+    "counted; restart the engine and train again with the same run_dir"
+)
+NEITHER = (
+    "the engine serves neither version {new} of the weights, which it was sent, nor the old ones: {distances}. They "
+    "were damaged on their way, or belong to another model. The step is not counted; train again with the same run_dir"
+)
+DISTANCES = "over a fixed text it is {:.3g} nats from the new weights and {:.3g} from the old ones; {:.3g} is usual"
 
 log = logging.getLogger("art_core.engine.sentinel")  # below the name whose records a person is shown
 
 Score = Callable[[Sequence[int]], Awaitable[list[float] | None]]
-"""The logprob of every token of a text but the first; None where who is asked cannot say."""
+"""Returns the logprob of every token of a text but the first; None if unsupported."""
 
 
 @dataclass
@@ -55,140 +66,111 @@ class State:
     """What outlives the process."""
 
     ids: list[int] = field(default_factory=list)
-    """The text, from the run's own first calls: there the steps change most. Empty until there is one."""
+    """The text, from the run's own first calls: there the steps change most. Empty until one was made."""
     start: list[float] = field(default_factory=list)
-    """Under the weights that the run began with, by the learner."""
+    """Its logprobs under the start weights, by the learner."""
     noise: float = FLOOR
     """The distance between engine and learner while both had the same weights, at least ``FLOOR``."""
 
 
 class Sentinel:
-    """``begin`` before every step, ``check`` after every swap. ``keep`` stores what must outlive the process."""
+    """``begin`` before every step; after every swap, ``check`` the logprobs that the engine returns for ``probe``."""
 
-    def __init__(self, served: Score, learnt: Score, kept: Any, keep: Callable[[Any], None]) -> None:
-        self._served, self._learnt, self._keep = served, learnt, keep
-        self._state = State(**kept) if kept else State()
-        self._told: tuple[int, list[float]] | None = None
-        """The last version that was told to be served, and its logprobs by the learner."""
-        self._served_last: list[float] = []
-        """The text's logprobs by the engine, when both sides were last asked."""
-        self._deaf = False
+    def __init__(self, engine: Score, learner: Score, stored: Any, store: Callable[[Any], None]) -> None:
+        self._engine, self._learner, self._store = engine, learner, store
+        self._state = State(**stored) if stored else State()
+        self._old: tuple[int, list[float]] | None = None
+        """The last version that the check could tell from the one before, and its logprobs by the learner."""
+        self._last_served: list[float] = []
+        self._off = False
         """Whether the engine or the learner cannot score."""
 
+    @property
+    def probe(self) -> list[int]:
+        """The text to score after the next swap; empty if there is nothing to compare it with."""
+        return [] if self._off or self._old is None else self._state.ids
+
     async def begin(self, trajectories: Sequence[Trajectory], version: int) -> None:
-        """Choose the text where there is none, and measure the noise while both sides have the weights of ``version``; after
-        a check, StaleWeightsError where the engine serves other weights by now than it did then."""
-        if self._deaf:
+        """Before the first step, choose the text and measure the noise while both sides have ``version``. Before later
+        steps, raise StaleWeightsError if the engine no longer serves what it did at the last check."""
+        ids = self._state.ids or _choose_text(trajectories)
+        if self._off or not ids:
             return
-        if self._told:
-            return await self._still(version)
+        served = await self._engine(ids)
+        if self._old is None:
+            if (learnt := await self._by_learner(ids, served)) is not None:
+                self._measure(ids, served, learnt)
+                self._old = version, learnt
+        elif served and (moved := distance(served, self._last_served)) > DAMAGED * self._state.noise:
+            raise StaleWeightsError(REPLACED.format(version, moved))
+
+    def _measure(self, ids: list[int], served: Sequence[float], learnt: list[float]) -> None:
+        if self._state.ids:
+            return  # measured when the run began, or when it was resumed
+        noise = distance(served, learnt)
+        if noise > FOREIGN:
+            raise StaleWeightsError(OTHER_MODEL.format(noise))
+        if noise > LARGE:
+            log.warning(APART, 0, noise, FLOOR)
+        self._state = State(ids, learnt, max(FLOOR, noise))
+        self._store(asdict(self._state))
+
+    async def resume(self) -> None:
+        """Let the next check compare with the start weights, which the engine has now; measure the noise again, because
+        a run may resume with another engine or number format."""
         state = self._state
-        ids = state.ids or _text(trajectories)
-        if not ids or (logprobs := await self._ask(ids)) is None:
-            return
-        served, learnt = logprobs
         if not state.ids:
-            noise = distance(served, learnt)
-            if noise > FOREIGN:
-                raise StaleWeightsError(OTHER_MODEL.format(noise))
-            if noise > LARGE:
-                log.warning(DIFFERENT, noise)
-            self._state = State(ids, learnt, max(FLOOR, noise))
-            self._keep(asdict(self._state))
-        self._told = version, learnt
-
-    async def going_on(self) -> None:
-        """Measure the noise anew while the engine has the start weights: a run may go on with another engine, or with the same
-        in another number format."""
-        served = await self._served(self._state.ids) if self._state.ids else None
-        if served is not None and (noise := distance(served, self._state.start)) <= LARGE:
-            self._state.noise = max(FLOOR, noise)
-            self._keep(asdict(self._state))
-
-    async def resumed(self, version: int) -> None:
-        """Check what a run that goes on has loaded into the engine against the weights that it was begun with."""
-        if self._state.ids and version:
-            self._told = 0, self._state.start
-            await self.check(version)
-
-    async def check(self, version: int) -> dict[str, float]:
-        """Return metrics: ``mismatch``, the distance between engine and learner, and ``cannot_tell``, 1 where the swap
-        changed too little to tell. Raises StaleWeightsError where the engine does not serve ``version``."""
-        if self._told is None or (logprobs := await self._ask(self._state.ids)) is None:
-            return {}
-        served, learnt = logprobs
-        old_version, old = self._told
-        mismatch, noise = distance(served, learnt), self._state.noise
-        changed, to_old = distance(learnt, old), distance(served, old)
-        nearer_to_old = changed > noise and to_old <= mismatch
-        if nearer_to_old and to_old <= DAMAGED * noise:
-            raise StaleWeightsError(self._stale(version, mismatch, to_old, old_version))
-        if nearer_to_old or not mismatch <= max(DAMAGED * noise, changed):  # not a number is damaged too
-            raise StaleWeightsError(self._damaged(version, mismatch, to_old, old_version))
-        if mismatch > DAMAGED * noise:
-            log.warning(
-                "version %d: the engine's logprobs of a fixed text differ from the learner's by %.3g nats, and by %.3g at the "
-                "start of the run; what is sampled is not quite what is trained",
-                version, mismatch, noise,
-            )  # fmt: skip
-        if changed > noise:
-            self._told = version, learnt
-        return {"mismatch": mismatch, "cannot_tell": float(changed <= noise)}
-
-    async def _still(self, version: int) -> None:
-        served = await self._served(self._state.ids)
-        if served is None or (moved := distance(served, self._served_last)) <= DAMAGED * self._state.noise:
             return
-        raise StaleWeightsError(
-            f"the engine does not serve version {version} of the weights any more: a fixed text of {len(self._state.ids)} tokens "
-            f"has logprobs there that differ by {moved:.3g} nats from those after the last swap; "
-            f"{self._state.noise:.3g} is usual here. Its server was started anew, or somebody else loads weights into it. What "
-            "was sampled since then is not trained; train again with the same run_dir, which loads the weights"
-        )
+        self._old = 0, state.start
+        served = await self._engine(state.ids)
+        if served is not None and (noise := distance(served, state.start)) <= LARGE:
+            state.noise = max(FLOOR, noise)
+            self._store(asdict(state))
 
-    async def _ask(self, ids: Sequence[int]) -> tuple[list[float], list[float]] | None:
-        """Return the text's logprobs by engine and learner; None, said once, where one of them cannot score."""
-        served = await self._served(ids)
-        learnt = None if served is None else await self._learnt(ids)
-        if served is not None and learnt is not None:
-            if any(map(math.isnan, learnt)):
-                raise ArtError(BROKEN)
-            self._served_last = served
-            return served, learnt
-        self._deaf, who = True, "engine" if served is None else "learner"
-        log.info("this %s cannot score a text, so nobody checks that the newest weights are served", who)
-        return None
+    async def check(self, version: int, served: list[float] | None) -> dict[str, float]:
+        """Return metrics: ``mismatch``, the distance between engine and learner, and ``cannot_tell``, 1 if the swap
+        changed too little to tell. Raises StaleWeightsError if the engine does not serve ``version``."""
+        if not self.probe or (learnt := await self._by_learner(self.probe, served)) is None:
+            return {}
+        (old, old_logprobs), noise = self._old, self._state.noise
+        to_new, to_old = distance(served, learnt), distance(served, old_logprobs)
+        changed = distance(learnt, old_logprobs)
+        nearer_to_old = changed > noise and to_old <= to_new
+        damaged = nearer_to_old or not to_new <= max(DAMAGED * noise, changed)  # NaN is damaged too
+        if damaged:
+            message = STALE if nearer_to_old and to_old <= DAMAGED * noise else NEITHER
+            distances = DISTANCES.format(to_new, to_old, noise)
+            raise StaleWeightsError(message.format(new=version, old=old, distances=distances))
+        if to_new > DAMAGED * noise:
+            log.warning(APART, version, to_new, noise)
+        if changed > noise:
+            self._old = version, learnt
+        return {"mismatch": to_new, "cannot_tell": float(changed <= noise)}
 
-    def _stale(self, version: int, mismatch: float, to_old: float, old_version: int) -> str:
-        return (
-            f"the engine is old: it was given version {version} of the weights and still serves version {old_version}. "
-            f"A fixed text of {len(self._state.ids)} tokens has logprobs there that differ from the learner's "
-            f"version {version} by {mismatch:.3g} nats and from its version {old_version} by {to_old:.3g}. The step is not "
-            "counted, and the run stops before it samples with old weights; restart the engine and train again with the same "
-            "run_dir"
-        )
-
-    def _damaged(self, version: int, mismatch: float, to_old: float, old_version: int) -> str:
-        return (
-            f"the engine serves neither version {version} of the weights, which it was given, nor the old ones: a fixed text of "
-            f"{len(self._state.ids)} tokens has logprobs there that differ from the learner's version {version} by "
-            f"{mismatch:.3g} nats and from its version {old_version} by {to_old:.3g}; {self._state.noise:.3g} is usual here. The "
-            "weights were damaged on their way, or belong to another model. The step is not counted; train again with the same "
-            "run_dir"
-        )
+    async def _by_learner(self, ids: Sequence[int], served: list[float] | None) -> list[float] | None:
+        """Return the learner's logprobs; None, logged once, if the engine or the learner cannot score."""
+        learnt = None if served is None else await self._learner(ids)
+        if learnt is None:
+            self._off = True
+            log.info("%s has no score(): skipping the stale-weights check", "engine" if served is None else "learner")
+            return None
+        if any(map(math.isnan, learnt)):
+            raise ArtError(BROKEN)
+        self._last_served = served
+        return learnt
 
 
 def distance(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the root mean square of the differences; not a number where one of the values is none."""
-    differences = (max(x, LEAST) - max(y, LEAST) for x, y in zip(a, b, strict=True))
+    """Return the root mean square of the differences; NaN if a value is NaN."""
+    differences = (max(x, MINUS_INFINITY) - max(y, MINUS_INFINITY) for x, y in zip(a, b, strict=True))
     return math.sqrt(sum(it * it for it in differences) / max(1, len(a)))
 
 
-def _text(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Return the end of the first call that sampled something; empty where there is none of two tokens.
+def _choose_text(trajectories: Sequence[Trajectory]) -> list[int]:
+    """Return the end of the first call that sampled something; empty if that has less than two tokens.
 
     Without its last token: a call may fill the context, and a server that scores a text wants room for one token more.
     """
     calls = [call for trajectory in trajectories for call in trajectory.calls if call.sampled_ids]
-    ids = [*calls[0].prompt_ids, *calls[0].sampled_ids[:-1]][-TOKENS:] if calls else []
+    ids = [*calls[0].prompt_ids, *calls[0].sampled_ids[:-1]][-TEXT_TOKENS:] if calls else []
     return ids if len(ids) > 1 else []

@@ -9,7 +9,7 @@ from art_core.errors import CaptureError
 
 
 class Throughput:
-    """Rates since the last call. ``counters`` returns the totals of ``engine_protocols.Counts``, or nothing."""
+    """Rates since the last call. ``counters`` returns the totals of ``EngineBase.counters``, or nothing."""
 
     def __init__(self, counters: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
         self._counters = counters

@@ -28,7 +28,7 @@ from art_core.loop.own_code import own_place
 from art_core.loop.rollout import Rollout
 from art_core.runtime.memory import Swapping
 from art_core.runtime.stacks import stacks, task_stack, thread_stack
-from art_core.serving import Door
+from art_core.serving import ServingProxy
 
 T = TypeVar("T")
 
@@ -38,12 +38,10 @@ FREE_WORKER = "a free worker"
 COMMANDS = {
     "open": "the engine to open a rollout",
     "pause": "the calls in flight to end, before the weights change",
-    "load": "the engine to load the new weights",
+    "swap": "the engine to load the new weights",
     "close": "the last calls of a rollout to end and to be recorded",
     "flush": "the calls to be written to disk",
     "score": "the engine to score a fixed text",
-    "rest": "the engine to leave the GPU",
-    "wake": "the engine to return to the GPU",
 }
 """What an unanswered command to the engine waits for."""
 SWAPPING = 2**20
@@ -74,7 +72,7 @@ class Watchdog:
 
     def __init__(self, run_dir: Path, seconds: float | None) -> None:
         self._run_dir, self._seconds = run_dir, seconds
-        self.door: Door | None = None
+        self.door: ServingProxy | None = None
         """Set it once the engine is served."""
         self._activities: list[Activity] = []
         self._progress_at = time.monotonic()
@@ -127,7 +125,7 @@ class Watchdog:
     def _check(self, patience: float) -> None:
         swapped = self._swapping.rate()
         advice = SWAPPING_ADVICE.format(swapped / 1e6) if swapped >= SWAPPING else ""
-        commands = list(self.door.asked.values()) if self.door else []
+        commands = list(self.door.pending.values()) if self.door else []
         activities = [
             *self._activities,
             *(Activity(COMMANDS[name], began) for name, began in commands if name in COMMANDS),

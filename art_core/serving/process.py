@@ -1,12 +1,8 @@
-"""The parent's end of the serving process: starts it, gives it orders over a pipe, and says so when it dies.
-
-Knows nothing about what is served.
-"""
+"""The parent's end of the serving process: starts it, sends it commands over a pipe, and reports its death."""
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import contextlib
 import errno
 import itertools
@@ -17,10 +13,12 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from multiprocessing import Pipe as connection_pair
 from multiprocessing import current_process
 from multiprocessing.connection import Connection
+from typing import Any
 
 from art_core.errors import CaptureError, ConfigError, ServingDied
 from art_core.serving.child import COMMAND, Pipe, pickled
@@ -30,12 +28,18 @@ STOP_SECONDS = 30.0
 """How long the serving process may take to stop before it is killed."""
 
 
+def _surroundings() -> object:
+    """Return what a process inherits and cannot be sent later."""
+    return dict(os.environ), os.getcwd()
+
+
 @dataclass(frozen=True)
 class _Waiting:
     """A process that waits for a plan."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
+    surroundings: object = field(default_factory=_surroundings)
 
     def kill(self) -> None:
         self.connection.close()
@@ -43,8 +47,8 @@ class _Waiting:
         self.process.wait()
 
 
-_early: list[tuple[_Waiting, object]] = []
-"""At most one, and what it was started in."""
+_early: list[_Waiting] = []
+"""At most one."""
 
 
 def start_early(*modules: str) -> None:
@@ -54,18 +58,13 @@ def start_early(*modules: str) -> None:
     """
     if not _early:
         with contextlib.suppress(OSError):
-            _early.append((_begin(*modules), _surroundings()))
-
-
-def _surroundings() -> object:
-    """Return what a process inherits and cannot be sent later."""
-    return dict(os.environ), os.getcwd()
+            _early.append(_begin(*modules))
 
 
 @atexit.register
 def _kill_early() -> None:
     while _early:
-        _early.pop()[0].kill()
+        _early.pop().kill()
 
 
 def _begin(*modules: str) -> _Waiting:
@@ -88,143 +87,136 @@ def _begin(*modules: str) -> _Waiting:
 
 
 def _begun() -> _Waiting:
-    """Return the process that was started early, if it is as one that were started now; else a new one."""
+    """Return the process that was started early if a new one would be the same, else a new one."""
     while _early:
-        early, surroundings = _early.pop()
-        if surroundings == _surroundings() and early.process.poll() is None:
+        early = _early.pop()
+        if early.surroundings == _surroundings() and early.process.poll() is None:
             return early
         early.kill()
     return _begin()
 
 
 class ServingProcess:
-    """``Serving`` in a child process: the same orders, the same futures."""
+    """Runs a ``Serving`` in a child process: the same commands, the same futures as ``ServingThread``."""
 
     def __init__(self, plan: ServingPlan) -> None:
         self._plan = plan
         self._numbers = itertools.count()
-        self._pending: dict[int, concurrent.futures.Future] = {}
+        self._pending: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._died: CaptureError | None = None
-        """Why nothing can be asked any more."""
-        self._pipe: Pipe | None = None
+        """Why no command can be sent any more."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._reader = threading.Thread(target=self._read, name="art-door", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="art-serving", daemon=True)
 
-    def start(self) -> concurrent.futures.Future[str]:
-        """Start the process; the future gives the address, or what kept it from starting.
-
-        Raises CaptureError where the system gives no process.
-        """
+    def start(self) -> Future[str]:
+        """As ``ServingThread.start``. Raises CaptureError if no process can be started."""
         try:
             begun = _begun()
         except OSError as error:
-            self._died = _not_started(error)
-            raise self._died from error
+            raise _not_started(error) from error
         self._process, self._pipe = begun.process, Pipe(begun.connection)
         self._reader.start()
-        # A process that has ended already is told by the reader.
+        # The reader reports a process that has ended already.
         with contextlib.suppress(OSError):
             begun.connection.send_bytes(bytes(current_process().authkey))
             begun.connection.send(sys.path)
-        return self.ask("start", self._plan)
+        return self.request("start", self._plan)
 
-    def ask(self, order: str, *args: object) -> concurrent.futures.Future:
-        """Send an order; the future gives its result. Raises CaptureError where the process has died."""
-        future: concurrent.futures.Future = concurrent.futures.Future()
-        # Whoever asks may be cancelled before the reply comes; the future must still take it.
-        future.set_running_or_notify_cancel()
-        number = next(self._numbers)
+    def request(self, command: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Send a command, from any thread. Raises CaptureError if the process has died, ConfigError for what cannot be
+        sent."""
         try:
-            payload = pickled(args)
+            payload = pickled((args, kwargs))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             # Which of the three depends on the object and on the version of Python.
-            future.set_exception(_not_picklable(order, error))
-            return future
+            raise ConfigError(
+                f"what the serving process needs cannot be sent to it ({command}: {error}); pass engines, recorders "
+                "and dialects as functions of a module that can be imported (functools.partial adds arguments), not as "
+                "closures or open objects"
+            ) from error
+        number, future = next(self._numbers), Future[Any]()
+        # Its waiter may be cancelled before the reply comes; the future is set all the same.
+        future.set_running_or_notify_cancel()
         with self._lock:
             if self._died is not None:
                 raise self._died
             self._pending[number] = future
-        # Where the process has died, the reader tells everybody who waits.
+        # If the process has died, the reader tells everybody who waits.
         with contextlib.suppress(OSError):
-            self._pipe.send_pickled(number, order, payload)
+            self._pipe.send(number, command, payload)
         return future
 
-    def stop(self) -> concurrent.futures.Future[None]:
-        """Stop the process, or kill it where it takes too long. The future gives what was raised while ending."""
-        stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
-        threading.Thread(target=self._stop, args=(stopped,), name="art-door-stop", daemon=True).start()
-        return stopped
+    def stop(self) -> Future[None]:
+        """As ``ServingThread.stop``; kills a process that takes too long."""
+        stopped: Future[None] = Future()
 
-    def _stop(self, stopped: concurrent.futures.Future[None]) -> None:
-        error: BaseException | None = None
-        try:
-            error = self._end()
-        except BaseException as failure:  # noqa: BLE001  the thread's boundary: whoever waits for it raises the error
-            error = failure
-        finally:
-            if error is None:
-                stopped.set_result(None)
-            else:
+        def end() -> None:
+            try:
+                stopped.set_result(self._end())
+            except BaseException as error:  # noqa: BLE001  the thread's boundary: whoever waits for it raises the error
                 stopped.set_exception(error)
 
-    def _end(self) -> BaseException | None:
-        """Return what the serving process raised while ending."""
-        error = None
-        # One that has died before has told so to all who waited.
+        threading.Thread(target=end, name="art-serving-stop", daemon=True).start()
+        return stopped
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        replied: set[Future[Any]] = set()
+        # A process that died earlier has failed all that waited for it.
         with contextlib.suppress(CaptureError):
-            reply = self.ask("stop")
-            done, _ = concurrent.futures.wait([reply], STOP_SECONDS)
-            error = reply.exception() if done else None
-        if self._process is not None:
-            try:
-                self._process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._reader.join()
-        if self._pipe is not None:
-            self._pipe.connection.close()
-        return error
+            replied, _ = wait([self.request("stop")], STOP_SECONDS)
+        _ended(self._process, 1.0)
+        self._reader.join()
+        self._pipe.connection.close()
+        for reply in replied:
+            reply.result()
 
     def _read(self) -> None:
         connection = self._pipe.connection
         with contextlib.suppress(EOFError, OSError):
-            # Where something that the child started holds the pipe open, only its exit code tells that it has died.
+            # If something that the child started holds the pipe open, only its exit code shows that it has died.
             while connection.poll(1.0) or self._process.poll() is None:
                 if connection.poll(0):
-                    self._take(*connection.recv())
-        try:
-            code = self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
+                    self._receive(*connection.recv())
+        died = _died(_ended(self._process, 5.0))
         with self._lock:
-            self._died = _died(code)
-            pending, self._pending = self._pending, {}
+            self._died, pending, self._pending = died, self._pending, {}
         for future in pending.values():
-            future.set_exception(self._died)
+            future.set_exception(died)
 
-    def _take(self, number: int | None, well: bool, payload: bytes) -> None:
+    def _receive(self, number: int | None, success: bool, payload: bytes) -> None:
         try:
             content = pickle.loads(payload)
         except Exception as error:  # noqa: BLE001  what an engine raises may not be importable here
-            well, content = False, (CaptureError(f"the serving process sent what cannot be read here: {error}"), "")
+            success, content = False, (CaptureError(f"the serving process sent what cannot be read here: {error}"), "")
         if number is None:
-            log = logging.getLogger(content.name)
-            if log.isEnabledFor(content.levelno):
-                # The boundary to handlers of others; without this thread nobody is answered any more.
-                with contextlib.suppress(Exception, SystemExit):
-                    log.handle(content)
-            return
+            return _log(content) if success else None
         future = self._pending.pop(number)
-        if well:
-            future.set_result(content)
-        else:
-            error, text = content
-            if not isinstance(error, ConfigError):  # which says all that there is to do
-                error.add_note(f"In the serving process:\n{text}")
-            future.set_exception(error)
+        if success:
+            return future.set_result(content)
+        error, text = content
+        if not isinstance(error, ConfigError):  # which says all that there is to do
+            error.add_note(f"In the serving process:\n{text}")
+        future.set_exception(error)
+
+
+def _log(record: logging.LogRecord) -> None:
+    log = logging.getLogger(record.name)
+    if log.isEnabledFor(record.levelno):
+        # The boundary to handlers of others: an error must not end the thread that receives replies.
+        with contextlib.suppress(Exception, SystemExit):
+            log.handle(record)
+
+
+def _ended(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Return the exit code of a process, killed if it doesn't end by itself."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _not_started(error: OSError) -> CaptureError:
@@ -239,19 +231,8 @@ def _not_started(error: OSError) -> CaptureError:
 
 def _died(code: int) -> ServingDied:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended"
-    hint = (
-        "; running out of memory is the usual cause: serve a smaller model or run fewer rollouts at a time"
-        if code == -signal.SIGKILL
-        else ""
-    )
+    memory = "; running out of memory is the usual cause: serve a smaller model or run fewer rollouts at a time"
     return ServingDied(
-        f"the serving process died: it {how} (exit code {code}){hint}. What it wrote last is on stderr; the calls that it "
-        "recorded are in the store, so start again with the same run folder to go on"
-    )
-
-
-def _not_picklable(order: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"what the serving process needs cannot be sent to it ({order}: {error}); give engines, recorders and dialects as "
-        "functions of a module that can be imported (functools.partial adds arguments), not as closures or open objects"
+        f"the serving process died: it {how} (exit code {code}){memory if code == -signal.SIGKILL else ''}. Its last "
+        "output is on stderr; the recorded calls are in the store: train again with the same run_dir to resume"
     )

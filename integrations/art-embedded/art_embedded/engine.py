@@ -20,6 +20,7 @@ from art_core.config import SMALL_MODEL, TrainConfig
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
 from art_core.learner.pretrained import load_tokenizer, positions
 from art_core.runtime.memory import bound_heap
+from art_core.serving import EngineBase
 from art_core.types import JsonDict, Weights
 from art_embedded.answer import Answer, message
 from art_embedded.chat import Chat, Detokenizer
@@ -36,7 +37,7 @@ STOP_WINDOW = 8
 """Tokens that are decoded to look for a stop string, besides one for each of its characters."""
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(EngineBase):
     """Serves a causal LM. ``model_folder`` is a folder or a hub name; ``config`` is the run's."""
 
     def __init__(self, model_folder: str, config: TrainConfig) -> None:
@@ -108,7 +109,7 @@ class EmbeddedEngine:
         self._version = weights.version
 
     async def score(self, ids: Sequence[int]) -> list[float]:
-        """Return the logprob of every token but the first, as ``abilities.Scores`` says, when what runs now has ended.
+        """Return the logprob of every token but the first, as ``EngineBase.score`` says, when what runs now has ended.
 
         Raises UpstreamError 400 for more than 4096 tokens, none, or what the model has no token for.
         """
@@ -120,7 +121,7 @@ class EmbeddedEngine:
         return await scheduler.call(lambda: score(scheduler.rows.kv, wanted))
 
     async def counters(self) -> dict[str, float]:
-        """Return what has been computed since ``start``, as ``abilities.Counts`` says."""
+        """Return what has been computed since ``start``, as ``EngineBase.counters`` says."""
         return {name: float(count) for name, count in self._started().counts.items()}
 
     async def stop(self) -> None:

@@ -58,7 +58,7 @@ class Scheduler:
         self.stop_ids: frozenset[int] = frozenset()
         """Tokens that end an answer."""
         self.counts = {"prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0}
-        """Totals, as ``abilities.Counts`` names them; only the decode thread changes them."""
+        """Totals, as ``EngineBase.counters`` names them; only the decode thread changes them."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Generation] = deque()
         self._calls: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()

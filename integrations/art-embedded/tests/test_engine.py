@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, T5Con
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
 from art_core.runtime import memory
-from art_core.serving import Door
+from art_core.serving import ServingProxy
 from art_core.types import Call, Weights
 from art_embedded import TINY, loading
 from art_embedded.engine import EmbeddedEngine
@@ -223,7 +223,7 @@ def as_choice(call: Call) -> dict:
 @pytest.mark.parametrize("leaves", ["the client", "the rollout"])
 async def test_a_call_that_is_given_up_is_recorded_as_far_as_it_came(leaves, save_model, slow_steps):
     engine, recorder = EmbeddedEngine(save_model(), TrainConfig()), ListRecorder()
-    async with await Door.start(lambda: engine, lambda: recorder, process=False) as door:
+    async with await ServingProxy.start(lambda: engine, lambda: recorder, process=False) as door:
         engine._scheduler.stop_ids = frozenset()
         url = await door.open("r1")
         async with httpx.AsyncClient(trust_env=False) as client:
