@@ -133,7 +133,9 @@ async def test_what_a_reward_has_not_scored_in_time_is_unscored(tmp_path, reward
         scored = await run.score([group_of(1, 2)], reward)
         again = await run.score([group_of(1, 2)], lambda trajectory: trajectory.output)
     assert [t.reward for t in scored[0].trajectories] == [None, None]
-    assert all("had not ended after 0.2 seconds (score_timeout)" in t.notes["unscored"] for t in scored[0].trajectories)
+    assert all(
+        "did not finish within 0.2 seconds (score_timeout)" in t.notes["unscored"] for t in scored[0].trajectories
+    )
     assert [t.reward for t in again[0].trajectories] == [1, 2]
 
 

@@ -164,9 +164,9 @@ async def test_names_of_parts_are_looked_up_before_anything_runs(tmp_path):
 @pytest.mark.parametrize("wrong", [Judge, 3])
 async def test_what_is_no_reward_is_refused_before_anything_runs(tmp_path, wrong):
     engine = FakeEngine()
-    with pytest.raises(RewardError, match="is not a reward; give a function"):
+    with pytest.raises(RewardError, match="isn't a reward; pass a function"):
         await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, engine=engine, reward=wrong))
-    with pytest.raises(RewardError, match="is not a reward; give a function"):
+    with pytest.raises(RewardError, match="isn't a reward; pass a function"):
         await art.evaluate(
             ScriptedAgent(), ["a"], model="tiny", reward=wrong, engine=engine, progress=False, run_dir=tmp_path / "eval"
         )
