@@ -79,7 +79,7 @@ demo: $(VENV)/.ready
 
 # The warning is about what follows mkdocs 1, years from now; the versions are in constraints.txt.
 docs: $(VENV)/.ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --config-file docs/mkdocs.yml --strict --quiet
 	@echo "open site/index.html; to search in it as well: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
 test: $(VENV)/.ready
@@ -133,18 +133,18 @@ $(MUTATION)/.ready: $(VENV)/.ready
 	@$(call install,--no-deps --target $(MUTATION) --group mutation)
 	touch $@
 
-# An hour or more on two cores; make mutation MODULE=capture/gate for one.
+# An hour or more on two cores; make mutation MODULE=capture/admission for one.
 mutation: $(MUTATION)/.ready
 	$(BIN)/python tests/mutation.py $(MODULE)
 
 # Ten minutes of each target; make fuzz TARGET=sse for one.
 fuzz: $(VENV)/.ready $(FUZZ)/.ready
-	@for target in $(or $(TARGET),$(patsubst fuzz/targets/%.py,%,$(filter-out %__init__.py,$(wildcard fuzz/targets/*.py)))); do \
-	  PYTHONPATH="$(CURDIR)/$(FUZZ):$$PYTHONPATH" $(BIN)/python -m fuzz $$target --seconds $(or $(SECONDS),600) --keep || exit 1; done
+	@for target in $(or $(TARGET),$(patsubst tests/fuzz/targets/%.py,%,$(filter-out %__init__.py,$(wildcard tests/fuzz/targets/*.py)))); do \
+	  PYTHONPATH="$(CURDIR)/$(FUZZ):$(CURDIR)/tests:$$PYTHONPATH" $(BIN)/python -m fuzz $$target --seconds $(or $(SECONDS),600) --keep || exit 1; done
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 tiny: $(VENV)/.ready
-	$(BIN)/python tiny/make.py
+	$(BIN)/python -m tiny.make --out integrations/art-embedded/art_embedded/models/tiny

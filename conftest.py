@@ -12,8 +12,8 @@ import uvicorn
 import warm
 from hypothesis import HealthCheck, settings
 
-from art_core.capture import process
-from art_core.memory import no_garbage_collection
+from art_core.runtime.memory import no_garbage_collection
+from art_core.serving import process
 
 # None is measured against a clock, because a machine may be busy with something else.
 settings.register_profile("without a clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])

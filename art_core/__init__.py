@@ -12,20 +12,20 @@ from art_core.attribution import (
     name_threads,
     when_imported,
 )
-from art_core.audit import Audit, audit
 from art_core.config import TrainConfig
 from art_core.errors import ArtError
-from art_core.evaluation import Report, evaluate, evaluate_sync
 from art_core.hookspecs import hookimpl
-from art_core.rewards import weighted
-from art_core.run import Run
-from art_core.sft import load_trajectories
-from art_core.training import TrainResult, open_run, train, train_sync
+from art_core.loop.evaluate import evaluate, evaluate_sync
+from art_core.loop.open_run import open_run
+from art_core.loop.report import Report
+from art_core.loop.rewards import weighted
+from art_core.loop.run import Run
+from art_core.loop.sft import load_trajectories
+from art_core.loop.train import TrainResult, train, train_sync
 from art_core.types import Call, Group, Trajectory
 
 __all__ = [
     "ArtError",
-    "Audit",
     "Call",
     "Group",
     "Report",
@@ -34,7 +34,6 @@ __all__ = [
     "TrainResult",
     "Trajectory",
     "agent_name",
-    "audit",
     "caller_headers",
     "destination",
     "evaluate",

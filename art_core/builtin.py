@@ -1,5 +1,6 @@
-"""What works with no plugin installed, as a plugin like any other: functions as agents, the embedded engine, the torch
-learner, GRPO and its kin, the metrics file. Loads what is heavy only when it is asked for.
+"""What works with no plugin installed, as a plugin like any other: functions as agents, the learners, GRPO and its variants.
+
+Heavy modules are imported when they are first needed.
 """
 
 from __future__ import annotations
@@ -9,22 +10,21 @@ import concurrent.futures
 import contextvars
 import importlib
 import inspect
-import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from art_core import losses, unsloth
+from art_core import losses
 from art_core.errors import AgentError
 from art_core.hookspecs import Register, hookimpl
-from art_core.memory import no_garbage_collection
+from art_core.learner import unsloth
+from art_core.runtime.memory import no_garbage_collection
 from art_core.types import RolloutAddress, RunAgent
 
 if TYPE_CHECKING:
     from art_core.config import TrainConfig
-    from art_core.types import Engine, Learner, Loss
+    from art_core.types import Learner, Loss
 
 log = logging.getLogger("art_core.learner")
 
@@ -54,7 +54,7 @@ def adapt_agent(agent: object) -> RunAgent | None:
 async def _in_daemon_thread(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a blocking agent in a thread of its own.
 
-    A pool would make it wait for others, and would keep the process alive at its end for one that never returns.
+    A pool would make it wait for others, and an agent that never returns would keep the process alive.
     """
     outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
     context = contextvars.copy_context()
@@ -62,18 +62,18 @@ async def _in_daemon_thread(name: str, function: Callable[..., Any], *arguments:
     def run() -> None:
         try:
             result = context.run(function, *arguments)
-        except BaseException as error:  # noqa: BLE001 - carried to whoever awaits the outcome
+        except BaseException as error:  # noqa: BLE001 - raised where the outcome is awaited
             outcome.set_exception(error)
         else:
             outcome.set_result(result)
 
-    outcome.set_running_or_notify_cancel()  # a run that timed out goes on until the agent returns
+    outcome.set_running_or_notify_cancel()  # after a timeout the thread runs on until the agent returns
     threading.Thread(target=run, name=name, daemon=True).start()
     return await asyncio.wrap_future(outcome)
 
 
 def _required(agent: Any) -> int:
-    """Return how many arguments the agent cannot be called without; AgentError where it cannot be called with a task at all."""
+    """Return how many arguments the agent requires. Raises AgentError if it can't be called with a task."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(agent).parameters.values()
     possible = [p for p in parameters if p.kind in kinds]
@@ -100,35 +100,25 @@ def register_learners(register: Register) -> None:
     register("auto", auto_learner)
 
 
-@hookimpl
-def register_engines(register: Register) -> None:
-    register("embedded", embedded_engine)
-
-
-@hookimpl
-def register_trackers(register: Register) -> None:
-    register("jsonl", MetricsFile)
-
-
 def torch_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
     """Load the torch learner."""
-    _import_learner()
-    from art_core.learner import TorchLearner
+    with no_garbage_collection():
+        from art_core.learner import TorchLearner
 
     return TorchLearner(model_folder, config, loss)
 
 
 def _import_learner() -> None:
     with no_garbage_collection():
-        importlib.import_module("art_core.learner")
+        importlib.import_module("art_core.learner.torch_learner")
 
 
 torch_learner.prepare = _import_learner  # type: ignore[attr-defined]
 
 
 def unsloth_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
-    """Load the learner that uses Unsloth; ConfigError, which says what is missing, where that cannot be used."""
-    unsloth.load()  # first: it wants to be there before the libraries that it changes
+    """Load the Unsloth learner. Raises ConfigError that names what is missing."""
+    unsloth.load()  # first: it must be imported before the libraries that it patches
     from art_core.learner.unsloth_learner import UnslothLearner
 
     return UnslothLearner(model_folder, config, loss)
@@ -138,40 +128,19 @@ unsloth_learner.check = unsloth.check  # type: ignore[attr-defined]
 
 
 def auto_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
-    """Load the learner that uses Unsloth where it can be used and suits the model, else the torch learner; log which."""
+    """Load the Unsloth learner if it works here and suits the model, else the torch learner; log which."""
     reason = unsloth.why_not(model_folder, config)
     choice = f"learner='auto' takes torch: {reason}" if reason else "learner='auto' takes unsloth"
     log.info(choice)
     learner = (torch_learner if reason else unsloth_learner)(model_folder, config, loss)
-    if unsloth.installed():  # who does not have it is not told at every run
+    if unsloth.installed():  # no need to mention it at every run otherwise
         learner.choice = choice
     return learner
 
 
 def _prepare_auto() -> None:
-    if not unsloth.installed():  # it wants to be there before the libraries that it changes
+    if not unsloth.installed():  # it must be imported before the libraries that it patches
         _import_learner()
 
 
 auto_learner.prepare = _prepare_auto  # type: ignore[attr-defined]
-
-
-def embedded_engine(model_folder: str, config: TrainConfig) -> Engine:
-    """Load the embedded engine."""
-    from art_core.engine import EmbeddedEngine
-
-    return EmbeddedEngine(model_folder, config)
-
-
-class MetricsFile:
-    """``metrics.jsonl`` in the run folder: one line a step."""
-
-    def __init__(self, run_dir: Path, config: TrainConfig | None = None) -> None:
-        self.path = Path(run_dir) / "metrics.jsonl"
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
-
-    def close(self) -> None:
-        """Nothing is held open."""

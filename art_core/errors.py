@@ -1,8 +1,8 @@
-"""Every error that art raises on purpose. Knows nothing about where they are raised.
+"""Every error that art raises on purpose.
 
 ArtError
 |-- ConfigError          an argument, a task list or a folder cannot be used as given
-|-- AgentError           nobody can adapt this agent
+|-- AgentError           no plugin adapts this agent
 |-- PluginError          a plugin failed, or two plugins disagree
 |-- CaptureError         a model call cannot be attributed or recorded
 |   |-- ServingDied      the process that serves the policy has died
@@ -10,8 +10,8 @@ ArtError
 |-- ModelCallError       a model call of a classic agent was refused or failed
 |-- CallRefused          a model call inside a rollout was not redirected, and was refused before it left
 |-- RolloutLost          the machine that ran the agent is gone
-|-- StaleWeightsError    the engine does not serve the weights that it was given
-|-- NotFiniteError       a step has a value that is NaN or infinite, and was not taken
+|-- StaleWeightsError    the engine does not serve the newest weights
+|-- NotFiniteError       a step has a NaN or infinite value and was not taken
 |-- RewardError          a reward function returned something that is not a reward
 `-- StoreError           the run folder cannot be written or read
     `-- DamagedCheckpoint    a checkpoint is not what was saved
@@ -24,7 +24,7 @@ from typing import Any
 
 
 class ArtError(Exception):
-    """Base of all; its message says what happened, where, and what to do."""
+    """Base class; its message says what happened, where, and what to do."""
 
 
 class ConfigError(ArtError, ValueError):
@@ -32,7 +32,7 @@ class ConfigError(ArtError, ValueError):
 
 
 class AgentError(ArtError, TypeError):
-    """Nobody can adapt this agent."""
+    """No plugin adapts this agent."""
 
 
 class PluginError(ArtError):
@@ -44,11 +44,11 @@ class CaptureError(ArtError):
 
 
 class ServingDied(CaptureError):
-    """The process that serves the policy has died; started again with the same run folder, a run goes on."""
+    """The process that serves the policy has died. Start again with the same run folder to resume."""
 
 
 TOO_LONG = "context_length_exceeded"
-"""OpenAI's error code where prompt and answer do not fit in the context; frameworks look for it."""
+"""OpenAI's error code if prompt and answer don't fit in the context; frameworks look for it."""
 
 
 class UpstreamError(CaptureError):
@@ -59,11 +59,11 @@ class UpstreamError(CaptureError):
     ) -> None:
         super().__init__(message)
         self.status = status
-        """The HTTP status that the agent's client is answered with."""
+        """The HTTP status of the answer to the agent's client."""
         self.code = code
         """OpenAI's error code, such as ``TOO_LONG``."""
         self.retry_after = retry_after
-        """Seconds after which the request may be sent again, where whoever refused it says so."""
+        """Seconds after which the request may be sent again, if the upstream says so."""
 
     def __reduce__(self):
         return _rebuild_upstream_error, (str(self), self.status, self.code, self.retry_after)
@@ -74,15 +74,15 @@ def _rebuild_upstream_error(message: str, status: int, code: str | None, retry_a
 
 
 class ModelCallError(ArtError):
-    """A model call of ``art_core.agent.Agent`` was refused or failed.
+    """A model call of a classic agent was refused or failed.
 
-    No CaptureError: like any error of an agent it ends that agent's run, not the training.
+    Not a CaptureError: like any error of an agent, it ends that rollout and not the training.
     """
 
     def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        """The HTTP status of the answer; None where there was none."""
+        """The HTTP status of the answer; None without an answer."""
         self.code = code
         """OpenAI's error code, such as ``TOO_LONG``."""
 
@@ -90,22 +90,22 @@ class ModelCallError(ArtError):
 class CallRefused(ArtError):
     """A model call inside a rollout was not redirected to the policy, and was refused before it left.
 
-    No CaptureError: like any error of an agent it ends that agent's run, not the training.
+    Not a CaptureError: like any error of an agent, it ends that rollout and not the training.
     """
 
 
 class RolloutLost(ArtError):
-    """The machine that ran the agent is gone: nothing is known of the agent, and the run is made again. Raised by executors."""
+    """The machine that ran the agent is gone. Raised by executors; the rollout is repeated."""
 
 
 class StaleWeightsError(ArtError):
-    """The engine does not serve the weights that it was given."""
+    """The engine does not serve the newest weights."""
 
 
 class NotFiniteError(ArtError):
-    """A step has a value that is NaN or infinite, and was not taken: weights, optimizer and version are those of before.
+    """A step has a NaN or infinite value and was not taken: weights, optimizer and version are unchanged.
 
-    Raised by learners; the run then drops the step, keeps what it was given, and goes on.
+    Raised by learners; the run then drops the step, keeps its inputs, and continues.
     """
 
     def __init__(self, message: str, found: Mapping[str, Any] | None = None) -> None:
@@ -129,4 +129,4 @@ class StoreError(ArtError, OSError):
 
 
 class DamagedCheckpoint(StoreError):
-    """A checkpoint is not what was saved. Raised by learners; a run that goes on passes over it."""
+    """A checkpoint is not what was saved. Raised by learners; a resumed run skips it."""

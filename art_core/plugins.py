@@ -1,4 +1,4 @@
-"""Find the installed plugins, check them, and call their hooks by name. Knows nothing about what they do.
+"""Find the installed plugins, check them, and call their hooks by name.
 
 Environment: ``ART_DISABLE_PLUGINS=name,name`` leaves plugins out; ``ART_TRACE_PLUGINS=1`` logs every hook call.
 """
@@ -9,7 +9,7 @@ import difflib
 import importlib.metadata
 import logging
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,59 +18,9 @@ import pluggy
 from art_core import builtin, hookspecs
 from art_core.errors import AgentError, ArtError, ConfigError, PluginError
 from art_core.types import RunAgent
-from art_core.variables import NO_OPENPIPE
 
 GROUP = "art"
-ADAPTERS = {
-    "langgraph": "art-langgraph",
-    "langchain": "art-langchain",
-    "langchain_core": "art-langchain",
-    "openai": "art-openai",
-    "agents": "art-openai",
-    "pydantic_ai": "art-pydantic-ai",
-}
-"""The top-level package of an agent's class -> the distribution that adapts it."""
-WITHOUT_PLUGIN = {
-    "agno": "OpenAIChat(id=...)",
-    "autogen_agentchat": "OpenAIChatCompletionClient(model=...)",
-    "crewai": "LLM(model='openai/...')",
-    "dspy": "dspy.LM('openai/...')",
-    "google.adk": "LiteLlm(model='openai/...')",
-    "haystack": "OpenAIChatGenerator(model=...)",
-    "instructor": "instructor.from_openai(...)",
-    "llama_index": "llama_index.llms.openai.OpenAI(model=...)",
-    "semantic_kernel": "OpenAIChatCompletion(ai_model_id=...)",
-    "smolagents": "OpenAIModel(model_id=...)",
-    "strands": "strands.models.openai.OpenAIModel(model_id=...)",
-}
-"""The package of a known framework that has no plugin of ours -> its model that asks through the OpenAI client."""
-
-PACKAGES = {
-    "ruler": "art-ruler",
-    "vllm": "art-vllm",
-    "http": "art-vllm",
-    "ray": "art-ray",
-    "wandb": "art-wandb",
-    "langfuse": "art-langfuse",
-    "otel": "art-langfuse",
-}
-"""A reward, engine, executor, learner or tracker by name -> the distribution that has it."""
-
-NEEDS = {
-    ADAPTERS["langgraph"]: ADAPTERS["langchain"],
-    ADAPTERS["langchain"]: ADAPTERS["openai"],
-    ADAPTERS["pydantic_ai"]: ADAPTERS["openai"],
-}
-"""A distribution -> the other one of this repository that it needs besides the core."""
-
 log = logging.getLogger("art_core.plugins")
-
-
-def how_to_install(distribution: str) -> str:
-    """Return the command that installs a distribution of this repository from its checkout; none is on a package index."""
-    folder = "plugins" if distribution in ADAPTERS.values() else "integrations"
-    needed = f"{how_to_install(NEEDS[distribution])} " if distribution in NEEDS else "pip install "
-    return f"{needed}-e {folder}/{distribution}"
 
 
 @dataclass(frozen=True)
@@ -87,12 +37,12 @@ class Plugins:
     """The installed plugins and the built-in one."""
 
     def __init__(self, *extra: object, installed: bool = True) -> None:
-        """``extra`` are plugin modules or objects, used whether they are installed or not; ``installed=False`` looks for none."""
+        """``extra`` are plugin modules or objects to use in any case; ``installed=False`` ignores the installed ones."""
         self._distributions: dict[str, importlib.metadata.Distribution] = {}
         """By plugin name, of those that were found by their entry points."""
         self.manager = pluggy.PluginManager(GROUP)
         self.manager.add_hookspecs(hookspecs)
-        # Calls go last-registered-first, so an installed plugin's answer beats the built-in one's.
+        # The last registered plugin is called first, so an installed plugin's answer beats the built-in one's.
         self.manager.register(builtin, "builtin")
         for name in filter(None, os.environ.get("ART_DISABLE_PLUGINS", "").split(",")):
             self.manager.set_blocked(name.strip())
@@ -131,7 +81,7 @@ class Plugins:
             ) from error
 
     def describe(self, name: str) -> Installed:
-        """Return what is known of the plugin ``name``."""
+        """Return the name, distribution, version and hooks of a plugin."""
         plugin = self.manager.get_plugin(name)
         hooks = tuple(sorted(caller.name for caller in self.manager.get_hookcallers(plugin) or ()))
         distribution = self._distributions.get(name) or importlib.metadata.distribution("art-core")
@@ -142,7 +92,7 @@ class Plugins:
         return [self.describe(name) for name, _ in self.manager.list_name_plugin()]
 
     def _callers(self, hook: str) -> Iterator[tuple[str, pluggy.HookCaller]]:
-        """Yield each plugin that has ``hook`` with a caller of that plugin alone, in pluggy's order of calls."""
+        """Yield each plugin that implements ``hook`` with a caller for that plugin alone, in pluggy's call order."""
         plugins = self.manager.get_plugins()
         for impl in reversed(getattr(self.manager.hook, hook).get_hookimpls()):
             yield impl.plugin_name, self.manager.subset_hook_caller(hook, plugins - {impl.plugin})
@@ -159,7 +109,7 @@ class Plugins:
             ) from error
 
     def call(self, hook: str, **arguments: Any) -> None:
-        """Call ``hook`` in every plugin that has it."""
+        """Call ``hook`` in every plugin that implements it."""
         for name, caller in self._callers(hook):
             self._call(name, caller, **arguments)
 
@@ -181,14 +131,12 @@ class Plugins:
         return found
 
     def choose(self, hook: str, name: str) -> Any:
-        """Return what is registered as ``name`` through ``hook``; ConfigError lists the choices where nothing is."""
+        """Return what is registered as ``name`` through ``hook``. Raises ConfigError with the choices if nothing is."""
         found = self.registered(hook)
         if name not in found:
-            if (hook, name) == ("register_trackers", "openpipe"):
-                raise ConfigError(f"the tracker {name!r} is refused: {NO_OPENPIPE}")
             kind = {"register_losses": "loss"}.get(hook, hook.removeprefix("register_").removesuffix("s"))
-            package = PACKAGES.get(name)
-            hint = f" (in the checkout of art, run: {how_to_install(package)})" if package else ""
+            advice = self._suggestion(kind, name)
+            hint = f" ({advice})" if advice else ""
             if near := difflib.get_close_matches(name, found, n=1):
                 hint = f" (did you mean {near[0]!r}?)"
             choices = ", ".join(map(repr, sorted(found))) or "none is registered"
@@ -197,37 +145,24 @@ class Plugins:
             )
         return found[name]
 
+    def _suggestion(self, kind: str, wanted: object) -> str | None:
+        suggestions = (self._call(name, caller, kind=kind, wanted=wanted) for name, caller in self._callers("suggest"))
+        return next(filter(None, suggestions), None)
+
     def adapt(self, agent: object) -> RunAgent:
-        """Return the function that runs ``agent`` once; AgentError where no plugin adapts it."""
+        """Return the function that runs ``agent`` once. Raises AgentError if no plugin adapts it."""
         for name, caller in self._callers("adapt_agent"):
             run = self._call(name, caller, agent=agent)
             if run is not None:
                 return run
-        installed = self.installed()
-        adapters = {it.distribution for it in installed if "adapt_agent" in it.hooks}
+        adapters = {it.distribution for it in self.installed() if "adapt_agent" in it.hooks}
+        advice = self._suggestion("agent", agent) or "wrap it in a function of one task, def agent(task)"
         raise AgentError(
             f"no installed plugin adapts an agent of type {type(agent).__module__}.{type(agent).__qualname__}; "
-            f"{_advice(agent, {it.distribution for it in installed})}. Installed adapters: {', '.join(sorted(adapters))}."
+            f"{advice}. Installed adapters: {', '.join(sorted(adapters))}."
         )
 
 
-def _advice(agent: object, installed: Container[str]) -> str:
-    module = type(agent).__module__
-    wanted = ADAPTERS.get(module.partition(".")[0])
-    if wanted is not None and wanted not in installed:
-        return f"in the checkout of art, run: {how_to_install(wanted)}"
-    wrap = "wrap it in a function of one task, def agent(task)"
-    for package, model in WITHOUT_PLUGIN.items():
-        if module == package or module.startswith(f"{package}."):
-            return f"{wrap}, {as_function(model)}"
-    return wrap
-
-
-def as_function(model: str) -> str:
-    """Return how an agent without a plugin is captured, where ``model`` asks through the OpenAI client."""
-    return f"with {model} and art-openai, or any client given address.base_url, def agent(task, address)"
-
-
 def redirect_clients() -> None:
-    """Let the installed plugins wrap their client libraries in this process; for children, which begin without."""
+    """Let the installed plugins wrap their client libraries in this process; for child processes, which start without."""
     Plugins().call("redirect_clients")

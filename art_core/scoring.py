@@ -1,4 +1,4 @@
-"""Group -> rewards -> advantages. Knows nothing about tokens, models or how a run came about."""
+"""Group -> rewards -> advantages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 
 from art_core.config import check_choice
-from art_core.deadlines import TooLate, interrupted, within
 from art_core.errors import ArtError, ConfigError, RewardError
-from art_core.shown import without_keys
+from art_core.redaction import without_keys
+from art_core.runtime.deadlines import TooLate, interrupted, within
 from art_core.types import Call, Group, GroupReward, Reward, Trajectory
 
 CONTRAST = 1e-8
-"""Rewards that differ by less are equal: sums of floats in another order differ by about 1e-16."""
+"""Rewards that differ by less count as equal: sums of floats in another order differ by about 1e-16."""
 NO_REASON = "the reward does not say why"
 
 
 class Unscorable(RewardError):
-    """A reward raised, or returned what is no number, for all runs of a group; ``reason`` says it of any run."""
+    """A reward raised, or didn't return a number, for all rollouts of a group; ``reason`` holds for each of them."""
 
     def __init__(self, reason: str, where: str, cause: BaseException | None = None) -> None:
         super().__init__(f"{reason} for {where}")
@@ -38,18 +38,18 @@ async def score(group: Group, reward: Reward | GroupReward, timeout: float | Non
     """Return ``group`` with every trajectory's ``reward`` set; advantages of an earlier scoring are dropped.
 
     ``reward`` is a function of one trajectory (a plain function is called directly; coroutines of one group run
-    concurrently), or an object with ``async score(group)``, which may answer None for a trajectory it cannot score.
-    A trajectory whose run failed is scored like any other: the function sees ``trajectory.error``, and what a failure
-    is worth is its decision. Rewards of single calls, put into ``trajectory.call_rewards`` meanwhile, are moved to
-    ``Call.reward``; a call that is given none keeps its own. If all that takes longer than ``timeout`` seconds, the group is
-    unscored; a plain function can be ended on the main thread of a POSIX system only. A trajectory for which the function
-    raises is unscored; if it raises for all of the group, that is raised (Unscorable). Raises RewardError as ``values`` does.
+    concurrently), or an object with ``async score(group)``, which may return None for a trajectory that it can't score.
+    A failed trajectory is scored like any other: the function sees ``trajectory.error`` and decides what a failure is
+    worth. Rewards of single calls, set in ``trajectory.call_rewards``, are moved to ``Call.reward``; other calls keep
+    theirs. After ``timeout`` seconds the group is unscored; a plain function can only be interrupted on the main thread of
+    a POSIX system. A trajectory for which the function raises is unscored; if it raises for the whole group, Unscorable is
+    raised. Raises RewardError as ``values`` does.
     """
     try:
         found = await within(values(group, reward), timeout)
     except TooLate:
         for trajectory in group.trajectories:
-            _leave_unscored(trajectory, f"{_name(reward)} had not ended after {timeout:g} seconds (score_timeout)")
+            _leave_unscored(trajectory, f"{_name(reward)} did not finish within {timeout:g} seconds (score_timeout)")
         found = [None] * len(group.trajectories)
     scored = (
         replace(trajectory, reward=value, calls=_rewarded_calls(trajectory))
@@ -59,7 +59,7 @@ async def score(group: Group, reward: Reward | GroupReward, timeout: float | Non
 
 
 def unscored(group: Group, error: Unscorable) -> Group:
-    """Return ``group`` without rewards, which ``error`` explains."""
+    """Return ``group`` without rewards, with the reason from ``error``."""
     for trajectory in group.trajectories:
         _leave_unscored(trajectory, error.reason)
     runs = tuple(replace(trajectory, reward=None) for trajectory in group.trajectories)
@@ -72,11 +72,11 @@ def _leave_unscored(trajectory: Trajectory, reason: str) -> None:
 
 
 async def values(group: Group, reward: Reward | GroupReward) -> list[float | None]:
-    """Return what ``reward`` gives each trajectory, in order; what it puts into the trajectories is checked and stays there.
+    """Return the reward of each trajectory, in order; what the reward adds to the trajectories is checked and stays there.
 
-    None, with the reason in ``notes["unscored"]``, if the reward raises for a trajectory, ``sys.exit()`` too, or returns what
-    is not a finite number; if it does so for all of the group, Unscorable is raised. Raises RewardError for what is no reward,
-    for rewards of calls and metrics that are not numbers, and for notes that are not text.
+    None, with the reason in ``notes["unscored"]``, if the reward raises for a trajectory (``sys.exit()`` too) or doesn't return
+    a finite number; if that happens for the whole group, Unscorable is raised. Raises RewardError for what isn't a reward, for
+    rewards of calls and metrics that aren't numbers, and for notes that aren't text.
     """
     check_reward(reward)
     for trajectory in group.trajectories:
@@ -98,40 +98,40 @@ async def values(group: Group, reward: Reward | GroupReward) -> list[float | Non
 
 
 def is_reward(thing: object) -> bool:
-    """Whether it is a function, or an object with ``score``; a class is neither."""
+    """Whether ``thing`` is a function or an object with ``score``; a class is neither."""
     return not isinstance(thing, type) and (callable(thing) or callable(getattr(thing, "score", None)))
 
 
 def check_reward(thing: object) -> None:
-    """Raise RewardError for what ``is_reward`` denies."""
+    """Raise RewardError unless ``is_reward(thing)``."""
     if not is_reward(thing):
         raise RewardError(
-            f"{thing!r} is not a reward; give a function of one trajectory, "
+            f"{thing!r} isn't a reward; pass a function of one trajectory, "
             "or an instance of a class with `async def score(self, group)`"
         )
 
 
 def is_scored(trajectory: Trajectory) -> bool:
-    """Whether the run has a reward, or some call one of its own."""
+    """Whether the trajectory has a reward, or one of its calls has."""
     return trajectory.reward is not None or any(call.reward is not None for call in trajectory.calls)
 
 
 def why_unscored(groups: Sequence[Group]) -> list[str]:
-    """Return the reason for which runs are not scored, the most frequent one where there are several; [] where all are."""
+    """Return the most frequent reason why rollouts are unscored; empty if all are scored."""
     unscored = (t for group in groups for t in group.trajectories if not is_scored(t))
     reasons = Counter(t.notes.get("unscored", NO_REASON) for t in unscored)
     return [reason for reason, _ in reasons.most_common(1)]
 
 
 def calls_of(trajectory: Trajectory, nodes: Sequence[str]) -> Trajectory:
-    """Return ``trajectory`` with the calls of these nodes only; as it is where ``nodes`` is empty."""
+    """Return ``trajectory`` with the calls of these nodes only; unchanged if ``nodes`` is empty."""
     return (
         replace(trajectory, calls=tuple(it for it in trajectory.calls if it.made_by(*nodes))) if nodes else trajectory
     )
 
 
 def of_nodes(group: Group, nodes: Sequence[str]) -> Group:
-    """Return ``group`` with the calls of these nodes only, each with its advantage; as it is where ``nodes`` is empty.
+    """Return ``group`` with the calls of these nodes only, each with its advantage; unchanged if ``nodes`` is empty.
 
     A trajectory without such a call stays, because the others' advantages are relative to it.
     """
@@ -147,9 +147,9 @@ def of_nodes(group: Group, nodes: Sequence[str]) -> Group:
 
 
 def has_contrast(group: Group) -> bool:
-    """Whether some run, or some call where calls have rewards of their own, has an advantage.
+    """Whether any trajectory, or any call with a reward of its own, has a nonzero advantage.
 
-    Without that there is nothing to learn from the group. Advantages that are not there yet are taken from the rewards.
+    Otherwise there is nothing to learn from the group. Missing advantages are computed from the rewards.
     """
     group = group if group.advantages else advantages(group)
     return any(map(any, group.call_advantages or [group.advantages]))
@@ -163,11 +163,11 @@ def advantages(group: Group, how: str = "mean_std") -> Group:
     - ``"mean_std"``: (reward - mean) / (std + 1e-4), std that of the sample (n - 1) (GRPO, arXiv 2402.03300)
     - ``"mean"``: reward - mean (Dr. GRPO, arXiv 2503.20783)
     - ``"leave_one_out"``: reward - mean of the other n - 1 rewards, that is (reward - mean) n / (n - 1) (RLOO, arXiv
-      2402.14740): the baseline does not depend on the run itself
+      2402.14740): the baseline doesn't depend on the rollout itself
 
-    Unscored trajectories get 0, and all do whose rewards are equal. Where calls have rewards of their own, ``call_advantages``
-    are filled: such a call's reward is compared in the same way with those of the group's rewarded calls of the same
-    agent name, and the other calls take their trajectory's advantage. Raises ConfigError for another ``how``.
+    Unscored trajectories get 0, and so do all if the rewards are equal. If calls have rewards of their own,
+    ``call_advantages`` are set: such a reward is compared in the same way with those of the group's rewarded calls of the
+    same agent name, and the other calls take their trajectory's advantage. Raises ConfigError for another ``how``.
     """
     check_choice("advantage", how)
     relative = _relative([t.reward for t in group.trajectories], how)
@@ -180,7 +180,7 @@ def advantages(group: Group, how: str = "mean_std") -> Group:
 
 
 def _relative(rewards: Sequence[float | None], how: str) -> tuple[float, ...]:
-    """Return the advantage of each reward among those that are known."""
+    """Return the advantage of each reward among the known ones; 0 for None."""
     known = _known(rewards)
     if not _differ(known):
         return (0.0,) * len(rewards)
@@ -194,7 +194,7 @@ def _relative(rewards: Sequence[float | None], how: str) -> tuple[float, ...]:
 
 
 def _call_rewards(group: Group) -> dict[str | None, list[float]]:
-    """Return the rewards of the group's calls that have one, by agent name, in the order of trajectories and calls."""
+    """Return the rewards of the group's rewarded calls by agent name, in the order of trajectories and calls."""
     rewards: dict[str | None, list[float]] = {}
     for trajectory in group.trajectories:
         for call in trajectory.calls:
@@ -220,7 +220,7 @@ def _rewarded_calls(trajectory: Trajectory) -> tuple[Call, ...]:
 
 
 def _call_numbers(trajectory: Trajectory, reward: Reward | GroupReward) -> dict[int, float | None]:
-    """Return the rewards that ``reward`` put into ``trajectory.call_rewards``, as floats."""
+    """Return the rewards that ``reward`` set in ``trajectory.call_rewards``, as floats."""
     given = trajectory.call_rewards
     strangers = [index for index in given if index not in range(len(trajectory.calls))]
     if strangers:
@@ -233,7 +233,7 @@ def _call_numbers(trajectory: Trajectory, reward: Reward | GroupReward) -> dict[
         if number is None:
             raise RewardError(
                 f"{_name(reward)} set call_rewards[{index}] to {reprlib.repr(given[index])} ({type(given[index]).__name__}) "
-                f"for {_describe(trajectory)}; give a finite int, float or bool"
+                f"for {_describe(trajectory)}; use a finite int, float or bool"
             )
     return numbers
 
@@ -246,9 +246,9 @@ async def _score_each(group: Group, reward: Reward) -> list[float | Unscorable]:
             if inspect.isawaitable(value):
                 value = await value
         except ConfigError:
-            raise  # about the set-up, and not about this run
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the user's function: its bug is its run's
-            hint = "; correct the reward function (a failed run has output None and its reason in trajectory.error)"
+            raise  # about the set-up, not about this rollout
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the user's function
+            hint = "; fix the reward function (a failed rollout has output None and its reason in trajectory.error)"
             return Unscorable(_raised(reward, error), f"{_describe(trajectory)}{hint}", error)
         return _returned(value, reward, trajectory)
 
@@ -273,7 +273,7 @@ async def _score_together(group: Group, reward: GroupReward) -> list[float | Uns
         raise Unscorable(_raised(reward, error), task) from error
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         raise Unscorable(
-            f"{_name(reward)} returned {reprlib.repr(values)}, which is no list of rewards",
+            f"{_name(reward)} returned {reprlib.repr(values)} instead of a list of rewards",
             f"{task}; return a list with one number (or None) per trajectory",
         )
     if len(values) != len(group.trajectories):
@@ -288,14 +288,14 @@ async def _score_together(group: Group, reward: GroupReward) -> list[float | Uns
 
 
 def _raised(reward: Reward | GroupReward, error: BaseException) -> str:
-    """Return what the reward raised, and at which line."""
+    """Return what the reward raised, with the line."""
     lines = traceback.extract_tb(error.__traceback__)
     at = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
     return f"{_name(reward)} raised {type(error).__name__}: {without_keys(str(error))}{at}"
 
 
 def _returned(value: Any, reward: Reward | GroupReward, trajectory: Trajectory) -> float | Unscorable:
-    """Return what ``reward`` returned as a float, or why it is none."""
+    """Return what ``reward`` returned as a float, or why it isn't one."""
     if (number := _finite(value)) is not None:
         return number
     hint = ": is a 'return' missing?" if value is None else ""
@@ -309,23 +309,23 @@ def _finite(value: Any) -> float | None:
 
 
 def _check_added(reward: Reward | GroupReward, trajectory: Trajectory) -> None:
-    """Refuse metrics that are not numbers and notes that are not text."""
+    """Raise RewardError for metrics that aren't numbers and notes that aren't text."""
     for name, value in trajectory.metrics.items():
         if not isinstance(value, Real | np.bool_):
             raise RewardError(
                 f"{_name(reward)} set metrics[{name!r}] to {reprlib.repr(value)} ({type(value).__name__}) for "
-                f"{_describe(trajectory)}; a metric is a number"
+                f"{_describe(trajectory)}; a metric must be a number"
             )
     for name, value in trajectory.notes.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise RewardError(
                 f"{_name(reward)} set notes[{name!r}] to {reprlib.repr(value)} ({type(value).__name__}) for "
-                f"{_describe(trajectory)}; a note is text under a name"
+                f"{_describe(trajectory)}; a note must be text under a name"
             )
 
 
 def _name(reward: Reward | GroupReward) -> str:
-    return f"the reward {getattr(reward, '__qualname__', type(reward).__qualname__)}"
+    return f"reward {getattr(reward, '__qualname__', type(reward).__qualname__)}"
 
 
 def _describe(trajectory: Trajectory) -> str:

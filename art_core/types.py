@@ -1,6 +1,6 @@
 """The nouns, in the order in which data flows, and the protocols of what can be supplied from outside.
 
-No I/O. Knows nothing about HTTP, SQLite, models or plugins; torch is named for type checkers only.
+No I/O; torch is imported for type checkers only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FinishReason = Literal["stop", "length", "tool_calls", "aborted"]
-"""Why sampling ended. ``aborted``: the client went away; such a call is kept and never trained."""
+"""Why sampling ended. ``aborted``: the client went away; such a call is kept but never trained."""
 
 JsonDict = dict[str, Any]
 
@@ -29,59 +29,58 @@ class Call:
     prompt_ids: tuple[int, ...]
     """Exactly what the policy was shown, as the engine reported it. Never empty."""
     sampled_ids: tuple[int, ...]
-    """Exactly what the policy sampled, the end-of-turn token included when it was sampled."""
+    """Exactly what the policy sampled, including the end-of-turn token if it was sampled."""
     logprobs: tuple[float, ...]
-    """One per sampled token, natural logarithm, of the distribution at ``temperature`` before any truncation (top-p,
-    top-k) and before a grammar's mask. At temperature 0 (greedy) they are of the distribution at temperature 1."""
+    """One natural logarithm per sampled token, from the distribution at ``temperature`` before truncation (top-p, top-k) and
+    before a grammar's mask. At temperature 0 (greedy) they come from the distribution at temperature 1."""
     policy_version: int = 0
-    """The number of optimizer steps behind the weights that sampled this call; 0 for the start weights; -1 where another
-    model answered."""
+    """Optimizer steps behind the weights that sampled this call: 0 for the start weights, -1 if another model answered."""
     agent: str | None = None
-    """The node or agent that made the call, where the framework tells: names joined by ``/``, the outermost first. Where
-    several frameworks tell, the names of each, in the order that ``name_agents`` says."""
+    """The node or agent that made the call, if the framework names it: names joined by ``/``, outermost first. If several
+    frameworks name one, their names follow each other in the order that ``name_agents`` describes."""
     thread: str | None = None
-    """The framework's conversation thread, where it tells: LangGraph's ``thread_id``."""
+    """The framework's conversation thread, if it has one: LangGraph's ``thread_id``."""
     request_id: str = ""
     """The same for the n choices of one request."""
     choice: int = 0
     """The index among the n choices of one request."""
     reward: float | None = None
-    """Where single calls are rewarded; None where they are not. The call's tokens are then trained with the advantage of this
-    reward instead of the trajectory's. Reward functions set it through ``Trajectory.call_rewards``."""
+    """The call's own reward, or None. If set, its tokens are trained with the advantage of this reward instead of the
+    trajectory's. Reward functions set it through ``Trajectory.call_rewards``."""
     temperature: float = 1.0
-    """What was sampled at; where an engine tells logprobs of another temperature only, that one."""
+    """The temperature of ``logprobs``: the sampling temperature, unless the engine reports logprobs of another one."""
     finish_reason: FinishReason = "stop"
     forced: tuple[int, ...] = ()
-    """Positions in ``sampled_ids`` where a grammar left one legal token: these are not trained."""
+    """Positions in ``sampled_ids`` at which a grammar left one legal token; they are not trained."""
     request: Mapping[str, Any] = field(default_factory=dict)
-    """The chat-completions request as the engine was given it (messages, tools, sampling settings); with ``prompt`` (text or
-    token ids) in place of ``messages`` where the agent sent a raw prompt."""
+    """The chat-completions request as the engine received it (messages, tools, sampling settings), with ``prompt`` (text or
+    token ids) instead of ``messages`` if the agent sent a raw prompt."""
     response: Mapping[str, Any] = field(default_factory=dict)
-    """The assistant message that was answered (role, content, tool_calls, and reasoning_content where the model thought)."""
+    """The assistant message of the answer (role, content, tool_calls, and reasoning_content if the model was thinking)."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
-            raise ValueError("a Call needs at least one prompt token, the context of the first sampled one")
+            raise ValueError("a Call needs at least one prompt token, the context of the first sampled token")
         if len(self.logprobs) != len(self.sampled_ids):
             raise ValueError(
                 f"a Call with {len(self.sampled_ids)} sampled tokens has {len(self.logprobs)} logprobs; "
-                "give one logprob per sampled token, in order"
+                "pass one logprob per sampled token, in order"
             )
 
     def made_by(self, *nodes: str) -> bool:
-        """Whether one of these nodes or agents made the call: ``"team"``, ``"writer"`` and ``"team/writer"`` all name the
-        call of ``agent="team/writer"``; ``"write"`` does not."""
+        """Whether one of these nodes or agents made the call: ``"team"``, ``"writer"`` and ``"team/writer"`` all match a call
+        with ``agent="team/writer"``; ``"write"`` does not."""
         return within(self.agent, nodes)
 
     def messages(self) -> list[JsonDict]:
-        """Return the conversation with its answer, as chat messages; a raw prompt is the user's."""
+        """Return the conversation and the answer as chat messages; a raw prompt counts as the user's."""
         prompt = self.request.get("prompt")
         shown = self.request.get("messages", ()) if prompt is None else [{"role": "user", "content": _shown(prompt)}]
         return [*shown, dict(self.response)]
 
 
 def within(agent: str | None, nodes: Iterable[str]) -> bool:
-    """Whether one of ``nodes`` stands, with whole names, on the path ``agent``; see ``Call.made_by``."""
+    """Whether the path ``agent`` contains one of ``nodes`` as whole names; see ``Call.made_by``."""
     return agent is not None and any(f"/{node}/" in f"/{agent}/" for node in nodes)
 
 
@@ -91,60 +90,60 @@ def _shown(prompt: str | Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Every model call of one agent run, in the order in which they were answered, and how the run ended."""
+    """Every model call of one rollout, in the order in which they were answered, and how the rollout ended."""
 
     task: Any
     calls: tuple[Call, ...] = field(repr=False)
     output: Any = None
-    """What the agent returned; None where it failed."""
+    """What the agent returned; None if it failed."""
     reward: float | None = None
-    """None until scored, and where the reward function could not score the run."""
+    """None until scored, or if the reward function could not score the rollout."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Numbers that a reward function adds: ``trajectory.metrics["success"] = 1.0``. ``success`` is what reports show."""
+    """Numbers that a reward function adds: ``trajectory.metrics["success"] = 1.0``. Reports show ``success``."""
     error: str | None = None
-    """Why the agent's run failed, with the exception's type; None where it did not."""
+    """Why the rollout failed, with the exception's type; None if it succeeded."""
     error_at: str = field(default="", kw_only=True, repr=False, compare=False)
-    """Where the agent's own code raised it, as ``FILE:LINE in FUNCTION``, where that was seen; not stored."""
+    """Where the agent's own code raised it, as ``FILE:LINE in FUNCTION``, if known; not stored."""
     unrecorded: Mapping[str, Mapping[str, int]] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
-    """Requests to models that are not in ``calls``, counted: ``failed`` at the policy (by status, code and message), ``refused``
-    before they left, ``passed`` to where the agent sends them (both by where). Of this process; not stored."""
+    """Counts of model requests that are not in ``calls``: ``failed`` at the policy (by status, code and message), ``refused``
+    before they left, and ``passed`` to where the agent sends them (both by destination). Of this process; not stored."""
     rollout_id: str = ""
     seconds: float = 0.0
     call_rewards: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Where a reward function puts rewards of single calls, by their index in ``calls``: ``trajectory.call_rewards[0] = 1.0``.
-    Scoring empties it first, and moves what is put there to ``Call.reward``."""
+    """Rewards of single calls by their index in ``calls``, set by a reward function: ``trajectory.call_rewards[0] = 1.0``.
+    Scoring empties it first and moves its values to ``Call.reward``."""
     notes: dict[str, str] = field(default_factory=dict, kw_only=True)
-    """Words that a reward adds, by a name of its own: ``trajectory.notes["ruler"] = "why"``. They are kept with the score.
-    ``unscored`` says why the run has no reward; it is removed where it has one."""
+    """Texts that a reward adds under a name of its own: ``trajectory.notes["ruler"] = "why"``. They are stored with the score.
+    ``unscored`` says why the rollout has no reward; it is removed if it has one."""
 
     def reward_node(self, node: str, reward: float) -> None:
-        """For reward functions: reward every call that ``node`` made, through ``call_rewards``."""
+        """Reward every call that ``node`` made, through ``call_rewards``; for reward functions."""
         self.call_rewards.update({index: reward for index, call in enumerate(self.calls) if call.made_by(node)})
 
     def messages(self) -> list[JsonDict]:
-        """Return the last call's conversation with its answer, as chat messages; empty where nothing was called."""
+        """Return the last call's conversation and answer as chat messages; empty if there was no call."""
         return self.calls[-1].messages() if self.calls else []
 
 
 @dataclass(frozen=True)
 class Group:
-    """Several runs of one agent on one task. Rewards are compared within a group only."""
+    """Several rollouts of one agent on one task. Rewards are compared within a group only."""
 
     task: Any
     trajectories: tuple[Trajectory, ...]
     advantages: tuple[float, ...] = ()
     """One per trajectory once scored; empty before. A trajectory without a reward has advantage 0."""
     call_advantages: tuple[tuple[float, ...], ...] = ()
-    """Where calls have rewards of their own: per trajectory one per call, that of the trajectory where the call has none.
-    Empty where no call has one: all calls then have their trajectory's."""
+    """If calls have rewards of their own: one advantage per call for each trajectory, the trajectory's for a call without a
+    reward. Empty if no call has one; every call then has its trajectory's advantage."""
 
 
 @dataclass(frozen=True)
 class TokenTree:
     """The calls of some trajectories with every shared prefix stored once.
 
-    A node is a run of tokens; its parent's tokens come before it. Nodes stand in depth-first order, so a node's tokens are
-    contiguous and every ancestor stands before its descendants. Invariant: concatenating the nodes on the path from a root
+    A node is a sequence of tokens that follows its parent's tokens. Nodes are in depth-first order, so a node's tokens are
+    contiguous and every ancestor comes before its descendants. Invariant: concatenating the nodes on the path from a root
     to a call's end gives exactly ``call.prompt_ids + call.sampled_ids``.
 
     A target is one (trajectory, call, sampled position). A token that several calls sampled is stored once and is a target
@@ -152,7 +151,7 @@ class TokenTree:
     """
 
     tokens: np.ndarray
-    """(num_tokens,) int64: token ids, node after node."""
+    """(num_tokens,) int64: token ids, one node after another."""
     depths: np.ndarray
     """(num_tokens,) int64: the number of tokens before this one on its path; the position for rotary embeddings."""
     node_starts: np.ndarray
@@ -162,19 +161,19 @@ class TokenTree:
     target_tokens: np.ndarray
     """(num_targets,) int64: index into ``tokens`` of the sampled token."""
     target_contexts: np.ndarray
-    """(num_targets,) int64: index into ``tokens`` of the token before it, whose hidden state predicts it."""
+    """(num_targets,) int64: index into ``tokens`` of the token before the target, whose hidden state predicts it."""
     old_logprobs: np.ndarray
-    """(num_targets,) float32: as recorded when the token was sampled."""
+    """(num_targets,) float32: logprobs recorded when the tokens were sampled."""
     temperatures: np.ndarray
-    """(num_targets,) float32: of the distribution that ``old_logprobs`` are of; greedy calls have 1."""
+    """(num_targets,) float32: temperatures of ``old_logprobs``; 1 for greedy calls."""
     weights: np.ndarray
-    """(num_targets,) float32: 0 where a target is not trained (aborted call, forced token, dropped overlong call), else 1."""
+    """(num_targets,) float32: 0 if the target is not trained (aborted call, forced token, dropped overlong call), else 1."""
     advantages: np.ndarray
     """(num_targets,) float32: zero until scored."""
     trajectory: np.ndarray
-    """(num_targets,) int64: which trajectory the target belongs to, counted from 0."""
+    """(num_targets,) int64: index of the target's trajectory."""
     call: np.ndarray
-    """(num_targets,) int64: which call the target belongs to, counted from 0 over all the trajectories' calls."""
+    """(num_targets,) int64: index of the target's call among the calls of all trajectories."""
 
     @property
     def num_tokens(self) -> int:
@@ -196,22 +195,22 @@ class LossInputs:
     old_logprobs: Tensor
     """Under the weights that sampled the token, as recorded."""
     ref_logprobs: Tensor | None
-    """Under the reference weights; None where no KL term is asked for."""
+    """Under the reference weights; None without a KL term."""
     advantages: Tensor
     weights: Tensor
-    """0 where a target is not trained."""
+    """0 for targets that are not trained."""
     trajectory: Tensor
     """int64; rows with the same number belong to one trajectory. All rows of a trajectory are in one LossInputs."""
     call: Tensor
     """int64; rows with the same number belong to one call."""
     step_trajectories: int | None = None
-    """Trajectories with trained targets in the whole optimizer step, where these rows are only a part of it. None: these
-    rows are all. The losses of the parts then add up to the loss of the step."""
+    """Trajectories with trained targets in the whole optimizer step, if these rows are a part of it; None if they are all of
+    it. The losses of the parts add up to the loss of the step."""
     step_weight: float | None = None
-    """The sum of the weights in the whole optimizer step, where these rows are only a part of it. None: these rows are all."""
+    """Sum of the weights in the whole optimizer step, if these rows are a part of it; None if they are all of it."""
     proximal_logprobs: Tensor | None = None
-    """Under the learner's weights before the update, no gradient; None: ``old_logprobs`` stand for them. They differ from
-    ``old_logprobs`` where the engine computes otherwise than the learner, or sampled with older weights."""
+    """Under the learner's weights before the update, without a gradient; None means ``old_logprobs``. They differ from
+    ``old_logprobs`` if the engine computes differently from the learner, or sampled with older weights."""
 
 
 @dataclass(frozen=True)
@@ -224,11 +223,11 @@ class LossOutputs:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights to serve: a folder, and where engine and learner share memory the tensors themselves."""
+    """Weights to serve: a folder, and the tensors themselves if engine and learner share memory."""
 
     version: int
     path: Path | None
-    """A Hugging Face model folder, or an adapter folder; None where only ``live`` exists."""
+    """A Hugging Face model folder or an adapter folder; None if only ``live`` exists."""
     live: Mapping[str, Tensor] | None = None
     """Parameter name -> tensor in shared memory, adapters merged in. The learner changes them in place between swaps
     (with ``max_staleness`` in ``Learner.weights`` only); parameters that training leaves alone may be missing."""
@@ -240,7 +239,7 @@ GREEDY = 1e-5
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a rollout imposes on every request of the agent; None leaves the agent's own setting."""
+    """What a rollout imposes on every request of the agent; None keeps the agent's own setting."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -248,37 +247,37 @@ class Sampling:
 
 
 class Recorder(Protocol):
-    """Keeps calls for good. Used by capture from its own thread of execution."""
+    """Stores calls durably. Capture uses it from its own thread."""
 
     def record(self, rollout_id: str, call: Call) -> None:
-        """Take a call. Never waits for the disk: what fails later, ``saved`` tells. Raises StoreError where it is not taken."""
+        """Accept a call without waiting for the disk; later failures are reported by ``saved``. Raises StoreError if closed."""
         ...
 
     def saved(self) -> Future[None]:
-        """Return what comes true when everything taken would survive this process; StoreError in it where it cannot."""
+        """Return a future that completes when everything accepted would survive this process; StoreError if it can't."""
         ...
 
     def flush(self) -> None:
-        """Return when that has come true."""
+        """Return when that future would be complete."""
         ...
 
     def close(self) -> None: ...
 
 
 class Upstream(Protocol):
-    """Answers chat-completions requests with token ids. Both methods take OpenAI's request body and answer OpenAI's
-    response bodies with the additions below. A request with ``prompt`` (text or token ids) in place of ``messages`` is
-    continued as it stands, without a chat template, and answered in the same shape. The additions:
+    """Answers chat-completions requests with token ids. Both methods accept OpenAI's request body and return OpenAI's
+    response bodies with the additions below. A request with ``prompt`` (text or token ids) instead of ``messages`` is
+    continued without a chat template and answered in the same shape. The additions:
 
     - the completion, or the first chunk of a stream: ``prompt_token_ids`` (list of int), ``policy_version`` (int)
     - every choice, of a completion or of a chunk: ``token_ids`` (list of int), ``token_logprobs`` (list of float, same
-      length, as described in ``Call.logprobs``) and, where a grammar forced tokens, ``forced`` (positions in this choice's
+      length, as described in ``Call.logprobs``) and, if a grammar forced tokens, ``forced`` (positions in this choice's
       whole sampled text)
-    - of a completion or chunk: ``logprobs_temperature``, where the logprobs are of another temperature than the request's
+    - of a completion or chunk: ``logprobs_temperature``, if the logprobs are of another temperature than the request's
 
     Cancelling the task that runs ``chat``, or closing the iterator of ``stream``, stops the sampling. ``chat`` may then catch
     the cancellation and return what was sampled so far, every unfinished choice with the finish reason ``"aborted"``: it is
-    recorded and not trained. One that lets the cancellation through loses what was sampled.
+    recorded and not trained. If it lets the cancellation through, what was sampled is lost.
 
     Errors are ``UpstreamError`` with the HTTP status and OpenAI's error code.
     """
@@ -289,8 +288,9 @@ class Upstream(Protocol):
 
 
 class Engine(Upstream, Protocol):
-    """Serves the policy. Lives where capture lives: by default in a child process. ``abilities.py`` says what it may have
-    besides. With the attribute ``loads_files`` (on its factory too) it is only given weights that have a ``path``."""
+    """Serves the policy, in the same process as capture: a child process by default. ``serving.EngineBase`` has the
+    optional methods. With the attribute ``loads_files`` (also on its factory) it only gets weights with a
+    ``path``."""
 
     async def start(self) -> None:
         """Load what is needed to answer the first request."""
@@ -310,26 +310,26 @@ class Learner(Protocol):
     """Optimizer steps done; the ``policy_version`` of calls sampled from ``weights()``."""
 
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
-        """Take one optimizer step on all the trees together, and return metrics. ``loss`` counts instead of the run's own.
+        """Take one optimizer step on all the trees together, and return metrics. ``loss`` replaces the run's own.
 
-        Where no step was taken, or this raises, ``version`` tells whether weights changed; NotFiniteError drops the step.
+        If no step was taken, or this raises, ``version`` says whether weights changed; NotFiniteError drops the step.
         """
         ...
 
     def measure(self, trees: Sequence[TokenTree]) -> float:
-        """Do the work of a step without changing the weights, and return its seconds; for a dry run."""
+        """Do the work of a step without changing the weights, and return its duration in seconds; for a dry run."""
         ...
 
     def weights(self) -> Weights:
         """Return what to serve. Called while no request is in flight.
 
-        With ``max_staleness`` in the config, requests are answered while ``step`` runs: it must not change these then.
+        With ``max_staleness`` in the config, requests are answered while ``step`` runs, so ``step`` must not change these.
         """
         ...
 
     def publish(self, folder: Path) -> Weights:
-        """Write the weights alone, for an engine that loads files; return them with the ``path`` of the model's or adapter's
-        folder, which is in ``folder`` or is it."""
+        """Write only the weights, for an engine that loads files; return them with the ``path`` of the model's or adapter's
+        folder: ``folder`` itself or a folder in it."""
         ...
 
     def score(self, ids: Sequence[int]) -> list[float]:
@@ -345,32 +345,32 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class RolloutAddress:
-    """Where the agent's model calls of one run go."""
+    """Where the agent's model calls of one rollout go."""
 
     rollout_id: str
     base_url: str
     """``http://HOST:PORT/rollouts/{rollout_id}/v1``, for any OpenAI-compatible client."""
     api_key: str
     model: str
-    """A model name to send; what is sent does not matter, the policy answers."""
+    """A model name to send; any name works, because the policy answers."""
     passthrough: frozenset[str] = frozenset()
-    """Model names that are not answered by the policy: calls to them go where the agent sends them."""
+    """Model names that the policy doesn't answer: calls to them go where the agent sends them."""
     nodes: tuple[str, ...] = ()
-    """Where not empty, the policy answers the calls of these nodes only; others go where the agent sends them."""
+    """If not empty, the policy answers only the calls of these nodes; others go where the agent sends them."""
 
 
 RunAgent = Callable[[Any, RolloutAddress], Awaitable[Any]]
-"""What an adapter makes of an agent: run it once on one task's input and return its output."""
+"""An adapted agent: runs it once on one task's input and returns its output."""
 
 Reward = Callable[[Trajectory], "float | Awaitable[float]"]
 
 
 class GroupReward(Protocol):
-    """Scores a whole group at once, because judges such as RULER compare the runs."""
+    """Scores a whole group at once, because judges such as RULER compare rollouts."""
 
     async def score(self, group: Group) -> list[float | None]:
-        """One number per trajectory, in order; None for a trajectory that could not be scored, whose
-        ``trajectory.notes["unscored"]`` then says why."""
+        """Return one number per trajectory, in order; None for a trajectory that could not be scored, with the reason in
+        ``trajectory.notes["unscored"]``."""
         ...
 
 
@@ -379,16 +379,16 @@ class MeteredReward(GroupReward, Protocol):
     """A group reward that costs something."""
 
     def begin(self, run_dir: Path) -> None:
-        """Called once per run, before it is first used there; it may keep files in the run's folder."""
+        """Called once per run, before the first scoring; the reward may keep files in the run folder."""
         ...
 
     def account(self) -> Mapping[str, float]:
-        """Return what this run has cost so far, such as ``{"judge/cost": 1.25}``. Every step's metrics get these totals."""
+        """Return what this run has cost so far, such as ``{"judge/cost": 1.25}``. Every step's metrics include these totals."""
         ...
 
     def exhausted(self) -> str | None:
-        """Say why nothing more can be scored, and what to change; None while it can. Training by this reward then ends after the
-        step, and evaluations by it are left out."""
+        """Return why nothing more can be scored, and what to change; None while it can. Training with this reward then ends
+        after the step, and its evaluations are skipped."""
         ...
 
 

@@ -18,7 +18,7 @@ import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from art_core.config import TrainConfig, model_folder
-from art_core.engine import EmbeddedEngine
+from art_embedded.engine import EmbeddedEngine
 
 SYSTEM = "You answer questions about a mailbox. " * 4
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+import art_audit
 import art_core as art
 from art_core.types import Call, JsonDict, Sampling, Trajectory
 from bench.family_models import FAMILIES, save
@@ -128,7 +129,7 @@ async def take_through(
         seen.tree_tokens = run.tree(groups[0]).num_tokens
         seen.metrics = await run.learn(groups)
         seen.after = await _probe(run, agent)
-    found = art.audit(run_dir, progress=False)
+    found = art_audit.audit(run_dir, progress=False)
     seen.problems, seen.recomputed = list(found.problems), found.checked
     return seen
 

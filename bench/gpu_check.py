@@ -211,7 +211,7 @@ def unsloth(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
     """Unsloth's FastLanguageModel with LoRA of rank 16: call by call, and through the tree."""
     from unsloth import FastLanguageModel
 
-    from art_core.config import TINY
+    from art_embedded import TINY
 
     torch = machine.torch
     with tempfile.TemporaryDirectory(prefix="art-gpu-check") as folder:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Sequence
 from itertools import accumulate
@@ -21,10 +20,11 @@ import numpy as np
 import torch
 
 from art_core import losses
-from art_core.config import TINY, TrainConfig
-from art_core.evaluation import interval
+from art_core.config import TrainConfig
 from art_core.learner import TorchLearner
+from art_core.loop.metrics import wilson_interval
 from art_core.types import Loss, TokenTree
+from art_embedded import TINY
 from bench import tree as ours
 from bench.plain import call_logprobs, call_tokens
 from bench.tables import table
@@ -90,10 +90,9 @@ def pooled(curves: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
         here = [next(it for it in curve if it["step"] == step) for curve in curves]
         runs = sum(it["n"] for it in here)
         success = sum(it["success"] * it["n"] for it in here) / runs
-        stderr = math.sqrt(success * (1 - success) / runs)
         seconds = float(np.mean([it["learner_seconds"] for it in here]))
         shape = {"step": step, "success": success, "n": runs, "learner_seconds": seconds}
-        points.append({**shape, "interval": interval(success, stderr, runs, binary=True)})
+        points.append({**shape, "interval": wilson_interval(success, runs)})
     return points
 
 

@@ -28,7 +28,7 @@ import aiohttp
 
 from art_core.capture import listen
 from art_core.store import Store
-from bench.server_roles import ALONE
+from bench.server_roles import ALONE, parse
 from bench.tables import table
 
 
@@ -228,21 +228,6 @@ def report(options: argparse.Namespace, found: dict[str, Any], stored: dict[str,
         print(table(["through", "p50 ms", "p99 ms", "calls"], [*rows, ["ratio", *ratio, None]]))
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=500)
-    parser.add_argument("--episodes", type=int, default=5000)
-    parser.add_argument("--calls", type=int, default=2, help="of the model, an episode; 0: none")
-    parser.add_argument("--capacity", type=int, default=1, help="episodes at a time of a worker")
-    parser.add_argument("--group-size", type=int, default=10)
-    parser.add_argument("--processes", type=int, default=4, help="that the workers live in")
-    parser.add_argument("--keep", help="folder for the run, which is removed otherwise")
-    for name in ("port", "door", "run-dir", "prefix", "out"):
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS, type=int if name in ("port", "door") else str)
-    return parser.parse_args(arguments)
-
-
 def main(options: argparse.Namespace) -> None:
     """Measure and print."""
     with contextlib.ExitStack() as stack:
@@ -252,4 +237,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(parse())
+    main(parse(description=__doc__))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import itertools
 import json
 import sys
@@ -30,9 +31,8 @@ class Here:
 
     @hookimpl
     def register_engines(self, register: Any) -> None:
-        from bench.server_roles import engine  # by its module's name, not as __main__
-
-        register("bench", engine)
+        # By its module's name, not as __main__.
+        register("bench", importlib.import_module("bench.server_roles").engine)
 
 
 def engine(folder: str, config: Any) -> Any:
@@ -101,9 +101,21 @@ class Agent:
         return given if alone else f"answer to {given}"
 
 
-if __name__ == "__main__":
-    from bench.server import parse
-    from bench.server_roles import serve, work
+def parse(arguments: list[str] | None = None, description: str | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=500)
+    parser.add_argument("--episodes", type=int, default=5000)
+    parser.add_argument("--calls", type=int, default=2, help="of the model, an episode; 0: none")
+    parser.add_argument("--capacity", type=int, default=1, help="episodes at a time of a worker")
+    parser.add_argument("--group-size", type=int, default=10)
+    parser.add_argument("--processes", type=int, default=4, help="that the workers live in")
+    parser.add_argument("--keep", help="folder for the run, which is removed otherwise")
+    for name in ("port", "door", "run-dir", "prefix", "out"):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS, type=int if name in ("port", "door") else str)
+    return parser.parse_args(arguments)
 
-    options = parse(sys.argv[2:])
-    asyncio.run({"server": serve, "worker": work}[sys.argv[1]](options))
+
+if __name__ == "__main__":
+    roles = importlib.import_module("bench.server_roles")  # by its module's name, not as __main__
+    asyncio.run({"server": roles.serve, "worker": roles.work}[sys.argv[1]](parse(sys.argv[2:])))

@@ -26,11 +26,12 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from art_core.capture import Door, HttpUpstream
+from art_core.capture import HttpUpstream
 from art_core.config import TrainConfig, model_folder
-from art_core.engine import EmbeddedEngine
+from art_core.serving import ServingProxy
 from art_core.store import Store
 from art_core.types import Call, JsonDict
+from art_embedded.engine import EmbeddedEngine
 from bench.engine_speed import conversation
 from bench.tables import table
 
@@ -104,7 +105,7 @@ def largest_difference(model: PreTrainedModel, calls: list[Call]) -> float:
 async def door(name: str, engine: Any, folder: Path, model: str = "policy") -> AsyncIterator[Side]:
     """Give what ``engine`` makes an address for each client."""
     file = folder / f"{name}.sqlite"
-    async with await Door.start(engine, functools.partial(Store, file)) as opened:
+    async with await ServingProxy.start(engine, functools.partial(Store, file)) as opened:
         ids = [f"{name}-{number}" for number in range(max(CLIENTS))]
         with Store(file) as store:
             for rollout_id in ids:

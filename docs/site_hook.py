@@ -24,7 +24,7 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
 def on_config(config: MkDocsConfig) -> None:
     """Put the READMEs of what is in this repository into the navigation, before the reference."""
-    root = Path(config.config_file_path).parent
+    root = Path(config.config_file_path).resolve().parent.parent
     for title, pattern in READMES.items():
         pages = [path.relative_to(root).as_posix() for path in sorted(root.glob(pattern))]
         config.nav.insert(-1, {title: pages})
@@ -32,12 +32,12 @@ def on_config(config: MkDocsConfig) -> None:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Name the pages from the repository's root, and take in whatever they link to, READMEs and code alike."""
-    root = Path(config.config_file_path).parent
+    root = Path(config.config_file_path).resolve().parent.parent
     own = [file for file in files if file.src_dir == config.docs_dir]
     for file in own:
         files.remove(file)
     found = set()
-    waiting = {f"docs/{file.src_uri}" for file in own if not file.src_uri.endswith(".py")}
+    waiting = {f"docs/{file.src_uri}" for file in own if not file.src_uri.endswith((".py", ".yml"))}
     waiting |= {path.relative_to(root).as_posix() for pattern in READMES.values() for path in root.glob(pattern)}
     while waiting:
         found.add(uri := waiting.pop())

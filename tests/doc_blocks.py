@@ -17,7 +17,14 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "tiny/*.md", "examples/**/*.md", "plugins/*/*.md", "integrations/*/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "integrations/art-embedded/tiny/*.md",
+        "examples/**/*.md",
+        "plugins/*/*.md",
+        "integrations/*/*.md",
+    )
     for path in ROOT.glob(pattern)
     if not {"node_modules", ".pytest_cache"} & set(path.parts)
 )

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import typer
 
-from art_core.__main__ import app
-from art_core.plugins import Plugins
+from art_cli import main
 
 ROOT = Path(__file__).parent.parent
 BETWEEN = {"&&", "||", ";", "|", "&"}
@@ -22,6 +21,8 @@ ORDINARY = {
     *("nvidia-smi", "openssl", "ray", "set", "source", "ssh", "sudo", "ulimit", "unset", "wandb", "wsl", "."),
 }  # fmt: skip
 """Commands of others, which are taken as they are."""
+INSTALLED = {"art-core", "art-cli"}
+"""Distributions that whoever reads such a command has already."""
 INSTALLED_BY_OTHERS = {"vllm"}
 """Modules of other environments."""
 USAGE = typer.BadParameter.__mro__[1]
@@ -54,7 +55,7 @@ def check_mentioned(code: str, page: Path) -> Iterator[str]:
     for words in commands(code):
         try:
             if words[0] == "pip":
-                check_pip(words[1:], have={"art-core"})
+                check_pip(words[1:], have=INSTALLED)
             elif words[0] != "art" or words[1:] not in (["judge"], []):
                 check_command(words, page, ROOT)
         except Wrong as wrong:
@@ -92,8 +93,7 @@ def check_command(words: list[str], page: Path, here: Path) -> None:
 
 @cache
 def art() -> typer.core.TyperGroup:
-    Plugins().call("register_commands", app=app)
-    return typer.main.get_command(app)
+    return typer.main.get_command(main.command())
 
 
 def check_art(words: list[str]) -> None:
@@ -125,7 +125,7 @@ def check_make(words: list[str]) -> None:
 
 def check_python(words: list[str], page: Path, here: Path) -> None:
     match words:
-        case ["-m", "art_core", *rest]:
+        case ["-m", "art_cli", *rest]:
             check_art(rest)
         case ["-m", "pip", *rest]:
             check_pip(rest)

@@ -27,8 +27,8 @@ def plain_model(folder: str):
 
 def dictate(monkeypatch, script: list[int]) -> None:
     """Make every sequence sample ``script``."""
-    from art_core.engine import scheduler
-    from art_core.engine.sampling import Sampled
+    from art_embedded import scheduler
+    from art_embedded.sampling import Sampled
 
     append = scheduler.Scheduler._append
 

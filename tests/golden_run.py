@@ -38,9 +38,9 @@ SURFACE = {
     "art_core.token_tree": ("build_tree",),
     "art_core.learner": ("tree_logprobs",),
     "art_core.losses": ("grpo", "dr_grpo", "dapo", "cispo", "gspo"),
-    "art_core.environment": ("Environment",),
-    "art_core.agent": ("Agent",),
-    "art_core.trainer": ("GRPOTrainer",),
+    "art_classic.environment": ("Environment",),
+    "art_classic.agent": ("Agent",),
+    "art_classic.trainer": ("GRPOTrainer",),
     "art_ruler": ("Ruler", "RULERRewardSystem"),
     "art_wandb": ("ARTWandbLogger",),
     "art_langfuse": ("ARTLangfuseTracker",),
@@ -120,7 +120,7 @@ def changed_weights(folder: Path) -> dict[str, float]:
     """Return by how much training moved each of the model's tensors: the sum of the absolute differences."""
     from safetensors.torch import load_file
 
-    from art_core.config import TINY
+    from art_embedded import TINY
 
     before, after = (load_file(it / "model.safetensors") for it in (TINY, folder / "checkpoints" / "step-000002"))
     return {name: float((after[name].float() - before[name].float()).abs().sum()) for name in sorted(before)}

@@ -9,10 +9,10 @@ import torch
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from art_core.engine.formats.thinking import Place
-from art_core.engine.grammar import Grammar, Grammars
-from art_core.engine.requests import Shape
-from art_core.engine.sampling import Draw, sample
+from art_embedded.formats.thinking import Place
+from art_embedded.grammar import Grammar, Grammars
+from art_embedded.requests import Shape
+from art_embedded.sampling import Draw, sample
 
 STOP = 2
 

@@ -4,10 +4,10 @@ import functools
 import os
 from pathlib import Path
 
-from art_core.checkpoints import Checkpoints
-from art_core.evaluation import Evaluator
-from art_core.run import Run
-from art_core.update import Updates
+from art_core.loop.checkpoints import Checkpoints
+from art_core.loop.evaluate import Evaluator
+from art_core.loop.run import Run
+from art_core.loop.update import Updates
 
 WIDTH = 16
 """Bytes of the file: a phase is written at once, so that no reader sees half of one."""

@@ -1,6 +1,6 @@
 """Do the tests notice a changed line? Runs mutmut, module by module, each with the tests of its own, and prints a table.
 
-    python tests/mutation.py [losses capture/gate ...]     # run by make mutation; docs/quality.md has what came out
+    python tests/mutation.py [losses capture/admission ...]     # run by make mutation; docs/quality.md has what came out
 
 mutmut leaves annotations, docstrings, decorated functions and what stands outside functions as they are. Left as they are here
 besides: strings with a blank in them, that is messages, with what is formatted into them. Knows nothing of what the modules do.
@@ -27,6 +27,13 @@ UPSTREAM = [
     )
 ]
 """The quick ones of a file that waits for servers to be late."""
+STAMPED = [
+    f"test_door.py::test_{name}"
+    for name in (
+        "an_answer_says_the_version_that_it_is_stamped_with",
+        "a_stamped_stream_that_nobody_reads_any_more_is_ended",
+    )
+]
 PROCESS = [
     f"test_capture_process.py::test_{name}"
     for name in (
@@ -61,25 +68,24 @@ TESTS = {
     "losses": ["test_losses.py"],
     "token_tree": ["test_token_tree.py"],
     "scoring": ["test_scoring.py"],
-    "capture/activity": ["test_activity.py"],
-    "capture/child": PROCESS,
-    "capture/door": ["test_door.py", *PROCESS],
-    "capture/gate": ["test_gate.py"],
-    "capture/process": PROCESS,
+    "serving/child": PROCESS,
+    "serving/proxy": ["test_door.py", *PROCESS],
+    "capture/admission": ["test_gate.py", "test_activity.py"],
+    "serving/engine_base": ["test_abilities.py", "test_door.py"],
+    "serving/process": PROCESS,
     "capture/record": ["test_recording.py"],
     "capture/replay": ["test_replay.py"],
-    "capture/requests": ["test_application.py"],
+    "capture/dialect": ["test_exchange.py", "test_application.py"],
     "capture/http": ["test_exchange.py"],
     "capture/server": ["test_application.py", "test_in_flight.py"],
-    "capture/serving": ["test_listen.py", "test_door.py"],
-    "capture/shape": ["test_shape.py"],
-    "capture/stamped": ["test_door.py"],
-    "capture/edge": ["test_edge.py"],
-    "capture/upstream": ["test_upstream_shapes.py", *UPSTREAM],
+    "serving/service": ["test_door.py"],
+    "capture/listening": ["test_listen.py", "test_edge.py"],
+    "capture/shape": ["test_shape.py", "test_application.py"],
+    "capture/upstream": ["test_upstream_shapes.py", *UPSTREAM, *STAMPED],
 }
-SAMPLED = {"capture/child": ["*3", "*7"], "capture/process": ["*3", "*7"]}
+SAMPLED = {"serving/child": ["*3", "*7"], "serving/process": ["*3", "*7"]}
 """Where every mutant starts processes: of these only the mutants whose name ends so, a fifth of them."""
-COPIED = ["conftest.py", "tests", "examples", "tiny", "bench", "plugins", "integrations", "docs", "README.md"]
+COPIED = ["conftest.py", "tests", "examples", "bench", "plugins", "integrations", "docs", "README.md"]
 PLUGINS = ["-p", "no:cacheprovider", "-p", "mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 TIMED_OUT = {24, -24, 36, 152}
 """How mutmut writes down a mutant that did not end: it ran ten times as long as the tests do, or longer."""

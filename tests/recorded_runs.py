@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 
 from art_core import Call
-from art_core.config import TINY
 from art_core.store import Store
+from art_embedded import TINY
 
 
 def encoded(text):

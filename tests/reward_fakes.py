@@ -7,7 +7,7 @@ import math
 from rich.console import Console
 
 import art_core as art
-from art_core.display import Display
+from art_core.loop.display import Display
 from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.types import Call, Group, Trajectory

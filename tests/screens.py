@@ -1,6 +1,6 @@
 """A display that keeps what is said, for tests of what a person is told."""
 
-from art_core.display import Display
+from art_core.loop.display import Display
 
 
 class Lines(Display):

@@ -1,6 +1,6 @@
 """An environment as users write one, for the tests of environments and of agents in them."""
 
-from art_core.environment import Environment
+from art_classic.environment import Environment
 
 
 class Search(Environment):

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 import art_core as art
-from art_core.abilities import Counts, KeepsFiles, Rests, Scores, ServesVersions
+from art_core.serving import EngineBase
+from art_core.serving.engine_base import with_defaults
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.testing.fakes import version_logprobs
 from art_core.types import Call
@@ -75,9 +76,31 @@ class At:
         return {**await self.engine.chat(request), "policy_version": self.version}
 
 
-def test_the_names_of_the_abilities_are_those_that_are_asked_for():
-    for ability in (Counts, KeepsFiles, Rests, Scores, ServesVersions):
-        assert isinstance(Versioned(), ability)
+class Plain:
+    """An engine without a base class."""
+
+    async def chat(self, request):
+        return {"said": request}
+
+    async def counters(self):
+        return {"sampled_tokens": 2.0}
+
+
+async def test_an_engine_without_the_base_class_has_its_own_methods_and_the_defaults(tmp_path):
+    plain = Plain()
+    engine = with_defaults(plain)
+    assert await engine.chat("hi") == {"said": "hi"}
+    assert await engine.counters() == {"sampled_tokens": 2.0}
+    assert await engine.score([1, 2]) is None and await engine.rest() is None and await engine.wake() is None
+    assert not engine.overlaps(None) and not engine.keeps_start() and not engine.loads_files
+    assert engine.at(3) is engine and engine.begin(tmp_path) is None and await engine.retire(0) is None
+    with pytest.raises(AttributeError, match="'Plain' object has no attribute 'stream'"):
+        engine.stream({})
+
+
+def test_an_engine_with_the_base_class_is_used_as_it_is():
+    engine = FakeEngine()
+    assert isinstance(engine, EngineBase) and with_defaults(engine) is engine
 
 
 def planned(trajectory):

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from capture_fakes import EchoEngine, ListRecorder, chat
 
-from art_core.capture import Door
+from art_core.serving import ServingProxy
 from art_core.store import Store
 
 
@@ -35,7 +35,10 @@ class SlowRecorder(ListRecorder):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_end_of_an_answer_waits_until_its_call_is_committed(stream):
     recorder = SlowRecorder()
-    async with await Door.start(EchoEngine, lambda: recorder, process=False) as door, httpx.AsyncClient() as client:
+    async with (
+        await ServingProxy.start(EchoEngine, lambda: recorder, process=False) as door,
+        httpx.AsyncClient() as client,
+    ):
         url = await door.open("r1")
         asked = asyncio.create_task(client.post(f"{url}/chat/completions", json=chat("hello", stream=stream)))
         await recorder.asked.wait()
@@ -51,12 +54,12 @@ CALLER = """
 import asyncio, functools, sys
 import httpx
 from capture_fakes import EchoEngine, chat
-from art_core.capture import Door
+from art_core.serving import ServingProxy
 from art_core.store import Store
 
 async def main(file, stream):
     store = Store(file)
-    async with await Door.start(EchoEngine, functools.partial(Store, file)) as door, httpx.AsyncClient() as client:
+    async with await ServingProxy.start(EchoEngine, functools.partial(Store, file)) as door, httpx.AsyncClient() as client:
         async def rollout(name):
             store.add_rollout(name, task=name)
             url = await door.open(name)

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from art_core.capture import Gate
-from art_core.capture.activity import Activity
+from art_core.capture.admission import Activity
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Time that passes when the test says so."""
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("art_core.capture.activity.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("art_core.capture.admission.time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

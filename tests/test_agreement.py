@@ -7,10 +7,11 @@ import pytest
 
 import art_core as art
 from art_core import losses
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
 from art_core.learner import TorchLearner
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
+from art_embedded import TINY
 
 
 def run_of(tmp_path, **settings):
@@ -66,7 +67,7 @@ async def test_a_loss_beside_a_learner_that_was_made_before_is_said_unless_it_ha
     async with run_of(tmp_path, loss="dapo", learner=Configured(TrainConfig(), clipped)):
         assert not caplog.text
     async with run_of(tmp_path / "other", loss=clipped):
-        assert "loss=dapo(clip_high=0.3) is not handed to learner=CountingLearner(...)" in caplog.text
+        assert "loss=dapo(clip_high=0.3) does not reach learner=CountingLearner(...)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -133,20 +134,6 @@ async def test_a_start_that_failed_begins_nothing(tmp_path):
             pass
     async with run_of(tmp_path, kl=0.1):
         pass
-
-
-async def test_a_run_that_was_begun_before_a_setting_was_noted_goes_on_silently(tmp_path, caplog):
-    async with run_of(tmp_path) as run:
-        begun = run.store.meta("config")
-        del begun["max_staleness"]
-        run.store.set_meta("config", begun)
-        for name in ("loss", "experiment", "begun"):
-            run.store.set_meta(name, None)
-    async with run_of(tmp_path, max_staleness=1, loss="dapo", learner="torch") as run:
-        assert not caplog.text and run.store.meta("changes") is None
-    with pytest.raises(ConfigError, match="max_staleness +1 +0"):
-        async with run_of(tmp_path, loss="dapo", learner="torch", max_staleness=0):
-            pass
 
 
 async def test_what_was_left_out_at_first_may_be_set_by_the_training_that_follows(tmp_path):

@@ -70,7 +70,7 @@ async def test_of_a_client_that_leaves_before_it_has_asked_nothing_is_heard():
     ("body", "why", "code"),
     [
         (b"{", "is not JSON", "invalid_json"),
-        (b"[]", "is a list; send a JSON object", None),
+        (b"[]", "is a list, not a JSON object", "invalid_json"),
         (b'{"messages": %s%s}' % (b"[" * 254, b"]" * 254), "nested deeper than 254 levels", "invalid_json"),
         ({}, "'messages' must be a list", None),
         ({"messages": []}, "'messages' must be a list", None),
@@ -151,7 +151,7 @@ async def test_settings_that_are_replaced_are_named_once(caplog):
         await answered(app, asked_of("r1", chat("hi", **asks)))
     [record] = caplog.records
     assert (record.name, record.levelno) == ("art_core.capture", logging.WARNING)
-    expected = "asks for temperature=0.5, top_p=0.9, seed=7 and is answered with temperature=1.0, top_p=1.0, seed=None:"
+    expected = "asks for temperature=0.5, top_p=0.9, seed=7 but samples with temperature=1.0, top_p=1.0, seed=None:"
     assert expected in record.getMessage()
 
 

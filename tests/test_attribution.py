@@ -206,7 +206,7 @@ def test_somebody_elses_wrapper_is_not_undone(monkeypatch):
 
 def test_threads_carry_the_name_of_the_node_that_started_them(monkeypatch):
     node = contextvars.ContextVar("node", default=None)
-    monkeypatch.setattr(names, "_sources", [node.get])
+    monkeypatch.setattr(names, "_agent_sources", [node.get])
     with running(address("r1")), ThreadPoolExecutor(1) as pool:
         for name in ("planner", "writer"):
             node.set(name)
@@ -235,7 +235,7 @@ def test_the_names_of_all_frameworks_that_know_one_are_joined_each_once(monkeypa
     def kit() -> str | None:
         return now.get("kit")
 
-    monkeypatch.setattr(names, "_sources", [kit, graph])  # whichever was registered first
+    monkeypatch.setattr(names, "_agent_sources", [kit, graph])  # whichever was registered first
     for node, agent, joined in (
         (None, None, None),
         ("outer", None, "outer"),
@@ -259,7 +259,7 @@ def test_a_thread_has_the_names_of_who_started_it_where_no_newer_ones_of_the_sam
     def kit() -> str | None:
         return agent.get()
 
-    monkeypatch.setattr(names, "_sources", [graph, kit])
+    monkeypatch.setattr(names, "_agent_sources", [graph, kit])
 
     def asking(name: str) -> str | None:
         agent.set(name)

@@ -57,14 +57,14 @@ async def test_a_keyword_of_train_that_is_misspelt_names_the_nearest(tmp_path, g
 
 
 async def test_settings_are_keywords_and_not_a_dict_of_that_name():
-    with pytest.raises(ConfigError, match="'settings' is not a setting of a run; there are"):
+    with pytest.raises(ConfigError, match="'settings' is not a setting of a run; the settings are"):
         await art.train(ScriptedAgent(), ["a"], model="tiny", steps=1, settings={"seed": 2})
 
 
 @pytest.mark.parametrize("given", ['{"enforce-eager": True}', None, ["enforce-eager"]])
 @pytest.mark.parametrize("name", ["engine_args", "learner_args", "executor_args"])
 def test_options_that_are_no_dict(tmp_path, name, given):
-    with pytest.raises(ConfigError, match=rf"{name}=.* give a dict of options, on the command line as JSON"):
+    with pytest.raises(ConfigError, match=rf"{name} must be a dict of options, got .*on the command line write JSON"):
         run_of(tmp_path, **{name: given})
 
 
@@ -120,7 +120,7 @@ def no_key(task_input):
 @pytest.mark.parametrize(
     ("agent", "begins", "advised"),
     [
-        (own_bug, rf"KeyError: 'a' \({__file__}:\d+ in own_bug\): all 2 runs .*", ""),
+        (own_bug, rf"KeyError: 'a' \({__file__}:\d+ in own_bug\): all 2 rollouts .*", ""),
         (own_client, rf"ConnectionRefusedError: model.example:443 \({__file__}:\d+ in own_client\): .*", "art plugins"),
         (no_key, r"RuntimeError: .*", "set OPENAI_API_KEY=unused"),
     ],
@@ -165,7 +165,7 @@ async def test_rewards_all_equal_for_many_steps_get_advice(tmp_path):
 
     from rich.console import Console
 
-    from art_core.display import Display
+    from art_core.loop.display import Display
 
     told = io.StringIO()
     await art.train(
@@ -267,7 +267,7 @@ async def test_a_misspelt_name_names_the_nearest(tmp_path):
 
 @pytest.mark.parametrize("engine", ["http", "127.0.0.1:8000/v1", "gpu-box:8000"])
 async def test_an_address_that_is_none(tmp_path, engine):
-    with pytest.raises(ConfigError, match="is no whole address.*engine='http://HOST:PORT/v1'"):
+    with pytest.raises(ConfigError, match="is not a whole address.*engine='http://HOST:PORT/v1'"):
         async with run_of(tmp_path, engine=engine):
             pass
 

@@ -15,10 +15,11 @@ pytest.importorskip("transformers")
 import torch
 from tree_cases import FORKED, make_model
 
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
 from art_core.learner import TorchLearner, tree_logprobs
 from art_core.losses import grpo
 from art_core.token_tree import build_tree
+from art_embedded import TINY
 from bench import families, gpu_check, sample_efficiency, tables
 from bench import tree as ours
 from bench.peers import memory, packing, step

@@ -11,15 +11,15 @@ import openai
 import pytest
 from capture_fakes import EchoEngine, ListRecorder, chat, prompt_ids, wait_until
 
-from art_core.capture import Door
 from art_core.errors import CaptureError, ConfigError, StoreError
+from art_core.serving import ServingProxy
 from art_core.types import Sampling, Weights
 
 
 class Desk:
     """A door in a thread of this process, with the fakes behind it within reach."""
 
-    def __init__(self, door: Door, engine: EchoEngine, recorder: ListRecorder) -> None:
+    def __init__(self, door: ServingProxy, engine: EchoEngine, recorder: ListRecorder) -> None:
         self.door, self.engine, self.recorder = door, engine, recorder
         self.clients: list[openai.AsyncOpenAI] = []
 
@@ -45,7 +45,7 @@ def async_client(url: str, **options) -> openai.AsyncOpenAI:
 @pytest.fixture
 async def desk():
     engine, recorder = EchoEngine(), ListRecorder()
-    async with await Door.start(lambda: engine, lambda: recorder, process=False) as door:
+    async with await ServingProxy.start(lambda: engine, lambda: recorder, process=False) as door:
         desk = Desk(door, engine, recorder)
         yield desk
         for client in desk.clients:
@@ -202,7 +202,7 @@ async def test_a_body_that_is_no_chat_request_is_a_400(desk, body):
 
 
 async def test_a_body_beyond_the_limit_is_a_413():
-    async with await Door.start(EchoEngine, ListRecorder, process=False, max_body=1000) as door:
+    async with await ServingProxy.start(EchoEngine, ListRecorder, process=False, max_body=1000) as door:
         url = await door.open("r1")
         async with async_client(url) as client:
             with pytest.raises(openai.APIStatusError) as refusal:
@@ -294,7 +294,7 @@ async def test_a_swap_waits_for_the_calls_in_flight_and_holds_new_ones(desk):
     url = await desk.door.open("r1")
     before = asyncio.create_task(desk.post(url, chat("x" * 30, stream=True)))
     await asyncio.to_thread(wait_until, lambda: desk.engine.sampling == 1)
-    load = asyncio.create_task(desk.door.load(Weights(version=1, path=None)))
+    load = asyncio.create_task(desk.door.swap(Weights(version=1, path=None)))
     await asyncio.sleep(0.05)
     after = asyncio.create_task(desk.post(url, chat("after")))
     await asyncio.gather(before, load, after)
@@ -310,14 +310,14 @@ async def test_a_client_that_stops_reading_does_not_hold_a_swap_up(desk):
         httpx.AsyncClient(trust_env=False) as client,
         client.stream("POST", f"{url}/chat/completions", json=request),
     ):
-        await desk.door.load(Weights(version=1, path=None))
+        await desk.door.swap(Weights(version=1, path=None))
 
 
 async def test_paused_calls_wait_until_resumed_even_when_weights_load_meanwhile(desk):
     url = await desk.door.open("r1")
     await desk.door.pause()
     held = asyncio.create_task(desk.post(url))
-    await desk.door.load(Weights(version=1, path=None))
+    await desk.door.swap(Weights(version=1, path=None))
     await asyncio.sleep(0.05)
     assert not held.done()
     await desk.door.resume()
@@ -361,12 +361,12 @@ async def test_a_port_in_use_is_named_before_the_engine_starts():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
-            await Door.start(EchoEngine, ListRecorder, process=False, port=port)
+            await ServingProxy.start(EchoEngine, ListRecorder, process=False, port=port)
 
 
 async def test_nothing_is_left_running_after_stop_and_stop_may_come_twice():
     before = set(threading.enumerate())
-    door = await Door.start(EchoEngine, ListRecorder, process=False)
+    door = await ServingProxy.start(EchoEngine, ListRecorder, process=False)
     await door.open("r1")
     await door.stop()
     await door.stop()

@@ -36,10 +36,10 @@ from capture_fakes import (
     wait_until,
 )
 
-from art_core.capture import Door, process, start_early
-from art_core.capture.process import ServingProcess
-from art_core.capture.serving import ServingPlan
 from art_core.errors import CaptureError, ConfigError, UpstreamError
+from art_core.serving import ServingProxy, process, start_early
+from art_core.serving.process import ServingProcess
+from art_core.serving.service import ServingPlan
 from art_core.store import Store
 from art_core.types import Sampling, Weights
 
@@ -65,16 +65,16 @@ def running(pid: int) -> bool:
 async def test_a_process_serves_swaps_shared_tensors_and_leaves_nothing_behind(tmp_path):
     torch = pytest.importorskip("torch")
     tensor = torch.zeros(4).share_memory_()
-    door = await Door.start(EchoEngine, partial(FileRecorder, str(tmp_path / "calls")))
-    child = door._serving._process
+    door = await ServingProxy.start(EchoEngine, partial(FileRecorder, str(tmp_path / "calls")))
+    child = door._server._process
     try:
         url = await door.open("r1")
         assert await say(url, "hello") == "hello"
-        await door.load(Weights(version=1, path=None, live={"weight": tensor}))
+        await door.swap(Weights(version=1, path=None, live={"weight": tensor}))
         assert await say(url, "live") == "0.0"
         tensor.fill_(2.0)
         assert await say(url, "live") == "8.0", "the engine sees what the learner changes in place"
-        await door.load(Weights(version=2, path=tmp_path, live={"weight": tensor}))
+        await door.swap(Weights(version=2, path=tmp_path, live={"weight": tensor}))
         tensor.fill_(3.0)
         assert await say(url, "live") == "12.0"
         await door.close("r1")
@@ -88,8 +88,8 @@ async def test_a_process_serves_swaps_shared_tensors_and_leaves_nothing_behind(t
 
 @pytest.mark.system
 async def test_sixty_four_rollouts_open_at_once_while_weights_load(tmp_path):
-    async with await Door.start(EchoEngine, ListRecorder) as door:
-        load = asyncio.create_task(door.load(Weights(version=1, path=None)))
+    async with await ServingProxy.start(EchoEngine, ListRecorder) as door:
+        load = asyncio.create_task(door.swap(Weights(version=1, path=None)))
         urls = await asyncio.gather(*(door.open(f"r{number}") for number in range(64)))
         answers = await asyncio.gather(*(say(url, f"{number}") for number, url in enumerate(urls)))
         assert answers == [str(number) for number in range(64)]
@@ -100,7 +100,7 @@ async def test_sixty_four_rollouts_open_at_once_while_weights_load(tmp_path):
 @pytest.mark.system
 async def test_an_engine_that_cannot_start_raises_its_own_error_here():
     with pytest.raises(UpstreamError, match="no such model: 'tinny'") as failure:
-        await Door.start(BrokenEngine, ListRecorder)
+        await ServingProxy.start(BrokenEngine, ListRecorder)
     assert (failure.value.status, failure.value.code) == (404, "model_not_found")
     assert failure.value.__notes__[0].startswith("In the serving process:\nTraceback (most recent call last):\n  File ")
     assert "capture_fakes.py" in failure.value.__notes__[0]
@@ -112,12 +112,12 @@ async def test_a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_o
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     async with asyncio.timeout(20):
         with pytest.raises(CaptureError, match="cannot be started.*no-python"):
-            await Door.start(EchoEngine, ListRecorder)
+            await ServingProxy.start(EchoEngine, ListRecorder)
     assert len(os.listdir("/dev/fd")) == len(before)
 
 
 def serving_processes() -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "art_core.capture.child"], capture_output=True)
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "art_core.serving.child"], capture_output=True)
     return [int(pid) for pid in found.stdout.split()]
 
 
@@ -129,10 +129,10 @@ async def test_a_process_that_was_started_early_serves_what_is_only_importable_l
         "from capture_fakes import EchoEngine\nclass LaterEngine(EchoEngine): pass"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    async with await Door.start(importlib.import_module("imported_later").LaterEngine, ListRecorder) as door:
+    async with await ServingProxy.start(importlib.import_module("imported_later").LaterEngine, ListRecorder) as door:
         assert serving_processes() == [early]
         assert await say(await door.open("r1"), "hello") == "hello"
-        async with await Door.start(EchoEngine, ListRecorder):
+        async with await ServingProxy.start(EchoEngine, ListRecorder):
             assert len(serving_processes()) == 2
     assert serving_processes() == []
 
@@ -142,14 +142,14 @@ async def test_a_process_that_was_started_early_is_not_used_in_another_environme
     start_early()
     (early,) = serving_processes()
     monkeypatch.setenv("SET_BY_THE_AGENTS_MODULE", "1")
-    async with await Door.start(EchoEngine, ListRecorder):
+    async with await ServingProxy.start(EchoEngine, ListRecorder):
         (serving,) = serving_processes()
         assert serving != early
 
 
 @pytest.mark.system
 def test_a_process_that_was_started_early_and_not_used_ends_with_its_program():
-    code = "from art_core.capture import process; process.start_early('time'); print(process._early[0][0].process.pid)"
+    code = "from art_core.serving import process; process.start_early('time'); print(process._early[0].process.pid)"
     assert not running(int(subprocess.check_output([sys.executable, "-c", code])))
 
 
@@ -161,7 +161,7 @@ async def test_a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise(
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, kept[1]))
         try:
             with pytest.raises(CaptureError, match="Too many open files; raise the limit of open files"):
-                await Door.start(EchoEngine, ListRecorder)
+                await ServingProxy.start(EchoEngine, ListRecorder)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, kept)
 
@@ -171,26 +171,26 @@ async def test_a_process_that_ends_before_it_takes_an_order_is_told_with_its_cod
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     async with asyncio.timeout(20):
         with pytest.raises(CaptureError, match="exit code 1"):
-            await Door.start(EchoEngine, ListRecorder)
+            await ServingProxy.start(EchoEngine, ListRecorder)
 
 
 @pytest.mark.system
 async def test_a_start_that_takes_too_long_is_told_even_if_the_process_dies_while_it_is_stopped():
-    with pytest.raises(CaptureError, match=r"what it was told \(start\) after 3 seconds"):
-        await Door.start(DiesUnstarted, ListRecorder, timeout=3)
+    with pytest.raises(CaptureError, match="did not finish 'start' within 3 seconds"):
+        await ServingProxy.start(DiesUnstarted, ListRecorder, timeout=3)
 
 
 @pytest.mark.system
 async def test_an_error_that_cannot_travel_is_told_in_words():
     with pytest.raises(CaptureError, match="PickyError: 1 and 2"):
-        await Door.start(PickyEngine, ListRecorder)
+        await ServingProxy.start(PickyEngine, ListRecorder)
 
 
 @pytest.mark.system
 async def test_a_start_that_is_given_up_leaves_no_process():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.5):
-            await Door.start(SlowStartEngine, ListRecorder)
+            await ServingProxy.start(SlowStartEngine, ListRecorder)
     assert serving_processes() == []
 
 
@@ -199,7 +199,7 @@ async def test_calls_of_the_process_are_read_here_and_its_log_is_heard_here(tmp_
     caplog.set_level(logging.INFO, logger="art_core")
     engine = partial(EchoEngine, 0.01)
     with Store(tmp_path / "run.sqlite") as store:
-        async with await Door.start(engine, partial(Store, tmp_path / "run.sqlite")) as door:
+        async with await ServingProxy.start(engine, partial(Store, tmp_path / "run.sqlite")) as door:
             store.add_rollout("r1", task="a task", step=0)
             url = await door.open("r1", Sampling(temperature=1.0))
             body = {"messages": [{"role": "user", "content": "x" * 100}], "temperature": 0}
@@ -233,7 +233,7 @@ async def test_a_log_handler_that_fails_here_leaves_the_process_answering(monkey
     log = logging.getLogger("art_core")
     monkeypatch.setattr(log, "handlers", [Fails()])
     monkeypatch.setattr(log, "propagate", False)
-    async with asyncio.timeout(60), await Door.start(EchoEngine, ListRecorder) as door:
+    async with asyncio.timeout(60), await ServingProxy.start(EchoEngine, ListRecorder) as door:
         url = await door.open("r1", Sampling(temperature=1.0))
         body = {"messages": [{"role": "user", "content": "one"}], "temperature": 0}
         async with httpx.AsyncClient(trust_env=False) as client:
@@ -246,16 +246,16 @@ async def test_a_log_handler_that_fails_here_leaves_the_process_answering(monkey
 
 @pytest.mark.system
 async def test_a_serving_process_that_dies_fails_what_waits_and_what_comes():
-    door = await Door.start(EchoEngine, ListRecorder)
+    door = await ServingProxy.start(EchoEngine, ListRecorder)
     try:
         url = await door.open("r1")
         await door.pause()
         await door.resume()
         with pytest.raises(httpx.HTTPError):
             await say(url, "die")
-        with pytest.raises(CaptureError, match=r"died: it ended \(exit code 7\)\. What it wrote"):
+        with pytest.raises(CaptureError, match=r"died: it ended \(exit code 7\)\. Its last output"):
             while True:
-                await door.load(Weights(version=1, path=None))
+                await door.swap(Weights(version=1, path=None))
         with pytest.raises(CaptureError, match="the serving process died"):
             await door.open("r2")
     finally:
@@ -264,14 +264,14 @@ async def test_a_serving_process_that_dies_fails_what_waits_and_what_comes():
 
 @pytest.mark.system
 async def test_a_killed_serving_process_is_told_with_its_signal():
-    door = await Door.start(partial(EchoEngine, 0.05), ListRecorder)
+    door = await ServingProxy.start(partial(EchoEngine, 0.05), ListRecorder)
     try:
         url = await door.open("r1")
         asking = asyncio.create_task(say(url, "x" * 500))
         await asyncio.sleep(0.3)
         closing = asyncio.create_task(door.close("r1", grace=30))
         await asyncio.sleep(0.1)
-        door._serving._process.kill()
+        door._server._process.kill()
         with pytest.raises(CaptureError, match="SIGKILL.*out of memory"):
             await closing
         with pytest.raises(httpx.HTTPError):
@@ -282,11 +282,11 @@ async def test_a_killed_serving_process_is_told_with_its_signal():
 
 @pytest.mark.system
 async def test_an_order_that_a_killed_process_has_not_read_is_told_of_its_death():
-    door = await Door.start(EchoEngine, ListRecorder)
+    door = await ServingProxy.start(EchoEngine, ListRecorder)
     try:
-        os.kill(door._serving._process.pid, signal.SIGSTOP)
-        asked = door._serving.ask("flush")
-        door._serving._process.kill()
+        os.kill(door._server._process.pid, signal.SIGSTOP)
+        asked = door._server.request("flush")
+        door._server._process.kill()
         with pytest.raises(CaptureError, match="SIGKILL"):
             asked.result(30)
     finally:
@@ -295,9 +295,9 @@ async def test_an_order_that_a_killed_process_has_not_read_is_told_of_its_death(
 
 @pytest.mark.system
 async def test_the_death_of_a_serving_process_is_seen_though_a_child_of_it_lives_on(tmp_path):
-    door = await Door.start(partial(ForksEngine, tmp_path / "child"), ListRecorder)
+    door = await ServingProxy.start(partial(ForksEngine, tmp_path / "child"), ListRecorder)
     try:
-        door._serving._process.kill()
+        door._server._process.kill()
         with pytest.raises(CaptureError, match="SIGKILL"):
             async with asyncio.timeout(30):
                 await door.open("r1")
@@ -308,18 +308,18 @@ async def test_the_death_of_a_serving_process_is_seen_though_a_child_of_it_lives
 
 @pytest.mark.system
 async def test_where_a_serving_process_hangs_is_asked_from_any_thread_and_not_waited_for():
-    async with await Door.start(partial(EchoEngine, 0.05), ListRecorder) as door:
+    async with await ServingProxy.start(partial(EchoEngine, 0.05), ListRecorder) as door:
         asking = asyncio.create_task(say(await door.open("r1"), "x" * 20))
         await asyncio.to_thread(wait_until, lambda: door.look(5.0)[0].rollouts.get("r1", (0, None))[1])
         stacks = door.stacks(5.0)
         assert "thread art-capture:" in stacks and "capture_fakes.py" in stacks
         await asking
-        door._serving._process.send_signal(signal.SIGSTOP)
+        door._server._process.send_signal(signal.SIGSTOP)
         try:
             assert door.look(0.05) == (None, None)
-            assert door.stacks(0.05) == "it did not say within 0.05 seconds"
+            assert door.stacks(0.05) == "no answer within 0.05 seconds"
         finally:
-            door._serving._process.send_signal(signal.SIGCONT)
+            door._server._process.send_signal(signal.SIGCONT)
         assert await say(await door.open("r2"), "on") == "on"
 
 
@@ -327,20 +327,20 @@ async def test_where_a_serving_process_hangs_is_asked_from_any_thread_and_not_wa
 async def test_a_closure_is_refused_with_what_to_give_instead():
     engine = EchoEngine()
     with pytest.raises(ConfigError, match=r"cannot be sent to it \(start: .*module that can be imported"):
-        await Door.start(lambda: engine, ListRecorder)
+        await ServingProxy.start(lambda: engine, ListRecorder)
 
 
 @pytest.mark.system
 async def test_what_an_engine_raises_while_its_process_ends_is_raised_by_stop():
-    door = await Door.start(NeverEndsWell, ListRecorder)
-    assert [it.daemon for it in threading.enumerate() if it.name == "art-door"] == [True]
+    door = await ServingProxy.start(NeverEndsWell, ListRecorder)
+    assert [it.daemon for it in threading.enumerate() if it.name == "art-serving"] == [True]
     with pytest.raises(UpstreamError, match="out of cheese while ending"):
         await door.stop()
 
 
 @pytest.mark.system
 def test_a_process_whose_engine_never_stops_ends_after_its_time(monkeypatch):
-    soon = "import art_core.capture.child as _child\n_child.END_SECONDS = 0.5\n"
+    soon = "import art_core.serving.child as _child\n_child.END_SECONDS = 0.5\n"
     monkeypatch.setattr(process, "COMMAND", soon + process.COMMAND)
     serving = ServingProcess(ServingPlan(NeverStopsEngine, ListRecorder))
     serving.start().result(30)
@@ -349,6 +349,10 @@ def test_a_process_whose_engine_never_stops_ends_after_its_time(monkeypatch):
         assert serving._process.wait(30) == 1
     finally:
         serving._process.kill()
+
+
+def test_a_log_record_that_cannot_be_read_here_is_dropped():
+    ServingProcess(ServingPlan(EchoEngine, ListRecorder))._receive(None, True, b"no pickle")
 
 
 def test_what_fails_while_a_process_is_stopped_is_raised_by_stop(monkeypatch):
@@ -364,7 +368,7 @@ async def test_what_only_this_process_has_is_refused_with_where_to_define_it(mon
     here.Engine = type("Engine", (EchoEngine,), {"__module__": "only_here"})
     monkeypatch.setitem(sys.modules, "only_here", here)
     with pytest.raises(ConfigError) as refused:
-        await Door.start(here.Engine, ListRecorder)
+        await ServingProxy.start(here.Engine, ListRecorder)
     assert "cannot rebuild what it was sent (start: ModuleNotFoundError: No module named 'only_here')" in str(
         refused.value
     )
@@ -373,7 +377,7 @@ async def test_what_only_this_process_has_is_refused_with_where_to_define_it(mon
 @pytest.mark.system
 async def test_an_error_that_cannot_be_imported_here_says_so():
     with pytest.raises(CaptureError, match="what cannot be read here: No module named 'only_there'"):
-        await Door.start(ThereEngine, ListRecorder)
+        await ServingProxy.start(ThereEngine, ListRecorder)
 
 
 @pytest.mark.system
@@ -382,14 +386,14 @@ async def test_idle_threads_of_the_process_do_not_spin_unless_they_are_told_to(m
         monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
         if told:
             monkeypatch.setenv("OMP_WAIT_POLICY", told)
-        async with await Door.start(EchoEngine, ListRecorder) as door:
-            environment = psutil.Process(door._serving._process.pid).environ()
+        async with await ServingProxy.start(EchoEngine, ListRecorder) as door:
+            environment = psutil.Process(door._server._process.pid).environ()
         assert environment["OMP_WAIT_POLICY"] == kept and environment["PATH"] == os.environ["PATH"]
 
 
 @pytest.mark.system
 async def test_what_an_engine_prints_is_not_mixed_with_what_this_program_prints(capfd):
-    async with await Door.start(PrintingEngine, ListRecorder):
+    async with await ServingProxy.start(PrintingEngine, ListRecorder):
         pass
     said = capfd.readouterr()
     assert said.out == "" and "loading the model" in said.err
@@ -400,24 +404,24 @@ def test_a_process_whose_start_has_failed_takes_no_orders_and_is_stopped():
     serving = ServingProcess(ServingPlan(BrokenEngine, ListRecorder))
     with pytest.raises(UpstreamError, match="no such model"):
         serving.start().result(30)
-    with pytest.raises(CaptureError, match="the serving thread has ended; start a new door"):
-        serving.ask("flush").result(30)
+    with pytest.raises(CaptureError, match="the serving thread has ended; start a new server"):
+        serving.request("flush").result(30)
     assert serving.stop().result(30) is None
     assert serving._process.returncode == 0
 
 
 @pytest.mark.system
 async def test_a_port_in_use_is_told_from_the_process_too():
-    async with await Door.start(EchoEngine, ListRecorder, process=False) as door:
+    async with await ServingProxy.start(EchoEngine, ListRecorder, process=False) as door:
         port = int(door.address.rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"port {port}"):
-            await Door.start(EchoEngine, ListRecorder, port=port)
+            await ServingProxy.start(EchoEngine, ListRecorder, port=port)
 
 
 SCRIPT = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {tests!r})
-from art_core.capture import Door, start_early
+from art_core.serving import ServingProxy, start_early
 from art_core.errors import ConfigError
 from capture_fakes import EchoEngine, ListRecorder
 
@@ -428,11 +432,11 @@ class MyEngine(EchoEngine):
 
 async def main():
     try:
-        await Door.start(MyEngine, ListRecorder)
+        await ServingProxy.start(MyEngine, ListRecorder)
     except ConfigError as error:
         print("refused:", error, flush=True)
-    door = await Door.start(EchoEngine, ListRecorder)
-    print(door._serving._process.pid, flush=True)
+    door = await ServingProxy.start(EchoEngine, ListRecorder)
+    print(door._server._process.pid, flush=True)
     {then}
 
 asyncio.run(main())

@@ -16,7 +16,7 @@ import child_work
 import pytest
 from child_work import ENVIRONMENT, PRINT, everything, seen
 
-from art_core.attribution import exempt, in_child_processes, names, processes, running
+from art_core.attribution import exempt, in_child_processes, names, running, workers
 from art_core.types import RolloutAddress
 
 # Pools have threads of their own, and newer Pythons warn of every fork beside threads.
@@ -54,8 +54,8 @@ def own_environment():
 @pytest.fixture
 def preparations(monkeypatch):
     """Nothing has been prepared in this process yet; it knows who is calling."""
-    monkeypatch.setattr(processes, "_preparations", [])
-    monkeypatch.setattr(names, "_sources", [lambda: "node" if os.getpid() == PID else None])
+    monkeypatch.setattr(workers, "_preparations", [])
+    monkeypatch.setattr(names, "_agent_sources", [lambda: "node" if os.getpid() == PID else None])
 
 
 def result_of(process, connection):
@@ -177,6 +177,18 @@ def test_a_subclass_of_process_runs_as_it_did():
 
 
 @pytest.mark.system
+def test_a_process_starts_if_another_library_has_hidden_the_wrapper_of_an_earlier_rollout(monkeypatch):
+    owner = multiprocessing.process.BaseProcess
+    with running(address("r1")):
+        ours = owner.start
+        monkeypatch.setattr(owner, "start", lambda self: ours(self))
+    with running(address("r2")):
+        assert child("fork", seen) == "r2"
+    monkeypatch.undo()
+    owner.start = ours.__wrapped__
+
+
+@pytest.mark.system
 @pytest.mark.parametrize("method", METHODS)
 def test_how_a_process_ends_is_as_it_was(method, capfd):
     with running(address("r1")):
@@ -241,6 +253,7 @@ def test_every_way_to_give_a_pool_work_carries_the_rollout(kind, made):
         with running(address("r1")):
             pool = before or stack.enter_context(kind(2))
             once = [pool.apply(seen), pool.apply_async(func=seen).get()]
+            assert pool.map(str, (seen() for _ in range(3))) == ["r1"] * 3
             many = [
                 pool.map(seen, range(3)),
                 pool.map_async(seen, range(3)).get(),

@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+import art_audit
+
 pytest.importorskip("openai")
 pytest.importorskip("transformers")
 
@@ -133,4 +135,4 @@ def test_the_coding_agent_writes_visibly_better_programs(tmp_path):
     before, after = result.report["before"], result.report["after"]
     assert 0.15 <= before["success"] <= 0.50
     assert after["success"] - before["success"] > 0.12
-    assert art.audit(result.run_dir).clean
+    assert art_audit.audit(result.run_dir).clean

@@ -20,10 +20,10 @@ PRODUCT = sorted(
 )
 ALLOWED = {
     (
-        "art_core/capture/child.py",
+        "art_core/serving/child.py",
         "pickle.loads",
     ): "orders from the parent, over a pipe that it alone has the other end of",
-    ("art_core/capture/process.py", "pickle.loads"): "replies of the child that this process started, over that pipe",
+    ("art_core/serving/process.py", "pickle.loads"): "replies of the child that this process started, over that pipe",
     (
         "integrations/art-ray/art_ray/travel.py",
         "pickle.loads",

@@ -11,9 +11,9 @@ from capture_fakes import EchoEngine, ListRecorder, chat
 from reward_fakes import group_of
 
 import art_core as art
-from art_core.capture import Door
-from art_core.deadlines import TooLate, within
 from art_core.errors import CaptureError, ConfigError
+from art_core.runtime.deadlines import TooLate, within
+from art_core.serving import ServingProxy
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call, Weights
 
@@ -42,7 +42,7 @@ class Stubborn:
 
 @pytest.fixture
 def short_grace(monkeypatch):
-    monkeypatch.setattr("art_core.deadlines.ended.__defaults__", (0.05,))
+    monkeypatch.setattr("art_core.runtime.deadlines.ended.__defaults__", (0.05,))
 
 
 @pytest.fixture
@@ -133,7 +133,9 @@ async def test_what_a_reward_has_not_scored_in_time_is_unscored(tmp_path, reward
         scored = await run.score([group_of(1, 2)], reward)
         again = await run.score([group_of(1, 2)], lambda trajectory: trajectory.output)
     assert [t.reward for t in scored[0].trajectories] == [None, None]
-    assert all("had not ended after 0.2 seconds (score_timeout)" in t.notes["unscored"] for t in scored[0].trajectories)
+    assert all(
+        "did not finish within 0.2 seconds (score_timeout)" in t.notes["unscored"] for t in scored[0].trajectories
+    )
     assert [t.reward for t in again[0].trajectories] == [1, 2]
 
 
@@ -194,20 +196,20 @@ async def ask(url, text, **settings):
 
 
 async def test_a_call_that_is_never_answered_fails_and_the_others_go_on():
-    async with await Door.start(Hangs, ListRecorder, process=False, call_timeout=0.3) as door:
+    async with await ServingProxy.start(Hangs, ListRecorder, process=False, call_timeout=0.3) as door:
         url = await door.open("r1")
         hung, fine = await asyncio.gather(ask(url, "hang"), ask(url, "hello"))
-        await door.load(Weights(1, None))  # nothing is in flight any more
+        await door.swap(Weights(1, None))  # nothing is in flight any more
     assert fine.status_code == 200
     assert hung.status_code == 504 and hung.headers["x-should-retry"] == "false"
-    assert "the engine had not answered after 0.3 seconds (call_timeout)" in hung.json()["error"]["message"]
+    assert "the engine did not answer within 0.3 seconds (call_timeout)" in hung.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_was_sampled_until_then_is_kept_as_aborted(stream):
     recorder = ListRecorder()
     engine = (lambda: Hangs()) if stream else (lambda: EchoEngine(0.1))
-    async with await Door.start(engine, lambda: recorder, process=False, call_timeout=0.8) as door:
+    async with await ServingProxy.start(engine, lambda: recorder, process=False, call_timeout=0.8) as door:
         response = await ask(await door.open("r1"), "hang" if stream else "a long answer", stream=stream)
         assert "call_timeout" in response.text
         await door.close("r1")
@@ -217,7 +219,7 @@ async def test_what_was_sampled_until_then_is_kept_as_aborted(stream):
 
 @pytest.mark.system
 async def test_a_stream_that_goes_on_may_take_longer_than_a_call_may_hang():
-    async with await Door.start(lambda: EchoEngine(0.1), ListRecorder, process=False, call_timeout=1.0) as door:
+    async with await ServingProxy.start(lambda: EchoEngine(0.1), ListRecorder, process=False, call_timeout=1.0) as door:
         response = await ask(await door.open("r1"), "a long answer", stream=True)
     assert "call_timeout" not in response.text and "[DONE]" in response.text
 
@@ -247,5 +249,5 @@ async def test_an_engine_that_never_does_what_it_is_told_ends_the_run(tmp_path, 
 
 @pytest.mark.parametrize("name", ["call_timeout", "score_timeout", "engine_timeout", "watchdog_seconds"])
 def test_a_limit_is_a_number_or_none(name):
-    with pytest.raises(ConfigError, match=f"{name}='soon' cannot be used; give a number"):
+    with pytest.raises(ConfigError, match=f"{name} must be a number >= 0, got 'soon'"):
         art.open_run("never-made", **{name: "soon"})

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from capture_fakes import EchoEngine, ListRecorder, chat, wait_until
 
-from art_core.capture import Door
+from art_core.serving import ServingProxy
 
 
 class ShoutDialect:
@@ -27,7 +27,7 @@ class ShoutDialect:
 async def test_a_dialect_is_answered_beside_chat_completions_and_recorded_like_it():
     recorder = ListRecorder()
     dialects = {"/v1/shout": ShoutDialect()}
-    async with await Door.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as door:
+    async with await ServingProxy.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as door:
         url = await door.open("r1")
         async with httpx.AsyncClient(trust_env=False) as client:
             assert (await client.post(f"{url}/shout", json={"say": "hi"})).json() == {"loud": "HI"}
@@ -57,7 +57,9 @@ class SlowDialect(ShoutDialect):
 
 async def test_a_dialect_that_loads_slowly_holds_up_no_other_call():
     dialect = SlowDialect()
-    async with await Door.start(EchoEngine, ListRecorder, process=False, dialects={"/v1/shout": dialect}) as door:
+    async with await ServingProxy.start(
+        EchoEngine, ListRecorder, process=False, dialects={"/v1/shout": dialect}
+    ) as door:
         url = await door.open("r1")
         async with httpx.AsyncClient(trust_env=False) as client:
             slow = [asyncio.create_task(client.post(f"{url}/shout", json={"say": "hi"})) for _ in range(3)]
@@ -72,7 +74,9 @@ async def test_a_dialect_says_errors_in_its_own_shape():
     dialect = SlowDialect()
     dialect.may_go_on.set()
     dialects = {"/v1/shout": dialect}
-    async with await Door.start(lambda: EchoEngine(0.01), ListRecorder, process=False, dialects=dialects) as door:
+    async with await ServingProxy.start(
+        lambda: EchoEngine(0.01), ListRecorder, process=False, dialects=dialects
+    ) as door:
         url = await door.open("r1")
         async with httpx.AsyncClient(trust_env=False) as client:
             refused = await client.post(f"{url}/shout", json={"say": "refuse 400 too_long"})
@@ -91,7 +95,7 @@ async def test_a_raw_prompt_is_one_text_or_its_token_ids(prompt):
         def to_chat(self, body):
             return body
 
-    async with await Door.start(EchoEngine, ListRecorder, process=False, dialects={"/v1/raw": Raw()}) as door:
+    async with await ServingProxy.start(EchoEngine, ListRecorder, process=False, dialects={"/v1/raw": Raw()}) as door:
         url = await door.open("r1")
         async with httpx.AsyncClient(trust_env=False) as client:
             refused = await client.post(f"{url}/raw", json={"prompt": prompt})
@@ -113,7 +117,7 @@ async def test_an_answer_that_a_dialect_cannot_tell_is_not_recorded():
     recorder = ListRecorder()
     dialects = {"/v1/unspeakable": Unspeakable()}
     async with (
-        await Door.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as door,
+        await ServingProxy.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as door,
         httpx.AsyncClient(trust_env=False) as client,
     ):
         url = await door.open("r1")

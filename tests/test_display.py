@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from art_core.display import ENGINE, Display
+from art_core.loop.display import ENGINE, Display
 
 
 def test_of_displays_that_are_shown_at_a_time_one_says_what_the_engine_logs_also_where_another_ends_first():

@@ -44,7 +44,7 @@ def test_python_that_does_not_fit_the_signatures_is_found(code, said):
         ("pip install -e . -e 'plugins/art-openai[respones]'", "no extra respones"),
         ("X=1 pip install art-openai | cat", "art-openai is on no package index"),
         ("pip install -e plugins/art-openai", "plugins/art-openai needs art-core"),
-        ("pip install -e . -e 'plugins/art-openai[responses]'", "needs art-gateway"),
+        ("pip install -e . -e integrations/art-cli -e 'plugins/art-openai[responses]'", "needs art-gateway"),
         ("git clone <this repository> art", "files to read and write"),
         ("python nothing.py", "nothing.py"),
         ("atr doctor", "atr"),
@@ -58,7 +58,7 @@ def test_a_command_that_is_not_there_is_found(code, said):
 def test_what_messages_and_templates_say_to_install_can_be_installed():
     patterns = (
         "art_core/**/*.py",
-        "art_core/templates/**/*.txt",
+        "integrations/art-cli/art_cli/templates/**/*.txt",
         "plugins/*/art_*/**/*.py",
         "integrations/*/art_*/**/*.py",
     )
@@ -66,7 +66,7 @@ def test_what_messages_and_templates_say_to_install_can_be_installed():
     found = {it for path in files for it in INSTALL.findall(path.read_text())}
     assert len(found) > 8
     for command in found:
-        doc_shell.check_pip(command.replace("'", "").split(), have={"art-core"})
+        doc_shell.check_pip(command.replace("'", "").split(), have=doc_shell.INSTALLED)
 
 
 def test_commands_as_pages_show_them_are_found_right():
@@ -78,7 +78,7 @@ def test_commands_as_pages_show_them_are_found_right():
         ART_JUDGE=openai/gpt-6-luna art train agent.py:agent tasks.jsonl \\
             --steps 3 > log.txt &     # in the background
         python -m bench.peers --only step; make demo SEED=1
-        pip install -e '.[train,chart]' -e plugins/art-openai
+        pip install -e '.[train,chart]' -e integrations/art-cli -e integrations/art-embedded -e plugins/art-openai
     """
     assert list(doc_shell.check(code.replace("\n        ", "\n"), PAGE)) == []
 

@@ -11,9 +11,10 @@ import pytest
 import uvicorn
 from capture_fakes import EchoEngine, ListRecorder, NeverEndsWell, chat, wait_until
 
-from art_core.capture import Door, Stamped
-from art_core.capture.serving import Serving, ServingPlan
+from art_core.capture import Stamped
 from art_core.errors import CaptureError, ConfigError
+from art_core.serving import ServingProxy
+from art_core.serving.service import ServingPlan, ServingThread
 from art_core.types import Call, Sampling, Weights
 
 
@@ -72,7 +73,7 @@ class Stuck(EchoEngine):
 
 def opened(engine, recorder=None, **settings):
     recorder = recorder or ListRecorder()
-    return Door.start(lambda: engine, lambda: recorder, process=False, **settings)
+    return ServingProxy.start(lambda: engine, lambda: recorder, process=False, **settings)
 
 
 async def said(url, text="hello", **headers):
@@ -89,9 +90,8 @@ async def test_an_engine_without_abilities_is_asked_for_none():
     async with await opened(engine) as door:
         assert await door.score([1, 2]) is None
         assert await door.counters() == {}
-        await door.rest()
-        await door.wake()
-        await door.load(weights(1))
+        await door.pause(rest=True)
+        assert await door.swap(weights(1), [1, 2]) is None
     assert engine.version == 1
 
 
@@ -100,9 +100,15 @@ async def test_abilities_are_used_where_the_engine_has_them(tmp_path):
     async with await opened(engine, folder=tmp_path) as door:
         assert await door.score((5, 6, 7)) == [-6.0, -7.0]
         assert await door.counters() == {"sampled_tokens": 3.0}
-        await door.rest()
-        await door.wake()
-    assert engine.said == [("begin", tmp_path), "start", "rest", "wake", "stop"]
+        assert await door.swap(weights(1)) is None
+        await door.pause(rest=True)
+        assert await door.swap(weights(2), (5, 6)) == [-6.0]
+        await door.pause(rest=True)
+        await door.resume()
+        await door.pause()
+        await door.resume()
+    loads = ["load 1", "retire 0", "rest", "wake", "load 2", "retire 1", "rest", "wake"]
+    assert engine.said == [("begin", tmp_path), "start", *loads, "stop"]
 
 
 async def test_without_a_folder_an_engine_keeps_no_files():
@@ -115,11 +121,11 @@ async def test_versions_are_retired_when_the_last_rollout_that_began_with_them_i
     engine, recorder = AbleEngine(), ListRecorder()
     async with await opened(engine, recorder) as door:
         first = await door.open("first")
-        await door.load(weights(1))
+        await door.swap(weights(1))
         second = await door.open("second")
         newest = await door.open("newest", newest=True)
         assert engine.said == ["start", "load 1"]
-        await door.load(weights(2))
+        await door.swap(weights(2))
         for url in (first, second, newest):
             await said(url)
         assert [recorder.of(it)[0].policy_version for it in ("first", "second", "newest")] == [0, 1, 2]
@@ -138,7 +144,7 @@ async def test_weights_that_cannot_be_served_beside_others_wait_for_the_calls_in
         url = await door.open("r1")
         answer = asyncio.create_task(said(url, "x" * 20))
         await asyncio.to_thread(wait_until, lambda: engine.sampling == 1)
-        await door.load(weights(1))
+        await door.swap(weights(1))
         assert not engine.sampling
         assert (await answer).status_code == 200
 
@@ -148,7 +154,7 @@ async def test_the_start_weights_are_a_second_engine_only_where_the_first_does_n
     engine, second, recorder = AbleEngine(keeps_start=kept), AbleEngine(), ListRecorder()
     how = {"trained_nodes": ["planner"], "frozen": lambda: second, "frozen_start": True, "folder": tmp_path}
     async with await opened(engine, recorder, **how) as door:
-        await door.load(weights(4))
+        await door.swap(weights(4))
         url = await door.open("r1", Sampling(temperature=0.5))
         for node in ("planner", "writer"):
             assert (await said(url, **{"x-art-agent": node})).status_code == 200
@@ -180,13 +186,13 @@ async def test_what_was_answered_before_is_answered_so_again_and_the_engine_is_n
 
 async def test_an_order_that_takes_too_long_is_told_with_the_setting_that_limits_it():
     async with await opened(Stuck(), timeout=1.0) as door:
-        asked = asyncio.create_task(door.load(weights(1)))
+        asked = asyncio.create_task(door.swap(weights(1)))
         await asyncio.sleep(0.05)
-        [(order, since)] = door.asked.values()
-        assert order == "load" and 0 <= time.monotonic() - since < 5
-        with pytest.raises(CaptureError, match=r"what it was told \(load\) after 1 seconds \(engine_timeout\)"):
+        [(order, since)] = door.pending.values()
+        assert order == "swap" and 0 <= time.monotonic() - since < 5
+        with pytest.raises(CaptureError, match=r"did not finish 'swap' within 1 seconds \(engine_timeout\)"):
             await asked
-        assert not door.asked
+        assert not door.pending
         await door.flush()
 
 
@@ -196,20 +202,20 @@ async def test_a_start_that_takes_too_long_leaves_no_thread():
             await asyncio.sleep(60)
 
     before = set(threading.enumerate())
-    with pytest.raises(CaptureError, match=r"what it was told \(start\) after 0.1 seconds"):
+    with pytest.raises(CaptureError, match="did not finish 'start' within 0.1 seconds"):
         await opened(Slow(), timeout=0.1)
     wait_until(lambda: {it for it in threading.enumerate() if it.name == "art-capture"} <= before)
 
 
 async def test_orders_wait_side_by_side_and_each_is_listed():
     async with await opened(Stuck()) as door:
-        first, second = (asyncio.create_task(door.load(weights(version))) for version in (1, 2))
+        first, second = (asyncio.create_task(door.swap(weights(version))) for version in (1, 2))
         await asyncio.sleep(0.05)
-        assert [order for order, _ in door.asked.values()] == ["load", "load"]
+        assert [order for order, _ in door.pending.values()] == ["swap", "swap"]
         for task in (first, second):
             task.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
-        assert not door.asked
+        assert not door.pending
 
 
 async def test_what_an_order_raises_for_lateness_of_its_own_is_passed_on():
@@ -219,7 +225,7 @@ async def test_what_an_order_raises_for_lateness_of_its_own_is_passed_on():
 
     async with await opened(Late(), timeout=60) as door:
         with pytest.raises(TimeoutError, match="the file server"):
-            await door.load(weights(1))
+            await door.swap(weights(1))
 
 
 async def test_a_look_from_another_thread_says_what_the_calls_do():
@@ -308,7 +314,7 @@ async def test_what_the_door_is_started_with_reaches_what_serves():
             assert (await client.post(f"{url}/plain", json={"text": "hi"})).json() == {"said": "hi"}
         assert (await said(url, "x" * 600)).status_code == 413
         late = await said(url, "x" * 300)
-        assert late.status_code == 504 and "after 0.3 seconds (call_timeout)" in late.text
+        assert late.status_code == 504 and "within 0.3 seconds (call_timeout)" in late.text
 
 
 async def test_a_thread_serves_that_keeps_no_process_alive():
@@ -319,20 +325,20 @@ async def test_a_thread_serves_that_keeps_no_process_alive():
 async def test_a_door_that_was_stopped_says_so_for_every_order():
     door = await opened(EchoEngine())
     await door.stop()
-    for order, ask in {"flush": door.flush, "pause": door.pause, "resume": door.resume, "wake": door.wake}.items():
-        with pytest.raises(CaptureError, match=f"cannot {order}: this door was stopped; start a new one"):
+    for order, ask in {"flush": door.flush, "pause": door.pause, "resume": door.resume}.items():
+        with pytest.raises(CaptureError, match=f"cannot {order}: this server was stopped; start a new one"):
             await ask()
 
 
 @pytest.mark.system
 def test_an_order_that_comes_while_the_thread_ends_is_answered_cancelled_or_refused():
     for _ in range(25):
-        serving, asked = Serving(ServingPlan(EchoEngine, ListRecorder)), []
+        serving, asked = ServingThread(ServingPlan(EchoEngine, ListRecorder)), []
         serving.start().result(10)
         serving.stop()
         with pytest.raises(CaptureError, match="the serving thread has ended"):
             while True:
-                asked.append(serving.ask("flush"))
+                asked.append(serving.request("flush"))
                 time.sleep(0.0002)
         assert not concurrent.futures.wait(asked, 10).not_done
         assert all(it.cancelled() or it.exception() is None for it in asked)
@@ -346,19 +352,19 @@ def test_an_address_is_given_once_its_server_has_started(monkeypatch):
         await startup(server, sockets)
 
     monkeypatch.setattr(uvicorn.Server, "startup", late)
-    serving = Serving(ServingPlan(EchoEngine, ListRecorder))
+    serving = ServingThread(ServingPlan(EchoEngine, ListRecorder))
     serving.start().result(10)
     assert serving._server.started
     serving.stop().result(10)
 
 
 def test_an_order_to_a_thread_that_has_ended_with_an_error_names_it():
-    serving = Serving(ServingPlan(NeverEndsWell, ListRecorder))
+    serving = ServingThread(ServingPlan(NeverEndsWell, ListRecorder))
     serving.start().result(10)
     ended = serving.stop().exception(10)
     assert str(ended) == "out of cheese while ending"
     with pytest.raises(CaptureError, match="the serving thread has ended") as refusal:
-        serving.ask("flush")
+        serving.request("flush")
     assert refusal.value.__cause__ is ended
 
 
@@ -403,7 +409,7 @@ async def test_a_rollout_may_be_named_with_a_slash():
 async def test_weights_in_shared_memory_reach_an_engine_in_this_process_as_they_are():
     engine, live = EchoEngine(), {"weight": object()}
     async with await opened(engine) as door:
-        await door.load(Weights(version=1, path=None, live=live))
+        await door.swap(Weights(version=1, path=None, live=live))
     assert engine.live is live
 
 
@@ -414,7 +420,7 @@ async def test_a_recorder_that_cannot_be_made_fails_the_start_and_gives_the_port
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(ConfigError, match="no such folder"):
-        await Door.start(EchoEngine, broken, process=False, port=port)
+        await ServingProxy.start(EchoEngine, broken, process=False, port=port)
     async with await opened(EchoEngine(), port=port) as door:
         assert door.address == f"http://127.0.0.1:{port}"
 

@@ -7,9 +7,9 @@ from numbered_runs import lines, number, settings, stored
 from rich.console import Console
 
 import art_core as art
-from art_core.display import Display
+from art_core.loop.display import Display
+from art_core.loop.tasks import batch_of_step, fresh_tasks
 from art_core.testing import CountingLearner, ScriptedAgent
-from art_core.training import batch_of_step, fresh_tasks
 
 
 def flat_for(*tasks):

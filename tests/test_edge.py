@@ -7,11 +7,11 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from art_core.capture import BoundedHead
-from art_core.capture.edge import HEAD_SECONDS, MAX_HEAD
+from art_core.capture.listening import HEAD_SECONDS, MAX_HEAD
 
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
-LATE = b"the headers of a request have to come within 20 seconds"
-LARGE = b"at most 65536 bytes of headers are taken here"
+LATE = b"the headers of a request must arrive within 20 seconds"
+LARGE = b"the limit is 65536 bytes of headers"
 
 
 class Timers:

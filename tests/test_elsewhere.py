@@ -22,8 +22,8 @@ from rich.console import Console
 import art_core as art
 from art_core.attribution import elsewhere, exempt, running
 from art_core.attribution.providers import at_provider, model_call
-from art_core.display import Display
 from art_core.errors import CallRefused, CaptureError, UpstreamError
+from art_core.loop.display import Display
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import RolloutAddress
 
@@ -151,6 +151,28 @@ def test_outside_a_rollout_and_inside_exempt_everything_leaves(sent):
     httpx.post(URL, json=BODY)
     assert len(sent) == 3
     assert (vars(httpx.HTTPTransport)["handle_request"], vars(ssl.SSLContext)["wrap_bio"]) == untouched
+
+
+def test_the_connection_of_a_request_that_may_leave_is_not_refused(monkeypatch):
+    url = "https://api.openai.com/v1/embeddings"
+
+    def send(self, request):
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=request.url.host)
+        return httpx.Response(200, request=request)
+
+    async def send_async(self, request):
+        return send(self, request)
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient() as client:
+            return await client.post(url)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", send)
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", send_async)
+    with running(address()):
+        assert httpx.post(url).status_code == asyncio.run(ask()).status_code == 200
+        with pytest.raises(CallRefused):
+            send(None, httpx.Request("POST", url))
 
 
 @pytest.mark.parametrize("name", ["claude", "anthropic/claude"])
@@ -347,5 +369,5 @@ async def test_an_error_without_a_request_is_blamed_on_plugins_only_if_python_ha
     tmp_path, agent, advised
 ):
     said = await why(tmp_path, agent)
-    assert "all 2 runs of the agent failed before a model call was recorded" in said
+    assert "all 2 rollouts failed before a model call was recorded" in said
     assert ("plugin" in said) is advised

@@ -20,8 +20,8 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from art_core.config import TINY
 from art_core.types import Trajectory
+from art_embedded import TINY
 from examples.email_search import agent as example
 from examples.email_search.mailbox import SHOWN, Mailbox, format_results, open_mailbox
 from examples.email_search.reward import reward

@@ -42,7 +42,7 @@ def stored(result):
 def test_every_stored_call_is_what_the_model_saw(short_run):
     """Replay every call through the weights that sampled it: the recorded logprobs must come out."""
     folders = {0: art.TrainConfig(model="tiny")}
-    from art_core.config import TINY
+    from art_embedded import TINY
 
     models = {0: AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)}
     for folder in sorted((short_run.run_dir / "checkpoints").iterdir()):

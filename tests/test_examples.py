@@ -2,6 +2,8 @@
 
 import pytest
 
+import art_audit
+
 pytest.importorskip("langchain_openai")
 pytest.importorskip("transformers")
 
@@ -17,7 +19,7 @@ NODES = ("searcher", "reader", "writer")
 def runs_of(agent: str, run_dir) -> list[art.Trajectory]:
     """Return the runs that the step trained."""
     run(agent, run_dir=run_dir, **SMALL)
-    assert art.audit(run_dir).clean
+    assert art_audit.audit(run_dir).clean
     return art.load_trajectories(run_dir)
 
 

@@ -8,6 +8,7 @@ import math
 import pytest
 from asgi import Asked
 
+from art_core.capture.dialect import as_dialect
 from art_core.capture.http import Exchange, Refused, error_line
 from art_core.errors import StoreError, UpstreamError
 
@@ -22,7 +23,7 @@ async def failed(error: Exception) -> Asked:
     """What a client gets where ``error`` is raised before anything is answered."""
     asked = Asked()
     exchange = exchange_of(asked)
-    async with exchange.failing_as_answer(log, "a call failed"):
+    async with exchange.errors_answered(log, "a call failed"):
         raise error
     assert exchange.started and exchange.finished
     return asked
@@ -43,7 +44,7 @@ async def test_a_body_is_whole_however_it_came(parts):
 async def test_a_body_beyond_the_limit_is_read_to_its_end_and_refused(parts, promised):
     asked = Asked(parts, headers={} if promised is None else {"content-length": promised})
     size = len(b"".join(parts))
-    with pytest.raises(Refused, match=f"has {size} bytes; at most 5 are taken") as refusal:
+    with pytest.raises(Refused, match=f"has {size} bytes; the limit is 5") as refusal:
         await exchange_of(asked).body(5)
     assert refusal.value.status == 413 and not asked._left
 
@@ -64,10 +65,10 @@ async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(monkeypatch,
     asked = Asked([b"a", b""], headers={"content-length": length})
     asked._left[-1]["more_body"] = True
     exchange = exchange_of(asked)
-    async with asyncio.timeout(10), exchange.failing_as_answer(log, "a call failed"):
+    async with asyncio.timeout(10), exchange.errors_answered(log, "a call failed"):
         await exchange.body(9)
     assert (asked.status, asked.told["x-should-retry"]) == (408, "false")
-    assert asked.error["message"] == "the body of a request has to come within 0.05 seconds"
+    assert asked.error["message"] == "the body of a request must arrive within 0.05 seconds"
 
 
 async def test_a_client_that_has_gone_is_noticed_after_what_it_still_sent():
@@ -103,7 +104,7 @@ async def test_events_leave_together_and_the_last_ends_the_answer():
     exchange.event(b"c")
     exchange.event(b"d")
     assert exchange.started and not exchange.finished
-    await exchange.end()
+    await exchange.flush(last=True)
     assert exchange.finished
     assert (asked.status, asked.text) == (200, "abcd")
     assert [message["body"] for message in asked.sent[1:]] == [b"ab", b"cd"]
@@ -112,7 +113,7 @@ async def test_events_leave_together_and_the_last_ends_the_answer():
 
 async def test_a_stream_without_events_is_an_answer_too():
     asked = Asked()
-    await exchange_of(asked).end()
+    await exchange_of(asked).flush(last=True)
     assert (asked.status, asked.text) == (200, "")
 
 
@@ -185,7 +186,7 @@ def test_an_error_is_one_line_of_at_most_500_characters(error, line):
 async def test_nothing_is_said_after_the_whole_answer():
     asked = Asked()
     exchange = exchange_of(asked)
-    async with exchange.failing_as_answer(log, "a call failed"):
+    async with exchange.errors_answered(log, "a call failed"):
         await exchange.answer(200, {})
         raise UpstreamError("too late")
     assert (asked.status, asked.json) == (200, {})
@@ -194,7 +195,7 @@ async def test_nothing_is_said_after_the_whole_answer():
 async def test_inside_a_stream_an_error_is_the_last_event():
     asked = Asked()
     exchange = exchange_of(asked)
-    async with exchange.failing_as_answer(log, "a call failed"):
+    async with exchange.errors_answered(log, "a call failed"):
         exchange.event(b"data: {}\n\n")
         await exchange.flush()
         raise UpstreamError("why", status=502, code="what")
@@ -216,8 +217,8 @@ async def test_another_api_says_errors_in_its_own_shape(kind):
     asked, streamed = Asked(), Asked()
     for each in (asked, streamed):
         exchange = exchange_of(each)
-        exchange.speaks = Other()
-        async with exchange.failing_as_answer(log, "a call failed"):
+        exchange.dialect = as_dialect(Other())
+        async with exchange.errors_answered(log, "a call failed"):
             if each is streamed:
                 await exchange.flush()
             raise UpstreamError("why", status=418, code="what")

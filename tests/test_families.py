@@ -10,9 +10,9 @@ import torch
 import transformers
 
 from art_core.config import TrainConfig
-from art_core.engine import EmbeddedEngine
 from art_core.errors import ConfigError
-from art_core.pretrained import load_causal_lm, load_tokenizer, positions
+from art_core.learner.pretrained import load_causal_lm, load_tokenizer, positions
+from art_embedded.engine import EmbeddedEngine
 from bench.family_loop import QUESTION, take_through
 from bench.family_models import FAMILIES, LLAMA3_ROPE, SIZES, YARN, make_tokenizer, save
 

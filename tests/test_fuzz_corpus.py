@@ -23,9 +23,9 @@ def _as_it_was(monkeypatch):
     """Targets make templates' time short and logs silent, in this test alone."""
     import logging
 
-    import art_core.engine.chat
+    import art_embedded.chat
 
-    monkeypatch.setattr(art_core.engine.chat, "RENDER_SECONDS", art_core.engine.chat.RENDER_SECONDS)
+    monkeypatch.setattr(art_embedded.chat, "RENDER_SECONDS", art_embedded.chat.RENDER_SECONDS)
     levels = {name: logging.getLogger(name).level for name in ("art_core", "art_server")}
     yield
     for name, level in levels.items():
@@ -74,7 +74,7 @@ def test_a_short_search_finds_nothing(name):
     seconds = os.environ.get("FUZZ_SECONDS", "2")
     done = subprocess.run(
         [sys.executable, "-m", "fuzz", name, "--seconds", seconds],
-        cwd=ROOT,
+        cwd=ROOT / "tests",
         capture_output=True,
         text=True,
         check=False,

@@ -12,8 +12,8 @@ import pytest
 from capture_fakes import chat
 
 import art_core as art
-from art_core.checkpoints import best_step
 from art_core.errors import StoreError
+from art_core.loop.checkpoints import best_step
 from art_core.store import Store
 from art_core.testing import FakeEngine
 from art_core.types import Call

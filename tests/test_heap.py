@@ -30,7 +30,7 @@ for pointer in large:
     libc.free(pointer)
 print("kept", (resident() - before) // 2**20)  # those that stay keep the heap from shrinking
 """
-BOUND = "from art_core.memory import bound_heap; bound_heap()"
+BOUND = "from art_core.runtime.memory import bound_heap; bound_heap()"
 LEARNER = """
 import pathlib, tempfile
 from small_learner import make_learner, save_model
@@ -38,8 +38,9 @@ make_learner(save_model(pathlib.Path(tempfile.mkdtemp())))
 """
 ENGINE = """
 import asyncio
-from art_core.config import TINY, TrainConfig
-from art_core.engine import EmbeddedEngine
+from art_core.config import TrainConfig
+from art_embedded import TINY
+from art_embedded.engine import EmbeddedEngine
 engine = EmbeddedEngine(str(TINY), TrainConfig())
 asyncio.run(engine.start())
 """

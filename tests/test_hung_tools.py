@@ -29,7 +29,7 @@ def run_of(tmp_path, **settings):
 async def test_hung_tools_of_some_runs_hold_up_no_later_one(tmp_path, release):
     async def hangs(task, address):
         await ScriptedAgent()(task, address)
-        await asyncio.gather(*(asyncio.to_thread(release.wait) for _ in range(executor.PLACES + 1)))
+        await asyncio.gather(*(asyncio.to_thread(release.wait) for _ in range(executor.THREADS_PER_ROLLOUT + 1)))
 
     async def works(task, address):
         await ScriptedAgent()(task, address)
@@ -58,11 +58,16 @@ async def test_a_rollout_has_as_many_threads_as_places_and_all_its_work_is_done(
 
     async def agent(task, address):
         await ScriptedAgent()(task, address)
-        return await asyncio.gather(*(asyncio.to_thread(tool, number) for number in range(3 * executor.PLACES)))
+        return await asyncio.gather(
+            *(asyncio.to_thread(tool, number) for number in range(3 * executor.THREADS_PER_ROLLOUT))
+        )
 
     async with run_of(tmp_path) as run:
         [group] = await run.collect(agent, ["a"], group_size=1)
-    assert group.trajectories[0].output == list(range(3 * executor.PLACES)) and most <= executor.PLACES
+    assert (
+        group.trajectories[0].output == list(range(3 * executor.THREADS_PER_ROLLOUT))
+        and most <= executor.THREADS_PER_ROLLOUT
+    )
 
 
 HANGS = """
@@ -74,7 +79,7 @@ HANGS = """
         await ScriptedAgent()(task, address)
         await asyncio.to_thread(threading.Event().wait)
 
-    limits = {"rollout_timeout": 0.5}
+    limits = {"rollout_timeout": 5}
     found = art.evaluate_sync(agent, ["a"], reward=lambda it: 0.0, model="tiny", engine=FakeEngine(), **limits)
     print(len(found.trajectories))
 """

@@ -135,7 +135,7 @@ async def test_a_call_that_the_engine_does_not_answer_in_time_is_a_504_and_not_t
     asked = await answered(app, asked_of("r1", chat("hi", stream=stream)))
     error = asked.events[-1]["error"] if stream else asked.error
     assert (error["message"], error["code"]) == (
-        "the engine had not answered after 0.5 seconds (call_timeout)",
+        "the engine did not answer within 0.5 seconds (call_timeout)",
         "upstream_timeout",
     )
     if not stream:

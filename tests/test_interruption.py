@@ -11,7 +11,7 @@ from trainings import Place
 from typer.testing import CliRunner
 
 import art_core as art
-from art_core.__main__ import app
+from art_cli.main import app
 from art_core.errors import ConfigError
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine

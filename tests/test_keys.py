@@ -17,13 +17,14 @@ from vllm_like import vllm_like
 
 import art_core as art
 import art_langfuse
-from art_core import display
 from art_core.capture import HttpUpstream
-from art_core.capture.shape import check_shape
-from art_core.config import TINY, TrainConfig
+from art_core.capture.shape import check_answer
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
+from art_core.loop import display
 from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine
+from art_embedded import TINY
 from art_langfuse.account import account
 from art_ruler import Ruler
 from art_server import TrainingClient, connect
@@ -202,10 +203,10 @@ def test_a_servers_address_with_a_password_is_refused_without_saying_it(what):
 
 def test_an_answer_that_is_no_completion_is_told_without_what_it_says():
     with pytest.raises(UpstreamError, match="'finish_reason' of a choice is of type list") as told:
-        check_shape({"choices": [{"finish_reason": [f"Bearer {MARK}"]}]})
+        check_answer({"choices": [{"finish_reason": [f"Bearer {MARK}"]}]})
     assert MARK not in str(told.value)
-    with pytest.raises(UpstreamError, match="'index' is -3"):
-        check_shape({"choices": [{"index": -3}]})
+    with pytest.raises(UpstreamError, match="'index' of a choice is -3"):
+        check_answer({"choices": [{"index": -3}]})
 
 
 def test_an_address_of_langfuse_that_is_none_is_not_shown(keys, monkeypatch):

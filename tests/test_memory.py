@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from art_core.memory import no_garbage_collection
+from art_core.runtime.memory import no_garbage_collection
 
 
 def test_nothing_is_searched_inside_and_what_was_made_there_counts_as_old():

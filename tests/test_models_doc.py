@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from art_core import losses, unsloth
+from art_core import losses
 from art_core.config import TrainConfig
-from art_core.formats import reasoning_parser, tool_parser
-from art_core.learner import TorchLearner
+from art_core.learner import TorchLearner, unsloth
 from art_core.learner.tree_forward import way_of
+from art_embedded.parsers import reasoning_parser, tool_parser
 from art_vllm.known_shapes import find_shape
 from art_vllm.plan import FOUR_BITS
 from bench.family_models import FAMILIES, save

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import art_audit
+
 pytest.importorskip("langchain_openai")
 pytest.importorskip("transformers")
 
@@ -91,7 +93,7 @@ def test_a_minute_of_training_by_node_raises_what_the_nodes_do_right(tmp_path):
     )
     noise = ((stdev(before) ** 2 + stdev(after) ** 2) / len(before)) ** 0.5
     assert fmean(after) - fmean(before) > 3 * noise, (fmean(before), fmean(after), noise)
-    assert art.audit(tmp_path / "run").clean
+    assert art_audit.audit(tmp_path / "run").clean
     marked = {
         call.agent for t in art.load_trajectories(tmp_path / "run") for call in t.calls if call.reward is not None
     }

@@ -10,7 +10,6 @@ from reward_fakes import lines_of, right, settings, told_display, unlike
 
 import art_core as art
 from art_core.errors import ConfigError
-from art_core.store import Store
 from art_core.testing import FakeEngine, ScriptedAgent
 
 TASKS = ["a", "b"]
@@ -175,13 +174,3 @@ async def test_an_edited_reward_is_refused_by_its_source_and_a_comment_is_no_edi
 async def test_a_dry_run_begins_nothing(tmp_path):
     await art.train(other, ["c"], **settings(tmp_path, reward=right, dry_run=True, learning_rate=1e-3))
     assert (await train(tmp_path)).report["steps"] == 2
-
-
-async def test_a_folder_from_before_agents_were_noted_takes_the_call_that_continues_it(tmp_path):
-    await train(tmp_path)
-    with Store(tmp_path / "run" / "run.sqlite") as store:
-        for name in ("experiment", "begun"):
-            store.set_meta(name, None)
-    await train(tmp_path, other, steps=3)
-    with pytest.raises(ConfigError, match=r"\nagent +other"):
-        await train(tmp_path, steps=4)

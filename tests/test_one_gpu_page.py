@@ -5,18 +5,16 @@ import re
 
 import pytest
 from doc_blocks import ROOT
-from doc_shell import art
 from typer.testing import CliRunner
 
-from art_core.__main__ import app
+from art_cli.main import command
 
 PAGE = (ROOT / "docs" / "howto" / "one-gpu.md").read_text()
 ROWS = re.findall(r"^\| `(\S+/\S+)` \| (\d+) bit \| (\d+) bit, (.+?) \| (.+?) \|$", PAGE, flags=re.M)
 
 
 def planned(*options):
-    art()  # with the commands of the plugins
-    return json.loads(CliRunner().invoke(app, ["plan", "--context", "4096", "--json", *options]).stdout)
+    return json.loads(CliRunner().invoke(command(), ["plan", "--context", "4096", "--json", *options]).stdout)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} in {row[2]} bit")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tree_cases import FORKED, make_call, make_model
 
 from art_core.learner import tree_logprobs
-from art_core.packing import join, pack
+from art_core.learner.packing import join, pack
 from art_core.token_tree import build_tree
 from art_core.types import Trajectory
 

@@ -12,12 +12,12 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 import art_core as art
-from art_core.config import TINY
-from art_core.display import Display
 from art_core.errors import ConfigError, RewardError
-from art_core.pipeline import Pipeline
+from art_core.loop.display import Display
+from art_core.loop.pipeline import Pipeline
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call
+from art_embedded import TINY
 
 # The pipeline alone
 

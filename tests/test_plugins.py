@@ -1,19 +1,13 @@
 """Plugins: who answers, who is named when something goes wrong."""
 
 import asyncio
-import shlex
 
-import doc_shell
 import pytest
-from typer.testing import CliRunner
 
 from art_core import hookimpl
-from art_core.__main__ import app
-from art_core.doctor import Finding, frameworks
 from art_core.errors import AgentError, ConfigError, PluginError
-from art_core.plugins import ADAPTERS, PACKAGES, WITHOUT_PLUGIN, Installed, Plugins, how_to_install
+from art_core.plugins import Plugins
 from art_core.types import RolloutAddress
-from art_core.variables import CHECKED
 
 ADDRESS = RolloutAddress("r", "http://127.0.0.1:1/rollouts/r/v1", "key", "policy")
 
@@ -77,55 +71,17 @@ def test_an_agent_that_nobody_adapts_gets_a_list_of_what_is_installed():
         run(Greeting())
 
 
-def test_an_agent_of_a_known_framework_gets_the_name_of_its_plugin():
-    Alien = type("CompiledStateGraph", (), {"__module__": "langgraph.graph.state"})
-    with pytest.raises(AgentError, match=r"-e plugins/art-openai -e plugins/art-langchain -e plugins/art-langgraph\."):
-        run(Alien())
+def test_a_plugin_suggests_how_to_get_what_is_missing():
+    class Adviser:
+        @hookimpl
+        def suggest(self, kind, wanted):
+            return "run: pip install art-mine" if (kind, wanted) == ("engine", "mine") else None
 
-
-def test_an_agent_of_a_framework_without_a_plugin_is_told_how_it_works_as_a_function():
-    Alien = type("Agent", (), {"__module__": "google.adk.agents"})
-    with pytest.raises(AgentError, match=r"def agent\(task\), with LiteLlm.*art-openai, or any client given address"):
-        run(Alien())
-
-
-def test_frameworks_are_listed_with_what_they_need(monkeypatch):
-    there = {"crewai", "pydantic_ai", "google"}
-
-    def find_spec(name):
-        if name == "dspy":
-            raise ModuleNotFoundError("as where the package around it is missing")
-        return name if name in there else None
-
-    monkeypatch.setattr("importlib.util.find_spec", find_spec)
-    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"agents": ["somebodys-own"]})
-    missing, function = frameworks([])
-    assert (missing.name, missing.advice) == (
-        "pydantic_ai",
-        "pip install -e plugins/art-openai -e plugins/art-pydantic-ai",
-    )
-    assert (function.name, function.state) == ("crewai", "works as a function")
-    assert "address.base_url" in function.advice
-    installed, _ = frameworks([Installed("pydantic_ai", "art-pydantic-ai", "1", ())])
-    assert (installed.state, installed.advice) == ("art-pydantic-ai", "")
-    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"agents": ["openai-agents"]})
-    assert ("agents", "pip install -e plugins/art-openai") in [(it.name, it.advice) for it in frameworks([])]
-
-
-def test_what_is_not_installed_is_installed_from_the_checkout():
-    for distribution in {*ADAPTERS.values(), *PACKAGES.values(), *(it.needs for it in CHECKED)} - {""}:
-        doc_shell.check_pip(shlex.split(how_to_install(distribution))[1:], have={"art-core"})
-
-
-def test_doctor_shows_the_names_of_extras(monkeypatch):
-    advice = "needed for LoRA: pip install -e '.[train]'"
-    monkeypatch.setattr("art_core.doctor.examine", lambda: [Finding("peft", "missing", advice)])
-    shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).output
-    assert advice in shown
-
-
-def test_what_is_called_a_frameworks_plugin_is_what_its_agents_are_told():
-    assert not set(ADAPTERS) & set(WITHOUT_PLUGIN)
+    plugins = Plugins(Adviser(), installed=False)
+    with pytest.raises(ConfigError, match=r"no engine named 'mine' \(run: pip install art-mine\)"):
+        plugins.choose("register_engines", "mine")
+    with pytest.raises(ConfigError, match=r"no engine named 'other'; installed"):
+        plugins.choose("register_engines", "other")
 
 
 def test_a_misspelt_hook_is_refused():

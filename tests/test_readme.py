@@ -22,5 +22,6 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert art.TrainConfig().model == "tiny"
 
 
-def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 150
+def test_the_readme_is_short_and_begins_with_code():
+    assert len(README.split()) <= 600
+    assert README.splitlines().index("```python") < 25

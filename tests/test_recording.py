@@ -8,9 +8,9 @@ from capture_fakes import EchoEngine, ListRecorder, chat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_core.capture import Door
 from art_core.capture.record import Recording, merge_delta, visible
 from art_core.errors import UpstreamError
+from art_core.serving import ServingProxy
 from art_core.store import Store
 
 
@@ -36,7 +36,7 @@ async def test_ids_that_are_no_numbers_are_refused_before_they_reach_the_store()
             return answer
 
     recorder = ListRecorder()
-    async with await Door.start(Words, lambda: recorder, process=False) as door:
+    async with await ServingProxy.start(Words, lambda: recorder, process=False) as door:
         url = await door.open("r1")
         async with httpx.AsyncClient(trust_env=False) as client:
             refused = await client.post(f"{url}/chat/completions", json=chat("hi"))
@@ -47,7 +47,7 @@ async def test_ids_that_are_no_numbers_are_refused_before_they_reach_the_store()
 async def test_a_temperature_that_is_nearly_zero_is_recorded_as_zero():
     recorder, engine = ListRecorder(), EchoEngine()
     async with (
-        await Door.start(lambda: engine, lambda: recorder, process=False) as door,
+        await ServingProxy.start(lambda: engine, lambda: recorder, process=False) as door,
         httpx.AsyncClient(trust_env=False) as client,
     ):
         url = await door.open("r1")

@@ -11,9 +11,11 @@ from reward_fakes import Judge, group_of, lines_of, offering, right, settings, t
 
 import art_core as art
 from art_core.errors import ConfigError, RewardError
+from art_core.loop.rewards import Rewards
+from art_core.plugins import Plugins
 from art_core.scoring import score
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
-from art_core.types import Group, MeteredReward
+from art_core.types import Group
 
 # The sum
 
@@ -93,27 +95,16 @@ async def test_a_value_of_an_earlier_scoring_does_not_stand_for_one_that_is_miss
     assert scored.metrics == {"success": 1.0, "reward/right": 1.0}
 
 
-async def test_a_part_sees_what_the_run_had_before_and_not_what_another_part_says():
-    def reads(trajectory):
-        assert "success" not in trajectory.metrics
-        trajectory.metrics.setdefault("tool_calls", 3.0)
+async def test_a_part_sees_nothing_that_another_part_adds_and_what_the_run_had_before_is_kept():
+    def adds(trajectory):
+        assert trajectory.metrics == {} and trajectory.notes == {}
         trajectory.metrics.update(steps=2.0)
-        return trajectory.metrics["tool_calls"]
+        return pickle.loads(pickle.dumps(trajectory)).metrics["steps"] + copy.deepcopy(trajectory).metrics["steps"]
 
     group = group_of(1)
     group.trajectories[0].metrics["tool_calls"] = 5.0
-    (scored,) = (await score(group, art.weighted(right=(1, right), reads=(1, reads)))).trajectories
-    assert scored.metrics == {"tool_calls": 5.0, "success": 1.0, "steps": 2.0, "reward/right": 1.0, "reward/reads": 5.0}
-
-
-async def test_a_part_may_add_numbers_in_any_way_and_send_its_run_to_another_process():
-    def merges(trajectory):
-        metrics = trajectory.metrics
-        metrics |= {"steps": 2.0}
-        return pickle.loads(pickle.dumps(trajectory)).metrics["steps"] + copy.deepcopy(trajectory).metrics["steps"]
-
-    (scored,) = (await score(group_of(1), art.weighted(merges=(1, merges)))).trajectories
-    assert scored.metrics == {"steps": 2.0, "reward/merges": 4.0}
+    (scored,) = (await score(group, art.weighted(right=(1, right), adds=(1, adds)))).trajectories
+    assert scored.metrics == {"tool_calls": 5.0, "success": 1.0, "steps": 2.0, "reward/right": 1.0, "reward/adds": 4.0}
 
 
 async def test_a_sum_may_be_a_part_and_its_parts_are_seen():
@@ -143,8 +134,8 @@ async def test_what_a_part_gets_wrong_is_told_in_its_name():
         ({"right": (right, 1)}, "weight of the part 'right'"),
         ({"right": (math.nan, right)}, "weight of the part 'right'.*nan, not a finite number"),
         ({"right": (True, right)}, "weight of the part 'right'"),
-        ({"right": (1, 3)}, "part 'right' .* is 3, which is not a reward"),
-        ({"right": (1, Judge)}, "which is not a reward"),
+        ({"right": (1, 3)}, "part 'right' .* is 3, which isn't a reward"),
+        ({"right": (1, Judge)}, "which isn't a reward"),
     ],
 )
 def test_parts_that_cannot_be_are_refused(parts, said):
@@ -173,9 +164,9 @@ async def test_names_of_parts_are_looked_up_before_anything_runs(tmp_path):
 @pytest.mark.parametrize("wrong", [Judge, 3])
 async def test_what_is_no_reward_is_refused_before_anything_runs(tmp_path, wrong):
     engine = FakeEngine()
-    with pytest.raises(RewardError, match="is not a reward; give a function"):
+    with pytest.raises(RewardError, match="isn't a reward; pass a function"):
         await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, engine=engine, reward=wrong))
-    with pytest.raises(RewardError, match="is not a reward; give a function"):
+    with pytest.raises(RewardError, match="isn't a reward; pass a function"):
         await art.evaluate(
             ScriptedAgent(), ["a"], model="tiny", reward=wrong, engine=engine, progress=False, run_dir=tmp_path / "eval"
         )
@@ -194,7 +185,6 @@ async def test_notes_reach_the_store_and_a_sum_is_named_by_its_parts(tmp_path):
 async def test_what_a_reward_costs_is_counted_once_however_often_it_is_used(tmp_path):
     judge, other = Judge(), Judge()
     both = art.weighted(judge=(0.5, "judge"), again=(0.5, judge), other=(1, other))
-    assert isinstance(both, MeteredReward)
     more = {"eval_reward": judge, "eval_tasks": ["x"], "plugins": offering(judge=judge)}
     await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=both, **more))
     assert judge.begun == other.begun == [tmp_path / "run"]
@@ -204,16 +194,18 @@ async def test_what_a_reward_costs_is_counted_once_however_often_it_is_used(tmp_
     assert report["account"] == {"judge/cost": 8.0} and report["exhausted"] is None
 
 
-def test_a_sum_alone_costs_what_its_parts_cost(tmp_path):
+def test_a_sum_costs_what_its_parts_cost(tmp_path):
     judge, other = Judge(budget=2), Judge()
     both = art.weighted(a=(1, judge), b=(1, judge), inner=(1, art.weighted(c=(1, other), right=(1, right))))
-    both.begin(tmp_path)
+    rewards = Rewards(Plugins(installed=False), tmp_path)
+    rewards.find(both)
+    rewards.begin()
     judge.spent, other.spent = 1.0, 4.0
     assert judge.begun == other.begun == [tmp_path]
-    assert both.account() == {"judge/cost": 5.0} and both.exhausted() is None
+    assert rewards.account() == {"judge/cost": 5.0} and rewards.exhausted(both) is None
     judge.spent = 2.0
-    assert both.exhausted() == judge.exhausted()
-    assert art.weighted(right=(1, right)).account() == {}
+    assert rewards.exhausted(both) == rewards.exhausted() == judge.exhausted()
+    assert rewards.exhausted(other) is None and rewards.exhausted(art.weighted(right=(1, right))) is None
 
 
 async def test_costs_do_not_hide_the_numbers_of_the_step(tmp_path):

@@ -47,7 +47,7 @@ def test_an_engine_that_the_kernel_kills_for_memory_is_named(place):
     engine.kill()
     status, said = place.ends(process)
     assert status == 1 and "the serving process died: it was killed by SIGKILL" in said
-    assert "running out of memory is the usual cause" in said and "the same run folder to go on" in said
+    assert "running out of memory is the usual cause" in said and "with the same run_dir to resume" in said
     place.goes_on(len(place.steps) + 1)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_core.errors import ConfigError, RewardError
-from art_core.rewards import weighted
+from art_core.loop.rewards import weighted
 from art_core.scoring import Unscorable, advantages, calls_of, has_contrast, of_nodes, score, unscored, why_unscored
 from art_core.types import Call, Group, Trajectory
 
@@ -118,8 +118,8 @@ async def test_no_reward_is_under_way_any_more_when_another_ones_error_is_raised
 async def test_a_judge_that_returns_what_is_no_number_leaves_that_run_unscored_and_is_refused_for_a_whole_group():
     scored = await score(make_group(None, None), Judge([0.5, math.nan]))
     assert rewards_of(scored) == [0.5, None]
-    assert why_unscored([scored]) == ["the reward Judge returned nan (float)"]
-    with pytest.raises(RewardError, match=r"the reward Judge returned nan \(float\) for rollout r0 of task"):
+    assert why_unscored([scored]) == ["reward Judge returned nan (float)"]
+    with pytest.raises(RewardError, match=r"reward Judge returned nan \(float\) for rollout r0 of task"):
         await score(make_group(None, None), Judge([math.nan, math.nan]))
 
 
@@ -144,7 +144,7 @@ async def test_a_part_of_a_sum_that_raises_for_one_run_leaves_it_unscored_and_is
         return 1 / trajectory.output
 
     scored = await score(make_group(None, None), weighted(picky=(1, picky), one=(1, lambda trajectory: 1)))
-    assert rewards_of(scored) == [None, 2.0] and why_unscored([scored])[0].startswith("picky: the reward")
+    assert rewards_of(scored) == [None, 2.0] and why_unscored([scored])[0].startswith("picky: reward")
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -168,7 +168,7 @@ async def test_an_exception_of_the_reward_function_is_raised_from_it():
     def exact_match(trajectory):
         return trajectory.output["answer"]
 
-    with pytest.raises(RewardError, match=r"exact_match raised TypeError.*rollout r0.*; correct the reward") as caught:
+    with pytest.raises(RewardError, match=r"exact_match raised TypeError.*rollout r0.*; fix the reward") as caught:
         await score(make_group(None), exact_match)
     assert isinstance(caught.value.__cause__, TypeError)
 
@@ -193,7 +193,7 @@ async def test_a_judge_must_return_one_reward_per_run(answer):
 
 @pytest.mark.parametrize("thing", [Judge, 3, None, "ruler"])
 async def test_what_is_no_reward_is_refused(thing):
-    with pytest.raises(RewardError, match="is not a reward"):
+    with pytest.raises(RewardError, match="isn't a reward"):
         await score(make_group(None), thing)
 
 
@@ -243,7 +243,7 @@ async def test_a_note_that_is_no_text_is_refused(name, text, together):
         async def score(self, group):
             return [noting(trajectory) for trajectory in group.trajectories]
 
-    with pytest.raises(RewardError, match=r"[Nn]oting set notes\[.*for rollout r0.*; a note is text under a name"):
+    with pytest.raises(RewardError, match=r"[Nn]oting set notes\[.*for rollout r0.*; a note must be text under a name"):
         await score(make_group(None), Noting() if together else noting)
 
 
@@ -281,14 +281,14 @@ async def test_a_reward_that_takes_too_long_leaves_its_group_unscored_with_the_t
         await asyncio.Event().wait()
 
     found = await score(already_scored(), late, timeout=0.01)
-    check_nothing_is_left(found, f"the reward {late.__qualname__} had not ended after 0.01 seconds (score_timeout)")
+    check_nothing_is_left(found, f"reward {late.__qualname__} did not finish within 0.01 seconds (score_timeout)")
 
 
 async def test_what_a_judge_raised_is_the_reason_its_cause_and_has_its_place():
     failure = KeyError("score")
     with pytest.raises(Unscorable) as raised:
         await score(make_group(None), Judge(failure))
-    assert raised.value.reason.startswith("the reward Judge raised KeyError: 'score' (")
+    assert raised.value.reason.startswith("reward Judge raised KeyError: 'score' (")
     assert raised.value.__cause__ is failure
     assert f"{__file__}:" in raised.value.reason
     assert str(raised.value) == f"{raised.value.reason} for the group of task 'capital of France'"
@@ -308,7 +308,7 @@ async def test_a_judges_own_refusal_is_passed_on_with_its_words(error):
 @pytest.mark.parametrize(
     ("answer", "reason", "to_do"),
     [
-        (3, "returned 3, which is no list of rewards", "return a list with one number (or None) per trajectory"),
+        (3, "returned 3 instead of a list of rewards", "return a list with one number (or None) per trajectory"),
         (
             [1.0],
             "returned 1 rewards for 2 trajectories",
@@ -319,8 +319,8 @@ async def test_a_judges_own_refusal_is_passed_on_with_its_words(error):
 async def test_an_answer_of_a_wrong_shape_is_refused_with_the_right_one(answer, reason, to_do):
     with pytest.raises(Unscorable) as raised:
         await score(make_group(None, None), Judge(answer))
-    assert raised.value.reason == f"the reward Judge {reason}"
-    assert str(raised.value) == f"the reward Judge {reason} for the group of task 'capital of France'; {to_do}"
+    assert raised.value.reason == f"reward Judge {reason}"
+    assert str(raised.value) == f"reward Judge {reason} for the group of task 'capital of France'; {to_do}"
 
 
 def test_the_most_frequent_reason_is_told_for_unscored_runs():
@@ -378,7 +378,7 @@ def test_different_rewards_are_contrast():
 
 
 def test_an_unknown_kind_of_advantage_is_refused():
-    with pytest.raises(ConfigError, match="use .mean_std., .mean. or .leave_one_out."):
+    with pytest.raises(ConfigError, match="must be .mean_std., .mean. or .leave_one_out."):
         advantages(make_group(0.0, 1.0), "median")
 
 

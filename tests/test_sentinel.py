@@ -12,16 +12,17 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import art_core as art
-from art_core.config import TINY, TrainConfig
-from art_core.display import Display
-from art_core.engine import EmbeddedEngine
+from art_core.config import TrainConfig
 from art_core.errors import ArtError, StaleWeightsError, UpstreamError
 from art_core.learner import TorchLearner
+from art_core.loop.display import Display
+from art_core.loop.sentinel import FLOOR, Sentinel
 from art_core.losses import grpo
-from art_core.sentinel import FLOOR, Sentinel
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.testing.fakes import version_logprobs
 from art_core.types import Call
+from art_embedded import TINY
+from art_embedded.engine import EmbeddedEngine
 
 IDS = tuple(range(2, 40))
 
@@ -69,7 +70,7 @@ async def test_every_step_says_how_far_engine_and_learner_are_apart(tmp_path):
 async def test_an_engine_that_keeps_its_old_weights_stops_the_run_and_is_named(tmp_path):
     async with run_of(tmp_path, engine=Forgetful(since=1)) as run:
         await run.learn([group()])
-        with pytest.raises(StaleWeightsError, match="given version 2 of the weights and still serves version 1"):
+        with pytest.raises(StaleWeightsError, match="sent version 2 of the weights and still serves version 1"):
             await run.learn([group()])
         assert run.step == 1
     async with run_of(tmp_path) as run:
@@ -85,7 +86,7 @@ async def test_damaged_weights_are_neither_the_new_nor_the_old_ones(tmp_path):
 async def test_a_run_that_goes_on_checks_what_it_has_loaded(tmp_path):
     async with run_of(tmp_path) as run:
         await run.learn([group()])
-    with pytest.raises(StaleWeightsError, match="given version 1 of the weights and still serves version 0"):
+    with pytest.raises(StaleWeightsError, match="sent version 1 of the weights and still serves version 0"):
         async with run_of(tmp_path, engine=Forgetful(since=0), learner=CountingLearner()):
             pass
     async with run_of(tmp_path, learner=CountingLearner()) as run:
@@ -97,10 +98,10 @@ async def test_weights_that_the_engine_loses_between_two_steps_stop_the_run_befo
     async with run_of(tmp_path, engine=engine, learner=learner) as run:
         await run.learn([group()])
         engine.loaded.clear()  # as a server does that is started anew with the start weights
-        with pytest.raises(StaleWeightsError, match="does not serve version 1 of the weights any more.*started anew"):
+        with pytest.raises(StaleWeightsError, match="does not serve version 1 of the weights any more.*restarted"):
             await run.learn([group()])
         assert run.step == learner.version == 1
-        await run.door.load(learner.weights())
+        await run.door.swap(learner.weights())
         assert (await run.learn([group()]))["mismatch"] == 0
 
 
@@ -114,7 +115,7 @@ async def test_a_learner_that_cannot_score_leaves_the_check_out_and_that_is_said
         async with run_of(tmp_path, learner=Silent(), engine=Forgetful(since=0)) as run:
             metrics = await run.learn([group()])
     assert "mismatch" not in metrics
-    assert "this learner cannot score a text" in said.getvalue()
+    assert "learner has no score()" in said.getvalue()
 
 
 class Short(Scoring):
@@ -157,7 +158,7 @@ async def watch(model, steps, *, stuck_at=None, kept=None):
     for _ in range(steps):
         model.made += 1
         model.served = model.made if stuck_at is None else min(model.made, stuck_at)
-        seen.append(await sentinel.check(model.made))
+        seen.append(await sentinel.check(model.made, await model.answered(sentinel.probe)))
     return seen
 
 
@@ -197,13 +198,13 @@ async def test_a_run_may_go_on_with_an_engine_of_another_number_format(tmp_path)
     fine, coarse, kept = Model(change=1e-3), Model(change=1e-3, noise=1e-2), {}
     await watch(fine, 3, kept=kept)
     sentinel = Sentinel(coarse.answered, coarse.learnt, kept, kept.update)
-    await sentinel.going_on()
+    await sentinel.resume()
     coarse.made = coarse.served = 3
-    await sentinel.resumed(3)
+    await sentinel.check(3, await coarse.answered(sentinel.probe))
     for version in range(4, 40):
         await sentinel.begin((), version - 1)
         coarse.made = coarse.served = version
-        assert (await sentinel.check(version))["mismatch"] < 2e-2
+        assert (await sentinel.check(version, await coarse.answered(sentinel.probe)))["mismatch"] < 2e-2
 
 
 class Coarse(Scoring):
@@ -286,7 +287,7 @@ class CorruptedAdapter(FromFiles):
     ("kind", "steps", "said"),
     [
         (FromFiles, 3, None),
-        (StaleAdapter, 2, "given version 2 of the weights and still serves version 1"),
+        (StaleAdapter, 2, "sent version 2 of the weights and still serves version 1"),
         (CorruptedAdapter, 1, "serves neither version 1 of the weights"),
     ],
 )

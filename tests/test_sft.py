@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+import art_audit
 import art_core as art
-from art_core import losses, sft
+from art_core import losses
 from art_core.errors import ConfigError
+from art_core.loop import sft
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call, LossInputs, Trajectory
 
@@ -103,7 +105,7 @@ async def test_imitated_runs_become_what_the_model_does(tmp_path):
     assert metrics[0]["nll"] == pytest.approx(old, abs=1e-3), "temperature 1, the weights that sampled them"
     assert [g.trajectories[0].calls[0].sampled_ids for g in after] == [t.calls[0].sampled_ids for t in good]
     assert "logprob_gap" not in metrics[0]
-    assert art.audit(tmp_path / "run", progress=False).clean
+    assert art_audit.audit(tmp_path / "run", progress=False).clean
 
 
 @pytest.mark.system
@@ -126,7 +128,7 @@ async def test_the_example_of_the_docs_runs_on_the_runs_of_another_folder(tmp_pa
     async with art.open_run("runs/warm", model="tiny") as run:
         assert run.step == 4, "it goes on after the warm start"
         await run.collect(ScriptedAgent(max_tokens=6), ["red"], group_size=2)
-    report = art.audit("runs/warm", progress=False)
+    report = art_audit.audit("runs/warm", progress=False)
     assert report.clean and (report.checked, report.trained_elsewhere) == (2, 4 * 3)
     with pytest.raises(ConfigError, match="is not a run folder"):
         art.load_trajectories("runs/nothing")

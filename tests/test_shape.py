@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from art_core.capture.shape import ANSWER, CALL, CHOICE, DEEPEST, DETAILS, SAID, TOKEN, USAGE, check_shape, too_deep
+from art_core.capture.shape import ANSWER, MAX_DEPTH, NUMBER, Shape, check_answer, read_object
 from art_core.errors import UpstreamError
 
 TOKENS = {"content": [{"token": "x", "logprob": -0.5, "top_logprobs": [{"token": "y", "logprob": -1}]}]}
@@ -28,22 +28,26 @@ WHOLE = {
     "logprobs_temperature": 0.5,
 }  # fmt: skip
 CHOICES = ("choices", 0)
-PLACES = [
-    ((), ANSWER, "an answer"),
-    (("usage",), USAGE, "'usage'"),
-    (("usage", "prompt_tokens_details"), DETAILS, "'prompt_tokens_details'"),
-    (("usage", "completion_tokens_details"), DETAILS, "'completion_tokens_details'"),
-    (CHOICES, CHOICE, "a choice"),
-    ((*CHOICES, "message"), SAID, "a message"),
-    ((*CHOICES, "delta"), SAID, "a message"),
-    ((*CHOICES, "message", "tool_calls", 0), CALL, "a tool call"),
-    ((*CHOICES, "message", "tool_calls", 0, "function"), {"name": str, "arguments": str, "new": str}, "a function"),
-    ((*CHOICES, "logprobs"), {"content": list}, "'logprobs'"),
-    ((*CHOICES, "logprobs", "content", 0), TOKEN, "a token of logprobs"),
-    ((*CHOICES, "logprobs", "content", 0, "top_logprobs", 0), TOKEN, "a token of logprobs"),
-]
-"""Where the objects of an answer are, the kinds of their fields, and what an error calls them."""
-FIELDS = [(place, name, kind, what) for place, kinds, what in PLACES for name, kind in kinds.items()]
+
+
+def fields_of(shape, place, above=()):
+    """Yield where each field of an answer is, its name, its kind, and what an error calls its object."""
+    fields = {"name": str, "arguments": str, "new": str} if shape.other_fields else shape.fields
+    for name, kind in fields.items():
+        inner, at = None, (*place, name)
+        if isinstance(kind, Shape):
+            kind, inner = dict, kind
+        elif isinstance(kind, list):
+            kind, inner, at = list, kind[0], (*at, 0)
+        yield place, name, kind, shape.name
+        if inner and inner not in above:
+            yield from fields_of(inner, at, (*above, shape))
+
+
+ALL_FIELDS = list(fields_of(ANSWER, ()))
+FIELDS = [it for it in ALL_FIELDS if not isinstance(it[2], range)]
+PLACES = list(dict.fromkeys(place for place, *_ in ALL_FIELDS))
+"""Where the objects of an answer are."""
 ONE_OF_EACH = ["a-key", 3, [3], {"a": "b"}]
 
 
@@ -59,18 +63,18 @@ def changed(place, **fields):
 
 def refused(answer):
     with pytest.raises(UpstreamError) as failure:
-        check_shape(answer)
+        check_answer(answer)
     assert failure.value.status == 502
     start, _, rest = str(failure.value).partition(": ")
-    assert start == "the upstream's answer has not the shape of a completion"
+    assert start == "the upstream's answer isn't a completion"
     return rest
 
 
 def test_a_whole_answer_and_an_empty_one_are_completions():
-    check_shape(WHOLE)
-    check_shape({})
-    check_shape({"choices": [], "usage": {}})
-    check_shape({"choices": [{"delta": {}, "logprobs": {}}, {"message": {}}], "usage": None})
+    check_answer(WHOLE)
+    check_answer({})
+    check_answer({"choices": [], "usage": {}})
+    check_answer({"choices": [{"delta": {}, "logprobs": {}}, {"message": {}}], "usage": None})
 
 
 @pytest.mark.parametrize(("place", "name", "kind", "what"), FIELDS)
@@ -87,17 +91,19 @@ def test_a_field_may_be_null_but_for_what_a_token_is(place, name, kind, what):
     answer = changed(place, **{name: None})
     if name in ("token", "logprob"):
         assert refused(answer) == "a token of logprobs is of type dict"
+    elif name == "message":
+        assert refused(answer) == "'message' of a choice is None"
     else:
-        check_shape(answer)
+        check_answer(answer)
 
 
-@pytest.mark.parametrize(("place", "name"), [(place, name) for place, name, kind, _ in FIELDS if kind == int | float])
+@pytest.mark.parametrize(("place", "name"), [(place, name) for place, name, kind, _ in FIELDS if kind == NUMBER])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_number_is_finite(place, name, value):
     assert refused(changed(place, **{name: value})).endswith(f"is {value!r}")
 
 
-@pytest.mark.parametrize("place", [place for place, _, _ in PLACES if place and place != ("usage",)])
+@pytest.mark.parametrize("place", PLACES[1:])
 def test_what_should_be_an_object_is_one(place):
     *parents, last = place
     answer = changed(())
@@ -108,31 +114,40 @@ def test_what_should_be_an_object_is_one(place):
     assert refused(answer).endswith("is 3")
 
 
-@pytest.mark.parametrize(("place", "end"), [(CHOICES, 2**31), ((*CHOICES, "message", "tool_calls", 0), 1024)])
-def test_an_index_is_a_whole_number_that_makes_no_endless_list(place, end):
+@pytest.mark.parametrize(
+    ("place", "end", "what"),
+    [(CHOICES, 2**31, "a choice"), ((*CHOICES, "message", "tool_calls", 0), 1024, "a tool call")],
+)
+def test_an_index_is_a_whole_number_that_makes_no_endless_list(place, end, what):
     for index in (0, 1, end - 1):
-        check_shape(changed(place, index=index))
+        check_answer(changed(place, index=index))
     for index in (-1, end, 1.0, None):
-        assert refused(changed(place, index=index)) == f"'index' is {index!r}"
+        assert refused(changed(place, index=index)) == f"'index' of {what} is {index!r}"
     for index in ("0", [0]):
-        assert refused(changed(place, index=index)) == f"'index' is of type {type(index).__name__}"
-    assert refused(changed(place, index=True)) == "'index' is True"
+        assert refused(changed(place, index=index)) == f"'index' of {what} is of type {type(index).__name__}"
+    assert refused(changed(place, index=True)) == f"'index' of {what} is True"
 
 
 def test_what_is_not_read_later_may_be_anything():
-    check_shape(changed((), id=3, model=[], choices=[{"message": {"audio": 3}, "stop_reason": 5}]))
+    check_answer(changed((), id=3, model=[], choices=[{"message": {"audio": 3}, "stop_reason": 5}]))
 
 
 def nested(depth):
-    text = b"[" * depth + b"]" * depth
-    return text, json.loads(text)
+    return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 
 
 def test_as_deep_as_can_be_written_is_not_too_deep():
-    assert not too_deep(*nested(DEEPEST))
-    assert too_deep(*nested(DEEPEST + 1))
-    assert too_deep(b'{"a":' * 255 + b"1" + b"}" * 255, json.loads(b'{"a":' * 255 + b"1" + b"}" * 255))
+    assert read_object(nested(MAX_DEPTH)) == json.loads(nested(MAX_DEPTH))
+    for text in (nested(MAX_DEPTH + 1), b'{"a":' * 255 + b"1" + b"}" * 255):
+        with pytest.raises(ValueError, match="^is nested deeper than 254 levels$"):
+            read_object(text)
 
 
 def test_many_lists_beside_one_another_are_not_deep():
-    assert not too_deep(b"[" + b"[]," * 1000 + b"{}]", [[]] * 1000 + [{}])
+    assert read_object(b'{"a":[' + b"[]," * 1000 + b"{}]}") == {"a": [[]] * 1000 + [{}]}
+
+
+@pytest.mark.parametrize(("text", "why"), [(b"{", "^is not JSON \\("), (b"[]", "^is a list, not a JSON object$")])
+def test_what_is_no_json_object_is_refused(text, why):
+    with pytest.raises(ValueError, match=why):
+        read_object(text)

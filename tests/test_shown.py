@@ -6,10 +6,10 @@ import pytest
 from recorded_runs import short_call
 from rich.console import Console
 
-from art_core.display import Display
-from art_core.rollout import describe
-from art_core.shown import printable, without_access, without_keys
-from art_core.summary import print_trajectory
+from art_cli.summary import print_trajectory
+from art_core.loop.display import Display
+from art_core.loop.rollout import describe
+from art_core.redaction import printable, without_access, without_keys
 from art_core.types import Trajectory
 
 ESCAPES = ["\x1b[2J", "\x1b]0;title\x07", "\x1b]52;c;cm0=\x1b\\", "\x9b31m", "\b\b\b", "\r", "\x00"]

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_runs import short_call as call
 
-from art_core.audit.ledger import read_calls
-from art_core.audit.report import Findings
-from art_core.display import display
+from art_audit.ledger import read_calls
+from art_audit.report import Findings
 from art_core.errors import StoreError
+from art_core.loop.display import display
 from art_core.store import Store, recent
 from art_core.types import Call, Trajectory
 
@@ -210,6 +210,17 @@ def test_calls_build_on_what_was_forgotten_or_written_by_another_store(tmp_path,
     assert not findings.problems, "the chain of digests goes on"
 
 
+def test_a_rollout_of_a_thousand_calls_is_continued_after_the_store_was_reopened(tmp_path):
+    made = [call(range(1 + 2 * turn), (2 * turn + 1,), request_id=f"q{turn}") for turn in range(1001)]
+    with Store(tmp_path / "run.sqlite") as store:
+        for it in made[:-1]:
+            store.record("r", it)
+    with Store(tmp_path / "run.sqlite") as store:
+        store.record("r", made[-1])
+        assert store.calls_of("r", ["q0", "q1000"]) == (made[0], made[-1])
+        assert store.calls("r") == tuple(made)
+
+
 @pytest.mark.parametrize("reopened", [False, True])
 def test_a_retry_replaces_its_predecessor_even_when_that_was_forgotten(tmp_path, monkeypatch, reopened):
     monkeypatch.setattr(recent, "ROLLOUTS_REMEMBERED", 1)
@@ -281,7 +292,7 @@ def test_a_rollout_that_was_never_added_is_an_error(store):
 def test_a_rollout_cannot_begin_twice_even_after_the_store_was_reopened(store):
     store.add_rollout("r1", task=1)
     store.flush()
-    with Store(store.path) as again, pytest.raises(StoreError, match="'r1' already"):
+    with Store(store.path) as again, pytest.raises(StoreError, match="already has a rollout 'r1'"):
         again.add_rollout("r1", task=1)
 
 

@@ -7,9 +7,9 @@ import logging
 import pytest
 from rich.console import Console
 
-from art_core.display import Display
 from art_core.errors import CaptureError
-from art_core.throughput import Throughput
+from art_core.loop.display import Display
+from art_core.loop.throughput import Throughput
 
 
 class Counters:
@@ -48,7 +48,7 @@ def screen():
 
 
 async def test_a_bar_shows_tokens_per_second_and_the_share_of_cached_prompts(monkeypatch):
-    monkeypatch.setattr("art_core.display.RATE_SECONDS", 0.01)
+    monkeypatch.setattr("art_core.loop.display.RATE_SECONDS", 0.01)
 
     async def taken():
         return {"tokens_per_second": 1234.5, "cache_hit_rate": 0.75}

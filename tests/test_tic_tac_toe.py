@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+import art_audit
+
 pytest.importorskip("openai")
 pytest.importorskip("transformers")
 
@@ -187,4 +189,4 @@ def test_a_minute_of_self_play_teaches_to_take_the_wins_of_the_boards_it_is_play
     )
     # Four standard errors of a difference between two counts of 200.
     assert after - before > 4 * (2 * 200 * 0.25) ** 0.5, (before, after)
-    assert art.audit(tmp_path / "run").clean
+    assert art_audit.audit(tmp_path / "run").clean

@@ -6,10 +6,10 @@ import pytest
 from screens import Lines
 
 import art_core as art
-from art_core import trackers
 from art_core.attribution import destination
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
+from art_core.loop import trackers
 from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
@@ -187,7 +187,7 @@ async def test_what_cannot_be_written_or_made_leaves_no_tracker_open(tmp_path, m
         raise OSError("no space left")
 
     tracker = Told()
-    monkeypatch.setattr("art_core.training.write_report", full)
+    monkeypatch.setattr("art_core.loop.train.write_report", full)
     with pytest.raises(OSError, match="no space"):
         await train(tmp_path, tracker)
     assert tracker.told[-1] == ("close",)

@@ -8,10 +8,10 @@ import pytest
 from screens import Lines
 from vllm_like import vllm_like
 
+import art_audit
 import art_core as art
 from art_core.attribution import destination, name_agents, running
-from art_core.config import TINY, TrainConfig, make_config
-from art_core.engine.loading import load_model
+from art_core.config import TrainConfig, make_config
 from art_core.errors import CaptureError, ConfigError
 from art_core.learner import tree_logprobs
 from art_core.scoring import advantages, of_nodes
@@ -19,6 +19,8 @@ from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.token_tree import build_tree
 from art_core.types import Call, Group, RolloutAddress, Trajectory
+from art_embedded import TINY
+from art_embedded.loading import load_model
 
 
 async def ask(node: str, task: str, address: RolloutAddress, stream: bool = False) -> str:
@@ -130,7 +132,7 @@ async def test_the_start_weights_answer_for_the_other_nodes(tmp_path):
             assert versions == {"planner": step, "team/writer": 0}
             metrics = await run.learn(groups)
     assert metrics["untrained"] == 0
-    found = art.audit(tmp_path / "run")
+    found = art_audit.audit(tmp_path / "run")
     assert found.clean, found.problems
     assert found.checked == 16  # the frozen calls too, against the start weights
 
@@ -242,7 +244,7 @@ async def test_calls_of_other_nodes_can_go_where_the_agent_sends_them():
     finally:
         from art_core import attribution
 
-        attribution.names._sources.remove(source)
+        attribution.names._agent_sources.remove(source)
 
 
 async def test_the_run_hands_its_nodes_to_the_address_where_others_pass_through(tmp_path):
@@ -270,7 +272,7 @@ async def test_an_engine_object_cannot_serve_frozen_nodes_too(tmp_path):
 def test_settings_that_make_no_sense_together_are_refused():
     with pytest.raises(ConfigError, match="train_nodes="):
         make_config({"frozen_model": "tiny"})
-    with pytest.raises(ConfigError, match="other_nodes='frosen'"):
+    with pytest.raises(ConfigError, match="other_nodes must be .*'frosen'"):
         make_config({"other_nodes": "frosen"})
     assert make_config({"train_nodes": "planner"}) == TrainConfig(train_nodes=("planner",))
 

@@ -11,8 +11,8 @@ from screens import Lines
 
 import art_core as art
 from art_core import hookimpl
-from art_core.display import Display
 from art_core.errors import CaptureError, ConfigError
+from art_core.loop.display import Display
 from art_core.plugins import Plugins
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
@@ -296,7 +296,7 @@ async def test_only_the_newest_checkpoints_are_kept(tmp_path):
 
 
 async def test_every_epoch_takes_every_task_once_and_the_same_seed_the_same_order(tmp_path):
-    from art_core.training import batch_of_step
+    from art_core.loop.tasks import batch_of_step
 
     config = art.TrainConfig(tasks_per_step=2, seed=3)
     tasks = list(range(6))

@@ -7,9 +7,9 @@ from reward_fakes import Judge, lines_of, right, settings, told_display
 from rich.console import Console
 
 import art_core as art
+from art_cli.summary import print_result
 from art_core.errors import ConfigError
 from art_core.store import Store
-from art_core.summary import print_result
 from art_core.testing import FakeEngine, ScriptedAgent
 
 
@@ -27,7 +27,7 @@ async def test_unscored_groups_are_counted_and_the_reason_is_said_once(tmp_path)
         ScriptedAgent(), ["a", "b", "c"], **settings(tmp_path, reward=Half(), tasks_per_step=3, progress=screen)
     )
     assert [(line["groups_unscored"], line["unscored"]) for line in lines_of(tmp_path)] == [(2.0, 5.0)] * 2
-    assert told.getvalue().count("runs could not be scored: the answer has no JSON") == 1
+    assert told.getvalue().count("rollouts could not be scored: the answer has no JSON") == 1
     assert told.getvalue().count("unscored runs 5") == 2
 
 
@@ -125,7 +125,7 @@ async def test_an_evaluation_tells_how_many_runs_could_not_be_scored(tmp_path):
     common = {"eval_tasks": ["a", "b"], "eval_reward": Every(), "reward": right, "progress": screen, "steps": 1}
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **common))
     assert result.report["after"]["unscored"] == result.after.unscored == 1
-    assert told.getvalue().count("runs could not be scored: the reward does not say why") == 1
+    assert told.getvalue().count("rollouts could not be scored: the reward does not say why") == 1
     assert told.getvalue().count("on 2 tasks, unscored runs 1") == 2, "at every evaluation"
     shown = io.StringIO()
     print_result(result, Console(file=shown, width=200))

@@ -15,10 +15,12 @@ import pytest
 from tree_cases import make_model
 
 import art_core as art
-from art_core import builtin, unsloth
-from art_core.config import TINY, TrainConfig
+from art_core import builtin
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
+from art_core.learner import unsloth
 from art_core.losses import grpo
+from art_embedded import TINY
 
 CHILD = Path(__file__).parent / "unsloth_child.py"
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral with a window", "gemma3 with a window", "qwen3-moe"]
@@ -46,7 +48,8 @@ def usable(monkeypatch):
 
 
 def test_auto_is_the_torch_learner_where_unsloth_is_not_installed(monkeypatch, caplog):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "unsloth" else find(name))
     with caplog.at_level("INFO", "art_core.learner"):
         learner = builtin.auto_learner(str(TINY), TrainConfig(lora_rank=4), grpo)
     assert type(learner).__name__ == "TorchLearner"
@@ -71,7 +74,8 @@ def test_auto_leaves_other_families_and_what_is_no_model_to_torch(usable, tmp_pa
 
 
 def test_unsloth_asked_for_and_not_installed_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "unsloth" else find(name))
     with pytest.raises(ConfigError, match="not installed; run: pip install unsloth, or give learner='torch'"):
         builtin.unsloth_learner(str(TINY), TrainConfig(), grpo)
 

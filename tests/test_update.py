@@ -96,6 +96,24 @@ async def test_leaving_the_block_waits_for_the_step_under_way_and_saves_it(tmp_p
     assert [folder.name for folder in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000001"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "commands"),
+    [
+        ({}, ["score", "pause", "pause", "swap", "resume", "counters"]),
+        ({"max_staleness": 1}, ["score", "pause", "swap", "resume", "counters"]),
+    ],
+)
+async def test_a_step_sends_few_commands_to_what_serves(tmp_path, monkeypatch, settings, commands):
+    async with run_of(tmp_path, **settings) as run:
+        server, sent = run.door._server, []
+        request = server.request
+        monkeypatch.setattr(
+            server, "request", lambda name, *args, **how: sent.append(name) or request(name, *args, **how)
+        )
+        await run.learn([group()])
+    assert sent == commands
+
+
 async def test_a_step_that_trained_nothing_is_no_update_and_swaps_nothing(tmp_path):
     engine = FakeEngine()
     async with run_of(tmp_path, engine=engine, learner=Learner(), loss="dapo") as run:
@@ -165,7 +183,7 @@ async def test_metrics_of_a_reward_and_of_the_learner_with_one_name_are_both_kep
 
 
 def test_seconds_of_a_block_that_is_open_when_they_are_taken_are_in_the_next_step():
-    from art_core.metrics import Timer
+    from art_core.loop.metrics import Timer
 
     timer = Timer()
     with timer.timed("rollout_seconds"):

@@ -10,8 +10,9 @@ import pytest
 from capture_fakes import ListRecorder, recorded, wait_until
 from vllm_like import vllm_like
 
-from art_core.capture import Door, HttpUpstream
+from art_core.capture import HttpUpstream
 from art_core.errors import ConfigError, UpstreamError
+from art_core.serving import ServingProxy
 from art_core.types import Weights
 
 
@@ -25,7 +26,7 @@ def vllm():
 async def served(vllm):
     recorder = ListRecorder()
     upstream = HttpUpstream(vllm.url, "served-model", api_key="secret", timeout=2.0)
-    async with await Door.start(lambda: upstream, lambda: recorder, process=False) as door:
+    async with await ServingProxy.start(lambda: upstream, lambda: recorder, process=False) as door:
         url = await door.open("r1")
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             yield client, recorder
@@ -183,7 +184,7 @@ async def test_a_stream_has_ended_when_every_choice_has(asked, finished, whole):
 async def test_a_servers_pause_is_passed_on_where_it_is_a_number_of_seconds(said, seconds):
     async with (
         saying(f"429 X\r\nretry-after: {said}\r\ncontent-length: 0".encode()) as url,
-        await Door.start(lambda: HttpUpstream(url), ListRecorder, process=False) as door,
+        await ServingProxy.start(lambda: HttpUpstream(url), ListRecorder, process=False) as door,
         openai.AsyncOpenAI(base_url=await door.open("r1"), api_key="x", max_retries=0) as client,
     ):
         with pytest.raises(openai.RateLimitError) as refusal:

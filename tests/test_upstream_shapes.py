@@ -174,10 +174,10 @@ async def test_a_refusal_is_read_in_every_shape(status, body, text, code):
     ("body", "why"),
     [
         (b"hello", r"is not JSON \(.*\): b'hello'"),
-        ([1], r"is not a JSON object: b'\[1\]'"),
-        (b'{"a":' + b"[" * 300 + b"]" * 300 + b"}", r"is nested too deeply: b'{\"a\":\[\["),
-        ({"choices": [3]}, "has not the shape of a completion"),
-        ({"choices": [{"logprobs": {"content": [{}]}}]}, r"has not the shape of a completion \('logprob'\)"),
+        ([1], r"is a list, not a JSON object: b'\[1\]'"),
+        (b'{"a":' + b"[" * 300 + b"]" * 300 + b"}", r"is nested deeper than 254 levels: b'{\"a\":\[\["),
+        ({"choices": [3]}, "isn't a completion"),
+        ({"choices": [{"logprobs": {"content": [{}]}}]}, r"isn't a completion \('logprob'\)"),
     ],
 )
 async def test_what_is_no_completion_is_a_bad_gateway(body, why):

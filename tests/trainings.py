@@ -9,8 +9,8 @@ import time
 import warm
 from typer.testing import CliRunner
 
-import art_core as art
-from art_core.__main__ import app
+import art_audit
+from art_cli.main import app
 
 AGENT = """
     import httpx
@@ -23,7 +23,7 @@ AGENT = """
         ids = trajectory.calls[0].sampled_ids if trajectory.calls else ()
         return sum(ids) % 7
 """
-MAIN = "from art_core.__main__ import main\nmain()"
+MAIN = "from art_cli.main import main\nmain()"
 
 
 class Place:
@@ -78,4 +78,4 @@ class Place:
         assert done.exit_code == 0 and self.steps == list(range(1, steps + 1)), done.output
         with contextlib.closing(sqlite3.connect(self.run_dir / "run.sqlite")) as db:
             assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert art.audit(self.run_dir, progress=False).clean
+        assert art_audit.audit(self.run_dir, progress=False).clean

@@ -10,11 +10,13 @@ from pathlib import Path
 import httpx
 
 import art_core as art
-from art_core import builtin, unsloth
-from art_core.config import TINY, TrainConfig
+from art_core import builtin
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
+from art_core.learner import unsloth
 from art_core.losses import grpo
 from art_core.token_tree import build_tree
+from art_embedded import TINY
 
 WHAT, FAMILIES, FOLDER = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
 MAKE = """
@@ -101,7 +103,7 @@ def gradients_of(family, make=builtin.unsloth_learner):
 
 
 def steps():
-    from art_core.engine.loading import load_adapter
+    from art_embedded.loading import load_adapter
 
     folder = model_folder()
     ours = learner(builtin.unsloth_learner, folder, learning_rate=0.01)
@@ -160,7 +162,7 @@ def together():
     """How far the torch learner and the engine's model are off in this process, from a process without Unsloth."""
     import torch
 
-    from art_core.engine.loading import load_model
+    from art_embedded.loading import load_model
 
     folder = model_folder()
     plain = subprocess.check_output([sys.executable, __file__, "plain", FAMILIES[0], FOLDER], text=True)
@@ -174,7 +176,7 @@ def together():
 def plain():
     import torch
 
-    from art_core.engine.loading import load_model
+    from art_embedded.loading import load_model
 
     folder = str(FOLDER / FAMILIES[0])
     loss = learner(builtin.torch_learner, folder).step(trees())["grad_norm"]

@@ -16,10 +16,10 @@ import time
 from multiprocessing import Pipe as connection_pair
 from multiprocessing.reduction import DupFd
 
-from art_core.capture import process
-from art_core.capture.child import COMMAND
+from art_core.serving import process
+from art_core.serving.child import COMMAND
 
-PRELOADED = ["art_core.engine.embedded", "art_core.learner.torch_learner", "art_core.__main__"]
+PRELOADED = ["art_embedded.engine", "art_core.learner.torch_learner", "art_cli.main"]
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
 
 cold_begin = process._begin
@@ -74,7 +74,7 @@ def _opened(file) -> File:
 
 
 def begin(*modules: str) -> process._Waiting:
-    """Stand in for the function of this name in ``art_core.capture.process``."""
+    """Stand in for the function of this name in ``art_core.serving.process``."""
     ours, theirs = connection_pair()
     with theirs:
         started = _fork(_serve, (theirs, list(sys.path), modules), os.getcwd(), 2, 2)

@@ -1,77 +1,68 @@
-"""Inside a rollout no call to a model leaves that was not redirected and is not meant to: it fails before it is sent.
+"""Inside a rollout, a model call that was not redirected and may not leave is refused before it is sent.
 
-While a rollout is live, the functions that send HTTP requests are wrapped, and as the last resort for clients that have sockets
-of their own, those that begin TLS. Knows nothing about what redirects calls.
+The functions that send HTTP requests are wrapped and, as the last resort for clients with sockets of their own, those that
+begin TLS.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 from urllib.parse import urlsplit
 
-from art_core.attribution.live import Function, current_rollout, exempted, live, while_live
 from art_core.attribution.providers import at_provider, model_call
-from art_core.attribution.redirection import destination
+from art_core.attribution.rollouts import assigned, current_rollout, destination, exempted, live
+from art_core.attribution.wrapping import Function, Wrap, lock, while_live
 from art_core.errors import CallRefused, CaptureError
+from art_core.types import RolloutAddress
 
 TO_DO = (
     "install the plugin of its client library ('art plugins' lists what is installed and what is missing), or let the agent "
     "take a second argument and use address.base_url; if the call should go there, name its model in passthrough=, or make "
     "it inside art_core.exempt()"
 )
-_looked_at: ContextVar[bool] = ContextVar("art_looked_at", default=False)
-"""Whether a request is on its way that may leave: what is below need not look again."""
-
-
-@contextmanager
-def _looking() -> Iterator[None]:
-    token = _looked_at.set(True)
-    try:
-        yield
-    finally:
-        _looked_at.reset(token)
-
-
-def _nobodys() -> bool:
-    return not live.count or exempted.get() or _looked_at.get()
-
-
-def refusal(method: str, url: str, body: Callable[[], Any], client: str) -> str | None:
-    """Return why this request must not leave, or None if it may; either is counted if it asks a model inside a rollout."""
-    parts = urlsplit(url)
-    call = model_call(method, parts.hostname or "", parts.path, body)
-    if call is None or _endpoint(url) in map(_endpoint, list(live.addresses)):
-        return None
-    address = current_rollout.get()
-    if address is None and not call.at_provider:
-        return None
-    passing = {_short(name): name for name in address.passthrough} if address else {}
-    try:
-        leaves = destination(passing.get(_short(call.model or ""), call.model)) is None
-    except CaptureError as error:
-        return str(error)
-    where = f"{method} {parts.hostname}{parts.path}"
-    if address is not None:
-        live.went_elsewhere(address, where, refused=not leaves)
-    return None if leaves else _refused(f"{where} (model {call.model!r}, sent by {client})")
+_checked: ContextVar[bool] = ContextVar("art_checked", default=False)
+"""Whether this context is sending a request that may leave, so that the layers below need not check it again."""
 
 
 def elsewhere(rollout_id: str) -> dict[str, dict[str, int]]:
-    """Return where the model calls of a live rollout were to go that were ``refused``, and where those went that ``passed``."""
-    counted = live.elsewhere.get(rollout_id, {})
-    return {"refused": dict(counted.get(True, {})), "passed": dict(counted.get(False, {}))}
+    """Return how many model calls of a live rollout were ``refused``, and how many ``passed`` through, by destination."""
+    counts = next((it.elsewhere for it in list(live.values()) if it.address.rollout_id == rollout_id), {})
+    return {kind: dict(counts.get(kind, {})) for kind in ("refused", "passed")}
 
 
-def _refused(what: str) -> str:
-    return (
-        f"{what} was refused before it left: inside a rollout the policy answers model calls, and this one was not "
-        f"redirected; {TO_DO}"
-    )
+def _check(method: str, url: str, body: Callable[[], Any], client: str) -> None:
+    """Raise CallRefused if a request must not leave. A rollout's model calls are counted either way."""
+    parts = urlsplit(url)
+    call = model_call(method, parts.hostname or "", parts.path, body)
+    if call is None or _endpoint(url) in map(_endpoint, list(live)):
+        return
+    address = current_rollout.get()
+    if address is None and not call.at_provider:
+        return
+    passing = {_short(name): name for name in address.passthrough} if address else {}
+    model = passing.get(_short(call.model or ""), call.model)
+    where = f"{method} {parts.hostname}{parts.path}"
+    _check_leaves(address, model, where, f"{where} (model {call.model!r}, sent by {client})")
+
+
+def _check_leaves(address: RolloutAddress | None, model: str | None, where: str, what: str) -> None:
+    try:
+        refused = destination(model) is not None
+    except CaptureError as error:
+        raise CallRefused(str(error)) from error
+    if address is not None and (rollout := live.get(address.base_url)):
+        with lock:
+            rollout.elsewhere["refused" if refused else "passed"][where] += 1
+    if refused:
+        raise CallRefused(
+            f"{what} was refused before it left: inside a rollout the policy answers model calls, and this one was not "
+            f"redirected; {TO_DO}"
+        )
 
 
 @functools.lru_cache(1024)
@@ -81,127 +72,91 @@ def _endpoint(url: str) -> tuple[str | None, int | None]:
 
 
 def _short(model: str) -> str:
-    """Frameworks put the provider's name before the model's."""
+    """Remove the provider's name, which frameworks put before the model's."""
     return model.rpartition("/")[2]
 
 
-def _answered(request: Any, reason: str) -> Any:
-    """Return the refusal as the answer of a server, for SDKs that would take an exception for a lost connection and retry."""
-    module = sys.modules[type(request).__module__.partition(".")[0]]
-    error = {"type": "error", "error": {"type": "permission_error", "code": "not_captured", "message": reason}}
-    return module.Response(403, json=error, headers={"x-should-retry": "false"}, request=request)
-
-
-def _retries_exceptions(request: Any) -> bool:
-    return "x-stainless-lang" in request.headers
+def _check_httpx(_transport: Any, request: Any) -> Any:
+    library = sys.modules[type(request).__module__.partition(".")[0]]
+    try:
+        _check(request.method, str(request.url), lambda: _content(request), library.__name__)
+    except CallRefused as refusal:
+        if "x-stainless-lang" not in request.headers:
+            raise
+        # The SDKs that send this header take an exception for a lost connection and retry.
+        error = {"type": "permission_error", "code": "not_captured", "message": str(refusal)}
+        answer = {"type": "error", "error": error}
+        return library.Response(403, json=answer, headers={"x-should-retry": "false"}, request=request)
 
 
 def _content(request: Any) -> Any:
     try:
         return request.content
-    except RuntimeError:  # a stream: it can be read once only
+    except RuntimeError:  # a stream, which can be read only once
         return None
 
 
-def _sending(send: Function) -> Function:
-    """Wrap the transports of httpx and of what has its interface."""
-
-    @functools.wraps(send)
-    def guarded(self: Any, request: Any) -> Any:
-        if _nobodys():
-            return send(self, request)
-        if reason := _reason(request):
-            return _answered(request, reason)
-        with _looking():
-            return send(self, request)
-
-    return guarded
+def _check_http(self: Any, method: str, url: str, body: Any = None, *_args: Any, **_kwargs: Any) -> None:
+    """For connections of ``http.client`` and pools of urllib3, which connect before they request."""
+    if not url.startswith("http"):  # a whole URL is for a proxy
+        scheme = getattr(self, "scheme", None) or ("https" if self.default_port == 443 else "http")
+        host = (getattr(self, "_tunnel_host", None) or self.host).strip("[]")
+        port = getattr(self, "_tunnel_port", None) or self.port
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{url}"
+    _check(method, url, lambda: body, type(self).__module__.partition(".")[0])
 
 
-def _sending_async(send: Function) -> Function:
-    @functools.wraps(send)
-    async def guarded(self: Any, request: Any) -> Any:
-        if _nobodys():
-            return await send(self, request)
-        if reason := _reason(request):
-            return _answered(request, reason)
-        with _looking():
-            return await send(self, request)
-
-    return guarded
+def _check_aiohttp(self: Any, method: str, url: Any, **kwargs: Any) -> None:
+    _check(method, str(self._build_url(url)), lambda: kwargs.get("json") or kwargs.get("data"), "aiohttp")
 
 
-def _reason(request: Any) -> str | None:
-    """Return why an SDK's request must not leave; raises CallRefused for one that nobody would send again."""
-    client = type(request).__module__.partition(".")[0]
-    reason = refusal(request.method, str(request.url), lambda: _content(request), client)
-    if reason and not _retries_exceptions(request):
-        raise CallRefused(reason)
-    return reason
+def _check_tls(position: int) -> Function:
+    """Check the host, which is ``server_hostname`` or the argument at ``position``; the model is not known."""
+
+    def check(*args: Any, server_hostname: Any = None, **_: Any) -> None:
+        host = args[position] if len(args) > position else server_hostname
+        address = current_rollout.get()
+        if address is not None and isinstance(host, str) and at_provider(host):
+            _check_leaves(address, None, host, f"a connection to {host} (by a client with sockets of its own)")
+
+    return check
 
 
-def _requesting(request: Function) -> Function:
-    """Wrap the connections of ``http.client`` and the pools of urllib3, which connect before they request."""
-
-    @functools.wraps(request)
-    def guarded(self: Any, method: str, url: str, body: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if _nobodys():
-            return request(self, method, url, body, *args, **kwargs)
-        whole = url
-        if not url.startswith("http"):  # else it goes to a proxy
-            scheme = getattr(self, "scheme", None) or ("https" if self.default_port == 443 else "http")
-            host = (getattr(self, "_tunnel_host", None) or self.host).strip("[]")
-            port = getattr(self, "_tunnel_port", None) or self.port
-            whole = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{url}"
-        if reason := refusal(method, whole, lambda: body, type(self).__module__.partition(".")[0]):
-            raise CallRefused(reason)
-        with _looking():
-            return request(self, method, url, body, *args, **kwargs)
-
-    return guarded
+@contextmanager
+def _guarding(check: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    if not live or exempted.get() or _checked.get():
+        yield None
+    else:
+        answer = check(*args, **kwargs)
+        with assigned(_checked, True):
+            yield answer
 
 
-def _asking(request: Function) -> Function:
-    """Wrap aiohttp's session."""
+def _guarded(check: Function, *, is_async: bool = False) -> Wrap:
+    """Call ``check`` with the arguments first: it raises, or returns an answer that is returned instead, or None."""
 
-    @functools.wraps(request)
-    async def guarded(self: Any, method: str, url: Any, **kwargs: Any) -> Any:
-        if _nobodys():
-            return await request(self, method, url, **kwargs)
-        body = kwargs.get("json") or kwargs.get("data")
-        if reason := refusal(method, str(self._build_url(url)), lambda: body, "aiohttp"):
-            raise CallRefused(reason)
-        with _looking():
-            return await request(self, method, url, **kwargs)
+    def wrap_function(send: Function) -> Function:
+        @functools.wraps(send)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with _guarding(check, args, kwargs) as answer:
+                return send(*args, **kwargs) if answer is None else answer
 
-    return guarded
+        @functools.wraps(send)
+        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+            with _guarding(check, args, kwargs) as answer:
+                return await send(*args, **kwargs) if answer is None else answer
 
+        return async_wrapper if is_async else wrapper
 
-def _securing(position: int) -> Callable[[Function], Function]:
-    """Wrap what begins TLS: the host is known, the model is not."""
-
-    def around(begin: Function) -> Function:
-        @functools.wraps(begin)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            host = args[position] if len(args) > position else kwargs.get("server_hostname")
-            address = current_rollout.get()
-            if address is not None and not _nobodys() and isinstance(host, str) and at_provider(host):
-                leaves = destination(None) is None
-                live.went_elsewhere(address, host, refused=not leaves)
-                if not leaves:
-                    raise CallRefused(_refused(f"a connection to {host} (by a client with sockets of its own)"))
-            return begin(*args, **kwargs)
-
-        return guarded
-
-    return around
+    return wrap_function
 
 
 for library in ("httpx", "httpx2"):
-    while_live(f"{library}:HTTPTransport", "handle_request", _sending)
-    while_live(f"{library}:AsyncHTTPTransport", "handle_async_request", _sending_async)
-while_live("http.client:HTTPConnection", "request", _requesting)
-while_live("urllib3.connectionpool:HTTPConnectionPool", "urlopen", _requesting)
-while_live("aiohttp:ClientSession", "_request", _asking)
-while_live("ssl:SSLContext", "wrap_socket", _securing(5))
-while_live("ssl:SSLContext", "wrap_bio", _securing(4))
+    while_live(_guarded(_check_httpx), f"{library}:HTTPTransport.handle_request")
+    while_live(_guarded(_check_httpx, is_async=True), f"{library}:AsyncHTTPTransport.handle_async_request")
+while_live(
+    _guarded(_check_http), "http.client:HTTPConnection.request", "urllib3.connectionpool:HTTPConnectionPool.urlopen"
+)
+while_live(_guarded(_check_aiohttp, is_async=True), "aiohttp:ClientSession._request")
+while_live(_guarded(_check_tls(5)), "ssl:SSLContext.wrap_socket")
+while_live(_guarded(_check_tls(4)), "ssl:SSLContext.wrap_bio")

@@ -1,4 +1,4 @@
-"""Which HTTP requests ask a model for text? The hosts and the paths of the model providers. Pure."""
+"""Which HTTP requests ask a model for text? The hosts and paths of model providers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOSTS = re.compile(
     | ollama\.com | gateway\.ai\.cloudflare\.com | ai-gateway\.vercel\.sh""",
     re.VERBOSE,
 )
-"""Of providers, for ``fullmatch``."""
+"""Hosts of known providers."""
 PATHS = re.compile(
     r"""/(chat/completions | completions | responses(/compact|/input_tokens)? | chat | runs
         | v1/messages(/count_tokens|/batches)? | api/generate | v1/generate | conversations)
@@ -29,19 +29,15 @@ PATHS = re.compile(
     | /model/(?P<bedrock>[^/]+)/(converse|converse-stream|invoke|invoke-with-response-stream|count-tokens)""",
     re.VERBOSE,
 )
-"""How the paths end that make a model write text, or carry a prompt to count its tokens. Embeddings, audio, images, files,
-batches of files and traces are none of these."""
+"""Ends of the paths that request text or count a prompt's tokens. Embeddings, audio, images, files and traces are not matched."""
 DEPLOYMENT = re.compile(r"/deployments/(?P<azure>[^/]+)/")
 PROMPTS = frozenset({"messages", "prompt", "input", "contents", "inputText"})
-"""Where requests for text have it."""
+"""Keys of bodies that request text."""
 
 
 class ModelCall(NamedTuple):
-    """A request that asks a model."""
-
     model: str | None
     at_provider: bool
-    """Whether its host is a known provider's."""
 
 
 def at_provider(host: str | None) -> bool:
@@ -50,10 +46,10 @@ def at_provider(host: str | None) -> bool:
 
 
 def model_call(method: str, host: str, path: str, body: Callable[[], Any]) -> ModelCall | None:
-    """Return what a request asks of which model, or None if it asks none.
+    """Return the model that a request asks for text, or None if it asks none.
 
-    At a known provider the path decides. Anywhere else the body must look like a request too, because tools of agents have
-    paths of the same names. ``body`` returns JSON as bytes, as text or as a mapping; anything else is not read.
+    At a known provider the path decides. Elsewhere the body must look like a model call too, because agents' tools have the
+    same paths. ``body`` returns JSON as bytes, text or a mapping; anything else is ignored.
     """
     path = path.partition("?")[0].rstrip("/")
     ends = re.search(f"(?:{PATHS.pattern})$", path, re.VERBOSE)

@@ -1,15 +1,12 @@
-"""The one door: a recording, OpenAI-compatible address for every rollout. Knows nothing about who runs behind it."""
+"""A recording, OpenAI-compatible address for every rollout. Read ``server.py`` first."""
 
-from art_core.capture.door import Door
-from art_core.capture.edge import BoundedHead
-from art_core.capture.gate import Gate
+from art_core.capture.admission import Gate
+from art_core.capture.dialect import Dialect
 from art_core.capture.http import BODY_SECONDS, Exchange, Refused
-from art_core.capture.process import start_early
+from art_core.capture.listening import BoundedHead, address_of, http_server, is_loopback, listen
 from art_core.capture.record import ANSWER
-from art_core.capture.server import CHAT, MODELS, CaptureApp, Dialect, stopping
-from art_core.capture.serving import address_of, http_server, is_loopback, listen
-from art_core.capture.stamped import Stamped
-from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, HttpUpstream
+from art_core.capture.server import CHAT, MODELS, CaptureApp, stopping
+from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, HttpUpstream, Stamped
 
 __all__ = [
     "ANSWER",
@@ -21,7 +18,6 @@ __all__ = [
     "BoundedHead",
     "CaptureApp",
     "Dialect",
-    "Door",
     "Exchange",
     "Gate",
     "HttpUpstream",
@@ -31,6 +27,5 @@ __all__ = [
     "http_server",
     "is_loopback",
     "listen",
-    "start_early",
     "stopping",
 ]

@@ -1,112 +1,96 @@
-"""One HTTP request and its answer in OpenAI's shapes, over raw ASGI. Knows nothing about rollouts or models."""
+"""One HTTP request and its answer, over raw ASGI."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import orjson
 
+from art_core.capture.dialect import CHAT_COMPLETIONS, Dialect
 from art_core.capture.upstream import TIMED_OUT
 from art_core.errors import StoreError, UpstreamError
 from art_core.types import JsonDict
 
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 BODY_SECONDS = 120.0
 """From a request's headers to the end of its body."""
 RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
-"""What OpenAI's clients retry by themselves unless the answer says otherwise."""
+"""Statuses that OpenAI's clients retry by themselves, unless the answer says otherwise."""
 
 
 class Refused(UpstreamError):
-    """The door itself refuses; sending the same again changes nothing, so clients are told not to."""
-
-
-def no_retry(error: UpstreamError) -> bool:
-    """Whether sending the same request again would be refused again, or would double the work that took too long."""
-    return isinstance(error, Refused) or error.code in ("no_token_ids", TIMED_OUT) or error.status not in RETRIED
-
-
-def error_body(message: str, status: int, code: str | None) -> JsonDict:
-    """Return OpenAI's error shape."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    """Refused by this server, whatever the upstream is. Clients are told not to retry: they would be refused again."""
 
 
 def error_line(error: Exception) -> str:
-    """Return in one line what a request was answered with."""
+    """Return the error that answers a request, in one line of at most 500 characters."""
     status, code = getattr(error, "status", 500), getattr(error, "code", None)
     return " ".join(f"{status} {f'{code}: ' if code else ''}{error}".split())[:500]
 
 
 class Exchange:
-    """A request's headers and body, and the one answer to it.
-
-    ``speaks`` says errors in another shape than OpenAI's where it has ``error(message, status, code) -> body`` and, for one
-    inside a stream, ``error_event(message, status, code) -> event``.
-    """
+    """A request's headers and body, and the one answer to it. Errors are in the shape of ``dialect``."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.dialect: Dialect = CHAT_COMPLETIONS
+        self.started = False
+        self.finished = False
+        """The whole answer was passed to the server."""
         self._scope = scope
         self._receive = receive
         self._send = send
         self._events: list[bytes] = []
-        self.started = False
-        self.finished = False
-        """The whole answer has been handed over."""
-        self.speaks: object = None
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """Of the request, by their names in lower case."""
+        """The request's, by their names in lower case."""
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._scope["headers"]}
 
-    async def body(self, limit: int) -> bytes | None:
-        """Return the whole body; None where the client left before sending all of it. Refused (413) beyond ``limit``, and (408)
-        where it takes longer than ``BODY_SECONDS``."""
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                return await self._read(limit)
-        except TimeoutError as error:
-            raise Refused(f"the body of a request has to come within {BODY_SECONDS:g} seconds", status=408) from error
+    def name(self, header: str) -> str | None:
+        """Return a name that clients send percent-encoded, because headers are Latin-1."""
+        return unquote(self.headers.get(header, "")) or None
 
-    async def _read(self, limit: int) -> bytes | None:
+    async def body(self, limit: int) -> bytes | None:
+        """Return the whole body, or None if the client left before its end.
+
+        Raises Refused beyond ``limit`` bytes (413) and after ``BODY_SECONDS`` (408).
+        """
         parts: list[bytes] = []
-        size = 0
-        # What will be refused is not kept meanwhile.
+        size, more = 0, True
         promised = self.headers.get("content-length", "")
         keep = not (promised.isdecimal() and int(promised) > limit)
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                return None
-            size += len(message.get("body", b""))
-            # Read on without keeping: a client that is still sending would miss the answer.
-            if keep and size <= limit:
-                parts.append(message.get("body", b""))
-            else:
-                parts.clear()
-            if not message.get("more_body"):
-                break
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    part, more = message.get("body", b""), message.get("more_body")
+                    size += len(part)
+                    # Beyond the limit it is read but not kept: a client that is still sending would miss the answer.
+                    if keep and size <= limit:
+                        parts.append(part)
+                    else:
+                        parts.clear()
+        except TimeoutError as error:
+            raise Refused(f"the body of a request must arrive within {BODY_SECONDS:g} seconds", status=408) from error
         if size > limit:
-            raise Refused(f"the request body has {size} bytes; at most {limit} are taken here", status=413)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            raise Refused(f"the request body has {size} bytes; the limit is {limit}", status=413)
+        return b"".join(parts)
 
     async def disconnected(self) -> None:
-        """Return when the client has gone."""
+        """Return when the client has left."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -118,54 +102,48 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": head})
         await self._send({"type": "http.response.body", "body": content})
 
-    def event(self, event: bytes) -> None:
-        """Take the next server-sent event, for ``flush`` to send with others that are there already."""
-        self._events.append(event)
+    def event(self, event: str | bytes) -> None:
+        """Add a server-sent event; ``flush`` sends it."""
+        self._events.append(event.encode() if isinstance(event, str) else event)
 
-    async def flush(self) -> None:
-        """Send the events taken; the first one starts the answer."""
+    async def flush(self, *, last: bool = False) -> None:
+        """Send the added events in one packet. The first one starts the answer, the last one ends it."""
         if not self.started:
             self.started = True
             head = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
             await self._send({"type": "http.response.start", "status": 200, "headers": head})
-        events, self._events = b"".join(self._events), []
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
-
-    async def end(self) -> None:
-        """End a stream, with the events that are left."""
-        if not self.started:
-            await self.flush()
-        events, self._events = b"".join(self._events), []
-        self.finished = True
-        await self._send({"type": "http.response.body", "body": events})
+        events = b"".join(self._events)
+        self._events.clear()
+        self.finished = last
+        await self._send({"type": "http.response.body", "body": events, "more_body": not last})
 
     @asynccontextmanager
-    async def failing_as_answer(self, log: logging.Logger, what: str) -> AsyncIterator[None]:
-        """Answer with what the block raises: the boundary between one request and the serving of all others.
+    async def errors_answered(self, log: logging.Logger, what: str) -> AsyncIterator[None]:
+        """Answer with the exception that the block raises, so that one request can't break the others.
 
-        A bug, ours or an engine's, is logged as ``what`` and answered with a 500.
+        A bug, in art or in an engine, is logged as ``what`` and answered with a 500.
         """
         try:
             yield
         except UpstreamError as error:
-            await self.fail(error)
+            await self._fail(error)
         except StoreError as error:
-            await self.fail(Refused(str(error), status=503, code="not_recorded"))
+            await self._fail(Refused(str(error), status=503, code="not_recorded"))
         except Exception as error:
             log.exception(what)
-            await self.fail(UpstreamError(f"{type(error).__name__}: {error}", status=500))
+            await self._fail(UpstreamError(f"{type(error).__name__}: {error}", status=500))
 
-    async def fail(self, error: UpstreamError) -> None:
-        """Answer with an error; inside a stream that has begun it becomes the last event."""
+    async def _fail(self, error: UpstreamError) -> None:
+        """Answer with an error: inside a stream it is the last event, after the whole answer it is lost."""
         if self.finished:
             return
-        said = str(error), error.status, error.code
-        body = getattr(self.speaks, "error", error_body)(*said)
+        words = str(error), error.status, error.code
         if self.started:
-            event = getattr(self.speaks, "error_event", lambda *_: b"data: " + orjson.dumps(body) + b"\n\n")(*said)
-            self.event(event.encode() if isinstance(event, str) else event)
-            return await self.end()
-        headers = [(b"x-should-retry", b"false")] if no_retry(error) else []
+            self.event(self.dialect.error_event(*words))
+            return await self.flush(last=True)
+        # A retry would be refused again, or double the work that took too long.
+        final = isinstance(error, Refused) or error.code in ("no_token_ids", TIMED_OUT) or error.status not in RETRIED
+        headers = [(b"x-should-retry", b"false")] if final else []
         if error.retry_after is not None and math.isfinite(error.retry_after):
             headers.append((b"retry-after", str(math.ceil(error.retry_after)).encode()))
-        await self.answer(error.status, body, tuple(headers))
+        await self.answer(error.status, self.dialect.error(*words), tuple(headers))

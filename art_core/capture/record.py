@@ -1,4 +1,4 @@
-"""What an upstream answers -> Calls, and what the client may see of it. Pure; knows nothing about HTTP or rollouts."""
+"""An upstream's answer -> Calls for the store, and the part of it that the client sees."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from art_core.capture.shape import check_shape
+from art_core.capture.shape import check_answer
 from art_core.errors import UpstreamError
 from art_core.types import Call, FinishReason, JsonDict
 
 INNER = frozenset({"prompt_token_ids", "policy_version", "logprobs_temperature"})
 INNER_CHOICE = frozenset({"token_ids", "token_logprobs", "forced"})
 ANSWER = "chatcmpl-"
-"""How the ids of answers begin; the id of the request follows."""
-SAID = ("content", "tool_calls", "reasoning_content", "reasoning")
-"""Fields of a message or delta that tokens stand behind."""
+"""What the ids of answers begin with; the id of the request follows."""
+SAMPLED_FIELDS = ("content", "tool_calls", "reasoning_content", "reasoning")
+"""Fields of a message or delta that are made of tokens."""
 _FINISH = {reason: reason for reason in get_args(FinishReason)} | {"abort": "aborted", "function_call": "tool_calls"}
 
 
 def no_token_ids(what: str) -> UpstreamError:
-    """Return the error for an answer that cannot be trained on, because a guess at its tokens would be a lie."""
+    """Return the error for an answer without exact tokens: training on a guess at them would be wrong."""
     return UpstreamError(
         f"the upstream gives no token ids ({what}), so this call cannot be recorded; serve the policy with an engine that "
         "returns them: vLLM does with return_token_ids=true and logprobs=true in the request (0.10.2 or newer)",
@@ -31,24 +31,21 @@ def no_token_ids(what: str) -> UpstreamError:
     )
 
 
-def numbers(name: str, kind: str, values: Sequence[object]) -> list:
-    """Return int32 (``kind`` "i"), int64 ("q") or finite floats ("d"), as the store keeps them.
-
-    Raises the error of ``no_token_ids`` where not all are that.
-    """
+def _numbers(name: str, kind: str, values: Sequence[object]) -> list:
+    """Return int32 (``kind`` "i"), int64 ("q") or finite floats ("d"), as the store keeps them. Raises UpstreamError."""
     try:
-        found = array(kind, values).tolist()
+        numbers = array(kind, values).tolist()
     except (TypeError, ValueError, OverflowError) as error:
         raise no_token_ids(f"{name} are not numbers as they should be: {error}") from error
-    if kind == "d" and not all(map(math.isfinite, found)):
+    if kind == "d" and not all(map(math.isfinite, numbers)):
         raise no_token_ids(f"{name} are not all finite")
-    return found
+    return numbers
 
 
 def visible(answer: JsonDict, request_id: str | None = None) -> JsonDict:
-    """Return a completion or chunk as OpenAI would send it, without the fields that only capture reads.
+    """Return a completion or chunk as OpenAI would send it, without the fields for capture.
 
-    With a ``request_id`` it is the answer's id, after ``ANSWER``: whoever has the answer can find its calls in the store.
+    A ``request_id`` becomes the answer's id, after ``ANSWER``, so that clients can find its calls in the store.
     """
     shown = {key: value for key, value in answer.items() if key not in INNER}
     if request_id is not None:
@@ -68,10 +65,33 @@ class _Choice:
     finish_reason: str | None = None
     message: JsonDict = field(default_factory=lambda: {"role": "assistant", "content": None})
 
+    def add(self, part: JsonDict) -> None:
+        """Add a whole choice, or its next part."""
+        index = part.get("index", 0)
+        delta = part.get("delta") or {}
+        if "message" in part:
+            self.message = part["message"]
+        else:
+            merge_delta(self.message, delta)
+        if part.get("token_ids") is None and ("message" in part or any(map(delta.get, SAMPLED_FIELDS))):
+            raise no_token_ids(f"choice {index} has no token_ids")
+        token_ids, logprobs = part.get("token_ids") or (), part.get("token_logprobs") or ()
+        if len(token_ids) != len(logprobs):
+            raise no_token_ids(f"choice {index} has {len(token_ids)} token ids and {len(logprobs)} logprobs")
+        # All are checked before any is added: what came before is recorded whatever follows.
+        token_ids, logprobs = _numbers("token_ids", "i", token_ids), _numbers("logprobs", "d", logprobs)
+        forced = _numbers("forced", "i", part.get("forced") or ())
+        if any(not 0 <= place < len(self.token_ids) + len(token_ids) for place in forced):
+            raise no_token_ids(f"choice {index} has no tokens at the forced places {forced}")
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        self.forced += forced
+        self.finish_reason = part.get("finish_reason") or self.finish_reason
+
 
 @dataclass
 class Recording:
-    """One request and what has been sampled for it so far. Feed it a completion, or a stream's chunks as they come."""
+    """One request and what was sampled for it: add a completion, or a stream's chunks as they come."""
 
     request: Mapping[str, object]
     request_id: str
@@ -80,77 +100,54 @@ class Recording:
     prompt_ids: tuple[int, ...] = ()
     policy_version: int = 0
     temperature: float | None = None
-    """Of the logprobs, where the upstream says it; None: the request's."""
+    """Of the logprobs, if the upstream reports it; None: the request's."""
     choices: dict[int, _Choice] = field(default_factory=dict)
 
     def add(self, answer: JsonDict) -> None:
-        """Take a whole completion or the next chunk. Raises UpstreamError (502) where it is neither, or lacks token ids."""
-        check_shape(answer)
+        """Add a whole completion or the next chunk. Raises UpstreamError (502) if it is neither, or lacks token ids."""
+        check_answer(answer)
         if not self.prompt_ids:
             ids = answer.get("prompt_token_ids")
             if not ids:
                 raise no_token_ids("prompt_token_ids is missing or empty")
-            ids = numbers("prompt_token_ids", "i", ids)
-            [version] = numbers("policy_version", "q", [answer.get("policy_version", 0)])
+            ids = _numbers("prompt_token_ids", "i", ids)
+            [version] = _numbers("policy_version", "q", [answer.get("policy_version", 0)])
             self.prompt_ids, self.policy_version = tuple(ids), version
             self.temperature = answer.get("logprobs_temperature")
         for part in answer.get("choices") or ():
-            choice = self.choices.setdefault(part.get("index", 0), _Choice())
-            if "message" in part:
-                choice.message = part["message"]
-            else:
-                merge_delta(choice.message, part.get("delta") or {})
-            self._add_tokens(choice, part)
-
-    def _add_tokens(self, choice: _Choice, part: JsonDict) -> None:
-        token_ids, logprobs = part.get("token_ids"), part.get("token_logprobs")
-        said = part.get("delta") or {}
-        if token_ids is None and ("message" in part or any(said.get(name) for name in SAID)):
-            raise no_token_ids(f"choice {part.get('index', 0)} has no token_ids")
-        if len(token_ids or ()) != len(logprobs or ()):
-            raise no_token_ids(
-                f"choice {part.get('index', 0)} has {len(token_ids or ())} token ids and {len(logprobs or ())} logprobs"
-            )
-        # All are looked at before any is taken: what has come so far is recorded whatever follows.
-        ids, probs = numbers("token_ids", "i", token_ids or ()), numbers("logprobs", "d", logprobs or ())
-        forced = numbers("forced", "i", part.get("forced") or ())
-        if any(not 0 <= place < len(choice.token_ids) + len(ids) for place in forced):
-            raise no_token_ids(f"choice {part.get('index', 0)} has no tokens at the forced places {forced}")
-        choice.token_ids += ids
-        choice.logprobs += probs
-        choice.forced += forced
-        choice.finish_reason = part.get("finish_reason") or choice.finish_reason
+            self.choices.setdefault(part.get("index", 0), _Choice()).add(part)
 
     def calls(self, *, aborted: bool = False) -> tuple[Call, ...]:
-        """Return one Call per choice, in the order of their index; none where nothing has come yet.
+        """Return one Call per choice, in the order of their index; none if nothing was sampled yet.
 
-        ``aborted`` marks all of them: the client did not get its whole answer. A choice whose stream ended without a finish
-        reason is aborted by itself.
+        ``aborted`` marks all of them, because the client did not get its whole answer. A choice without a finish reason is
+        aborted anyway.
         """
-        return tuple(self._call(index, self.choices[index], aborted) for index in sorted(self.choices))
-
-    def _call(self, index: int, choice: _Choice, aborted: bool) -> Call:
         temperature = self.request.get("temperature") if self.temperature is None else self.temperature
-        ended = "aborted" if aborted or choice.finish_reason is None else _FINISH.get(choice.finish_reason, "stop")
-        return Call(
-            prompt_ids=self.prompt_ids,
-            sampled_ids=tuple(choice.token_ids),
-            logprobs=tuple(choice.logprobs),
-            policy_version=self.policy_version,
-            agent=self.agent,
-            thread=self.thread,
-            request_id=self.request_id,
-            choice=index,
-            temperature=1.0 if temperature is None else float(temperature),
-            finish_reason=ended,
-            forced=tuple(sorted(set(choice.forced))),
-            request=self.request,
-            response=choice.message,
+        return tuple(
+            Call(
+                prompt_ids=self.prompt_ids,
+                sampled_ids=tuple(choice.token_ids),
+                logprobs=tuple(choice.logprobs),
+                policy_version=self.policy_version,
+                agent=self.agent,
+                thread=self.thread,
+                request_id=self.request_id,
+                choice=index,
+                temperature=1.0 if temperature is None else float(temperature),
+                finish_reason=_FINISH.get(choice.finish_reason, "stop")
+                if choice.finish_reason and not aborted
+                else "aborted",
+                forced=tuple(sorted(set(choice.forced))),
+                request=self.request,
+                response=choice.message,
+            )
+            for index, choice in sorted(self.choices.items())
         )
 
 
 def merge_delta(message: JsonDict, delta: JsonDict) -> None:
-    """Add a chunk's delta to the message it is a part of: strings grow, tool calls are matched by their index."""
+    """Add a chunk's delta to its message: strings grow, tool calls are matched by their index."""
     for key, value in delta.items():
         if key == "tool_calls":
             for part in value or ():

@@ -1,7 +1,6 @@
-"""Answers that were given before -> the same answers again, each once: a run that was cut off goes on where it was.
+"""A resumed rollout's recorded answers, each returned once, so that nothing is sampled twice.
 
-An agent that is run again asks again what it asked before; as long as it asks the very same, it gets the tokens that were
-sampled then, and nothing is sampled twice. Knows nothing about HTTP, stores or why the run was cut off.
+The agent starts anew and repeats its requests: as long as they are the same, it gets the tokens that were sampled before.
 """
 
 from __future__ import annotations
@@ -17,30 +16,29 @@ from art_core.types import Call, JsonDict, Upstream
 
 
 class Answers:
-    """The calls of one rollout by what was asked; several answers to one question in the order in which they were given."""
+    """The recorded calls of one rollout by request; equal requests are answered in the order of the first time."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
-        self._left: dict[str, deque[list[Call]]] = {}
+        self._answers: dict[str, deque[list[Call]]] = {}
         for _, group in groupby(calls, key=lambda call: call.request_id):
             choices = list(group)
-            # Of the tokens that a client asked to see, their texts are not kept.
-            whole = all(call.finish_reason != "aborted" for call in choices) and not choices[0].request.get("logprobs")
-            if whole:
-                self._left.setdefault(_question(choices[0].request), deque()).append(choices)
+            # The texts of tokens, which a client with logprobs asks to see, are not stored.
+            if all(call.finish_reason != "aborted" for call in choices) and not choices[0].request.get("logprobs"):
+                self._answers.setdefault(_key(choices[0].request), deque()).append(choices)
 
     def before(self, upstream: Upstream) -> Upstream:
-        """Return an upstream that gives these answers, and asks ``upstream`` where there is none left."""
-        return _Replay(self, upstream) if self._left else upstream
+        """Return an upstream that returns these answers, and those of ``upstream`` to other requests."""
+        return _Replay(self, upstream) if self._answers else upstream
 
     def take(self, request: Mapping[str, object]) -> list[Call] | None:
-        """Return the next answer to ``request``, one call per choice; None where there is none."""
-        question = _question(request)
-        left = self._left.get(question)
-        if left is None:
+        """Return the next answer to ``request``, one call per choice, or None."""
+        key = _key(request)
+        answers = self._answers.get(key)
+        if answers is None:
             return None
-        if len(left) == 1:
-            del self._left[question]
-        return left.popleft()
+        if len(answers) == 1:
+            del self._answers[key]
+        return answers.popleft()
 
 
 class _Replay:
@@ -57,25 +55,28 @@ class _Replay:
 
 
 async def _chunks(calls: list[Call]) -> AsyncIterator[JsonDict]:
-    whole = _completion(calls, "delta")
-    usage = whole.pop("usage")
-    yield whole
+    chunk = _completion(calls, "delta")
+    usage = chunk.pop("usage")
+    for choice in chunk["choices"]:
+        if tool_calls := choice["delta"].get("tool_calls"):
+            choice["delta"]["tool_calls"] = [{"index": index, **call} for index, call in enumerate(tool_calls)]
+    yield chunk
     if (calls[0].request.get("stream_options") or {}).get("include_usage"):
-        yield {**whole, "choices": [], "usage": usage}
+        yield {**chunk, "choices": [], "usage": usage}
 
 
-def _completion(calls: list[Call], said: str) -> JsonDict:
-    """Return the calls as an ``Upstream`` answers, with what was said under ``said``."""
+def _completion(calls: list[Call], message: str) -> JsonDict:
+    """Return the calls as an ``Upstream`` answers, with the message under ``message``: "message" or "delta"."""
     first, sampled = calls[0], sum(len(call.sampled_ids) for call in calls)
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion" if said == "message" else "chat.completion.chunk",
+        "object": "chat.completion" if message == "message" else "chat.completion.chunk",
         "created": int(time.time()),
         "model": first.request.get("model", "policy"),
         "choices": [
             {
                 "index": call.choice,
-                said: dict(call.response) if said == "message" else _delta(call.response),
+                message: dict(call.response),
                 "finish_reason": call.finish_reason,
                 "token_ids": list(call.sampled_ids),
                 "token_logprobs": list(call.logprobs),
@@ -94,12 +95,5 @@ def _completion(calls: list[Call], said: str) -> JsonDict:
     }
 
 
-def _delta(message: Mapping[str, object]) -> JsonDict:
-    """Return a whole message as the only delta of its stream."""
-    calls = message.get("tool_calls")
-    numbered = {"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]} if calls else {}
-    return {**message, **numbered}
-
-
-def _question(request: Mapping[str, object]) -> str:
+def _key(request: Mapping[str, object]) -> str:
     return json.dumps(request, sort_keys=True)

@@ -1,104 +1,123 @@
-"""Whether what an upstream answers is a completion or a chunk of one, before anything is made of it. Pure; knows only JSON.
+"""Checks the JSON of clients and upstreams before anything is made of it.
 
-Only what is read here later is looked at: other fields go to the client as they came.
+Only the fields that capture reads are checked; the others pass unchanged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from art_core.errors import UpstreamError
 from art_core.types import JsonDict
 
-DEEPEST = 254
+MAX_DEPTH = 254
 """Lists and objects in one another that orjson writes; it reads more."""
-MOST_CALLS = 1024
-"""Tool calls of one message: its index makes room for all before it."""
-Number = int | float
-ANSWER = {"choices": list, "usage": dict, "logprobs_temperature": Number}
-USAGE = {
-    "prompt_tokens": Number, "completion_tokens": Number, "total_tokens": Number, "prompt_tokens_details": dict,
-    "completion_tokens_details": dict,
-}  # fmt: skip
-DETAILS = {"cached_tokens": Number, "reasoning_tokens": Number}
-CHOICE = {
-    "finish_reason": str, "delta": dict, "token_ids": list, "token_logprobs": list, "forced": list, "logprobs": dict,
-}  # fmt: skip
-SAID = {"role": str, "content": str, "reasoning_content": str, "reasoning": str, "refusal": str, "tool_calls": list}
-CALL = {"id": str, "type": str, "function": dict}
-TOKENS = {"content": list}
-TOKEN = {"token": str, "logprob": Number, "top_logprobs": list}
-"""What the fields of each may be where they are not null."""
+NUMBER = (int, float)
 
 
-def check_shape(answer: JsonDict) -> None:
-    """Raise UpstreamError (502) for what is no completion and no chunk."""
-    _hold(answer, ANSWER, "an answer")
-    if usage := answer.get("usage"):
-        _hold(usage, USAGE, "'usage'")
-        for details in ("prompt_tokens_details", "completion_tokens_details"):
-            _hold(usage.get(details) or {}, DETAILS, repr(details))
-    for choice in answer.get("choices") or ():
-        _hold(choice, CHOICE, "a choice")
-        _check_index(choice, 2**31)
-        if "message" in choice:
-            _check_said(choice["message"])
-        _check_said(choice.get("delta") or {})
-        if logprobs := choice.get("logprobs"):
-            _hold(logprobs, TOKENS, "'logprobs'")
-            for token in logprobs.get("content") or ():
-                _check_token(token)
-                for other in token.get("top_logprobs") or ():
-                    _check_token(other)
+class Shape(NamedTuple):
+    """A JSON object: its name in errors, and the kind of each field.
+
+    A kind is a type, NUMBER (finite), a ``range`` of integers, the Shape of an object, or ``[Shape]`` for a list of them.
+    """
+
+    name: str
+    fields: dict[str, Any]
+    required: tuple[str, ...] = ()
+    other_fields: Any = None
+    """The kind of all fields that aren't in ``fields``; None: they aren't checked."""
 
 
-def _check_said(message: Any) -> None:
-    _hold(message, SAID, "a message")
-    for call in message.get("tool_calls") or ():
-        _hold(call, CALL, "a tool call")
-        _check_index(call, MOST_CALLS)
-        function = call.get("function") or {}
-        _hold(function, dict.fromkeys(function, str), "a function")
+NOT_NULL = frozenset({"message", "index"})
+"""Fields that may be missing but not null, unlike all others."""
+FUNCTION = Shape("a function", {}, other_fields=str)
+# At most 1024 tool calls: the index of one makes room for all before it.
+TOOL_CALL = Shape("a tool call", {"id": str, "type": str, "function": FUNCTION, "index": range(1024)})
+TEXTS = dict.fromkeys(("role", "content", "reasoning_content", "reasoning", "refusal"), str)
+MESSAGE = Shape("a message", {**TEXTS, "tool_calls": [TOOL_CALL]})
+TOKEN = Shape("a token of logprobs", {"token": str, "logprob": NUMBER}, required=("token", "logprob"))
+TOKEN.fields["top_logprobs"] = [TOKEN]
+LOGPROBS = Shape("'logprobs'", {"content": [TOKEN]})
+LISTS = dict.fromkeys(("token_ids", "token_logprobs", "forced"), list)
+CHOICE = Shape(
+    "a choice",
+    {"index": range(2**31), "message": MESSAGE, "delta": MESSAGE, "finish_reason": str, "logprobs": LOGPROBS, **LISTS},
+)
+PROMPT_DETAILS = Shape("'prompt_tokens_details'", {"cached_tokens": NUMBER})
+COMPLETION_DETAILS = Shape("'completion_tokens_details'", {"reasoning_tokens": NUMBER})
+DETAILS = {"prompt_tokens_details": PROMPT_DETAILS, "completion_tokens_details": COMPLETION_DETAILS}
+COUNTS = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), NUMBER)
+USAGE = Shape("'usage'", {**COUNTS, **DETAILS})
+ANSWER = Shape("an answer", {"choices": [CHOICE], "usage": USAGE, "logprobs_temperature": NUMBER})
 
 
-def _check_token(token: Any) -> None:
-    _hold(token, TOKEN, "a token of logprobs")
-    if token.get("token") is None or token.get("logprob") is None:
-        raise misshapen("a token of logprobs", token)
-
-
-def _hold(it: Any, kinds: Mapping[str, Any], what: str) -> None:
-    if not isinstance(it, dict):
-        raise misshapen(what, it)
-    for name, found in it.items():
-        if found is None or name not in kinds:
+def check_answer(answer: Any, shape: Shape = ANSWER) -> None:
+    """Raise UpstreamError (502) unless ``answer`` is a completion or a chunk of one."""
+    what, fields, required, other_fields = shape
+    if not isinstance(answer, dict):
+        raise _misshapen(what, answer)
+    for name in required:
+        if answer.get(name) is None:
+            raise _misshapen(what, answer)
+    for name, value in answer.items():
+        kind = fields.get(name, other_fields)
+        if kind is None or type(value) is kind or (value is None and name not in NOT_NULL):
             continue
-        if not isinstance(found, kinds[name]) or (kinds[name] is Number and not math.isfinite(found)):
-            raise misshapen(f"{name!r} of {what}", found)
+        if type(kind) is list and isinstance(value, list):
+            for item in value:
+                check_answer(item, kind[0])
+        elif type(kind) is Shape and isinstance(value, dict):
+            check_answer(value, kind)
+        elif not _fits(value, kind):
+            raise _misshapen(f"{name!r} of {what}", value)
 
 
-def _check_index(it: JsonDict, end: int) -> None:
-    if "index" in it and (type(it["index"]) is not int or not 0 <= it["index"] < end):
-        raise misshapen("'index'", it["index"])
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value that holds no others is of this kind."""
+    if kind is NUMBER:
+        return isinstance(value, NUMBER) and math.isfinite(value)
+    if type(kind) is range:
+        return type(value) is int and value in kind
+    return type(kind) is type and isinstance(value, kind)
 
 
-def misshapen(what: str, found: object) -> UpstreamError:
-    """Return the error for an answer that has not the shape of a completion. Of its values, only numbers are shown: a text may
-    be the key that the upstream was sent."""
-    shown = repr(found) if isinstance(found, Number | None) else f"of type {type(found).__name__}"
-    return UpstreamError(f"the upstream's answer has not the shape of a completion: {what} is {shown}", status=502)
+def _misshapen(what: str, value: object) -> UpstreamError:
+    # Only numbers are shown: a text may be the key that the upstream was sent.
+    shown = repr(value) if isinstance(value, int | float | None) else f"of type {type(value).__name__}"
+    return UpstreamError(f"the upstream's answer isn't a completion: {what} is {shown}", status=502)
 
 
-def too_deep(text: bytes, value: object) -> bool:
-    """Whether JSON that was read as ``value`` is nested deeper than can be written again."""
-    if text.count(b"[") + text.count(b"{") <= DEEPEST:
-        return False
+def check_request(request: JsonDict) -> None:
+    """Raise UpstreamError (400) unless ``request`` is a chat request, or one with ``prompt`` in place of ``messages``."""
+    messages, prompt, temperature = request.get("messages"), request.get("prompt"), request.get("temperature")
+    if "prompt" in request and "messages" not in request:
+        ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+        if not prompt or not (ids or isinstance(prompt, str)):
+            raise UpstreamError(
+                "'prompt' must be a text or a list of token ids, and not empty; send several prompts as several requests",
+                status=400,
+            )
+    elif not messages or not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise UpstreamError("'messages' must be a list with at least one message object", status=400)
+    if not isinstance(temperature, int | float | None):
+        raise UpstreamError(f"'temperature' must be a number, not {temperature!r}", status=400)
+
+
+def read_object(text: bytes) -> JsonDict:
+    """Return the JSON object in ``text``. Raises ValueError with what is wrong, as the rest of a sentence."""
     try:
-        orjson.dumps(value)
-    except TypeError:
-        return True
-    return False
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"is a {type(value).__name__}, not a JSON object")
+    # What has few brackets can't be deep; the others are written again to see.
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+        try:
+            orjson.dumps(value)
+        except TypeError:
+            raise ValueError(f"is nested deeper than {MAX_DEPTH} levels") from None
+    return value

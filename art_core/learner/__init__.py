@@ -1,20 +1,30 @@
-"""TokenTree -> gradient step -> Weights. Knows nothing about rewards, groups or which loss it is handed.
+"""TokenTree -> gradient step -> Weights.
 
-Imports torch and transformers, so it is imported only by those who train; peft only for an adapter.
+Importing this package is light. ``TorchLearner`` and ``tree_logprobs`` import torch and transformers when they are first asked
+for; peft is imported only for an adapter.
 """
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ConfigError
 
-try:
-    import peft  # noqa: F401
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
-except ImportError as error:
-    raise ConfigError(
-        f"the learner needs torch, transformers and peft ({error}); in the checkout of art, run: pip install -e '.[train]'"
-    ) from error
-
-from art_core.learner.torch_learner import TorchLearner
-from art_core.learner.tree_forward import tree_logprobs
+if TYPE_CHECKING:
+    from art_core.learner.torch_learner import TorchLearner
+    from art_core.learner.tree_forward import tree_logprobs
 
 __all__ = ["TorchLearner", "tree_logprobs"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # peft is not imported here: that takes a second, and only adapters need it.
+    if missing := [it for it in ("torch", "transformers", "peft") if importlib.util.find_spec(it) is None]:
+        raise ConfigError(f"the learner needs {', '.join(missing)}; install art-core[train], as docs/install.md says")
+    from art_core.learner.torch_learner import TorchLearner
+    from art_core.learner.tree_forward import tree_logprobs
+
+    return {"TorchLearner": TorchLearner, "tree_logprobs": tree_logprobs}[name]

@@ -12,7 +12,7 @@ from peft.utils.integrations import dequantize_module_weight
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from art_core.pretrained import quiet_adapters
+from art_core.learner.pretrained import quiet_adapters
 
 MAMBA = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
 """Model types whose kernels read the weights of these modules past PEFT's adapters, which it refuses there."""

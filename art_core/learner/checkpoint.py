@@ -26,8 +26,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from art_core.errors import DamagedCheckpoint, StoreError
-from art_core.folder import bring_to_disk
-from art_core.pretrained import load_causal_lm, load_tokenizer, no_progress_bars
+from art_core.learner.pretrained import load_causal_lm, load_tokenizer, no_progress_bars
+from art_core.store.run_folder import bring_to_disk
 
 if TYPE_CHECKING:
     from peft import PeftModel

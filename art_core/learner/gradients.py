@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from art_core.learner.tree_forward import TreeOutputs
-from art_core.memory import machine_memory
+from art_core.runtime.memory import machine_memory
 from art_core.types import Loss, LossInputs, TokenTree
 
 MEMORY_SHARE = 0.25

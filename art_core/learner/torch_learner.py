@@ -22,15 +22,15 @@ from transformers import PreTrainedModel
 from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
 from art_core.errors import ConfigError, NotFiniteError
 from art_core.learner import checkpoint
+from art_core.learner.alone import Alone, empty_pass, full_tensor
 from art_core.learner.gradients import Measured, Totals, accumulate, tokens_that_fit
-from art_core.learner.processes import Alone, empty_pass, full_tensor
+from art_core.learner.packing import pack
+from art_core.learner.pretrained import has_adapter
 from art_core.learner.shared_memory import move, shared_tensors
 from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
 from art_core.learner.tree_support import Support
-from art_core.memory import bound_heap
-from art_core.packing import pack
-from art_core.pretrained import has_adapter
+from art_core.runtime.memory import bound_heap
 from art_core.token_tree import build_tree
 from art_core.types import Call, Loss, TokenTree, Trajectory, Weights
 

@@ -25,9 +25,9 @@ from transformers import Cache, DynamicLayer, PreTrainedModel
 
 from art_core.learner.head import Targets, head_of, logprobs_of
 from art_core.learner.last_layer import only_rows
+from art_core.learner.pretrained import has_adapter
 from art_core.learner.tree_mask import TreeMask
 from art_core.learner.tree_support import PATHS, Support, attention_of, support
-from art_core.pretrained import has_adapter
 from art_core.types import TokenTree
 
 logger = logging.getLogger("art_core.learner")

@@ -1,37 +1,44 @@
-"""Calls <-> rows. A prompt is a parent call's tokens plus a suffix, a conversation a path of messages, so that a long run
-takes room for what is new in each call only. Knows nothing about threads or rollouts' results.
-"""
+"""Calls <-> rows. A prompt is a parent call's tokens plus a suffix, a conversation a path of messages, so that a call takes
+space only for what is new in it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import NoneType
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from art_core.errors import StoreError
 from art_core.store.digest import call_digest, chained, parts_of
 from art_core.store.recent import Line, Recent, References, Written
+from art_core.store.schema import DAMAGED
 from art_core.store.values import (
-    Damaged,
-    column,
     floats_from_bytes,
     from_json,
     ids_from_bytes,
     request_to_json,
-    text_from_column,
     text_to_column,
 )
 from art_core.types import Call, JsonDict
 
 
+def insert(db: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> sqlite3.Cursor:
+    """Add a row to a table; ``values`` by column, whose names are trusted."""
+    return db.execute(_insertion(table, tuple(values)), tuple(values.values()))
+
+
+@cache
+def _insertion(table: str, names: tuple[str, ...]) -> str:
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+
+
 class CallWriter:
-    """Writes calls inside the transaction it is given, and remembers what later calls may build on."""
+    """Writes calls in the transaction it is passed, and remembers what later calls may extend."""
 
     def __init__(self) -> None:
         self.forget()
@@ -43,247 +50,229 @@ class CallWriter:
         self._messages: References[tuple[int, int]] = References()
 
     def write(self, db: sqlite3.Connection, rollout_id: str, call: Call) -> None:
-        """Add a call. The one that it is a retry of, whose answer was cut off or lost on its way, is marked as replaced."""
-        parts = parts_of(call)
-        prompt = np.frombuffer(parts.prompt, dtype=np.int32)
-        line = self._recent.line(rollout_id) or self._recalled(db, rollout_id)
-        request = self._request(db, dict(call.request))
+        """Add a call. If it retries a request whose answer was aborted or lost in transit, the earlier call is marked as
+        replaced."""
+        prompt_bytes, sampled_bytes, logprobs, forced = parts = parts_of(call)
+        prompt, sampled = np.frombuffer(prompt_bytes, dtype=np.int32), np.frombuffer(sampled_bytes, dtype=np.int32)
+        line = self._recent.line(rollout_id) or _recalled(db, rollout_id)
+        messages, tools, settings = self._request(db, dict(call.request))
         if call.request_id:
             db.execute(
                 "UPDATE calls SET replaced = 1 WHERE rollout_id = ? AND request_id = ? AND choice = ? AND replaced = 0 AND "
                 "(finish_reason = 'aborted' OR (messages = ? AND settings = ?))",
-                (rollout_id, call.request_id, call.choice, request[0], request[2]),
+                (rollout_id, call.request_id, call.choice, messages, settings),
             )
         parent, shared = self._recent.parent(line, prompt)
-        digest = chained(rollout_id, line.digest, call_digest(call, parts))
-        values = (
-            digest,
-            rollout_id,
-            parent.seq if parent else None,
-            shared,
-            prompt[shared:].tobytes(),
-            parts.sampled,
-            parts.logprobs,
-            parts.forced,
-            int(call.policy_version),
-            text_to_column(call.agent),
-            text_to_column(call.thread),
-            call.request_id,
-            int(call.choice),
-            None if call.reward is None else float(call.reward),
-            float(call.temperature),
-            call.finish_reason,
-            *request,
-            self._blob(db, call.response),
-        )
-        added = db.execute(
-            "INSERT INTO calls (digest, rollout_id, parent, shared, suffix, sampled, logprobs, forced, policy_version, agent, "
-            "thread, request_id, choice, reward, temperature, finish_reason, messages, tools, settings, response) "
-            f"VALUES ({', '.join('?' * len(values))})",
-            values,
-        )
-        sampled = np.frombuffer(parts.sampled, dtype=np.int32)
-        line.digest = digest
-        written = Written(added.lastrowid, np.concatenate([prompt, sampled]))
-        self._recent.add(rollout_id, line, written, parent, shared)
-
-    def _recalled(self, db: sqlite3.Connection, rollout_id: str) -> Line:
-        """Read what the next call of a rollout needs that is new, was written by another process, or has been forgotten."""
-        line = Line()
-        previous = db.execute(
-            "SELECT seq, digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1", (rollout_id,)
-        ).fetchone()
-        if previous is not None:
-            # Where it is none, the chain ends there, as the audit says.
-            line.digest = previous[1] if isinstance(previous[1], bytes) else b""
-            # What is damaged is for the audit to tell; the next call is then stored whole.
-            with suppress(StoreError, TypeError, ValueError):
-                tokens = CallReader(db, rollout_id).tokens_of(previous[0])
-                line.calls.append(Written(previous[0], np.frombuffer(tokens, dtype=np.int32)))
-        return line
+        line_digest = chained(rollout_id, line.digest, call_digest(call, parts))
+        values = {
+            "digest": line_digest,
+            "rollout_id": rollout_id,
+            "parent": parent.seq if parent else None,
+            "shared": shared,
+            "suffix": prompt[shared:].tobytes(),
+            "sampled": sampled_bytes,
+            "logprobs": logprobs,
+            "forced": forced,
+            "policy_version": int(call.policy_version),
+            "agent": text_to_column(call.agent),
+            "thread": text_to_column(call.thread),
+            "request_id": call.request_id,
+            "choice": int(call.choice),
+            "reward": None if call.reward is None else float(call.reward),
+            "temperature": float(call.temperature),
+            "finish_reason": call.finish_reason,
+            "messages": messages,
+            "tools": tools,
+            "settings": settings,
+            "response": self._blob(db, call.response),
+        }
+        seq = insert(db, "calls", values).lastrowid
+        line.digest = line_digest
+        self._recent.add(rollout_id, line, Written(seq, np.concatenate([prompt, sampled])), parent, shared)
 
     def _request(self, db: sqlite3.Connection, request: JsonDict) -> tuple[int, int | None, int]:
-        """Return the ids of the request's last message (0: it has none), of its tools and of the rest."""
-        path = 0
+        """Return the ids of the request's last message (0 if it has none), of its tools and of the rest."""
+        last = 0
         if isinstance(request.get("messages"), list | tuple):
             for message in request.pop("messages"):
-                path = self._message(db, path, self._blob(db, message))
-            if path == 0:
+                last = self._message(db, last, self._blob(db, message))
+            if last == 0:
                 request["messages"] = []
         tools = self._blob(db, request.pop("tools")) if request.get("tools") else None
-        return path, tools, self._blob(db, request)
+        return last, tools, self._blob(db, request)
 
     def _message(self, db: sqlite3.Connection, parent: int, blob: int) -> int:
-        found = self._messages.get((parent, blob))
-        if found is None:
-            added = db.execute("INSERT OR IGNORE INTO messages (parent, blob) VALUES (?, ?)", (parent, blob))
-            row = added.lastrowid
-            if not added.rowcount:
-                row = _there(
-                    db.execute("SELECT id FROM messages WHERE parent = ? AND blob = ?", (parent, blob)).fetchone()
-                )
-            found = self._messages.put((parent, blob), row)
-        return found
+        key = parent, blob
+        row = self._messages.get(key)
+        if row is None:
+            added = db.execute("INSERT OR IGNORE INTO messages (parent, blob) VALUES (?, ?)", key)
+            query = "SELECT id FROM messages WHERE parent = ? AND blob = ?"
+            row = self._messages.put(key, _row_id(db, added, query, key))
+        return row
 
     def _blob(self, db: sqlite3.Connection, value: object) -> int:
         content = request_to_json(value)
         digest = hashlib.blake2b(content, digest_size=16).digest()
-        found = self._blobs.get(digest)
-        if found is None:
+        row = self._blobs.get(digest)
+        if row is None:
             added = db.execute("INSERT OR IGNORE INTO blobs (digest, json) VALUES (?, ?)", (digest, content))
-            row = added.lastrowid
-            if not added.rowcount:
-                row = _there(db.execute("SELECT id FROM blobs WHERE digest = ?", (digest,)).fetchone())
-            found = self._blobs.put(digest, row)
-        return found
+            row = self._blobs.put(digest, _row_id(db, added, "SELECT id FROM blobs WHERE digest = ?", (digest,)))
+        return row
 
 
-def _there(row: tuple[int] | None) -> int:
-    """Return the id of a row that SQLite has just refused to add because it is there."""
-    if row is None:  # a fault of the file, not of the call, which is kept for a better one
+def _row_id(db: sqlite3.Connection, added: sqlite3.Cursor, query: str, key: tuple) -> int:
+    """Return the id of the row that was ``added``, or that ``query`` finds if it existed."""
+    if added.rowcount:
+        return added.lastrowid
+    row = db.execute(query, key).fetchone()
+    if row is None:  # the file's fault, not the call's, which waits until it is fixed
         raise sqlite3.DatabaseError("database disk image is malformed: a row that it has cannot be found")
     return row[0]
 
 
+def _recalled(db: sqlite3.Connection, rollout_id: str) -> Line:
+    """Read what the next call needs of a rollout that is new, was written by another process, or has been forgotten."""
+    line = Line()
+    query = "SELECT seq, digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1"
+    for seq, digest in db.execute(query, (rollout_id,)):
+        # The audit reports what is damaged; the chain then restarts here, and the call is stored whole.
+        line.digest = digest if isinstance(digest, bytes) else b""
+        with suppress(*DAMAGED):
+            tokens = np.frombuffer(CallReader(db, rollout_id).tokens_of(seq), dtype=np.int32)
+            line.calls.append(Written(seq, tokens))
+    return line
+
+
 def reward_calls(db: sqlite3.Connection, rollout_id: str, rewards: Sequence[float | None]) -> None:
-    """Set the rewards of a rollout's calls, in the order of ``CallReader.calls``; None leaves one as it is."""
-    found = db.execute(
-        "SELECT seq FROM calls WHERE rollout_id = ? AND replaced = 0 ORDER BY seq", (rollout_id,)
-    ).fetchall()
-    given = [(float(reward), seq) for (seq,), reward in zip(found, rewards, strict=False) if reward is not None]
-    db.executemany("UPDATE calls SET reward = ? WHERE seq = ?", given)
+    """Set the rewards of a rollout's calls, in the order of ``CallReader.calls``; None leaves one unchanged."""
+    rows = db.execute("SELECT seq FROM calls WHERE rollout_id = ? AND replaced = 0 ORDER BY seq", (rollout_id,))
+    changed = [(float(reward), seq) for (seq,), reward in zip(rows, rewards, strict=False) if reward is not None]
+    db.executemany("UPDATE calls SET reward = ? WHERE seq = ?", changed)
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """A row of ``calls``, for audits."""
+
+    seq: int
+    replaced: bool
+    """Replaced by a retry, so not part of the trajectory."""
+    digest: bytes
+    call: Call
+    """Without request and response."""
 
 
 _COLUMNS = (
     "seq, parent, shared, suffix, sampled, logprobs, forced, policy_version, agent, thread, request_id, choice, reward, "
     "temperature, finish_reason, messages, tools, settings, response, replaced, digest"
 )
-_PATHS = """
-WITH RECURSIVE path (id, parent, blob) AS (
-    SELECT id, parent, blob FROM messages WHERE id IN (SELECT messages FROM calls WHERE {wanted})
-    UNION SELECT messages.id, messages.parent, messages.blob FROM messages JOIN path ON messages.id = path.parent
-) SELECT path.id, path.parent, path.blob, blobs.json FROM path JOIN blobs ON blobs.id = path.blob
-"""
-_BLOBS = """
-SELECT id, json FROM blobs WHERE id IN (
-    SELECT tools FROM calls WHERE {wanted} UNION SELECT settings FROM calls WHERE {wanted}
-    UNION SELECT response FROM calls WHERE {wanted}
-)
-"""
-
-
-@dataclass(frozen=True)
-class RecordedCall:
-    """A row of ``calls``, for those who check the file."""
-
-    seq: int
-    replaced: bool
-    """A retry took its place; it is no part of the trajectory."""
-    digest: bytes
-    call: Call
-    """Without request and response."""
 
 
 class CallReader:
-    """Reads the calls of one rollout; with ``request_ids`` those that these requests made."""
+    """Reads the calls of one rollout, or only those that ``request_ids`` made. Raises ``BROKEN`` (schema.py) for damage."""
 
     def __init__(self, db: sqlite3.Connection, rollout_id: str, request_ids: Collection[str] | None = None) -> None:
         self._db = db
-        self._rollout = {"rollout": rollout_id}
-        self._wanted = "rollout_id = :rollout"
-        if request_ids is not None:
-            self._rollout["requests"] = json.dumps(list(request_ids))
-            self._wanted += " AND request_id IN (SELECT value FROM json_each(:requests))"
+        self._rollout_id = rollout_id
+        self._request_ids = request_ids
         self._tokens: dict[int, bytes] = {}
         """By call: its prompt and sampled ids, int32."""
+        self._blobs: dict[int, Any] = {}
+        self._messages: dict[int, tuple[int, Any]] = {}
+        """By id: the message before it (0: none) and its content."""
 
     def calls(self) -> tuple[Call, ...]:
-        """Return the calls in the order in which they were answered, without those that a retry replaced."""
-        rows = self._rows()
-        self._blobs = {id: from_json(data) for id, data in self._db.execute(self._of(_BLOBS), self._rollout)}
-        self._path: dict[int, tuple[int, int]] = {}
-        for id, parent, blob, data in self._db.execute(self._of(_PATHS), self._rollout):
-            self._path[id] = (parent, blob)
-            if blob not in self._blobs:
-                self._blobs[blob] = from_json(data)
-        # Every row is read, a replaced one too: others may build on its tokens.
-        read = [(self._call(row), row[-2]) for row in rows]
-        return tuple(call for call, replaced in read if not replaced)
+        """Return the calls in the order of their answers, without those replaced by a retry."""
+        # Replaced rows are read too: others may extend their tokens.
+        calls = [(self._call(row), row[-2]) for row in self._rows()]
+        return tuple(call for call, replaced in calls if not replaced)
 
     def recorded(self) -> tuple[RecordedCall, ...]:
-        """Return all the rows, in the order in which they were answered."""
+        """Return all rows, in the order of their answers."""
         return tuple(RecordedCall(row[0], bool(row[-2]), row[-1], self._call(row, texts=False)) for row in self._rows())
 
     def _rows(self) -> list[tuple]:
-        rows = self._of(f"SELECT {_COLUMNS} FROM calls WHERE {{wanted}} ORDER BY seq")
-        return self._db.execute(rows, self._rollout).fetchall()
-
-    def _of(self, query: str) -> str:
-        return query.format(wanted=self._wanted)
+        where, values = "rollout_id = ?", [self._rollout_id]
+        if self._request_ids is not None:
+            where += " AND request_id IN (SELECT value FROM json_each(?))"
+            values.append(json.dumps(list(self._request_ids)))
+        return self._db.execute(f"SELECT {_COLUMNS} FROM calls WHERE {where} ORDER BY seq", values).fetchall()
 
     def _call(self, row: tuple, *, texts: bool = True) -> Call:
         seq, parent, shared, suffix, sampled, logprobs, forced, *plain, messages, tools, settings, response, _, _ = row
         version, agent, thread, request_id, choice, reward, temperature, finish_reason = plain
         try:
-            prompt = self._prompt(seq, parent, shared, suffix)
+            prompt = self._prompt(parent, shared, suffix, seq)
             self._tokens[seq] = prompt + sampled
-            positions = ids_from_bytes(forced)
-            if any(not 0 <= position < len(sampled) // 4 for position in positions):
-                raise ValueError(f"it has {len(sampled) // 4} sampled tokens and forced ones at {positions}")
+            count, positions = len(sampled) // 4, ids_from_bytes(forced)
+            if any(not 0 <= position < count for position in positions):
+                raise ValueError(f"it has {count} sampled tokens and forced ones at {positions}")
             return Call(
                 prompt_ids=ids_from_bytes(prompt),
                 sampled_ids=ids_from_bytes(sampled),
-                logprobs=floats_from_bytes(logprobs, len(sampled) // 4),
-                policy_version=column(version, int),
-                agent=text_from_column(agent),
-                thread=text_from_column(thread),
-                request_id=column(request_id, str),
-                choice=column(choice, int),
-                reward=column(reward, float, NoneType),
-                temperature=column(temperature, float),
-                finish_reason=column(finish_reason, str),
+                logprobs=floats_from_bytes(logprobs, count),
+                policy_version=version,
+                agent=agent,
+                thread=thread,
+                request_id=request_id,
+                choice=choice,
+                reward=reward,
+                temperature=temperature,
+                finish_reason=finish_reason,
                 forced=positions,
                 request=self._request(messages, tools, settings) if texts else {},
-                response=column(self._blobs[response], dict) if texts else {},
+                response={**self._blob(response)} if texts else {},
             )
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
-            raise StoreError(f"call {seq} of rollout {self._rollout['rollout']} is damaged: {error}") from error
+        except DAMAGED as error:
+            raise ValueError(f"call {seq} of rollout {self._rollout_id!r}: {error}") from error
 
-    def _request(self, messages: int, tools: int | None, settings: int) -> JsonDict:
-        request = dict(self._blobs[settings])
-        if messages:
-            request["messages"] = self._conversation(messages)
+    def _request(self, last_message: int, tools: int | None, settings: int) -> JsonDict:
+        request = {**self._blob(settings)}
+        if last_message:
+            request["messages"] = self._conversation(last_message)
         if tools is not None:
-            request["tools"] = self._blobs[tools]
+            request["tools"] = self._blob(tools)
         return request
 
-    def _prompt(self, seq: int, parent: int | None, shared: int, suffix: bytes) -> bytes:
-        """Return a call's prompt ids; StoreError where the parent that they start with cannot have been there."""
+    def _conversation(self, last: int) -> list[JsonDict]:
+        conversation = []
+        while last:
+            if last not in self._messages:
+                query = "SELECT parent, json FROM messages JOIN blobs ON blobs.id = blob WHERE messages.id = ?"
+                before, content = self._db.execute(query, (last,)).fetchone()
+                if before >= last:
+                    raise ValueError(f"message {last} follows message {before}, which is newer")
+                self._messages[last] = before, from_json(content)
+            last, message = self._messages[last]
+            conversation.append(message)
+        return conversation[::-1]
+
+    def _blob(self, id: int) -> Any:
+        if id not in self._blobs:
+            [content] = self._db.execute("SELECT json FROM blobs WHERE id = ?", (id,)).fetchone()
+            self._blobs[id] = from_json(content)
+        return self._blobs[id]
+
+    def _prompt(self, parent: int | None, shared: int, suffix: bytes, seq: int) -> bytes:
+        """Return the prompt ids of call ``seq``. Raises ValueError if it cannot start with its parent's tokens."""
         if parent is None:
             return suffix
         start = self.tokens_of(parent)[: 4 * shared] if 0 < parent < seq else b""
         if not 0 < 4 * shared == len(start):
-            raise StoreError(
-                f"call {seq} of rollout {self._rollout['rollout']} is damaged: its prompt starts with {shared} tokens of "
-                f"call {parent}, which has {len(start) // 4} or did not come before it"
-            )
+            raise ValueError(f"the first {shared} tokens should be of call {parent}, which has {len(start) // 4}")
         return start + suffix
 
     def tokens_of(self, seq: int) -> bytes:
-        """Return the tokens of a call as int32; it may belong to another rollout."""
-        if seq not in self._tokens:
-            row = self._db.execute("SELECT parent, shared, suffix, sampled FROM calls WHERE seq = ?", (seq,)).fetchone()
-            if row is None:
-                return b""
-            parent, shared, suffix, sampled = row
-            self._tokens[seq] = self._prompt(seq, parent, shared, suffix) + sampled
+        """Return prompt and sampled ids of a call, which may belong to another rollout, as int32."""
+        unread: list[tuple] = []
+        ancestor: int | None = seq
+        while ancestor is not None and ancestor not in self._tokens:
+            query = "SELECT parent, shared, suffix, seq, sampled FROM calls WHERE seq = ?"
+            row = self._db.execute(query, (ancestor,)).fetchone()
+            if row is None or (row[0] is not None and row[0] >= ancestor):
+                raise ValueError(f"call {ancestor}, whose tokens it starts with, is missing or has a later parent")
+            unread.append(row)
+            ancestor = row[0]
+        for parent, shared, suffix, ancestor, sampled in reversed(unread):
+            self._tokens[ancestor] = self._prompt(parent, shared, suffix, ancestor) + sampled
         return self._tokens[seq]
-
-    def _conversation(self, last: int) -> list[JsonDict]:
-        blobs, child = [], last + 1
-        while last:
-            if last >= child:
-                raise Damaged(f"message {child} goes on from message {last}, which came after it")
-            child, (last, blob) = last, self._path[last]
-            blobs.append(blob)
-        return [self._blobs[blob] for blob in reversed(blobs)]

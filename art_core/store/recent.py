@@ -1,7 +1,4 @@
-"""What the writer of calls remembers of those it wrote last, so that most calls need one statement. Bounded in memory.
-
-Knows nothing about SQLite: what is forgotten is read again by whoever writes.
-"""
+"""What the writer of calls remembers of those it wrote last, so that most calls need one statement. Bounded in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ TOKENS_REMEMBERED = 2_000_000
 """Of possible parents, over all rollouts; 4 bytes each."""
 ROLLOUTS_REMEMBERED = 4096
 REFERENCES_REMEMBERED = 10_000
-"""Ids of messages and other content that is likely to come again, twice: the newer and the older ones."""
+"""Row ids of messages, and of blobs: so many newer ones, and as many older ones."""
 SHORTEST_SHARED = 16
 """Tokens; a shorter common start is not worth a parent in another rollout."""
 
@@ -26,14 +23,14 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """A call that another one may build on."""
+    """A call that another one may extend."""
 
     seq: int
     tokens: np.ndarray
     """Prompt and sampled ids, int32."""
 
     def shared(self, prompt: np.ndarray) -> int:
-        """Return how many tokens the two have in common at their start."""
+        """Return the number of tokens at the start that the call and a prompt have in common."""
         length = min(len(self.tokens), len(prompt))
         if not length or self.tokens[0] != prompt[0]:
             return 0
@@ -47,7 +44,7 @@ class Line:
     """A rollout as its next call needs it."""
 
     digest: bytes | None = None
-    """Of its last call; None where there is none."""
+    """Of its last call; None before the first."""
     calls: list[Written] = field(default_factory=list)
 
 
@@ -57,6 +54,7 @@ class Recent:
     def __init__(self) -> None:
         self._lines: OrderedDict[str, Line] = OrderedDict()
         self._roots: deque[Written] = deque(maxlen=CANDIDATES)
+        """Calls without a parent: a chain then never leads through more than one other rollout."""
         self._tokens = 0
 
     def line(self, rollout_id: str) -> Line | None:
@@ -64,17 +62,16 @@ class Recent:
         return self._lines.get(rollout_id)
 
     def parent(self, line: Line, prompt: np.ndarray) -> tuple[Written | None, int]:
-        """Return the call that a prompt shares most tokens with, and how many."""
-        best, longest = None, 0
+        """Return the call that shares most tokens with a prompt, the newest of equals, and their number."""
+        parent, longest = None, 0
         for call in reversed(line.calls):
             if (shared := call.shared(prompt)) > longest:
-                best, longest = call, shared
-        if best is None:
-            # Only calls without a parent of their own: a chain then never leads through more than one other rollout.
+                parent, longest = call, shared
+        if parent is None:
             for call in self._roots:
                 if (shared := call.shared(prompt)) > max(longest, SHORTEST_SHARED):
-                    best, longest = call, shared
-        return best, longest
+                    parent, longest = call, shared
+        return parent, longest
 
     def add(self, rollout_id: str, line: Line, call: Written, parent: Written | None, shared: int) -> None:
         """Remember a rollout's newest call, which shares that many tokens with its parent."""
@@ -98,21 +95,21 @@ class Recent:
 
 
 class References(Generic[Key]):
-    """Rows' ids by what they hold, those that were asked for least recently forgotten first, a half at a time."""
+    """Row ids by what the rows hold. The least recently used half is forgotten at once."""
 
     def __init__(self) -> None:
         self._newer: dict[Key, int] = {}
         self._older: dict[Key, int] = {}
 
     def get(self, key: Key) -> int | None:
-        """Return the row, None where it is not remembered."""
-        found = self._newer.get(key)
-        if found is None and (found := self._older.get(key)) is not None:
-            self.put(key, found)
-        return found
+        """Return the row's id, None if it is not remembered."""
+        row = self._newer.get(key)
+        if row is None and (row := self._older.get(key)) is not None:
+            self.put(key, row)
+        return row
 
     def put(self, key: Key, row: int) -> int:
-        """Remember a row, and return it."""
+        """Remember a row's id, and return it."""
         self._newer[key] = row
         if len(self._newer) >= REFERENCES_REMEMBERED:
             self._newer, self._older = {}, self._newer

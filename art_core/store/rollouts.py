@@ -1,19 +1,19 @@
-"""Rows of rollouts and scores -> what is read of them. Knows nothing about how they are written."""
+"""Rows of rollouts, scores and optimizer steps -> what they say."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from types import NoneType
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from art_core.store.values import column, from_json, object_from_json, text_from_column
+from art_core.store.digest import SIZE
+from art_core.store.values import from_json, object_from_json
 from art_core.types import Call, Trajectory
 
 COLUMNS = (
     "rollouts.rollout_id, step, split, task_id, task, grp, finished, output, error, seconds, "
     "reward, metrics, notes, advantage"
 )
-"""What ``rollout_of`` reads."""
+"""The fields of ``StoredRollout``."""
 SCORED = """
 rollouts LEFT JOIN scores
     ON scores.seq = (SELECT max(seq) FROM scores WHERE scores.rollout_id = rollouts.rollout_id AND NOT aside)
@@ -25,28 +25,22 @@ SELECT rollouts.rollout_id, task_id, finished IS NOT NULL, error, coalesce(exact
     (SELECT count(*) FROM calls WHERE calls.rollout_id = rollouts.rollout_id AND finish_reason != 'aborted')
 FROM {SCORED} WHERE grp = ? ORDER BY rollouts.seq
 """
-SHAPES = f"""
-SELECT rollouts.rollout_id, coalesce(grp, rollouts.rollout_id), task_id, error IS NOT NULL, scores.reward, count(calls.seq),
-    coalesce(sum(length(sampled)), 0) / 4, coalesce(sum(finish_reason = 'length'), 0),
-    (SELECT sampled FROM calls WHERE calls.rollout_id = rollouts.rollout_id AND NOT replaced ORDER BY seq DESC LIMIT 1)
-FROM {SCORED} LEFT JOIN calls ON calls.rollout_id = rollouts.rollout_id AND NOT replaced
-WHERE step = ? AND split = ? AND finished IS NOT NULL AND scores.reward IS NOT NULL GROUP BY rollouts.seq
-"""
 SCORES = "SELECT reward, metrics, notes, advantage, scored_by, at, aside FROM scores WHERE rollout_id = ? ORDER BY seq"
+UPDATE = "SELECT step, version, targets, trained FROM updates WHERE seq = ?"
 
 
 @dataclass(frozen=True)
 class StoredRollout:
-    """What is known of one run of the agent, without its calls."""
+    """A rollout without its calls."""
 
     rollout_id: str
     step: int | None
     split: str | None
-    """``train`` or ``eval``, or what the caller named it."""
+    """``train``, ``eval``, or a name of the caller's."""
     task_id: str | None
     task: Any
     group: str | None
-    """The runs of one task that are compared have the same."""
+    """Shared by the rollouts of one task whose rewards are compared."""
     finished: bool
     output: Any = None
     error: str | None = None
@@ -55,46 +49,30 @@ class StoredRollout:
     metrics: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     advantage: float | None = None
-    """Reward, metrics, notes and advantage are of the newest score that is not ``aside``."""
-
-
-class Shape(NamedTuple):
-    """What a scored run of the agent looks like from afar: of its calls only the sizes are read, and the last answer."""
-
-    rollout_id: str
-    group: str
-    task_id: str | None
-    failed: bool
-    reward: float
-    calls: int
-    sampled_tokens: int
-    cut_off: int
-    """Calls that ended at their token limit."""
-    answer: bytes | None
-    """The ids that were sampled in the last call, as they are stored; None where there is none."""
+    """Reward, metrics, notes and advantage are those of the newest score that is not ``aside``."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is known of one run of the agent when it is asked whether it must be made again."""
+    """What decides whether a rollout can be used again or resumed."""
 
     rollout_id: str
     task_id: str | None
     finished: bool
     error: str | None
     exact: bool
-    """Whether the stored output is the very value that the agent returned."""
+    """Whether the stored output is exactly what the agent returned."""
     continues: str | None
-    """The rollout whose answers it began with."""
+    """The rollout whose answers it replayed first."""
     scored_by: str | None
-    """The reward that gave the newest score that is not aside; None where that gave no reward."""
+    """Name of the reward that gave the newest score that is not aside; None if it gave no number."""
     answers: int
-    """Calls that were answered to their end."""
+    """Calls that were not aborted."""
 
 
 @dataclass(frozen=True)
 class StoredScore:
-    """What one scoring gave a rollout."""
+    """One score of a rollout."""
 
     reward: float | None
     metrics: dict[str, float]
@@ -105,59 +83,54 @@ class StoredScore:
     at: float
     """Unix time."""
     aside: bool
-    """A second opinion: it never counts as the rollout's reward."""
+    """A second opinion, which never counts as the rollout's reward."""
 
 
-def rollout_of(row: tuple) -> StoredRollout:
-    """Return what a row of ``COLUMNS`` says. Raises Damaged."""
-    (
-        rollout_id, step, split, task_id, task, group, finished, output, error, seconds, reward, metrics, notes, advantage,
-    ) = row  # fmt: skip
-    return StoredRollout(
-        rollout_id=column(rollout_id, str),
-        step=column(step, int, NoneType),
-        split=column(split, str, NoneType),
-        task_id=column(task_id, str, NoneType),
-        task=from_json(task),
-        group=column(group, str, NoneType),
-        finished=finished is not None,
-        output=None if output is None else from_json(output),
-        error=text_from_column(error),
-        seconds=column(seconds, float, NoneType) or 0.0,
-        reward=column(reward, float, NoneType),
-        metrics=object_from_json(metrics),
-        notes=object_from_json(notes),
-        advantage=column(advantage, float, NoneType),
+@dataclass(frozen=True)
+class Update:
+    """The input of one optimizer step."""
+
+    step: int
+    version: int
+    """Of the weights that it made."""
+    targets: float | None
+    """Trained tokens, if the learner counts them."""
+    trained: tuple[tuple[str | None, tuple[bytes, ...]], ...]
+    """Per trajectory its rollout's id, None if this file lacks the rollout, and ``call_digest`` of each of its calls."""
+
+
+def rollout_of(*row: Any) -> StoredRollout:
+    """Return what a row of ``COLUMNS`` says."""
+    rollout = StoredRollout(*row)
+    return replace(
+        rollout,
+        task=from_json(rollout.task),
+        finished=rollout.finished is not None,
+        output=None if rollout.output is None else from_json(rollout.output),
+        seconds=rollout.seconds or 0.0,
+        metrics=object_from_json(rollout.metrics),
+        notes=object_from_json(rollout.notes),
     )
 
 
-def attempt_of(row: tuple) -> Attempt:
-    """Return what a row of ``ATTEMPTS`` says."""
-    rollout_id, task_id, finished, error, exact, continues, scored_by, answers = row
-    return Attempt(
-        rollout_id, task_id, bool(finished), text_from_column(error), bool(exact), continues, scored_by, answers
-    )
+def score_of(*row: Any) -> StoredScore:
+    """Return what a row of ``SCORES`` says."""
+    score = StoredScore(*row)
+    metrics, notes = object_from_json(score.metrics), object_from_json(score.notes)
+    return replace(score, metrics=metrics, notes=notes, aside=bool(score.aside))
 
 
-def score_of(row: tuple) -> StoredScore:
-    """Return what a row of ``SCORES`` says. Raises Damaged."""
-    reward, metrics, notes, advantage, by, at, aside = row
-    return StoredScore(
-        column(reward, float, NoneType), object_from_json(metrics), object_from_json(notes),
-        column(advantage, float, NoneType), column(by, str, NoneType), column(at, float), bool(aside),
-    )  # fmt: skip
+def update_of(step: int, version: int, targets: float | None, trained: bytes) -> Update:
+    """Return what a row of ``UPDATE`` says."""
+    return Update(step, version, targets, tuple((name, _digests(joined)) for name, joined in from_json(trained)))
+
+
+def _digests(joined: str) -> tuple[bytes, ...]:
+    data = bytes.fromhex(joined)
+    return tuple(data[at : at + SIZE] for at in range(0, len(data), SIZE))
 
 
 def trajectory_of(rollout: StoredRollout, calls: tuple[Call, ...]) -> Trajectory:
     """Return a rollout with its calls."""
-    return Trajectory(
-        task=rollout.task,
-        calls=calls,
-        output=rollout.output,
-        reward=rollout.reward,
-        metrics=rollout.metrics,
-        error=rollout.error,
-        rollout_id=rollout.rollout_id,
-        seconds=rollout.seconds,
-        notes=rollout.notes,
-    )
+    names = ("task", "output", "reward", "metrics", "error", "rollout_id", "seconds", "notes")
+    return Trajectory(calls=calls, **{name: getattr(rollout, name) for name in names})

@@ -1,4 +1,4 @@
-"""JSON and number arrays as bytes. Whatever an agent returns gets a JSON form; what JSON can say comes back equal."""
+"""JSON and number arrays as bytes. Any value gets a JSON form; what JSON can express comes back equal."""
 
 from __future__ import annotations
 
@@ -6,29 +6,18 @@ import dataclasses
 import json
 from array import array
 from collections.abc import Mapping, Sequence, Set
-from types import NoneType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import orjson
 
 
-class Damaged(ValueError):
-    """What stands in the file cannot have been written there."""
-
-
-@runtime_checkable
-class _Model(Protocol):
-    """Pydantic models, LangChain's messages among them."""
-
-    def model_dump(self) -> Any: ...
-
-
-def _form(value: object) -> object:
-    if isinstance(value, _Model) and not isinstance(value, type):
-        return value.model_dump()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+def _form(value: Any) -> object:
+    if not isinstance(value, type):
+        if hasattr(value, "model_dump"):  # pydantic, LangChain's messages too
+            return value.model_dump()
+        if dataclasses.is_dataclass(value):
+            return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -46,29 +35,29 @@ def to_json(value: object) -> bytes:
     try:
         text = _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):
-        # Keys that JSON cannot have, a value that holds itself: better told in words than lost.
+        # Keys that JSON cannot have, or a value that contains itself.
         text = _ENCODER.encode(repr(value))
     return text.encode("utf-8", "surrogatepass")
 
 
 def is_json(value: object) -> bool:
-    """Return whether ``from_json(to_json(value))`` is the very same: no tuple, no key but text, no object."""
+    """Return whether ``from_json(to_json(value))`` has the same values and types: no tuples, objects or non-string keys."""
     try:
-        return _says(value)
-    except RecursionError:  # it holds itself
+        return _is_json(value)
+    except RecursionError:  # it contains itself
         return False
 
 
-def _says(value: object) -> bool:
+def _is_json(value: object) -> bool:
     if type(value) is dict:
-        return all(type(key) is str and _says(item) for key, item in value.items())
+        return all(type(key) is str and _is_json(item) for key, item in value.items())
     if type(value) is list:
-        return all(map(_says, value))
+        return all(map(_is_json, value))
     return value is None or type(value) in (str, int, float, bool)
 
 
 def request_to_json(value: object) -> bytes:
-    """Return a part of a request as JSON, faster; it came as JSON, which has no NaN (orjson would make it null)."""
+    """Return a part of a request as JSON, faster; requests come as JSON without NaN, which orjson would make null."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -76,27 +65,20 @@ def request_to_json(value: object) -> bytes:
 
 
 def from_json(data: bytes) -> Any:
-    """Return what ``to_json`` was given, where JSON can say it; tuples come back as lists. Raises Damaged."""
+    """Return the value passed to ``to_json``, tuples as lists. Raises ValueError if ``data`` is not JSON."""
     try:
         return json.loads(data.decode("utf-8", "surrogatepass"))
-    except (AttributeError, ValueError, RecursionError) as error:  # no bytes; no JSON
-        raise Damaged(f"it should be JSON and is {data!r:.100}: {error}") from error
+    except (AttributeError, ValueError, RecursionError) as error:  # None; not JSON
+        raise ValueError(f"expected JSON, got {data!r:.100}: {error}") from error
 
 
 def object_from_json(data: bytes | None) -> dict[str, Any]:
-    """Return the JSON object in a column, an empty one where there is none. Raises Damaged."""
-    return {} if data is None else column(from_json(data), dict)
-
-
-def column(value: Any, *kinds: type) -> Any:
-    """Return what stands in a column; Damaged where it is none of ``kinds``: SQLite keeps anything anywhere."""
-    if not isinstance(value, kinds):
-        raise Damaged(f"{value!r:.100} stands where only {' or '.join(kind.__name__ for kind in kinds)} can")
-    return value
+    """Return a JSON object, empty for None. Raises TypeError for other JSON."""
+    return {} if data is None else {**from_json(data)}
 
 
 def text_to_column(text: str | None) -> str | bytes | None:
-    """Return text as SQLite can hold it: as bytes where it has half of a surrogate pair, which UTF-8 cannot say."""
+    """Return text as SQLite can hold it: as bytes if it has half of a surrogate pair, which UTF-8 lacks."""
     if text is None:
         return None
     try:
@@ -106,20 +88,9 @@ def text_to_column(text: str | None) -> str | bytes | None:
     return text
 
 
-def text_from_column(value: str | bytes | None) -> str | None:
-    """Return what ``text_to_column`` was given. Raises Damaged."""
-    if isinstance(value, bytes):
-        try:
-            return value.decode("utf-8", "surrogatepass")
-        except ValueError as error:
-            raise Damaged(f"it should be text: {error}") from error
-    return column(value, str, NoneType)
-
-
 def ids_to_bytes(ids: Sequence[int]) -> bytes:
     """Return token ids as int32. Raises OverflowError for ids that do not fit."""
-    # A third of numpy's time for what comes as a tuple.
-    return array("i", ids).tobytes()
+    return array("i", ids).tobytes()  # a third of numpy's time for a tuple
 
 
 def ids_from_bytes(data: bytes) -> tuple[int, ...]:
@@ -128,7 +99,7 @@ def ids_from_bytes(data: bytes) -> tuple[int, ...]:
 
 
 def floats_to_bytes(values: Sequence[float]) -> bytes:
-    """Return numbers as float32 where every one of them is a float32 (as an engine's are), else as float64."""
+    """Return numbers as float32 if each of them is one (an engine's are), else as float64."""
     exact = np.asarray(values, dtype=np.float64)
     with np.errstate(over="ignore"):
         short = exact.astype(np.float32)
@@ -137,5 +108,5 @@ def floats_to_bytes(values: Sequence[float]) -> bytes:
 
 
 def floats_from_bytes(data: bytes, count: int) -> tuple[float, ...]:
-    """Return the ``count`` numbers of ``floats_to_bytes``, exactly."""
+    """Return the ``count`` numbers of ``floats_to_bytes``."""
     return tuple(np.frombuffer(data, dtype=np.float32 if len(data) == 4 * count else np.float64).tolist())

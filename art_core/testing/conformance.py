@@ -17,15 +17,15 @@ from types import ModuleType
 from typing import Any
 
 from art_core.errors import ArtError, ConfigError
+from art_core.loop.open_run import open_run
+from art_core.loop.rollout import describe
+from art_core.loop.run import Run
 from art_core.plugins import Plugins
-from art_core.rollout import describe
-from art_core.run import Run
 from art_core.testing import rules
 from art_core.testing.fakes import CountingLearner, FakeEngine
 from art_core.testing.provider import Asked, PlainProvider
 from art_core.testing.report import KINDS, NOT_GIVEN, YES, AdapterError, AdapterReport
 from art_core.testing.script import marks, refused_task, scripted_reply, task
-from art_core.training import open_run
 from art_core.types import JsonDict, RolloutAddress, RunAgent, Trajectory
 
 MakeAgent = Callable[[str], object]

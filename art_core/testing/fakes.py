@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import StoreError, UpstreamError
+from art_core.serving import EngineBase
 from art_core.types import JsonDict, Loss, TokenTree, Weights
 
 Reply = str | JsonDict
 """The answer's text, or an assistant message with ``content`` and ``tool_calls``."""
 
 
-class FakeEngine:
+class FakeEngine(EngineBase):
     """An engine without a model: token ids are bytes, every logprob is ``logprob``.
 
     ``reply`` is a text, a list of replies (taken in turn, over and over), or a function of the request; a function may raise

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from art_core.capture.dialect import Dialect
+from art_core.capture.listening import address_of, http_server, listen
 from art_core.capture.record import visible
-from art_core.capture.server import ChatCompletions, Dialect
-from art_core.capture.serving import address_of, http_server, listen
 from art_core.errors import UpstreamError
 from art_core.testing.fakes import FakeEngine
 from art_core.types import JsonDict
@@ -41,7 +41,7 @@ class PlainProvider:
 
     def __init__(self, engine: FakeEngine, dialects: Mapping[str, Dialect]) -> None:
         self._engine = engine
-        self._dialects = {"/v1/chat/completions": ChatCompletions(), **dialects}
+        self._dialects = {"/v1/chat/completions": Dialect(), **dialects}
         self.base_url = ""
         """``http://127.0.0.1:PORT/v1``, while it runs."""
         self.asked: list[Asked] = []

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from art_core.config import TINY
 from art_core.token_tree import build_tree
 from art_core.types import TokenTree
+from art_embedded import TINY
 from bench.plain import Row
 from bench.synthetic import TEMPLATE, ChatCall, TokenCall, chat_group, token_calls, trajectories_of
 

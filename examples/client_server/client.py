@@ -7,7 +7,7 @@ import asyncio
 import logging
 import sys
 
-from art_core.environment import Environment, register_environment
+from art_classic.environment import Environment, register_environment
 from art_server import TrainingClient
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from art_core.agent import Agent
+from art_classic.agent import Agent
 
 from .environment import Game2048Environment
 from .rules import DIRECTIONS, as_board, smoothness

@@ -9,7 +9,7 @@ import asyncio
 import os
 from typing import Any
 
-from art_core.trainer import GRPOTrainer
+from art_classic.trainer import GRPOTrainer
 
 from .agent import Game2048Agent
 from .environment import Game2048Environment

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from art_core.environment import Environment
+from art_classic.environment import Environment
 
 from .rules import (
     INVALID_REWARD,

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from art_core.agent import Agent
-from art_core.display import Display
+from art_classic.agent import Agent
+from art_core.loop.display import Display
 
 from .agent import Game2048Agent, invalid_share, play
 from .players import any_move, by_reward

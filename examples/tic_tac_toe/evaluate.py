@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import art_core as art
-from art_core.metrics import wilson_interval
+from art_core.loop.metrics import wilson_interval
 
 from .agent import OPPONENTS, agent
 from .make_start import START

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from art_core.config import TINY
+from art_embedded import TINY
 
 from .agent import prompt
 from .game import free_cells, opening, side_to_move, winner

@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from art_core.agent import Agent
-from art_core.environment import Environment
+from art_classic.agent import Agent
+from art_classic.environment import Environment
 
 FACT = re.compile(r"The (\w+) is ")
 QUESTIONS = (

@@ -7,7 +7,7 @@ import os
 
 from email_agent import EmailSearchAgent, EmailSearchEnvironment
 
-from art_core.trainer import GRPOTrainer
+from art_classic.trainer import GRPOTrainer
 
 EPOCHS = int(os.environ.get("ART_EPOCHS", 100))
 LEARNING_RATE = float(os.environ.get("ART_LEARNING_RATE", 1e-5))

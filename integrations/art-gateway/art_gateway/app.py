@@ -17,11 +17,12 @@ from urllib.parse import unquote, urlsplit
 
 import orjson
 
-from art_core.capture import CHAT, MODELS, CaptureApp, Dialect, Exchange, Gate, Refused, is_loopback, stopping
+from art_core.capture import MODELS, CaptureApp, Dialect, Exchange, Gate, Refused, is_loopback, stopping
 from art_core.types import Call, JsonDict, Sampling
 
 if TYPE_CHECKING:
-    from art_core.capture.http import Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
+
     from art_core.store import Store
     from art_gateway.routing import Pool
 
@@ -124,10 +125,8 @@ class Gateway:
         self.pool = pool
         self.ledger = Ledger(store)
         self.gate = Gate(limits.calls, limits.waiting)
-        self._dialects = dict(dialects or {})
-        self._capture = CaptureApp(
-            pool.route(""), self.ledger, dialects=self._dialects, max_body=limits.body, gate=self.gate
-        )
+        self._capture = CaptureApp(pool.route(""), self.ledger, dialects=dialects, max_body=limits.body, gate=self.gate)
+        self._dialects = self._capture.dialects
         self._key = None if api_key is None else api_key.encode()
         self._local = local
         self._sampling = sampling or Sampling()
@@ -148,12 +147,12 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         rollout_id, path = split_path(scope["path"])
         exchange = Exchange(scope, receive, send)
-        exchange.speaks = self._dialects.get(path)
-        async with exchange.failing_as_answer(log, "a request failed inside the gateway"):
+        exchange.dialect = self._dialects.get(path, exchange.dialect)
+        async with exchange.errors_answered(log, "a request failed inside the gateway"):
             check_id(scope, rollout_id)
             if self._key is None:
                 check_page(exchange, local=self._local)
-            if rollout_id and exchange.method == "POST" and (path == CHAT or path in self._dialects):
+            if rollout_id and exchange.method == "POST" and path in self._dialects:
                 self._admit(exchange)
                 await self.ledger.keep_up()
                 await self._call(rollout_id, exchange)
@@ -250,7 +249,7 @@ class Gateway:
         }
 
     def _unknown(self, exchange: Exchange, rollout_id: str | None) -> None:
-        paths = ", ".join(f"POST /rollouts/{{rollout_id}}{path}" for path in (CHAT, *self._dialects))
+        paths = ", ".join(f"POST /rollouts/{{rollout_id}}{path}" for path in self._dialects)
         hint = ""
         if exchange.path.startswith("/v1/"):
             hint = (

@@ -63,9 +63,9 @@ def gateway(
 
     Every NAME is a run of the agent of its own and begins with its first call. Ctrl-C ends the calls in flight and loses nothing.
     """
-    from art_core.display import Output
-    from art_core.folder import new_run_dir
+    from art_core.loop.display import Output
     from art_core.plugins import Plugins
+    from art_core.store.run_folder import new_run_dir
     from art_gateway.app import Limits
     from art_gateway.serve import Plan, serve
 

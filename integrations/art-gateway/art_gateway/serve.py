@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from art_core.capture import Dialect, address_of, http_server, is_loopback, listen
-from art_core.folder import claimed
 from art_core.store import Store
+from art_core.store.run_folder import claimed
 from art_core.types import Sampling
 from art_gateway.app import Gateway, Limits
 from art_gateway.routing import Pool, Server

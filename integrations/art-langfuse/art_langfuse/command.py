@@ -56,9 +56,9 @@ def langfuse(
 
     Their tokens were sampled by another model, so no step of GRPO is taken on them. Exit code 1: there was nothing to take.
     """
-    from art_core.folder import claimed
-    from art_core.rendering import Renderer
     from art_core.store import Store
+    from art_core.store.run_folder import claimed
+    from art_embedded.rendering import Renderer
     from art_langfuse.account import account
     from art_langfuse.api import Project, conditions
     from art_langfuse.importing import import_traces, write_tasks

@@ -1,7 +1,7 @@
 """Traces of an agent -> runs in a run folder: to judge, to imitate, to take tasks from.
 
 The tokens are made by the chat template of the model that shall be trained, and say that no policy sampled them
-(``art_core.rendering``). Knows nothing about the command line.
+(``art_embedded.rendering``). Knows nothing about the command line.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ConfigError
-from art_core.rendering import Renderer
-from art_core.rollout import task_id
+from art_core.loop.rollout import task_id
 from art_core.store import Store
 from art_core.types import Call, JsonDict
+from art_embedded.rendering import Renderer
 from art_langfuse.api import SEVERAL, Project
 from art_langfuse.conversations import Unreadable, answer_of, shown_of, value_of
 from art_langfuse.vocabularies import CALL_REWARD, SETTINGS

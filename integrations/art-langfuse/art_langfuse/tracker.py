@@ -1,6 +1,6 @@
 """``train(trackers=["langfuse"])`` and ``["otel"]``: every run of the agent as a trace, its reward and metrics as scores.
 
-Called in a thread of its own, in order (``art_core.trackers``). Neither tracker patches a client library, switches an
+Called in a thread of its own, in order (``art_core.loop.trackers``). Neither tracker patches a client library, switches an
 instrumentation on or touches the process's tracer provider.
 """
 
@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_core.folder import write_whole
-from art_core.store import look
+from art_core.store import Store
+from art_core.store.run_folder import write_whole
 from art_core.types import Group, JsonDict, Trajectory
 from art_langfuse import vocabularies
 from art_langfuse.account import account
@@ -175,8 +175,8 @@ def _starts(run_dir: Path, groups: Sequence[Group]) -> dict[str, float]:
     now, file = time.time(), run_dir / "run.sqlite"
     found = {t.rollout_id: now - t.seconds for t in runs}
     if file.is_file():
-        seen = look(file, lambda view: [view.rollout(t.rollout_id) for t in runs])
-        found |= {it.rollout.rollout_id: it.started for it in seen if it is not None}
+        with Store(file) as store:
+            found |= store.started(list(found))
     return found
 
 

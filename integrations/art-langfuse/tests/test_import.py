@@ -11,13 +11,15 @@ from starlette.routing import Route
 from team_agent import Judge, agent, answers
 from typer.testing import CliRunner
 
+import art_audit
 import art_core as art
 import art_langfuse
-from art_core.__main__ import app
+from art_cli.main import command
 from art_core.errors import ConfigError
 from art_core.plugins import Plugins
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine
+from art_embedded import TINY
 from art_langfuse.api import NotRead
 
 LOOK = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -26,9 +28,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 def run_command(*arguments):
     Plugins(art_langfuse, installed=False)
-    if not any(group.name == "import" for group in app.registered_groups):
-        art_langfuse.register_commands(app)
-    return CliRunner().invoke(app, ["import", "langfuse", *map(str, arguments)], catch_exceptions=False)
+    return CliRunner().invoke(command(), ["import", "langfuse", *map(str, arguments)], catch_exceptions=False)
 
 
 def plain(output):
@@ -213,7 +213,7 @@ def test_a_failed_run_is_kept_with_its_error_and_a_doubled_call_once(server, tmp
 
 def test_a_run_folder_is_of_one_model(production, tmp_path, monkeypatch):
     run_command("--run-dir", tmp_path)
-    done = run_command("--run-dir", tmp_path, "--model", art.config.TINY)
+    done = run_command("--run-dir", tmp_path, "--model", TINY)
     assert done.exit_code == 2 and "runs with tokens of tiny" in plain(done.output)
     monkeypatch.delenv("LANGFUSE_SECRET_KEY")
     with pytest.raises(ConfigError, match="LANGFUSE_SECRET_KEY is not set"):
@@ -254,13 +254,12 @@ async def test_imported_runs_are_imitated_and_refused_by_grpo(production, tmp_pa
         everything = art.load_trajectories(tmp_path / "imported")
         with pytest.raises(ConfigError, match="another model answered"):
             await run.learn([art.Group(everything[0].task, tuple(everything[:2]))])
-    found = art.audit(tmp_path / "imported", progress=False)
+    found = art_audit.audit(tmp_path / "imported", progress=False)
     assert found.clean and found.not_kept == found.calls == 6
 
 
 def test_imported_runs_can_be_judged(production, tmp_path, monkeypatch):
     pytest.importorskip("art_ruler")
-    import art_ruler
 
     judge = tmp_path / "judge.py"
     judge.write_text(
@@ -271,9 +270,7 @@ def test_imported_runs_can_be_judged(production, tmp_path, monkeypatch):
         "    return json.dumps({'scores': scores})\n"
     )
     run_command("--run-dir", tmp_path / "imported")
-    if not any(group.name == "judge" for group in app.registered_groups):
-        art_ruler.register_commands(app)
-    done = CliRunner().invoke(app, ["judge", str(tmp_path / "imported"), "--judge", f"{judge}:judge"])
+    done = CliRunner().invoke(command(), ["judge", str(tmp_path / "imported"), "--judge", f"{judge}:judge"])
     assert done.exit_code == 0, done.output
     with Store(tmp_path / "imported" / "run.sqlite") as store:
         [*_, opinion] = store.scores("langfuse-a1")

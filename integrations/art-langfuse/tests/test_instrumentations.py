@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import art_core as art
-from art_core.rendering import Renderer
 from art_core.store import Store
+from art_embedded.rendering import Renderer
 from art_langfuse.account import account
 from art_langfuse.api import Project
 from art_langfuse.importing import import_traces

@@ -23,7 +23,7 @@ def test_the_page_runs(server, tmp_path, monkeypatch, capsys):
     exec(compile(train, "langfuse.md", "exec"), program)
     assert len(server.traces()) == 2 * 2 * 4
     command = "import langfuse --since 7d --session seen --run-dir runs/imported --limit 10"
-    done = subprocess.run([sys.executable, "-m", "art_core", *command.split()], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "art_cli", *command.split()], capture_output=True, text=True)
     assert done.returncode == 0 and "10 traces read" in done.stdout, done.stderr
     exec(compile(imitate, "langfuse.md", "exec"), program)
     asyncio.run(program["warm_start"]())

@@ -8,8 +8,8 @@ import pytest
 import art_core as art
 import art_langfuse
 from art_core.plugins import Plugins
-from art_core.rendering import Renderer
 from art_core.store import Store
+from art_embedded.rendering import Renderer
 from art_langfuse.account import account
 from art_langfuse.api import Project
 from art_langfuse.importing import import_traces

@@ -5,7 +5,7 @@ NCCL or gloo), and not Ray Train itself: a run asks for a step, then a swap, the
 it was done. ``TorchTrainer.fit`` runs a whole loop and starts it anew by itself when a worker dies, from a checkpoint of its
 own. Here a death ends the step with an error that says so, and the run goes on from the run folder's checkpoint, whose version
 the store and the engine know. What is computed, how gradients are summed and what FSDP2 shards is the core's
-(learner/processes.py).
+(sharding.py).
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class LearnerProcess:
         import torch.distributed as dist
 
         from art_core.learner import TorchLearner
-        from art_core.learner.processes import Alone, processes
+        from art_core.learner.alone import Alone
+        from art_ray.sharding import processes
 
         host, port = first
         if is_loopback(host):

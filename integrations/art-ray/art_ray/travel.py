@@ -13,7 +13,7 @@ from typing import Any
 
 from ray import cloudpickle
 
-from art_core.arguments import load_agent
+from art_cli.arguments import load_agent
 from art_core.errors import AgentError, CaptureError
 from art_core.store.values import from_json, to_json
 

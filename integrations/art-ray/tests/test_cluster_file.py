@@ -1,11 +1,11 @@
-"""deploy/ray-cluster.yaml is what Ray's launcher takes."""
+"""ray-cluster.yaml is what Ray's launcher takes."""
 
 import json
 from pathlib import Path
 
 import yaml
 
-FILE = Path(__file__).parents[3] / "deploy" / "ray-cluster.yaml"
+FILE = Path(__file__).parents[1] / "ray-cluster.yaml"
 
 
 def test_the_cluster_file_is_valid_by_rays_own_schema():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
-from art_core.metrics import wilson_interval
+from art_core.loop.metrics import wilson_interval
 
 TIE = 1e-8
 """Scores that differ by less are equal: means of floats in another order differ by about 1e-16."""

@@ -208,8 +208,8 @@ def add_to(art: typer.Typer) -> None:
 def _opened(run: Path) -> Iterator[Store]:
     """Open the run's store; no other process works in the run meanwhile."""
     from art_core.errors import ConfigError
-    from art_core.folder import claimed, store_file
     from art_core.store import Store
+    from art_core.store.run_folder import claimed, store_file
 
     try:
         file = store_file(run)
@@ -250,7 +250,7 @@ def _ruler(judge: str | None, run: Path, *, rubric: str | None, **settings: Any)
 
 def _judge(name: str | None) -> object:
     """Return the judge that a name means: MODULE:NAME and FILE.py:NAME are objects, other names are LiteLLM's."""
-    from art_core.arguments import load_object
+    from art_cli.arguments import load_object
 
     return load_object(name) if name and OBJECT.fullmatch(name) else name
 

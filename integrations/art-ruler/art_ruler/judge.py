@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from art_core.errors import ConfigError
-from art_core.shown import printable, without_keys
+from art_core.redaction import printable, without_keys
 from art_core.types import JsonDict
 from art_ruler.shorten import estimate, estimate_of
 
-__all__ = ["Answer", "Judge", "JudgeError", "TooLong", "judge_of", "with_tokens"]
+__all__ = ["Answer", "FunctionJudge", "Judge", "JudgeError", "LangChainJudge", "TooLong", "with_tokens"]
 
 
 class JudgeError(Exception):
@@ -139,29 +138,6 @@ class LangChainJudge:
 
     async def _invoke(self, messages: list[JsonDict]) -> Any:
         return await _within(self._timeout, self.name, lambda: self._model.ainvoke(messages))
-
-
-def judge_of(
-    judge: object, *, timeout: float, retries: int, api_base: str | None, api_key: str | None, params: Mapping[str, Any]
-) -> Judge:
-    """Return the judge that is meant by a model string, a LangChain model or a function; ConfigError for anything else."""
-    if isinstance(judge, str):
-        from art_ruler.litellm_judge import LiteLLMJudge
-
-        given = {name: value for name, value in (("api_base", api_base), ("api_key", api_key)) if value is not None}
-        return LiteLLMJudge(judge, timeout=timeout, retries=retries, params=given | dict(params))
-    if api_base is not None or api_key is not None or params:
-        raise ConfigError(
-            "api_base, api_key and params are for a judge given by its LiteLLM model string; leave them out"
-        )
-    if callable(getattr(judge, "ainvoke", None)):
-        return LangChainJudge(judge, timeout)
-    if callable(judge) and not isinstance(judge, type):
-        return FunctionJudge(judge, timeout)
-    raise ConfigError(
-        f"{judge!r} is not a judge: give a LiteLLM model string such as 'openai/gpt-6-luna', a LangChain chat model, or "
-        "`async def judge(messages) -> str`"
-    )
 
 
 async def _within(seconds: float, name: str, ask: Callable[[], Any]) -> Any:

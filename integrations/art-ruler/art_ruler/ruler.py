@@ -18,10 +18,11 @@ from typing import Any
 
 from art_core import exempt
 from art_core.errors import ConfigError
-from art_core.gathering import gather_limited
+from art_core.runtime.gathering import gather_limited
 from art_core.types import Group, JsonDict, Trajectory
 from art_ruler.answer import Fault, Scored, read_scores
-from art_ruler.judge import Answer, Judge, JudgeError, TooLong, judge_of
+from art_ruler.judge import Answer, Judge, JudgeError, TooLong
+from art_ruler.judge_choice import judge_of
 from art_ruler.meter import Meter
 from art_ruler.prompt import RUBRIC, SYSTEM, Question, question, repair
 from art_ruler.record import Record

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_core.errors import ConfigError
-from art_core.metrics import wilson_interval
+from art_core.loop.metrics import wilson_interval
 from art_ruler.calibration import (
     Agreement,
     Preference,

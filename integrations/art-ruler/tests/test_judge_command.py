@@ -13,9 +13,8 @@ import pytest
 from judging import TASK, call
 from typer.testing import CliRunner
 
-from art_core.__main__ import app
+from art_cli.main import command
 from art_core.errors import ConfigError
-from art_core.plugins import Plugins
 from art_core.store import Store
 
 WORTHS = ((0.2, 0.9, 0.5), (0.7, 0.1), (0.4, 0.6, 0.3, 0.8))
@@ -73,11 +72,7 @@ def judge(tmp_path):
 
 
 def art(*arguments: object, put: str | None = None):
-    from art_ruler.command import app as judge_app
-
-    if not any(group.typer_instance is judge_app for group in app.registered_groups):
-        Plugins().call("register_commands", app=app)
-    return CliRunner().invoke(app, [str(it) for it in arguments], input=put, env={"COLUMNS": "300"})
+    return CliRunner().invoke(command(), [str(it) for it in arguments], input=put, env={"COLUMNS": "300"})
 
 
 def scores(run: Path, rollout_id: str) -> list:
@@ -277,7 +272,7 @@ def test_people_are_asked_pair_by_pair_and_every_answer_is_kept(run, judge, tmp_
 
 @pytest.mark.system
 def test_stopping_loses_nothing_that_was_judged(run, judge):
-    command = [sys.executable, "-m", "art_core", "judge", str(run), "--judge", f"{judge}:slow"]
+    command = [sys.executable, "-m", "art_cli", "judge", str(run), "--judge", f"{judge}:slow"]
     paths = os.pathsep.join([str(Path(judging.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths}

@@ -18,7 +18,7 @@ from starlette.responses import FileResponse
 
 from art_core import open_run
 from art_core.errors import ArtError
-from art_core.run import Run
+from art_core.loop.run import Run
 from art_core.store.values import to_json
 from art_server import reading
 from art_server.bodies import StrictJson, say_refusals

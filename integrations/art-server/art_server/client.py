@@ -20,7 +20,7 @@ import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from art_core.errors import ArtError, ConfigError, StoreError
-from art_core.rollout import describe
+from art_core.loop.rollout import describe
 from art_core.store.values import from_json, to_json
 from art_server import messages
 from art_server.clients import REPLACED

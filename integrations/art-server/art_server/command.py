@@ -48,8 +48,8 @@ def serve(
     Workers (`art worker`) run the agents; `art_server.connect(url)` collects, scores and learns from anywhere; the dashboard
     is at /. Ctrl-C ends it; started again with the same --run-dir it goes on, unfinished collections included.
     """
-    from art_core.arguments import parse_settings
-    from art_core.folder import new_run_dir
+    from art_cli.arguments import parse_settings
+    from art_core.store.run_folder import new_run_dir
     from art_server.serve import Plan, serve_forever
     from art_server.settings import load_settings
 
@@ -91,7 +91,7 @@ def worker(
 
     Ctrl-C once: take no more, end what runs. Twice: give back what runs, which other workers then run.
     """
-    from art_core.arguments import load_agent
+    from art_cli.arguments import load_agent
     from art_server.client import TrainingClient
     from art_server.loops import loop_beside
     from art_server.messages import check_name
@@ -142,7 +142,7 @@ def _say_log() -> None:
 
     from rich.logging import RichHandler
 
-    from art_core.display import Output
+    from art_core.loop.display import Output
 
     handler = RichHandler(console=Output(stderr=True), show_path=False, markup=False)
     logging.getLogger("art_server").addHandler(handler)

@@ -15,11 +15,11 @@ import numpy as np
 from art_core import Call, Group
 from art_core import Trajectory as Run
 from art_core.scoring import advantages
-from art_core.store import SeenRollout, StoreView, Wanted, look
 from art_server import answers
 from art_server.outcome import evaluations_of
 from art_server.plain import numbers, plain, readable
 from art_server.reading import STORE, number, state_of, trajectory_fields
+from art_server.store_view import SeenRollout, StoreView, Wanted, look
 from art_server.token_texts import LONGEST, TokenTexts, tokenizer_file
 
 MOST_CALLS = 500

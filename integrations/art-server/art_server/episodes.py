@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from art_core.attribution import in_child_processes, rollouts_have_threads, running
 from art_core.errors import CaptureError, ConfigError
+from art_core.loop.rollout import API_KEY, describe
 from art_core.plugins import Plugins, redirect_clients
-from art_core.rollout import API_KEY, describe
 from art_core.store.values import from_json, to_json
 from art_core.types import RolloutAddress
 from art_server.loops import in_loop
@@ -103,9 +103,9 @@ class ClassicEpisodes:
 
     async def __call__(self, episode: dict[str, Any]) -> dict[str, Any]:
         """Run an episode and return ``episode_id``, ``total_reward``, ``steps`` and ``data``."""
-        from art_core.environment import Environment
-        from art_core.episodes import Episode as Played
-        from art_core.episodes import play
+        from art_classic.environment import Environment
+        from art_classic.episodes import Episode as Played
+        from art_classic.episodes import play
 
         agent, environment = self._agent(episode.get("model_name")), Environment(episode.get("env_config"))
         played = Played()
@@ -116,7 +116,7 @@ class ClassicEpisodes:
         }  # fmt: skip
 
     def _agent(self, model: Any) -> Any:
-        from art_core.agent import Agent
+        from art_classic.agent import Agent
 
         if model not in self._models and "ART_MODEL" not in os.environ:
             raise ConfigError(

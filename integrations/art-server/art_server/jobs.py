@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from art_core.collecting import Kept
 from art_core.errors import ArtError, ConfigError, RewardError, ServingDied, StoreError
-from art_core.rollout import describe, task_id, task_input
-from art_core.run import Run
+from art_core.loop.rollout import describe, task_id, task_input
+from art_core.loop.rollout_batch import finished_trajectories, group_id
+from art_core.loop.run import Run
 from art_core.types import Group, Trajectory
 from art_server.executor import Assignment
 from art_server.requests import MOST_RUNS, Collect, GivenScore, JobRequest, JobState, Learn, LearnGroup, Score, Scores
@@ -133,7 +133,7 @@ class Jobs:
             return None
         if not 0 <= place < (state.result or {})["groups"]:
             return None
-        runs = Kept(self._run.store, _name(key)).finished(place)
+        runs = finished_trajectories(self._run.store, group_id(_name(key), place))
         return Group(runs[0].task, tuple(runs[: state.result["group_size"]]))
 
     @property

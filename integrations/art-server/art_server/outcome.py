@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from art_core.folder import is_claimed
-from art_core.store import StoreView
+from art_core.store.run_folder import is_claimed
 from art_server import answers
 from art_server.plain import plain, readable
+from art_server.store_view import StoreView
 
 RECENT = 4
 """Last steps over which the final reward is averaged: one step's mean is noisy."""

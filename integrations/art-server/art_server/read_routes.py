@@ -10,9 +10,9 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from art_core.errors import StoreError
-from art_core.store import Wanted
 from art_server import answers, conversations, reading
 from art_server.plain import readable
+from art_server.store_view import Wanted
 from art_server.token_texts import TokenTexts
 
 LARGEST = 2**31 - 1

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import StoreError
-from art_core.folder import CHECKPOINT, checkpoints
-from art_core.store import SeenRollout, StoreView, Wanted, look
+from art_core.store.run_folder import CHECKPOINT, checkpoints
 from art_server import answers, outcome
 from art_server.plain import numbers, plain, readable
+from art_server.store_view import SeenRollout, StoreView, Wanted, look
 
 LOST = ("RolloutLost", "CancelledError")
 """How the errors of attempts begin that were made again: nothing that the agent did."""

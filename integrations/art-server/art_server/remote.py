@@ -17,11 +17,11 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from art_core import scoring
 from art_core.attribution import exempt
 from art_core.config import check_tasks
-from art_core.display import Output
 from art_core.errors import ArtError, CaptureError, ConfigError
-from art_core.rewards import name_of, score_all
-from art_core.rollout import task_id, task_input
-from art_core.shown import without_keys
+from art_core.loop.display import Output
+from art_core.loop.rewards import name_of, score_all
+from art_core.loop.rollout import task_id, task_input
+from art_core.redaction import without_keys
 from art_core.store.values import from_json, to_json
 from art_core.types import Group, GroupReward, Reward, Sampling
 from art_server.client import LOST, NO_USER, TrainingClient

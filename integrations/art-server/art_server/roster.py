@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary
 from pydantic import BaseModel
 from starlette.websockets import WebSocket
 
-from art_core.collecting import ATTEMPTS
 from art_core.errors import CaptureError, ConfigError, RolloutLost
+from art_core.loop.rollout_batch import ATTEMPTS
 from art_server.clients import CAME_BACK, REPLACED, TOO_BAD, Client, Pending, Socket, closed
 from art_server.gate import Gate
 from art_server.messages import (

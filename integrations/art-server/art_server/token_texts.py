@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from art_core.config import TINY
-from art_core.folder import checkpoints
+from art_core.config import shipped_model
+from art_core.store.run_folder import checkpoints
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -52,7 +52,7 @@ class TokenTexts:
 
 def tokenizer_file(run_dir: Path, model: str | None) -> Path | None:
     """Return the file of a run's tokenizer: in the model's folder, in the hub's cache, or beside a checkpoint; else None."""
-    folders = [TINY] if model == "tiny" else [Path(model).expanduser()] if model else []
+    folders = [shipped_model(model) or Path(model).expanduser()] if model else []
     for folder in folders:
         if (folder / FILE).is_file():
             return folder / FILE

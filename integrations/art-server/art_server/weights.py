@@ -12,7 +12,7 @@ from urllib.parse import quote
 import aiohttp
 
 from art_core.errors import StoreError
-from art_core.folder import CHECKPOINT
+from art_core.store.run_folder import CHECKPOINT
 
 BLOCK = 1 << 20
 

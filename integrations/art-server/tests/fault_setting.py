@@ -21,14 +21,14 @@ from typing import Any
 import aiohttp
 from faulty_proxy import FaultyProxy
 
-from art_core.collecting import Kept
+from art_core.loop.rollout_batch import finished_trajectories, group_id
 from art_core.store import Store
 from art_core.types import Trajectory
 
 HERE = Path(__file__).parent
 CALLS = 3
 """Of every run of the agents in ``fault_agents.py``."""
-NOT_NEEDED = {it.name for it in entry_points(group="art")} - {"openai", "server"}
+NOT_NEEDED = {it.name for it in entry_points(group="art")} - {"openai", "server", "embedded"}
 """Plugins whose frameworks would take seconds to load in every process."""
 
 
@@ -89,7 +89,7 @@ class Setting:
     def start_worker(self, name: str, agent: str = "fault_agents.py:patient", *options: str) -> subprocess.Popen[bytes]:
         """Start a worker that reaches the server through the proxy."""
         address, path = f"ws://127.0.0.1:{self.proxy.port}", str(HERE / agent)
-        started = self._start(name, "-m", "art_core", "worker", address, "--id", name, "--agent", path, *options)
+        started = self._start(name, "-m", "art_cli", "worker", address, "--id", name, "--agent", path, *options)
         self.workers[name] = started
         return started
 
@@ -122,8 +122,7 @@ def check_runs(run_dir: Path, key: str, tasks: list[str], size: int) -> list[lis
     Returns the trajectories by place.
     """
     with Store(run_dir / "run.sqlite") as store:
-        kept = Kept(store, f"job/{key}")
-        groups = [kept.finished(place) for place in range(len(tasks))]
+        groups = [finished_trajectories(store, group_id(f"job/{key}", place)) for place in range(len(tasks))]
         assert [len(group) for group in groups] == [size] * len(tasks), "a run was lost, or made twice"
         for task, group in zip(tasks, groups, strict=True):
             for trajectory in group:

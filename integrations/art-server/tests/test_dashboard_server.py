@@ -73,8 +73,8 @@ def test_a_run_on_a_server_is_seen_to_learn_and_its_runs_are_opened_and_compared
     url = f"127.0.0.1:{free_port()}"
     port = url.partition(":")[2]
     with (
-        process(tmp_path, "-m", "art_core", "serve", "--port", port, "--run-dir", "tiny-run"),
-        process(tmp_path, "-m", "art_core", "worker", f"ws://{url}", "--id", "client_1", "--agent", "app.py:agent"),
+        process(tmp_path, "-m", "art_cli", "serve", "--port", port, "--run-dir", "tiny-run"),
+        process(tmp_path, "-m", "art_cli", "worker", f"ws://{url}", "--id", "client_1", "--agent", "app.py:agent"),
     ):
         reached(url)
         page = desk.open(f"http://{url}/", http_credentials={"username": "anyone", "password": TOKEN})

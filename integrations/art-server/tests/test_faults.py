@@ -109,7 +109,7 @@ async def test_eight_workers_a_storm_of_faults_and_every_run_is_finished_once(tm
 def real_server(setting):
     """The command of ``art serve`` with the real engine."""
     where = ["--run-dir", str(setting.run_dir), "--port", str(setting.port)]
-    return ["-m", "art_core", "serve", *where, "--lease", "10"]
+    return ["-m", "art_cli", "serve", *where, "--lease", "10"]
 
 
 @pytest.mark.engines
@@ -126,7 +126,7 @@ async def test_with_the_real_engine_what_was_trained_is_what_was_sampled(tmp_pat
         await begun(setting, 4, *serve)
         check(setting, tasks, await endure(setting, tasks, faults))
         await asyncio.to_thread(setting.kill_server, signal.SIGTERM)
-    command = [sys.executable, "-m", "art_core", "audit", str(setting.run_dir)]
+    command = [sys.executable, "-m", "art_cli", "audit", str(setting.run_dir)]
     audit = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert not marked(f"FAULTS={tmp_path}")

@@ -233,7 +233,7 @@ def test_an_open_address_without_a_token_is_refused_before_anything_starts(tmp_p
 @pytest.mark.engines
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no ps")
 async def test_a_token_of_the_environment_is_in_no_process_list_and_nothing_written(tmp_path):
-    command = [sys.executable, "-m", "art_core", "serve", "--port", "0", "--run-dir", "run"]
+    command = [sys.executable, "-m", "art_cli", "serve", "--port", "0", "--run-dir", "run"]
     environment = {**os.environ, "ART_SERVER_TOKEN": TOKEN, "ART_LOG": "DEBUG"}
     with (tmp_path / "said").open("wb") as said:
         server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=said)

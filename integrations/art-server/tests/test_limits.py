@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 from served import END, SHAKE, raw, served
 from starlette.routing import Mount
 
-from art_core.capture import edge
+from art_core.capture import listening
 from art_server import guard
 from art_server.messages import NAME
 from art_server.requests import MOST_TASKS
@@ -86,7 +86,7 @@ async def test_headers_of_any_size_are_not_taken(tmp_path):
 
 @pytest.mark.system
 async def test_headers_that_do_not_come_are_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(edge, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.3)
     async with served(tmp_path) as (_, host, _http):
         for parts in ([], [b"GET /status HTTP/1.1\r\n", *[b"X: y\r\n"] * 40]):
             answer = await raw(host, *parts, pause=0.02)

@@ -48,8 +48,8 @@ def test_the_page_works_as_it_is_typed(tmp_path):
     serve = re.search(r"^art (serve \S+ \S+)", DOC.read_text(), flags=re.M)[1].split()
     work = re.search(r"^art (worker .*?)\s+#", DOC.read_text(), flags=re.M)[1].split()
     with (
-        started(tmp_path, "-m", "art_core", *serve, "--run-dir", "run", until="serving at"),
-        started(tmp_path, "-m", "art_core", *work, until="connected to"),
+        started(tmp_path, "-m", "art_cli", *serve, "--run-dir", "run", until="serving at"),
+        started(tmp_path, "-m", "art_cli", *work, until="connected to"),
     ):
         driven = subprocess.run(
             [sys.executable, "drive.py"], cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=120

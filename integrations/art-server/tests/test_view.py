@@ -37,7 +37,7 @@ async def main(folder):
             assert response.status_code == 200, (path, response.text)
 
 asyncio.run(main(sys.argv[1]))
-print(sorted({"torch", "transformers", "art_core.engine", "art_core.learner"} & set(sys.modules)))
+print(sorted({"torch", "transformers", "art_embedded.engine", "art_core.learner.torch_learner"} & set(sys.modules)))
 """
 
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
+from art_core.serving import EngineBase
 from art_core.types import JsonDict, Upstream, Weights
 from art_vllm import command_line
 from art_vllm.client import VllmClient
@@ -26,7 +27,7 @@ T = TypeVar("T")
 log = logging.getLogger("art_core.engine")
 
 
-class AddressEngine:
+class AddressEngine(EngineBase):
     """``engine="http://HOST:PORT/v1"``: a server that somebody else runs, on a machine that sees the run's folder.
 
     The base model is version 0. An adapter is loaded beside the others under the name ``policy@VERSION``, with a mark of the run

@@ -114,8 +114,8 @@ class VllmClient(HttpUpstream):
             ) from error
 
     async def counters(self) -> Mapping[str, float]:
-        """Return the totals since the server's start, named as ``abilities.Counts`` says; empty where it has none, 0 for one that
-        it lacks among others."""
+        """Return the totals of ``EngineBase.counters`` since the server's start; empty if it has none, 0 for one that it lacks
+        among others."""
         totals: dict[str, float] = {}
         for line in (await self._get("/metrics")).splitlines():
             name, _, value = line.rpartition(" ")

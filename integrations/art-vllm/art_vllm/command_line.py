@@ -15,7 +15,7 @@ import psutil
 
 from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
 from art_core.errors import ConfigError
-from art_core.formats import reasoning_parser, tool_parser
+from art_embedded.parsers import reasoning_parser, tool_parser
 
 BASE = "policy@0"
 """The name under which the start weights are served."""

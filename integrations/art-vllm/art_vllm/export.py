@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from art_core.errors import ArtError, ConfigError, StoreError
-from art_core.folder import hold
 from art_core.learner import checkpoint
 from art_core.learner.replay import load_weights
+from art_core.store.run_folder import hold
 from art_vllm.export_check import Check, Comparison
 from art_vllm.export_source import Source, find_source
 from art_vllm.how_to_serve import how_to_serve

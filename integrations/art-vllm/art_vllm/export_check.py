@@ -10,8 +10,8 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from art_core.errors import ArtError
+from art_core.learner.pretrained import load_tokenizer
 from art_core.learner.replay import replay
-from art_core.pretrained import load_tokenizer
 from art_core.token_tree import build_tree
 from art_core.types import Call, TokenTree, Trajectory
 from art_vllm.export_source import Source

@@ -46,7 +46,7 @@ def export_run(
         from art_vllm.export import export
     except ImportError as error:
         raise ConfigError(
-            f"art export loads the trained model ({error}); in the checkout of art, run: pip install -e '.[train]'"
+            f"art export loads the trained model ({error}); install art-core[train], as docs/install.md says"
         ) from error
 
     with _progress() as say:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from art_core.config import TINY
+from art_core.config import shipped_model
 from art_core.errors import ConfigError
 from art_vllm.shapes import Experts, Latent, Shape, refuse_other_than_text, shape_of
 
@@ -78,7 +78,7 @@ def find_shape(model: str) -> Shape:
 
     Raises ConfigError, with the nearest names, where it is none of these, and where it is not a text model.
     """
-    folder = TINY if model == "tiny" else Path(model).expanduser()
+    folder = shipped_model(model) or Path(model).expanduser()
     if model and folder.is_dir():
         return _from_folder(folder, model)
     if model.startswith((".", "/", "~")):

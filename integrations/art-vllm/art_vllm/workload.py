@@ -10,8 +10,8 @@ import numpy as np
 
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
-from art_core.folder import store_file
 from art_core.store import Store
+from art_core.store.run_folder import store_file
 from art_core.token_tree import build_tree
 from art_core.types import TokenTree, Trajectory
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
+from art_embedded import TINY
 from art_vllm import VllmEngine
 
 

@@ -54,7 +54,7 @@ async def test_a_runs_weights_are_loaded_for_its_evaluation(fake, address, tmp_p
 
 @pytest.mark.parametrize("settings", [{"lora_rank": 0}, {"lora_rank": 8, "frozen_model": "tiny"}])
 async def test_one_server_cannot_be_the_trained_model_and_another_one_too(address, tmp_path, settings):
-    with pytest.raises(ConfigError, match=r"engine='http://.*' is one server; give frozen_model='http://HOST:PORT/v1'"):
+    with pytest.raises(ConfigError, match=r"engine='http://.*' is one server; pass frozen_model='http://HOST:PORT/v1'"):
         async with art.open_run(
             tmp_path / "run", engine=address, learner=CountingLearner(), train_nodes=["planner"], **settings
         ):

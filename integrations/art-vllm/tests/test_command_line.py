@@ -5,8 +5,9 @@ import os
 
 import pytest
 
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
+from art_embedded import TINY
 from art_vllm import command_line, environment
 
 
@@ -139,7 +140,7 @@ def test_where_there_is_no_vllm_it_is_said_how_to_get_it(tmp_path, monkeypatch):
 
 
 def test_doctor_installs_for_an_engine_that_can_be_installed(monkeypatch):
-    from art_core import doctor
+    from art_cli import doctor
 
     said = []
     monkeypatch.setattr(environment.sys, "platform", "darwin")

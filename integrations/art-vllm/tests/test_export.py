@@ -19,13 +19,12 @@ from tree_cases import make_model
 from typer.testing import CliRunner
 
 import art_core as art
-from art_core.__main__ import app
-from art_core.config import TINY
+from art_cli import main
 from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner.replay import load_weights
-from art_core.plugins import Plugins
 from art_core.store import Store
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
+from art_embedded import TINY
 from art_vllm import export_check
 from art_vllm.export import export
 from bench.family_models import save
@@ -304,7 +303,7 @@ def test_an_export_that_computes_something_else_is_not_kept(trained, tmp_path, m
 def test_an_export_without_torch_is_refused_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "art_vllm.export", None)  # as where torch is missing
     refused = command(tmp_path).exception
-    assert isinstance(refused, ConfigError) and "pip install -e '.[train]'" in str(refused)
+    assert isinstance(refused, ConfigError) and "install art-core[train]" in str(refused)
 
 
 def test_what_cannot_be_exported_is_refused_with_the_reason(trained, run_dir, tmp_path, monkeypatch):
@@ -364,9 +363,7 @@ def test_an_adapter_of_a_run_with_signs_in_its_name_is_written_as_vllm_reads_it(
 
 
 def command(*arguments):
-    if not any(it.name == "export" for it in app.registered_commands):
-        Plugins().call("register_commands", app=app)
-    return CliRunner().invoke(app, ["export", *map(str, arguments)])
+    return CliRunner().invoke(main.command(), ["export", *map(str, arguments)])
 
 
 def test_the_command_prints_where_it_is_and_how_to_serve_it(trained, tmp_path):

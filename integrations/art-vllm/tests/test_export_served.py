@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import art_core as art
-from art_core.config import TINY
 from art_core.learner.replay import load_weights
 from art_core.testing import FakeEngine, ScriptedAgent
+from art_embedded import TINY
 from art_vllm import environment
 from art_vllm.export import export
 

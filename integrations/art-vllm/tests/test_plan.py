@@ -8,15 +8,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from art_core import losses, unsloth
-from art_core.config import TINY as FOLDER
+from art_core import losses
 from art_core.config import make_config
 from art_core.errors import ConfigError
-from art_core.learner import gradients
+from art_core.learner import gradients, unsloth
 from art_core.learner.torch_learner import TorchLearner
 from art_core.store import Store
 from art_core.token_tree import build_tree
 from art_core.types import Call, Trajectory
+from art_embedded import TINY as FOLDER
 from art_vllm.cost import cost, learner_flops
 from art_vllm.gpus import GIB, GPUS, Gpu, find_gpu
 from art_vllm.known_shapes import find_shape, known_shapes

@@ -10,9 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 import art_core as art
-from art_core.config import TINY, make_config
+from art_core.config import make_config
 from art_core.errors import ConfigError
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
+from art_embedded import TINY
 from art_vllm.command_line import options
 from art_vllm.plan_command import EXAMPLE, add_to
 

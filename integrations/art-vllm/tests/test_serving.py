@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from art_core import abilities
 from art_core.capture.upstream import UNREACHABLE
 from art_core.errors import ConfigError, UpstreamError
+from art_core.serving import EngineBase
 from art_core.types import Weights
 from art_vllm import AddressEngine, VllmEngine, engine, process
 
@@ -33,9 +33,8 @@ async def streamed(upstream, text: str) -> list[dict]:
 
 
 async def test_it_has_every_ability_and_travels_to_the_serving_process(fake):
-    it = fake.engine()
-    for ability in ("KeepsFiles", "Scores", "Counts", "ServesVersions", "Rests"):
-        assert isinstance(it, getattr(abilities, ability)), ability
+    for method in ("begin", "score", "counters", "overlaps", "keeps_start", "at", "retire", "rest", "wake"):
+        assert getattr(VllmEngine, method) is not getattr(EngineBase, method), method
     assert pickle.loads(pickle.dumps(VllmEngine)) is VllmEngine
     assert VllmEngine.loads_files
 
@@ -290,7 +289,8 @@ async def test_a_server_that_does_not_listen_to_the_end_is_made_to(fake, monkeyp
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
+from art_embedded import TINY
 from art_vllm import VllmEngine
 
 async def main():

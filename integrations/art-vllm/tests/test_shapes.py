@@ -9,10 +9,10 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from art_core.config import TINY
-from art_core.engine.loading import make_key_values
 from art_core.errors import ConfigError
-from art_core.pretrained import load_config, positions
+from art_core.learner.pretrained import load_config, positions
+from art_embedded import TINY
+from art_embedded.loading import make_key_values
 from art_vllm.cost import forward_flops
 from art_vllm.known_shapes import find_shape, known_shapes
 from art_vllm.shapes import shape_of

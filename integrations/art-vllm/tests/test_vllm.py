@@ -9,10 +9,11 @@ import pytest_asyncio
 import torch
 from peft import LoraConfig, get_peft_model
 
-from art_core.config import TINY, TrainConfig
+from art_core.config import TrainConfig
 from art_core.errors import UpstreamError
 from art_core.learner import checkpoint
 from art_core.types import Weights
+from art_embedded import TINY
 from art_vllm import VllmEngine
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from art_core.config import TrainConfig
 from art_core.errors import StoreError
-from art_core.folder import write_whole
-from art_core.shown import without_access
+from art_core.redaction import without_access
+from art_core.store.run_folder import write_whole
 from art_core.types import Group
 from art_wandb.opening import open_run
 from art_wandb.tables import COLUMNS, rows

@@ -8,7 +8,7 @@ import psutil
 from tracked import train
 
 from art_core.config import TrainConfig
-from art_core.display import Display
+from art_core.loop.display import Display
 from art_wandb import WandbTracker
 
 

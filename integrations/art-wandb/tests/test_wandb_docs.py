@@ -10,10 +10,10 @@ from offline_run import runs_in
 from tracked import odd, settings
 
 import art_core as art
-from art_core.agent import Agent
-from art_core.environment import Environment
+from art_classic.agent import Agent
+from art_classic.environment import Environment
+from art_classic.trainer import GRPOTrainer
 from art_core.testing import ScriptedAgent
-from art_core.trainer import GRPOTrainer
 
 pytestmark = pytest.mark.system
 

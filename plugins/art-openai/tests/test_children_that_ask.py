@@ -13,7 +13,7 @@ import pytest
 
 import art_core as art
 import art_openai
-from art_core.attribution import in_child_processes, processes
+from art_core.attribution import in_child_processes, workers
 from art_core.testing import CountingLearner, FakeEngine
 
 # Newer Pythons warn of every fork beside threads.
@@ -85,7 +85,7 @@ async def test_rollouts_that_share_a_pool_of_processes_stay_apart(stub, agent, m
 
 @pytest.mark.system
 async def test_a_real_runs_spawned_children_are_recorded_with_the_installed_plugins(tmp_path, agent, monkeypatch):
-    monkeypatch.setattr(processes, "_preparations", [])
+    monkeypatch.setattr(workers, "_preparations", [])
     context = multiprocessing.get_context("spawn")
 
     def starts_a_process(task: str) -> str:

@@ -6,10 +6,9 @@ A script keeps only the choices of an answer, and any client may have asked: so 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
 
-import orjson
-
-from art_core.capture import ANSWER
+from art_core.capture import ANSWER, Dialect
 from art_core.types import JsonDict
 
 PATH = "/v1/openpipe/chat/completions"
@@ -19,19 +18,17 @@ MARK = "art_call"
 """The choice's field with the id of its request; with the choice's index that is one call."""
 
 
-class Named:
-    """The dialect: chat completions as they are, and the mark."""
-
-    def to_chat(self, body: JsonDict) -> JsonDict:
-        return body
+class Named(Dialect):
+    """Chat completions with the mark."""
 
     def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
         return _marked(completion)
 
-    async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[bytes]:
-        async for chunk in chunks:
-            yield b"data: " + orjson.dumps(_marked(chunk)) + b"\n\n"
-        yield b"data: [DONE]\n\n"
+    async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[str | bytes]:
+        marked = (_marked(chunk) async for chunk in chunks)
+        async with aclosing(super().stream_from_chat(body, marked)) as events:
+            async for event in events:
+                yield event
 
 
 def _marked(answer: JsonDict) -> JsonDict:

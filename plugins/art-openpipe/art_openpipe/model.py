@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel, PrivateAttr
 
 from art_core.errors import ConfigError
-from art_core.folder import write_whole
+from art_core.store.run_folder import write_whole
 from art_openpipe.trajectories import Trajectory, TrajectoryGroup
 from art_openpipe.types import TrainConfig, TrainSFTConfig, folder_of
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from art_core.attribution import running
 from art_core.errors import CaptureError
-from art_core.rollout import API_KEY
+from art_core.loop.rollout import API_KEY
 from art_core.types import Call, RolloutAddress
 from art_openpipe.dialect import BASE, MARK
 
 if TYPE_CHECKING:
     from openai.types.chat.chat_completion import Choice
 
-    from art_core.run import Run
+    from art_core.loop.run import Run
 
 CAPTURE = "capture"
 """The split of rollouts that hold calls before they belong to a trajectory."""

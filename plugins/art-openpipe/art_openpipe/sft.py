@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from openai.types.chat.chat_completion import Choice
 
 from art_core.errors import ConfigError
-from art_core.rendering import Renderer
 from art_core.types import Call
 from art_core.types import Trajectory as Imitable
+from art_embedded.rendering import Renderer
 from art_openpipe.record import Key, Record, key_of
 from art_openpipe.trajectories import Trajectory, messages_of
 from art_openpipe.types import MessagesAndChoices, Tools, TrainSFTConfig

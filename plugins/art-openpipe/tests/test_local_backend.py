@@ -7,6 +7,7 @@ import openai
 import pytest
 
 import art_openpipe as art
+from art_core import hookimpl
 from art_core.errors import CaptureError, ConfigError, RewardError
 from art_core.testing import FakeEngine
 
@@ -225,18 +226,24 @@ async def test_trackers_are_told_of_steps_groups_and_checkpoints(make_desk):
     assert json.loads((desk.backend.folder(desk.model) / "metrics.jsonl").read_text())["step"] == 1
 
 
-async def test_a_tracker_object_is_told_of_one_model_only_and_a_name_of_all(make_desk):
+async def test_a_tracker_object_is_told_of_one_model_only_and_a_name_of_all(make_desk, monkeypatch):
     class Tracker:
         def log(self, step, metrics): ...
 
         def close(self): ...
+
+    @hookimpl
+    def register_trackers(register):
+        register("mine", lambda run_dir, config: Tracker())
+
+    monkeypatch.setattr(art, "register_trackers", register_trackers, raising=False)
 
     desk = await make_desk(trackers=[Tracker()])
     await desk.model.register(desk.backend)
     other = art.TrainableModel(name="other", project="p", base_model="tiny")
     with pytest.raises(ConfigError, match="by name, or each model a LocalBackend of its own"):
         await other.register(desk.backend)
-    async with art.LocalBackend(path=desk.backend._path, trackers=["jsonl"], engine=FakeEngine()) as backend:
+    async with art.LocalBackend(path=desk.backend._path, trackers=["mine"], engine=FakeEngine()) as backend:
         third = art.TrainableModel(name="third", project="p", base_model="tiny")
         await other.register(backend)
         await third.register(backend)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import art_core
+import art_audit
 from art_core.store import Store
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -39,7 +39,7 @@ def test_the_script_trains_and_its_run_folder_is_clean(script, folder, tmp_path)
         assert temperatures == ({0.9} if script == "game_2048" else {1.0})
     steps = [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in steps if "loss/train" in line] == made
-    audit = art_core.audit(run_dir, progress=False)
+    audit = art_audit.audit(run_dir, progress=False)
     assert audit.clean, audit.problems
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import art_openpipe as art
 from art_core.errors import ConfigError
-from art_core.rendering import Renderer
+from art_embedded.rendering import Renderer
 from art_openpipe.pipeline_trainer import PipelineTrainer
 from art_openpipe.utils import format_message, get_model_step, iterate_dataset, limit_concurrency, log_http_errors
 from art_openpipe.utils.litellm import convert_litellm_choice_to_openai

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from art_core.capture import Dialect
 from art_core.types import JsonDict
 from art_gateway.dialects.reading import further, malformed, refused
 
@@ -21,7 +22,7 @@ MAX_TOKENS = 16
 """What the API takes where a request names no limit."""
 
 
-class Completions:
+class Completions(Dialect):
     """The legacy text completions of OpenAI, one prompt per request."""
 
     def to_chat(self, body: JsonDict) -> JsonDict:

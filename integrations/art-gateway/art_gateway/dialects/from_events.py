@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Generic, Protocol, TypeVar
 
+from art_core.capture import Dialect
 from art_core.types import JsonDict
 from art_gateway.dialects.reading import event
 
@@ -24,7 +25,7 @@ class Events(Protocol):
 E = TypeVar("E", bound=Events)
 
 
-class FromEvents(Generic[E]):
+class FromEvents(Dialect, Generic[E]):
     """The half of a dialect that answers."""
 
     def _begin(self, body: JsonDict) -> E:

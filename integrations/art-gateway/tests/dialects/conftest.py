@@ -11,7 +11,7 @@ import openai
 import pytest
 from capture_fakes import committed
 
-from art_core.capture import Door
+from art_core.serving import ServingProxy
 from art_core.testing import FakeEngine
 from art_core.types import Call
 from art_gateway import dialects
@@ -64,7 +64,7 @@ Opened = Callable[..., AbstractAsyncContextManager[Desk]]
 async def _opened(*replies, **engine_options) -> AsyncIterator[Desk]:
     reply = replies[0] if len(replies) == 1 else list(replies)
     engine, calls = FakeEngine(reply, **engine_options), Calls()
-    async with await Door.start(lambda: engine, lambda: calls, process=False, dialects=dialects()) as door:
+    async with await ServingProxy.start(lambda: engine, lambda: calls, process=False, dialects=dialects()) as door:
         desk = Desk(await door.open("r"), engine, calls)
         async with desk.openai, desk.anthropic:
             yield desk

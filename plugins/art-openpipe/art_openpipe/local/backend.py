@@ -17,16 +17,16 @@ from weakref import WeakSet, WeakValueDictionary
 
 import art_core
 import art_openpipe
-from art_core.display import Display
 from art_core.errors import ConfigError, RewardError
-from art_core.folder import checkpoint_step, checkpoints
-from art_core.lessons import flat_advice
+from art_core.loop.display import Display
+from art_core.loop.rollout import API_KEY
+from art_core.loop.run import Run
+from art_core.loop.stopping import flat_advice
+from art_core.loop.trackers import Tracker, Trackers, find_trackers
 from art_core.plugins import Plugins
-from art_core.rollout import API_KEY
-from art_core.run import Run
+from art_core.runtime.threads import in_thread
 from art_core.store import Store
-from art_core.threads import in_thread
-from art_core.trackers import Tracker, Trackers, find_trackers
+from art_core.store.run_folder import checkpoint_step, checkpoints
 from art_openpipe import dev, sft
 from art_openpipe.arguments import Settings, settings
 from art_openpipe.handover import Handover
@@ -172,7 +172,7 @@ class LocalBackend:
         self, model: TrainableModel, run: Run, begun: dict[str, Any], given: Mapping[str, Any]
     ) -> AsyncIterator[Opened]:
         # The only generator that is open here: a loop that ends closes all of them at the same time.
-        found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), ["jsonl", *self._trackers])
+        found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), self._trackers)
         async with run:
             own = {name: given.get(name, getattr(art_core.TrainConfig, name)) for name in OF_STEP}
             loss = given.get("loss")

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import tenacity
 
-from art_core.folder import checkpoint_step, last_checkpoint
+from art_core.store.run_folder import checkpoint_step, last_checkpoint
 from art_openpipe.types import Message, folder_of
 
 __all__ = [

@@ -1,0 +1,162 @@
+"""Threads, pools and child processes work for the rollout that started them or submitted their work.
+
+A program gets the address in its environment, a Python child the rollout itself; this process's own environment never changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from functools import partial, wraps
+from typing import Any
+from urllib.parse import urlsplit
+
+from art_core.attribution.rollouts import Origin, carried, current_rollout, exempted, live, origin, running
+from art_core.attribution.wrapping import Function, Wrap, while_live
+
+Preparation = Callable[[], None]
+_preparations: list[Preparation] = []
+"""What has been called in this process and must be called in its children."""
+
+
+def in_child_processes(prepare: Preparation) -> None:
+    """Call ``prepare`` in every Python child that is not a fork of this process, before it works for a rollout.
+
+    It must be a module-level function, because it is pickled by name; it is added once.
+    """
+    if prepare not in _preparations:
+        _preparations.append(prepare)
+
+
+def carrying(function: Function) -> Function:
+    """Return ``function`` such that any thread or process calls it for the rollout that this is called in."""
+    return partial(_work, origin() or Origin(), os.getpid(), tuple(_preparations), function)
+
+
+def _work(
+    origin: Origin, pid: int, preparations: tuple[Preparation, ...], function: Function, *args: Any, **kwargs: Any
+) -> Any:
+    with ExitStack() as stack:
+        if os.getpid() != pid:
+            for prepare in preparations:
+                if prepare not in _preparations:
+                    prepare()
+                    _preparations.append(prepare)
+            if origin.rollout:
+                stack.enter_context(running(origin.rollout))
+        stack.enter_context(carried(origin))
+        return function(*args, **kwargs)
+
+
+def _variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what sends the model calls of a child process with the environment ``env`` to the current rollout."""
+    address = None if exempted.get() else current_rollout.get()
+    if address is None:
+        return {}
+    root = address.base_url.removesuffix("/v1")
+    variables = {
+        "ART_ROLLOUT_ID": address.rollout_id,
+        "OPENAI_BASE_URL": address.base_url,
+        "OPENAI_API_BASE": address.base_url,
+        "OPENAI_API_KEY": address.api_key,
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",  # traces would go to OpenAI with this key, which is not OpenAI's
+        "ANTHROPIC_BASE_URL": root,
+        "ANTHROPIC_API_URL": root,
+        "ANTHROPIC_API_KEY": address.api_key,
+    }
+    if any(name.lower() in ("http_proxy", "all_proxy") for name in env):
+        hosts = (env.get("no_proxy") or env.get("NO_PROXY") or "").split(",")
+        host = urlsplit(address.base_url).hostname or ""
+        variables["NO_PROXY"] = variables["no_proxy"] = ",".join(filter(None, dict.fromkeys([*hosts, host])))
+    return variables
+
+
+def _with_variables(env: Mapping[Any, Any] | None) -> dict[str, str]:
+    own = {os.fsdecode(name): os.fsdecode(value) for name, value in (os.environ if env is None else env).items()}
+    return own | _variables(own)
+
+
+def _exporting(command: Any) -> Any:
+    variables = _variables(os.environ)
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    return f"export {exports}\n{os.fsdecode(command)}" if variables else command
+
+
+def _replacing(parameter: str, position: int, replace: Callable[[Any], Any], *, starts_workers: bool = False) -> Wrap:
+    """Inside a rollout, replace an argument by ``replace(argument)``, or by ``replace(None)`` if it is missing.
+
+    A function that ``starts_workers`` of a pool runs outside the rollout, because they outlive it.
+    """
+
+    def wrap_function(function: Function) -> Function:
+        @wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if origin() is None:
+                return function(*args, **kwargs)
+            if len(args) > position:
+                args = (*args[:position], replace(args[position]), *args[position + 1 :])
+            else:
+                kwargs[parameter] = replace(kwargs.get(parameter))
+            with carried(Origin()) if starts_workers else nullcontext():
+                return function(*args, **kwargs)
+
+        return wrapper
+
+    return wrap_function
+
+
+def _carrying_thread(start: Function) -> Function:
+    @wraps(start)
+    def wrapper(self: Any) -> None:
+        if origin() is not None:
+            self.run = carrying(self.run)
+        start(self)
+
+    return wrapper
+
+
+def _carrying_process(start: Function) -> Function:
+    @wraps(start)
+    def wrapper(self: Any) -> None:
+        variables = _variables(os.environ)
+        if not variables:
+            return start(self)
+        self.run = partial(_run_child, variables, carrying(self.run))
+        try:
+            start(self)
+        finally:
+            vars(self).pop("run", None)
+
+    return wrapper
+
+
+def _run_child(variables: Mapping[str, str], run: Callable[[], None]) -> None:
+    os.environ.update(variables)
+    run()
+
+
+def _after_fork() -> None:
+    if live:
+        os.environ.update(_variables(os.environ))
+
+
+ENV_OF_POPEN = list(inspect.signature(subprocess.Popen.__init__).parameters).index("env")
+POOL_METHODS = ("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered")
+
+os.register_at_fork(after_in_child=_after_fork)
+while_live(_carrying_thread, "threading:Thread.start")
+while_live(
+    _replacing("fn", 1, carrying, starts_workers=True),
+    "concurrent.futures.thread:ThreadPoolExecutor.submit",
+    "concurrent.futures.process:ProcessPoolExecutor.submit",
+)
+while_live(_replacing("processes", 1, lambda same: same, starts_workers=True), "multiprocessing.pool:Pool.__init__")
+while_live(_replacing("func", 1, carrying), *(f"multiprocessing.pool:Pool.{method}" for method in POOL_METHODS))
+while_live(_carrying_process, "multiprocessing.process:BaseProcess.start")
+while_live(_replacing("env", ENV_OF_POPEN, _with_variables), "subprocess:Popen.__init__")
+while_live(_replacing("env", 2, _with_variables), "os:posix_spawn", "os:posix_spawnp", "os:execve")
+while_live(_replacing("command", 0, _exporting), "os:system")

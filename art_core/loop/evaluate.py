@@ -1,0 +1,229 @@
+"""Run an agent on held-out tasks: ``evaluate``, and the evaluations of a training run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from art_core.config import check_tasks, make_config
+from art_core.errors import ArtError
+from art_core.loop.display import Display, display, plural
+from art_core.loop.identity import experiment
+from art_core.loop.metrics import apart
+from art_core.loop.report import Report
+from art_core.loop.resume_checks import Terms, changed_at
+from art_core.loop.rewards import name_of, score_rest
+from art_core.loop.rollout import task_id, task_input
+from art_core.loop.run import Run
+from art_core.loop.stopping import say_elsewhere
+from art_core.plugins import Plugins
+from art_core.redaction import without_access
+from art_core.runtime.threads import run_alone
+from art_core.scoring import why_unscored
+from art_core.serving.policy_engine import is_address
+from art_core.store import Store
+from art_core.store.run_folder import checkpoint_step, last_checkpoint, new_run_dir
+from art_core.types import Engine, GroupReward, Reward, Sampling, Weights
+
+EVALUATION = "evaluation"
+"""The name of the result of ``evaluate``; a training run's are ``before``, ``step N`` and ``after``."""
+
+
+@dataclass
+class Evaluator:
+    """Runs the held-out tasks with the current weights and stores the results."""
+
+    run: Run
+    agent: object
+    tasks: Sequence[Any] | None
+    reward: Any
+    temperatures: tuple[float | None, ...]
+    screen: Display
+    shape: Mapping[str, Any]
+    """``to_input`` and ``to_output``."""
+    tell: Callable[..., None] = lambda *_: None
+    """``Trackers.tell``: called with the name of a tracker's method and its arguments."""
+
+    async def once(self, name: str) -> Report | None:
+        """Evaluate at every temperature and return the report of the first, or that of an interrupted run if it is stored.
+
+        A stored report with unscored rollouts is measured again if the weights are still the same. None without tasks; and,
+        if no report is stored, None if the reward can score nothing more, or for ``"before"`` once the weights are trained.
+        """
+        if self.tasks is None:
+            return None
+        reports = [await self._stored_or_measured(name, temperature) for temperature in self.temperatures]
+        return reports[0]
+
+    async def _stored_or_measured(self, name: str, temperature: float | None) -> Report | None:
+        now = self.run.step
+        step = 0 if name == "before" else now
+        stored = self._stored(name, temperature, step)
+        if stored and (step != now or not stored.unscored):
+            return stored
+        reason = f"the weights are those of step {now}" if step != now else self.run.rewards.exhausted(self.reward)
+        if reason:
+            self.screen.say(f"{name}: cannot be measured: {reason}")
+            return stored
+        return await self.measure(name, temperature)
+
+    def _stored(self, name: str, temperature: float | None, step: int) -> Report | None:
+        """Return the stored report, if it is of the same tasks."""
+        store, task_ids = self.run.store, [task_id(task) for task in self.tasks or ()]
+        for row in store.meta("evaluations", []):
+            if (row["name"], row["temperature"], row["step"]) == (name, temperature, step):
+                trajectories = tuple(map(store.trajectory, row["rollout_ids"]))
+                if [task_id(trajectory.task) for trajectory in trajectories] == task_ids:
+                    return Report(trajectories, temperature, self.run.run_dir)
+        return None
+
+    async def measure(
+        self, name: str, temperature: float | None, *, key: str | None = None, rescore: bool = False
+    ) -> Report:
+        """Run and score the tasks and store the result as ``name``, in place of an earlier one.
+
+        Rollouts are collected under ``key``; ``rescore`` ignores stored scores, which another reward gave.
+        """
+        run, tasks, step = self.run, self.tasks or (), self.run.step
+        at = "the agent's own temperature" if temperature is None else f"temperature {temperature:g}"
+        self.screen.phase(f"evaluating{'' if name == EVALUATION else f', {name}'}: {at}", len(tasks))
+        rescore = rescore or changed_at(run.store, step, "eval_reward")
+        with apart():
+            groups = await run.collect(
+                self.agent, tasks, group_size=1, split="eval",
+                sampling=Sampling() if temperature is None else Sampling(temperature, top_p=1.0, top_k=0),
+                key=key or f"{name} at {temperature}, step {step}",
+                scored_by=None if rescore else name_of(run.reward(self.reward)), **self.shape,
+            )  # fmt: skip
+            say_elsewhere(name, groups, self.screen)
+            groups = await score_rest(groups, lambda rest: run.score(rest, self.reward), run.config.advantage)
+        report = Report(tuple(group.trajectories[0] for group in groups), temperature, run.run_dir)
+        unscored = f", unscored runs {report.unscored}" if report.unscored else ""
+        self.screen.say(f"{name}, {at}: {report} on {plural(len(groups), 'task')}{unscored}")
+        for reason in why_unscored(groups):
+            self.screen.say_once(f"rollouts could not be scored: {reason}")
+        result = {"name": name, "step": step, **report.as_json()}
+        rows = run.store.meta("evaluations", [])
+        others = [row for row in rows if (row["name"], row["temperature"]) != (name, temperature)]
+        rollout_ids = [trajectory.rollout_id for trajectory in report.trajectories]
+        run.store.set_meta("evaluations", [*others, {**result, "rollout_ids": rollout_ids}])
+        self.tell("log_groups", step, groups, "eval")
+        self.tell("log_evaluation", step, result)
+        return report
+
+
+async def evaluate(
+    agent: object,
+    tasks: Sequence[Any],
+    *,
+    model: str | Path,
+    reward: str | Reward | GroupReward,
+    temperature: float | None = None,
+    run_dir: str | Path | None = None,
+    engine: str | Engine = "embedded",
+    to_input: Callable[[Any], Any] = task_input,
+    to_output: Callable[[Any], Any] | None = None,
+    progress: bool | Display = True,
+    plugins: Plugins | None = None,
+    **settings: Any,
+) -> Report:
+    """Run ``agent`` once on every task and return the rewards.
+
+    ``model`` is a name, a model folder, or a run folder, of which the newest checkpoint is measured. ``temperature=None``
+    keeps the agent's own sampling. A run's model is served as in the run, with its limits and formats and, if the run trained
+    some nodes only, the same model behind the others, unless ``settings`` override that. Everything is recorded in ``run_dir``
+    (default: a new one under ``runs/``), which the report names. The same call with the ``run_dir`` of an interrupted
+    evaluation uses the answers and scores recorded there; a finished one is measured anew.
+    """
+    check_tasks(tasks)
+    served, weights = _served(model, settings, at_address=is_address(engine))
+    config = make_config(served, evaluate)
+    screen = display(progress)
+    run = Run(run_dir or new_run_dir(f"eval-{Path(model).name}"), config, engine=engine, plugins=plugins)
+    run.terms = Terms(names=())
+    scored_by = run.reward(reward)  # refuses a misspelt name and what isn't a reward before anything runs
+    shape = {"to_input": to_input, "to_output": to_output}
+    identities = experiment(agent, tasks, scored_by, **shape) | {"temperature": temperature, "weights": str(weights)}
+    with screen:
+        if weights is None and begun_with(model).get("model") == config.model:
+            screen.say(f"{model} has no checkpoint, so nothing was trained there yet: measuring its start weights")
+        screen.phase("starting the engine", None)
+        async with run:
+            run.on_rollout = screen.advance
+            run.store.set_meta("reward", name_of(scored_by))
+            if weights is not None:
+                await run.door.swap(weights)
+            key, rescore = _begin_or_continue(run, identities, screen)
+            evaluator = Evaluator(run, agent, tasks, reward, (temperature,), screen, shape)
+            try:
+                report = await evaluator.measure(EVALUATION, temperature, key=key, rescore=rescore)
+            except (asyncio.CancelledError, ArtError):
+                screen.say(f"stopped: the answers are in {run.run_dir}; the same call with it as run_dir continues")
+                raise
+            run.store.set_meta("evaluating", None)
+            screen.say(f"recorded in {run.run_dir}")
+            return report
+
+
+def evaluate_sync(*args: Any, **kwargs: Any) -> Report:
+    """``evaluate`` for scripts: the same arguments, if no event loop runs."""
+    return run_alone(evaluate, *args, **kwargs)
+
+
+def _begin_or_continue(run: Run, identities: Mapping[str, Any], screen: Display) -> tuple[str, bool]:
+    """Return the key of this evaluation, that of an interrupted same one if any, and whether another reward scored that."""
+    served = without_access({name: getattr(run.config, name) for name in SERVING})
+    call = json.loads(json.dumps({**served, **identities}, default=str))
+    reward, before = call.pop("reward"), run.store.meta("evaluating") or {}
+    if before.get("held_to") == call:
+        screen.say(f"{run.run_dir}: continuing; what was answered before is used")
+    else:
+        before = {"key": uuid.uuid4().hex, "held_to": call, "reward": reward}
+    rescore = before["reward"] != reward
+    # Scores of both may be stored from now on, so no later call uses them.
+    run.store.set_meta("evaluating", {**before, "reward": "several"} if rescore else before)
+    return before["key"], rescore
+
+
+def begun_with(model: str | Path) -> dict[str, Any]:
+    """Return the ``model`` and the ``config`` that a run folder was begun with; empty for a name or a model folder."""
+    file = Path(model).expanduser() / "run.sqlite"
+    if not file.is_file():
+        return {}
+    with Store(file) as store:
+        return {"model": store.meta("model"), "config": store.meta("config", {})}
+
+
+SERVING = (
+    "train_nodes", "other_nodes", "frozen_model", "tool_parser", "reasoning_parser", "engine_args", "lora_rank",
+    "max_context", "max_tokens",
+)  # fmt: skip
+"""Settings that an evaluation takes over from the run."""
+
+
+def _served(
+    model: str | Path, settings: Mapping[str, Any], *, at_address: bool
+) -> tuple[dict[str, Any], Weights | None]:
+    """Return the settings to serve a name, a model folder or a run folder with, and the weights to load, if any.
+
+    A server ``at_address`` was started by somebody else, so even whole weights must be loaded into it.
+    """
+    begun = begun_with(model)
+    if not begun:
+        return {**settings, "model": str(model)}, None
+    served = {name: value for name, value in begun["config"].items() if name in SERVING and value not in (None, [], {})}
+    served |= {"model": begun["model"], **settings}
+    weights = None
+    if newest := last_checkpoint(Path(model).expanduser()):
+        weights = Weights(checkpoint_step(newest), newest / "adapter")
+        if (newest / "config.json").is_file():  # whole weights, without an adapter
+            served["model"], weights = str(newest), Weights(weights.version, newest) if at_address else None
+    frozen = served.get("train_nodes") and served.get("other_nodes", "frozen") == "frozen"
+    if frozen and not served.get("frozen_model") and served["model"] != begun["model"]:
+        served["frozen_model"] = begun["model"]  # the start weights answered the other nodes in the run
+    return served, weights

@@ -1,0 +1,179 @@
+"""Whether a call belongs to the experiment of its run folder, and a learner object to the settings of its run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from art_core.config import TrainConfig, shipped_model, weights_hash
+from art_core.errors import ConfigError
+from art_core.loop.display import plural
+from art_core.loop.identity import source_of
+from art_core.redaction import without_access
+from art_core.store import Store
+from art_core.types import Learner, Loss
+
+log = logging.getLogger("art_core.run")
+
+LEARNER_SETTINGS = (
+    "learning_rate", "warmup_steps", "max_grad_norm", "max_tokens_per_pass", "lora_rank", "load_in_4bit", "kl",
+    "importance_cap", "max_staleness",
+)  # fmt: skip
+"""A learner reads these from its own config."""
+FIXED_SETTINGS = (
+    "seed", "tasks_per_step", "group_size", "temperature", "advantage", "overlong", "dynamic_sampling", "learning_rate",
+    "warmup_steps", "max_grad_norm", "lora_rank", "load_in_4bit", "kl", "importance_cap", "max_staleness", "train_nodes",
+    "other_nodes", "frozen_model",
+)  # fmt: skip
+"""A run that changes these half way is another experiment."""
+OF_EVALUATION = ("eval_tasks", "eval_reward")
+"""Arguments of ``train`` that the weights do not depend on."""
+Experiment = Mapping[str, Any]
+"""Settings, the loss, and the identities of agent, tasks and rewards, by name."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run is opened for."""
+
+    experiment: Mapping[str, str] = field(default_factory=dict)
+    """Identities of agent, tasks and rewards, if they are known."""
+    names: Collection[str] = (*FIXED_SETTINGS, "loss")
+    """Settings to compare with the folder's; those left out of ``open_run`` are not compared."""
+    until: float = math.inf
+    """The last step to take."""
+    begins: bool = True
+    """Whether the folder belongs to this experiment from now on. False for a dry run."""
+
+
+def check_begun_with(
+    store: Store, run_dir: Path, config: TrainConfig, folder: str, loss: Loss, loss_name: str, terms: Terms
+) -> Experiment:
+    """Record the experiment of a new run folder, also if an earlier start failed, and return the one that is passed now.
+
+    Raises ConfigError for a folder with other start weights than those in ``folder``, and without ``allow_changes`` for another
+    experiment; names that only one of the two has are not compared.
+    """
+    weights, settings = weights_hash(folder), without_access(dataclasses.asdict(config))
+    command, allowed = settings.pop("command"), settings.pop("allow_changes")
+    recorded_weights, begun = store.meta("start_weights"), store.meta("begun", False)
+    if begun and recorded_weights != weights:
+        raise ConfigError(
+            f"the run folder {run_dir} belongs to another model: it was begun with {store.meta('model')!r} "
+            f"(weights {recorded_weights[:12]}), this is {config.model!r} (weights {weights[:12]}); "
+            "pass another run_dir=, or the model that it was begun with"
+        )
+    source = source_of(loss)
+    compared = {name: settings[name] for name in FIXED_SETTINGS}
+    compared["loss"] = f"{loss_name} (source {source})" if source else loss_name
+    passed = {**terms.experiment, **{name: value for name, value in compared.items() if name in terms.names}}
+    passed = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in passed.items()
+    }  # as JSON has it
+    if not begun:
+        local = Path(config.model).exists() and not shipped_model(config.model)
+        store.set_meta("start_weights", weights)
+        store.set_meta("model", str(Path(config.model).resolve()) if local else config.model)
+        store.set_meta("config", settings)
+        store.set_meta("loss", loss_name)
+        store.set_meta("experiment", passed)
+    elif (changes := _changes(store, passed)) and not allowed:
+        raise ConfigError(_refusal(store, run_dir, changes))
+    if command:  # that of the last start; all else is of the first
+        store.set_meta("command", command)
+    return passed
+
+
+def note_begun(store: Store, run_dir: Path, passed: Experiment, loss_name: str, step: int, terms: Terms) -> None:
+    """Record that the folder is begun, and what changed after ``step``: if no step follows, of ``OF_EVALUATION`` only."""
+    if not terms.begins:
+        return
+    store.set_meta("begun", True)
+    passed = {name: value for name, value in passed.items() if step < terms.until or name in OF_EVALUATION}
+    changes, recorded = _changes(store, passed), store.meta("experiment")
+    new = {name: value for name, value in passed.items() if name in changes or name not in recorded}
+    settings = {name: value for name, value in new.items() if name in FIXED_SETTINGS}
+    store.set_meta("config", store.meta("config") | settings)
+    store.set_meta("experiment", recorded | new)
+    if "loss" in new:
+        store.set_meta("loss", loss_name)
+    if changes:
+        store.set_meta("changes", [*store.meta("changes", []), {"step": step, "changed": changes}])
+    for name, (before, now) in changes.items():
+        log.warning("%s was begun with %s=%s and continues after step %d with %s", run_dir, name, before, step, now)
+
+
+def changed_at(store: Store, step: int, name: str) -> bool:
+    """Whether ``name`` was changed after ``step``."""
+    return any(change["step"] == step and name in change["changed"] for change in store.meta("changes", []))
+
+
+def _changes(store: Store, passed: Experiment) -> dict[str, list[Any]]:
+    """Return [recorded, passed] for each name that differs."""
+    recorded = store.meta("experiment")
+    return {name: [recorded[name], value] for name, value in passed.items() if recorded.get(name, value) != value}
+
+
+def _refusal(store: Store, run_dir: Path, changes: Mapping[str, list[Any]]) -> str:
+    rows = [("setting", "recorded", "passed"), *((name, *map(str, values)) for name, values in changes.items())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    table = "\n".join(lines)
+    steps = max((step for step, _ in store.steps()), default=0)
+    edited = any("(source " in str(old) and "(source " in str(new) for old, new in changes.values())
+    hint = "; right if an edit of the source does not change what it computes" if edited else ""
+    recorded = f"`art train --resume {run_dir}`" if store.meta("command") else "repeat the call that began it"
+    return (
+        f"the run folder {run_dir} holds another experiment ({plural(steps, 'step')} done). It differs in:\n\n{table}\n\n"
+        f"- To begin a new run, pass another run_dir.\n"
+        f"- To continue with what is recorded: {recorded}.\n"
+        f"- To continue with what is passed now, allow it: allow_changes=True, or --allow-changes of `art train`{hint}. The "
+        "change is recorded."
+    )
+
+
+def check_learner(learner: Learner, config: TrainConfig, loss: Loss, loss_name: str) -> None:
+    """Raise ConfigError for a learner object that was made with other settings than the run.
+
+    Settings that may not reach the object are logged as warnings: it has no config, or a loss of its own.
+    """
+    kind, own = type(learner).__name__, getattr(learner, "config", None)
+    other = TrainConfig() if own is None else own
+    differing = [
+        name for name in LEARNER_SETTINGS if getattr(other, name, getattr(config, name)) != getattr(config, name)
+    ]
+    passed = ", ".join(f"{name}={getattr(config, name)}" for name in differing)
+    if differing and own is None:
+        log.warning("learner=%s(...) has no config, so these may not reach it: %s", kind, passed)
+    elif differing:
+        made_with = ", ".join(f"{name}={getattr(own, name)}" for name in differing)
+        raise ConfigError(
+            f"the learner {kind} was made with {made_with} and the run with {passed}; pass the same to both, or the learner by "
+            "its name"
+        )
+    if loss_name != "grpo" and _function(getattr(learner, "loss", None)) is not _function(loss):
+        log.warning("loss=%s does not reach learner=%s(...), which was made before", loss_name, kind)
+
+
+def name_of(loss: str | Loss) -> str:
+    """Return the name of a loss, with the keywords of its partials."""
+    if isinstance(loss, str):
+        return loss
+    if isinstance(loss, functools.partial):
+        keywords = ", ".join(f"{name}={value!r}" for name, value in loss.keywords.items())
+        return f"{name_of(loss.func)}({re.sub(' at 0x[0-9a-fA-F]+', '', keywords)})"  # an address is of one process
+    return getattr(loss, "__name__", type(loss).__name__)
+
+
+def _function(loss: Any) -> Any:
+    """Return the loss without keywords that a learner, or its maker, bound."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return loss

@@ -1,0 +1,129 @@
+"""The server as the agents' process holds it: an object whose methods run where the calls are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from art_core.capture.admission import Look
+from art_core.errors import CaptureError
+from art_core.serving.process import ServingProcess
+from art_core.serving.service import Serving, ServingPlan, ServingThread
+from art_core.types import Engine, Recorder
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _command(
+    method: Callable[Concatenate[Serving, P], Awaitable[T]],
+) -> Callable[Concatenate[ServingProxy, P], Awaitable[T]]:
+    @functools.wraps(method)
+    async def command(self: ServingProxy, *args: P.args, **kwargs: P.kwargs) -> T:
+        name = method.__name__
+        if self._stopped is not None:
+            raise CaptureError(f"cannot {name}: this server was stopped; start a new one")
+        key = object()
+        self.pending[key] = name, time.monotonic()
+        try:
+            return await _within(self._timeout, name, self._server.request(name, *args, **kwargs))
+        finally:
+            del self.pending[key]
+
+    return command
+
+
+class ServingProxy:
+    """Every rollout's address. ``async with await ServingProxy.start(...) as serving``, or call ``stop`` yourself."""
+
+    open = _command(Serving.open)
+    close = _command(Serving.close)
+    flush = _command(Serving.flush)
+    pause = _command(Serving.pause)
+    resume = _command(Serving.resume)
+    swap = _command(Serving.swap)
+    score = _command(Serving.score)
+    counters = _command(Serving.counters)
+
+    def __init__(self, server: ServingThread | ServingProcess, address: str, timeout: float | None) -> None:
+        self._server, self._timeout = server, timeout
+        self.pending: dict[object, tuple[str, float]] = {}
+        """Commands that were not answered yet, and since when (``time.monotonic``)."""
+        self._stopped: Future[None] | None = None
+        self.address = address
+        """``http://HOST:PORT``."""
+
+    @classmethod
+    async def start(
+        cls,
+        engine: Callable[[], Engine],
+        recorder: Callable[[], Recorder],
+        *,
+        process: bool = True,
+        timeout: float | None = None,
+        **plan: Any,
+    ) -> ServingProxy:
+        """Start the engine and answer calls; ``plan`` has the other fields of ``ServingPlan``.
+
+        With ``process`` a child process serves; the factories and the dialects then travel to it and must be picklable
+        by module name. Without it, a thread of this process does. ``timeout`` is in seconds, for the start and for
+        every command.
+
+        Raises what the factories or the engine's start raise, ConfigError if the port is taken, and CaptureError if the
+        process cannot be started or the start takes too long.
+        """
+        server = (ServingProcess if process else ServingThread)(ServingPlan(engine, recorder, **plan))
+        try:
+            return cls(server, await _within(timeout, "start", server.start()), timeout)
+        except BaseException:
+            # The failure of the start is raised, whatever stopping adds to it.
+            await asyncio.shield(asyncio.gather(asyncio.wrap_future(server.stop()), return_exceptions=True))
+            raise
+
+    async def stop(self) -> None:
+        """Abort what is in flight, stop the engine, close the recorder and leave nothing running. May be called
+        again."""
+        if self._stopped is None:
+            self._stopped = self._server.stop()
+        await asyncio.shield(asyncio.wrap_future(self._stopped))
+
+    async def __aenter__(self) -> ServingProxy:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    def look(self, seconds: float) -> tuple[Look | None, Mapping[str, float] | None]:
+        """Return what the calls do, and ``counters``; None for what is not known within ``seconds``. For any thread but
+        the loop's."""
+        return self._known(seconds, "activity"), self._known(seconds, "counters")
+
+    def stacks(self, seconds: float) -> str:
+        """Return the stacks of the child process's threads and tasks; empty without a child process. For any thread."""
+        if not isinstance(self._server, ServingProcess):
+            return ""
+        return self._known(seconds, "stacks") or f"no answer within {seconds:g} seconds"
+
+    def _known(self, seconds: float, command: str) -> Any:
+        with suppress(CaptureError, TimeoutError):
+            return self._server.request(command).result(seconds)
+
+
+async def _within(seconds: float | None, command: str, future: Future[T]) -> T:
+    """Return the future's result; CaptureError if it takes longer."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await asyncio.wrap_future(future)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise CaptureError(
+            f"the engine did not finish {command!r} within {seconds:g} seconds (engine_timeout); everything up to the "
+            "last checkpoint is kept: train again with the same run_dir to resume"
+        ) from error

@@ -1,0 +1,169 @@
+"""Where a run keeps what on disk, and the lock on its folder."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from art_core.errors import ConfigError, StoreError
+
+log = logging.getLogger("art_core.run")
+
+STARTED = {".lock", "checkpoints", "metrics.jsonl", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm"}
+"""What is in a run folder once it is opened."""
+CHECKPOINT = re.compile(r"step-(\d+)")
+HOLD_ATTEMPTS = 5
+_LOCKS: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+"""Open lock files of ``claimed``."""
+
+
+def _release_in_child() -> None:
+    """A forked child shares the open file and so the lock, and a pool's worker may outlive this process."""
+    for lock in list(_LOCKS):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+@contextmanager
+def claimed(run_dir: Path) -> Iterator[bool]:
+    """Create the run folder if needed and lock it against writers in other processes. Yields whether it is new.
+
+    Raises StoreError if it cannot be created, ConfigError if another process holds it or it is a folder of runs.
+    """
+    runs = (
+        [] if (run_dir / "run.sqlite").exists() else sorted(file.parent.name for file in run_dir.glob("*/run.sqlite"))
+    )
+    if runs:
+        raise ConfigError(
+            f"{run_dir} is a folder of runs ({', '.join(runs[:3])}{', ...' * (len(runs) > 3)}); give a run one of its own, such "
+            f"as run_dir={str(run_dir / 'my-run')!r}"
+        )
+    try:
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        new = False
+        with suppress(FileExistsError):
+            run_dir.mkdir()
+            new = True
+        (run_dir / "checkpoints").mkdir(exist_ok=True)
+        lock = (run_dir / ".lock").open("w")
+    except OSError as error:
+        raise StoreError(f"the run folder {run_dir} cannot be made: {error}; pass another run_dir=") from error
+    _LOCKS.add(lock)
+    with lock:
+        hold(lock, f"another process is working in the run folder {run_dir}; wait for it, or pass another run_dir=")
+        _clean_up(run_dir / "checkpoints")
+        yield new
+
+
+def _clean_up(folder: Path) -> None:
+    """Finish or undo the saving of a checkpoint that was interrupted (``learner/checkpoint.py``)."""
+    for replaced in folder.glob(".step-*.replaced"):
+        whole = folder / replaced.stem.removeprefix(".")
+        if not whole.exists():
+            replaced.rename(whole)
+    for remains in (*folder.glob(".step-*.replaced"), *folder.glob(".step-*.unfinished")):
+        shutil.rmtree(remains, ignore_errors=True)
+
+
+def remove_unused(run_dir: Path) -> None:
+    """Remove a run folder that has only what every start creates; the caller holds it and recorded nothing."""
+    if {path.name for path in run_dir.rglob("*")} <= STARTED:
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def hold(opened: IO[str] | int, message: str) -> None:
+    """Lock an open file or folder until it is closed. Raises ConfigError with ``message`` if another process holds it."""
+    for _ in range(HOLD_ATTEMPTS):
+        with suppress(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.02)  # ``is_claimed`` holds it for a moment
+    raise ConfigError(message)
+
+
+def is_claimed(run_dir: Path) -> bool | None:
+    """Return whether a process holds the run folder; None if nobody ever claimed it, or its lock is unreadable."""
+    try:
+        with (run_dir / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def remove_old(folder: Path) -> bool:
+    """Remove a folder that nobody needs, and return whether it is gone. A failure is logged, and can be tried again later."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        log.warning("%s is not needed any more and could not be removed: %s; it is tried again", folder, error)
+    return not folder.exists()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file's content at once, so that no reader sees half of it."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def bring_to_disk(path: Path) -> None:
+    """Sync a file or a folder, so that it survives a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def new_run_dir(model: str) -> Path:
+    """Return a run folder under ``runs/`` that does not exist yet."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(model).name}"
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
+
+
+def store_file(run_dir: str | Path) -> Path:
+    """Return the path of a run folder's store. Raises ConfigError if ``run_dir`` is not a run folder."""
+    file = Path(run_dir).expanduser() / "run.sqlite"
+    if not file.is_file():
+        raise ConfigError(f"{run_dir} is not a run folder: it has no run.sqlite; pass the run_dir of a run")
+    return file
+
+
+def checkpoints(run_dir: Path) -> list[Path]:
+    """Return the checkpoint folders of a run, oldest first."""
+    folders = (run_dir / "checkpoints").glob("step-*")
+    return sorted((folder for folder in folders if CHECKPOINT.fullmatch(folder.name)), key=checkpoint_step)
+
+
+def last_checkpoint(run_dir: Path) -> Path | None:
+    """Return the newest checkpoint folder, or None."""
+    return next(reversed(checkpoints(run_dir)), None)
+
+
+def checkpoint_of(run_dir: Path, step: int) -> Path | None:
+    """Return the newest checkpoint folder if it is that of ``step``, else None."""
+    newest = last_checkpoint(run_dir)
+    return newest if newest is not None and checkpoint_step(newest) == step else None
+
+
+def checkpoint_step(folder: Path) -> int:
+    """Return the number of steps done when the checkpoint was saved."""
+    return int(folder.name.removeprefix("step-"))

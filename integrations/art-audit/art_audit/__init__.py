@@ -1,0 +1,21 @@
+"""Checks that a run trained the tokens it sampled, id for id. Reads the run folder and changes nothing there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from art_audit import command
+from art_audit.audit import TOLERANCE, audit
+from art_audit.report import Audit, Problem
+from art_core import hookimpl
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["TOLERANCE", "Audit", "Problem", "audit"]
+
+
+@hookimpl
+def register_commands(app: typer.Typer) -> None:
+    """Add ``art audit``."""
+    app.command(epilog="Example: `art audit runs/my-run --sample 200`")(command.audit)

@@ -1,0 +1,69 @@
+"""A run's metrics -> a PNG. Knows nothing about how they came to be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from art_core.errors import ConfigError
+from art_core.loop.display import plural
+
+
+def draw(run_dir: Path) -> Path:
+    """Write ``chart.png`` into the run folder and return its path; ConfigError without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError("the chart needs matplotlib: pip install matplotlib") from error
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    report = json.loads((run_dir / "report.json").read_text())
+    name = "success" if any("success" in line for line in lines) else "reward"
+    points = [(line["step"], line[name]) for line in lines if name in line]
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
+    if points:
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, values, color="#c9d3e0", label=f"training batch: {name}")
+        axes.plot(steps, running_mean(values), color="#30567d", label="training, mean of 5 steps")
+    for colour, temperature, found in zip(("#c2410c", "#15803d", "#7e22ce"), *by_temperature(report), strict=False):
+        label = "the agent's own temperature" if temperature is None else f"temperature {temperature:g}"
+        axes.errorbar(
+            [it["step"] for it in found],
+            [it["success"] for it in found],
+            yerr=[
+                [max(0.0, it["success"] - it["interval"][0]) for it in found],
+                [max(0.0, it["interval"][1] - it["success"]) for it in found],
+            ],
+            fmt="o:", capsize=4, color=colour, label=f"held-out, {label}",
+        )  # fmt: skip
+    axes.set_xlabel("step")
+    axes.set_ylabel(name)
+    axes.set_title(
+        f"{report['model']}, seed {report['seed']}: {plural(report['steps'], 'step')}, {report['seconds']:.0f} s of training"
+    )
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right")
+    figure.tight_layout()
+    path = run_dir / "chart.png"
+    figure.savefig(path)
+    pyplot.close(figure)
+    return path
+
+
+def running_mean(values: tuple[float, ...], width: int = 5) -> list[float]:
+    """Return the mean of each value and the up to ``width`` - 1 before it."""
+    return [sum(values[max(0, i + 1 - width) : i + 1]) / min(i + 1, width) for i in range(len(values))]
+
+
+def by_temperature(report: dict[str, Any]) -> tuple[list[float | None], list[list[dict[str, Any]]]]:
+    """Return the temperatures of a report's evaluations, and for each its evaluations in the order of steps."""
+    temperatures = list(dict.fromkeys(it["temperature"] for it in report["evaluations"]))
+    found = [
+        sorted((it for it in report["evaluations"] if it["temperature"] == temperature), key=lambda it: it["step"])
+        for temperature in temperatures
+    ]
+    return temperatures, found

@@ -1,0 +1,103 @@
+"""What is printed after a run: before and after with their intervals, and trajectories as a person reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from art_cli.hints import hints_of
+from art_core import Report, TrainResult
+from art_core.loop.display import plural
+from art_core.redaction import printable
+from art_core.types import JsonDict, Trajectory
+
+SHORTENED = 600
+"""Characters shown of one message."""
+
+
+def print_result(result: TrainResult, console: Console) -> None:
+    """Print before and after, and one trajectory of each."""
+    report = result.report
+    if report.get("evaluations"):
+        console.print(evaluation_table(report))
+    if result.before and result.after:
+        print_change(result.before, result.after, console)
+    console.print(
+        f"{plural(report['steps'], 'step')} in {report['seconds']:.0f} s of training, seed {report['seed']}, "
+        f"start weights {report['start_weights'][:16]}; everything is in {result.run_dir}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    notes = [f"hint: {it}" for it in hints_of(result.run_dir, report)]
+    if report.get("stopped"):
+        notes.insert(0, f"training ended after step {report['stopped']['step']}: {report['stopped']['reason']}")
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    if report.get("account"):
+        totals = ", ".join(f"{name} {total:,.6g}" for name, total in report["account"].items())
+        console.print(f"{report['reward']}: {totals}", highlight=False, soft_wrap=True, markup=False)
+
+
+def evaluation_table(report: Mapping[str, Any]) -> Table:
+    """Return a table of the evaluations, with 95 % intervals: of success, or of the mean reward where none is counted."""
+    unscored = any(it.get("unscored") for it in report["evaluations"])
+    columns = ["evaluation", "temperature", "success", "95 % interval", "tasks", "mean reward"]
+    table = Table(*columns, *["unscored runs"] * unscored)
+    for it in report["evaluations"]:
+        low, high = it["interval"]
+        temperature = "the agent's own" if it["temperature"] is None else f"{it['temperature']:g}"
+        table.add_row(
+            it["name"],
+            temperature,
+            f"{it['success']:.1%}" if it["counts_successes"] else "-",
+            f"{low:.1%} to {high:.1%}" if it["counts_successes"] else f"{low:.3g} to {high:.3g}",
+            str(it["n"]),
+            "none" if it["mean_reward"] is None else f"{it['mean_reward']:.3f}",
+            *[str(it.get("unscored", 0))] * unscored,
+        )
+    return table
+
+
+def print_change(before: Report, after: Report, console: Console) -> None:
+    """Print the same task before and after: one that failed and then succeeded, where there is one."""
+    pairs = enumerate(zip(before.successes, after.successes, strict=True))  # both ran the same tasks in the same order
+    index = next((i for i, (was, now) in pairs if was < now), 0)
+    print_trajectory(before.trajectories[index], "before", console)
+    print_trajectory(after.trajectories[index], "after, the same task", console)
+
+
+def print_trajectory(trajectory: Trajectory, title: str, console: Console) -> None:
+    """Print the conversation of a run, what went wrong, its reward and what the reward said."""
+    lines = [f"[bold]{_plain(message['role'])}[/bold] {_plain(text)}" for message, text in shown(trajectory)]
+    if trajectory.error:
+        lines.append(f"[red]the agent failed: {_plain(trajectory.error)}[/red]")
+    lines += [f"[dim]{_plain(name)}: {_plain(text)}[/dim]" for name, text in trajectory.notes.items()]
+    metrics = "  ".join(f"{_plain(name)} {value:g}" for name, value in trajectory.metrics.items())
+    reward = "not scored" if trajectory.reward is None else f"reward {trajectory.reward:.2f}"
+    console.print(Panel("\n".join(lines), title=title, subtitle=f"{reward}  {metrics}"))
+
+
+def _plain(text: str) -> str:
+    """Return what an agent or a judge said so that it is read, and obeyed by nobody: neither by rich nor by the terminal."""
+    return escape(printable(text))
+
+
+def shown(trajectory: Trajectory) -> list[tuple[JsonDict, str]]:
+    """Return each message with its text: content, then tool calls as ``name(arguments)``."""
+    found = []
+    for message in trajectory.messages():
+        content = message.get("content") or ""
+        text = content if isinstance(content, str) else json.dumps(content)
+        if len(text) > SHORTENED:
+            text = f"{text[:SHORTENED]} ... ({len(text)} characters)"
+        for call in message.get("tool_calls") or ():
+            text += f" {call['function']['name']}({call['function']['arguments']})"
+        found.append((message, text.strip()))
+    return found

@@ -1,0 +1,72 @@
+"""What is said about distributions of this repository that are not installed."""
+
+import shlex
+
+import doc_shell
+import pytest
+from typer.testing import CliRunner
+
+import art_cli
+from art_cli import catalogue
+from art_cli.catalogue import ADAPTERS, PROVIDERS, WITHOUT_PLUGIN, how_to_install
+from art_cli.doctor import Finding, frameworks
+from art_cli.main import app
+from art_cli.variables import CHECKED
+from art_core.errors import AgentError
+from art_core.plugins import Installed, Plugins
+
+
+def adapt(agent):
+    return Plugins(art_cli, installed=False).adapt(agent)
+
+
+def test_an_agent_of_a_known_framework_gets_the_name_of_its_plugin(monkeypatch):
+    monkeypatch.setattr(catalogue, "_is_installed", lambda distribution: False)
+    Alien = type("CompiledStateGraph", (), {"__module__": "langgraph.graph.state"})
+    with pytest.raises(AgentError, match=r"-e plugins/art-openai -e plugins/art-langchain -e plugins/art-langgraph\."):
+        adapt(Alien())
+
+
+def test_an_agent_of_a_framework_without_a_plugin_is_told_how_it_works_as_a_function():
+    Alien = type("Agent", (), {"__module__": "google.adk.agents"})
+    with pytest.raises(AgentError, match=r"def agent\(task\), with LiteLlm.*art-openai, or any client given address"):
+        adapt(Alien())
+
+
+def test_frameworks_are_listed_with_what_they_need(monkeypatch):
+    there = {"crewai", "pydantic_ai", "google"}
+
+    def find_spec(name):
+        if name == "dspy":
+            raise ModuleNotFoundError("as where the package around it is missing")
+        return name if name in there else None
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
+    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"agents": ["somebodys-own"]})
+    missing, function = frameworks([])
+    assert (missing.name, missing.advice) == (
+        "pydantic_ai",
+        "pip install -e plugins/art-openai -e plugins/art-pydantic-ai",
+    )
+    assert (function.name, function.state) == ("crewai", "works as a function")
+    assert "address.base_url" in function.advice
+    installed, _ = frameworks([Installed("pydantic_ai", "art-pydantic-ai", "1", ())])
+    assert (installed.state, installed.advice) == ("art-pydantic-ai", "")
+    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"agents": ["openai-agents"]})
+    assert ("agents", "pip install -e plugins/art-openai") in [(it.name, it.advice) for it in frameworks([])]
+
+
+def test_what_is_not_installed_is_installed_from_the_checkout():
+    for distribution in {*ADAPTERS.values(), *PROVIDERS.values(), *(it.needs for it in CHECKED)} - {""}:
+        doc_shell.check_pip(shlex.split(how_to_install(distribution))[1:], have=doc_shell.INSTALLED)
+
+
+def test_doctor_shows_the_names_of_extras(monkeypatch):
+    advice = "needed for LoRA: pip install -e '.[train]' -e integrations/art-cli -e integrations/art-embedded"
+    monkeypatch.setattr("art_cli.doctor.examine", lambda: [Finding("peft", "missing", advice)])
+    shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).output
+    assert advice in shown
+
+
+def test_what_is_called_a_frameworks_plugin_is_what_its_agents_are_told():
+    assert not set(ADAPTERS) & set(WITHOUT_PLUGIN)

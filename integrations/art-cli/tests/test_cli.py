@@ -1,0 +1,140 @@
+"""The ``art`` command as a stranger uses it."""
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import doc_shell
+import pytest
+
+AGENT = """
+    from openai import OpenAI
+
+    def build_agent():
+        client = OpenAI(base_url="http://unused")
+
+        def agent(task):
+            reply = client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": task}], max_tokens=8
+            )
+            return reply.choices[0].message.content
+
+        return agent
+
+    def reward(trajectory):
+        trajectory.notes["mine"] = "half of a pair: \\ud800"
+        return sum(trajectory.calls[0].sampled_ids) % 5
+"""
+
+
+@pytest.fixture
+def art(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
+    (tmp_path / "tasks.jsonl").write_text('"one"\n"two"\n')
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "art_cli", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    return run
+
+
+@pytest.mark.smoke
+@pytest.mark.system
+def test_train_and_eval_an_agent_from_files(art, tmp_path):
+    common = ["agent.py:build_agent", "tasks.jsonl", "--reward", "agent.py:reward"]
+    trained = art(
+        "train", *common, "--steps", "1", "--run-dir", "run", "--eval-tasks", "tasks.jsonl", "--set", "group_size=2"
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert (
+        "everything is in run" in " ".join(trained.stdout.split())
+        and (tmp_path / "run" / "chart.png").stat().st_size > 0
+    )
+    assert "half of a pair: \\ud800" in trained.stdout
+    assert "next: art view run " in trained.stdout and "art audit run " in trained.stdout
+    measured = art("eval", *common, "--model", "run")
+    assert measured.returncode == 0, measured.stderr
+    found = json.loads(measured.stdout)
+    assert found["n"] == 2 and (tmp_path / found["run_dir"] / "run.sqlite").is_file()
+    assert found["run_dir"].endswith("-eval-run") and f"recorded in {found['run_dir']}" in measured.stderr
+
+
+@pytest.mark.system
+def test_a_file_may_name_a_reward_made_of_several(art, tmp_path):
+    with (tmp_path / "agent.py").open("a") as file:
+        file.write(
+            "\nimport art_core\nboth = art_core.weighted(length=(0.5, reward), short=(2, lambda t: len(t.output) < 9))\n"
+        )
+    common = ["agent.py:build_agent", "tasks.jsonl", "--steps", "1", "--set", "group_size=2", "--run-dir", "run"]
+    trained = art("train", *common, "--reward", "agent.py:both")
+    assert trained.returncode == 0, trained.stderr
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert line["reward"] == pytest.approx(0.5 * line["reward/length"] + 2 * line["reward/short"])
+
+
+@pytest.mark.system
+def test_a_dry_run_prints_what_would_be_trained(art):
+    done = art(
+        "train", "agent.py:build_agent", "tasks.jsonl", "--reward", "agent.py:reward", "--dry-run", "--run-dir", "run"
+    )
+    assert done.returncode == 0, done.stderr
+    for word in ("calls: 8", "targets:", "tokens:", "learn_seconds_per_step:"):
+        assert word in done.stderr
+
+
+@pytest.mark.system
+def test_errors_are_one_message_without_a_traceback(art, tmp_path):
+    (tmp_path / "one.json").write_text('{"input": "one"}')
+    for arguments, said in [
+        (("train", "nope.py:agent", "tasks.jsonl"), "there is no file nope.py"),
+        (("train", "agent.py:nope", "tasks.jsonl"), "has no 'nope'"),
+        (("train", "agent.py:biuld_agent", "tasks.jsonl"), "has no 'biuld_agent'; did you mean 'build_agent'"),
+        (
+            ("train", "agent.py:build_agent", "agent.py:reward"),
+            "agent.py:reward is no list of tasks but of type function",
+        ),
+        (("train", "agent.py:build_agent", "one.json"), "one.json is no list of tasks but of type dict; give a list"),
+        (("train", "agent.py:build_agent", "nope.jsonl"), "there is no task file nope.jsonl"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "grup_size=2"), "did you mean 'group_size'"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "losss=dapo"), "did you mean 'loss'"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "reward=ruler"), "give it as --reward ruler"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "trackers=wandb"), "give it as --tracker wandb"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "overlong=False"), "overlong must be None, 'train' or 'drop', got False"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--model", "./x"), "no model folder ./x"),
+    ]:
+        done = art(*arguments)
+        assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.system
+def test_doctor_and_plugins_tell_what_is_installed_and_which_variables_are_set(art, tmp_path):
+    (tmp_path / ".env").write_text("WANDB_API_KEY=not-to-be-shown\n")
+    doctor, plugins = art("doctor"), art("plugins")
+    assert doctor.returncode == plugins.returncode == 0, doctor.stderr + plugins.stderr
+    assert "art-langgraph" in doctor.stdout and "art-langgraph" in plugins.stdout
+    assert "GPU" in doctor.stdout and "WANDB_API_KEY" in doctor.stdout
+    assert "not-to-be-shown" not in doctor.stdout + doctor.stderr
+
+
+@pytest.mark.system
+def test_new_plugin_writes_a_folder_and_says_what_to_do_next(art, tmp_path):
+    done = art("new-plugin", "my-thing", "--kind", "reward", "--dir", "made")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made" / "art-my-thing" / "art_my_thing.py").exists()
+    for said in ("pip install -e", "python -m pytest", "art plugins", "docs/extending.md"):
+        assert said in done.stdout
+    again = art("new-plugin", "my-thing", "--dir", "made")
+    assert again.returncode == 1 and "nothing there was changed" in again.stderr
+
+
+@pytest.mark.parametrize("command", sorted(doc_shell.art().commands))
+def test_every_command_has_help_with_examples_that_it_takes(command):
+    found = doc_shell.art().commands[command]
+    examples = re.findall("`(art .+?)`", found.epilog)
+    assert found.epilog.startswith("Example") and examples
+    assert [wrong for example in examples for wrong in doc_shell.check(example, Path(__file__))] == []

@@ -1,0 +1,262 @@
+"""Messages -> prompt ids through the tokenizer's own chat template, and sampled ids -> text.
+
+Knows nothing about sampling or HTTP. Remembers which ids a text was sampled as: when a conversation comes back with the
+answer in it, the prompt continues those very ids, which re-tokenizing the text need not give.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from art_core.types import JsonDict
+from art_embedded.formats import HERMES, Formats
+from art_embedded.overtime import Overtime, interrupted_after
+from art_embedded.requests import refuse
+
+RENDER_SECONDS = 10.0
+"""What a chat template may take: it runs in the loop that answers all calls."""
+REMEMBERED = 1024
+"""Texts whose ids are kept."""
+MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+"""Part of the text, also where a tokenizer calls them special and they are not of the formats that are read."""
+REPLACEMENT = "�"
+
+
+class Chat:
+    """One tokenizer with its chat template."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], formats: Formats = HERMES) -> None:
+        self.tokenizer = tokenizer
+        known = tokenizer.get_vocab()
+        markers = {known[marker] for marker in (*MARKERS, *formats.markers) if marker in known}
+        self._markers = markers
+        self._hidden = (set(tokenizer.all_special_ids) | stop_ids) - markers
+        ends = [tokenizer.convert_ids_to_tokens(stop_id) for stop_id in sorted(stop_ids)]
+        self._ends = {end for end in ends if end is not None and self._splits_at(end)}
+        self._texts: OrderedDict[str, list[int]] = OrderedDict()
+        self._takes_text_arguments = bool(tokenizer.chat_template) and self._accepts_text_arguments()
+
+    def render(
+        self, messages: list[JsonDict], tools: list[JsonDict] | None, arguments: JsonDict, *, answered: bool = False
+    ) -> str:
+        """Return the prompt's text, or with ``answered`` that of a conversation whose last message is the answer.
+
+        Raises UpstreamError 400 where the template cannot render the messages.
+        """
+        if not self.tokenizer.chat_template:
+            raise refuse(
+                f"{self.tokenizer.name_or_path} has no chat template, so there is no right way to show it messages; "
+                "use an instruction-tuned model, or save a chat template with its tokenizer"
+            )
+        plain = [self._plain(message) for message in messages]
+        try:
+            text = interrupted_after(RENDER_SECONDS, lambda: self._apply(plain, tools, arguments, answered))
+        except Overtime as error:
+            raise refuse(f"the model's chat template took more than {RENDER_SECONDS:g} s for these messages") from error
+        except Exception as error:  # the boundary to the template, a program that came with the model
+            raise refuse(f"the model's chat template cannot render these messages: {error}") from error
+        # Models write half a pair of UTF-16 into a call's JSON at times; no token stands for it.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+    def render_answer(self, messages: list[JsonDict], answer: JsonDict, tools: list[JsonDict] | None) -> str:
+        """Return what the template writes for ``answer`` after the prompt of ``messages``, to the end of the turn.
+
+        Raises UpstreamError 400 where that is nothing, or the prompt is another one once it is answered.
+        """
+        prompt = self.render(messages, tools, {})
+        whole = self.render([*messages, answer], tools, {}, answered=True)
+        if not whole.startswith(prompt):
+            raise refuse(
+                "the model's chat template writes another prompt once it is answered, so its answer has no place"
+            )
+        said = whole[len(prompt) :]
+        end = max((said.rfind(end) + len(end) for end in self._ends if end in said), default=len(said))
+        if not said[:end].strip():
+            raise refuse("the model's chat template writes nothing for this answer")
+        return said[:end]
+
+    def control_token(self, messages: Sequence[JsonDict], tools: Sequence[JsonDict] | None) -> str | None:
+        """Return a control token, such as the end of a turn, that stands as text in what the messages or tools say: rendered,
+        it would be one."""
+        said = "\0".join(_strings([*map(self._plain, messages), tools]))
+        return next((token for token in self._control_tokens if token in said), None)
+
+    @functools.cached_property
+    def _control_tokens(self) -> list[str]:
+        special = {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        tokens = self.tokenizer.convert_ids_to_tokens(sorted(self._hidden | special - self._markers))
+        return [token for token in tokens if token]
+
+    def _apply(
+        self,
+        messages: list[JsonDict],
+        tools: list[JsonDict] | None = None,
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+        answered: bool = False,
+    ) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=not answered, tokenize=False, **arguments
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a rendered prompt, continuing the ids of the longest conversation remembered in it."""
+        known, start = self._texts.get(text), len(text)
+        if known is None:
+            known, start = self._remembered_prefix(text)
+            known = known + self._tokenize(text[start:])
+            self._remember(text, known)
+        return known
+
+    def answer_ids(self, text: str) -> list[int]:
+        """Return the ids of a rendered answer: what is sampled begins with a token of its own."""
+        return self._tokenize(text)
+
+    def raw_ids(self, prompt: str | list[int]) -> list[int]:
+        """Return the ids of a raw completion's prompt, with what the tokenizer puts before a text."""
+        if isinstance(prompt, str):
+            return self.tokenizer(prompt)["input_ids"]
+        return prompt
+
+    def _remembered_prefix(self, text: str) -> tuple[list[int], int]:
+        cuts = []
+        for end in self._ends:
+            place = text.find(end)
+            while place >= 0:
+                cuts.append(place + len(end))
+                place = text.find(end, place + 1)
+        for cut in sorted(cuts, reverse=True):
+            known = self._texts.get(text[:cut])
+            if known is not None:
+                return known, cut
+        return [], 0
+
+    def remember(self, text: str, prompt: list[int], sampled: Sequence[int]) -> None:
+        """Keep the ids of a conversation with its answer, where the answer ended by itself."""
+        answer = self.tokenizer.decode(list(sampled), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if REPLACEMENT not in answer and any(answer.endswith(end) for end in self._ends):
+            self._remember(text + answer, [*prompt, *sampled])
+
+    def _remember(self, text: str, ids: list[int]) -> None:
+        if self._texts.get(text, ids) != ids:
+            # The same text, sampled in other tokens: what goes on from the old ones would be found before these.
+            for longer in [known for known in self._texts if known.startswith(text)]:
+                del self._texts[longer]
+        self._texts[text] = ids
+        self._texts.move_to_end(text)
+        if len(self._texts) > REMEMBERED:
+            self._texts.popitem(last=False)
+
+    def _tokenize(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text that a client sees: without the end of turn and other special tokens."""
+        visible = [token for token in ids if token not in self._hidden]
+        return self.tokenizer.decode(visible, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token, special or not."""
+        return self.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _splits_at(self, end: str) -> bool:
+        """Whether text after ``end`` has the same ids alone as in its place."""
+        return all(
+            self._tokenize("a" + end) + self._tokenize(rest) == self._tokenize("a" + end + rest)
+            for rest in ("\n", "\nb", "b", " b", f"\n{end}b")
+        )
+
+    def _plain(self, message: JsonDict) -> JsonDict:
+        """Return the message as templates expect it: content a string, arguments a mapping where they need one, thinking under
+        the one of its two names that they read."""
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise refuse(f"a message is {message!r}; it must be an object with a role")
+        plain = {**message, "content": _text(message.get("content"))}
+        if plain["role"] == "developer":
+            plain["role"] = "system"
+        if message.get("reasoning") and not message.get("reasoning_content"):
+            plain["reasoning_content"] = message["reasoning"]
+        if calls := message.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise refuse(f"a message's tool_calls are {calls!r:.200}; they must be a list")
+            plain["tool_calls"] = [self._plain_call(call) for call in calls]
+        return plain
+
+    def _plain_call(self, call: Any) -> JsonDict:
+        if not isinstance(call, dict) or not isinstance(call.get("function"), dict | None):
+            raise refuse(f"a message has the tool call {call!r:.200}; it must be an object with a function")
+        function = dict(call.get("function") or {})
+        arguments = function.get("arguments")
+        if isinstance(arguments, str) and not self._takes_text_arguments:
+            with suppress(ValueError, RecursionError):  # malformed, an integer too long for Python, or nested too deep
+                function["arguments"] = json.loads(arguments)
+        return {**call, "function": function}
+
+    def _accepts_text_arguments(self) -> bool:
+        """Whether the template shows arguments given as JSON text as they are, and does not quote them once more."""
+        function = {"name": "f", "arguments": '{"a":  1}'}
+        call = {"id": "call_1", "type": "function", "function": function}
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        try:
+            return function["arguments"] in interrupted_after(RENDER_SECONDS, lambda: self._apply(messages))
+        except Exception:  # noqa: BLE001 - as in render, which then says what is wrong
+            return False
+
+
+def _text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise refuse(f"message content is {content!r}; it must be a string or a list of text parts")
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal"):
+            raise refuse(f"a message has a part of type {kind!r}; the embedded engine serves text models only")
+        if not isinstance(part.get(kind), str):
+            raise refuse(f"a message has the part {part!r:.200}; its {kind!r} must be a string")
+        parts.append(part[kind])
+    return "".join(parts)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    left = [value]
+    while left:
+        it = left.pop()
+        if isinstance(it, str):
+            yield it
+        elif isinstance(it, Mapping):
+            left += [*it.keys(), *it.values()]
+        elif isinstance(it, list | tuple):
+            left += it
+
+
+class Detokenizer:
+    """Ids in, text out as soon as it is certain: never half a character."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._ids: list[int] = []
+        self._context = 0
+        """Where decoding starts: some tokenizers write a token differently at the start of a text."""
+        self._read = 0
+        """Ids before this are in the text that was returned."""
+
+    def feed(self, ids: Sequence[int], *, final: bool = False) -> str:
+        """Return the text that ``ids`` complete; with ``final`` everything that is left."""
+        self._ids += ids
+        before = self._chat.decode(self._ids[self._context : self._read])
+        text = self._chat.decode(self._ids[self._context :])
+        if text.endswith(REPLACEMENT) and not final:
+            return ""
+        self._context, self._read = self._read, len(self._ids)
+        return text[len(before) :]

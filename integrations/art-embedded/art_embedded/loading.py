@@ -1,0 +1,137 @@
+"""A folder or hub name -> a transformers model ready to serve, and new weights into it. Knows nothing about requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from art_core.errors import ConfigError
+from art_core.learner import pretrained
+from art_core.runtime.memory import machine_memory
+from art_embedded.kv import ATTENTION, Batch, KeyValues, PackedKeyValues
+from art_embedded.plain import PlainKeyValues
+
+log = logging.getLogger("art_core.engine.loading")
+
+
+# The decode thread is in inference mode, and what is made there cannot take live weights: it has no version counter, which
+# experts' kernels ask for.
+@torch.inference_mode(False)
+def load_model(folder: str) -> PreTrainedModel:
+    """Load a causal LM for inference: bfloat16 on a GPU where there is one, else float32 on the CPU.
+
+    Raises ConfigError where ``folder`` has no model or one that is not a causal LM.
+    """
+    cuda = torch.cuda.is_available()
+    model = pretrained.load_causal_lm(folder, torch.bfloat16 if cuda else torch.float32)
+    return model.requires_grad_(False).eval().to("cuda" if cuda else "cpu")
+
+
+def stop_ids(generation: GenerationConfig | None, tokenizer_eos: int | None) -> frozenset[int]:
+    """Return the tokens that end an answer."""
+    configured = generation.eos_token_id if generation else None
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(int(token) for token in [*ids, tokenizer_eos] if token is not None)
+
+
+def load_adapter(base: str, folder: Path) -> PreTrainedModel:
+    """Load ``base`` and merge the PEFT adapter in ``folder`` into it."""
+    return pretrained.load_adapter(load_model(base), folder).merge_and_unload().requires_grad_(False).eval()
+
+
+def bind(model: PreTrainedModel, live: Mapping[str, Tensor]) -> None:
+    """Make ``live`` parameters of ``model``; where device and type are the same, without copying.
+
+    Parameters that ``live`` leaves out stay as they are: training an adapter changes only some. A tied weight may be given
+    under any of its names. Raises ConfigError where ``live`` is empty, or a name or a shape is not the model's.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    missing = [aliases[0] for aliases in names.values() if not any(name in live for name in aliases)]
+    unknown = sorted(set(live) - set(model.state_dict()) - {name for aliases in names.values() for name in aliases})
+    if unknown or len(missing) == len(names):
+        raise ConfigError(
+            f"the live weights are not those of {model.name_or_path}: {len(missing)} of its parameters are missing "
+            f"(first: {missing[:3]}) and {len(unknown)} names are not its own (first: {unknown[:3]}); "
+            "give parameters of the same model, with adapters merged in"
+        )
+    for parameter in model.parameters():
+        name = next((name for name in names[id(parameter)] if name in live), None)
+        if name is None:
+            continue
+        tensor = live[name].detach()
+        if tensor.shape != parameter.shape:
+            raise ConfigError(
+                f"the live weight {name} has shape {tuple(tensor.shape)} and the model's has {tuple(parameter.shape)}; "
+                "give the parameters of the same model"
+            )
+        if tensor.device == parameter.device and tensor.dtype == parameter.dtype:
+            parameter.data = tensor
+        else:
+            parameter.data.copy_(tensor)
+
+
+def memory_budget() -> int:
+    """Return the bytes that keys and values may take: a share of what there is, because agents and learner need theirs.
+
+    What there is: the GPU's free memory, else the machine's, or a container's limit where that is smaller.
+    """
+    if torch.cuda.is_available():
+        free, _ = torch.cuda.mem_get_info()
+        return int(0.4 * free)
+    return machine_memory() // 4
+
+
+@torch.inference_mode()
+def make_key_values(model: PreTrainedModel) -> KeyValues:
+    """Return the fast cache if the model computes the same with it as without, else the plain one."""
+    own = model.config._attn_implementation
+    # The eager attention is the definition; the others leave out what their kernels cannot do (Gemma 2's soft cap).
+    model.set_attn_implementation("eager")
+    ids = [(7 * place + 3) % model.config.get_text_config().vocab_size for place in range(24)]
+    expected = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0].float()
+    try:
+        reason = _packed_differs(model, ids, expected)
+    except Exception as error:  # noqa: BLE001 - a foreign model may fail in any way here, and the plain cache serves it
+        reason = f"{type(error).__name__}: {error}"
+    if reason is None:
+        packed = PackedKeyValues(model)
+        packed.resize(1, 1)
+        packed.forward(Batch(ids=[ids[0]], positions=[0], rows=[0], runs=[(0, 1)], outputs=[0]))
+        return packed
+    model.set_attn_implementation(own)
+    log.warning("%s is served one sequence at a time, which is slow: %s", model.name_or_path, reason)
+    return PlainKeyValues(model)
+
+
+def _packed_differs(model: PreTrainedModel, ids: list[int], expected: Tensor) -> str | None:
+    """Run two rows of a prompt in three pieces through the packed cache; return why it cannot be used, or None."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if other := kinds - {"full_attention", "sliding_attention"}:
+        return f"its layers are of kind {', '.join(sorted(other))}"
+    if not model._supports_attention_backend:
+        return "its attention cannot be replaced"
+    model.set_attn_implementation(ATTENTION)
+    packed = PackedKeyValues(model)
+    packed.resize(2, len(ids))
+    head, last = len(ids) // 2, len(ids) - 1
+    places = list(range(head))
+    packed.forward(Batch(ids[:head] * 2, places * 2, [0] * head + [1] * head, 0, [(0, head), (head, 2 * head)], [head]))
+    places = list(range(head, last))
+    middle = len(places)
+    rows = [0] * middle + [1] * middle
+    packed.forward(Batch(ids[head:last] * 2, places * 2, rows, 0, [(0, middle), (middle, 2 * middle)], [0]))
+    got = packed.forward(Batch(ids[last:] * 2, [last] * 2, [0, 1], decoding=2, outputs=[0, 1]))
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if windowed and kinds != {"full_attention"} and not packed.seen_windows:
+        return "its attention does not say its sliding window"
+    tolerance = (1e-3 if model.dtype == torch.float32 else 0.1) * max(1.0, float(expected.abs().max()))
+    difference = float((got - expected[-1]).abs().max())
+    return None if difference <= tolerance else f"its logits differ by {difference:.3g}"

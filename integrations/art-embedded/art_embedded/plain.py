@@ -1,0 +1,70 @@
+"""The forward pass for models whose attention is their own or whose layers keep a state: one row after the other.
+
+Knows nothing about requests, sampling or text. Slow, and right for whatever transformers can run.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from art_embedded.kv import Batch
+
+
+@dataclass
+class _Row:
+    ids: list[int] = field(default_factory=list)
+    cache: DynamicCache | None = None
+
+
+class PlainKeyValues:
+    """A transformers cache for each row. A state cannot be cut, so rows are only continued or copied whole."""
+
+    shares_prefixes = False
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        config = model.config.get_text_config()
+        self.token_bytes = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
+        # A model that keeps its state in another way than a transformers cache computes the whole row at every token.
+        self.caches = "past_key_values" in inspect.signature(model.forward).parameters
+        self.rows: dict[int, _Row] = {}
+
+    def resize(self, rows: int, capacity: int) -> None:
+        self.rows = {number: row for number, row in self.rows.items() if number < rows}
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.rows[target] = copy.deepcopy(self.rows[source])
+
+    def swap(self, a: int, b: int, lengths: tuple[int, int]) -> None:
+        moved = {new: self.rows.pop(old) for old, new in ((a, b), (b, a)) if old in self.rows}
+        self.rows.update(moved)
+
+    def forward(self, batch: Batch) -> Tensor:
+        spans = [(token, token + 1) for token in range(batch.decoding)] + batch.runs
+        wanted = set(batch.outputs)
+        logits = []
+        for start, stop in spans:
+            places = [token - start for token in range(start, stop) if token in wanted]
+            logits.append(self._extend(batch, start, stop)[places].float())
+        return torch.cat(logits)
+
+    def fresh(self) -> PlainKeyValues:
+        return PlainKeyValues(self.model)
+
+    def _extend(self, batch: Batch, start: int, stop: int) -> Tensor:
+        """Feed one span to its row; return the logits (tokens, vocabulary) after each of its tokens."""
+        number = batch.rows[start]
+        if batch.positions[start] == 0:
+            self.rows[number] = _Row(cache=DynamicCache(config=self.model.config) if self.caches else None)
+        row, fresh = self.rows[number], batch.ids[start:stop]
+        row.ids += fresh
+        ids = torch.tensor([fresh if self.caches else row.ids], device=self.model.device)
+        if self.caches:
+            return self.model(input_ids=ids, past_key_values=row.cache, use_cache=True).logits[0]
+        return self.model(input_ids=ids).logits[0, -len(fresh) :]

@@ -1,0 +1,259 @@
+"""The classic surface: an agent that asks the policy and chooses actions. Knows nothing about environments or learning.
+
+Inside a rollout its calls go to the rollout's address and are recorded like any other agent's. Outside, an embedded engine of
+this process answers (``art_embedded.local_models``). ``ART_MODEL`` in the environment replaces the model that the code names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from art_core.attribution import caller_headers, destination
+from art_core.errors import ConfigError, ModelCallError, UpstreamError
+from art_core.store.run_folder import last_checkpoint
+from art_embedded import local_models
+
+if TYPE_CHECKING:
+    from art_core.types import JsonDict, RolloutAddress, Upstream
+
+ASKED = """You act in an environment. This is its state, as JSON:
+
+{state}
+
+Answer with your next action and nothing else: one JSON object, {{"type": NAME OF THE ACTION, ...}}, with all that the action
+needs."""
+CALL_SECONDS = 600.0
+"""Of one model call."""
+RETRIES = 2
+"""Of a call that failed in a way that passes, as OpenAI's clients have it."""
+LONGEST_PAUSE = 8.0
+"""Seconds before a retry."""
+DECODER = json.JSONDecoder()
+_asked: ContextVar[list[str]] = ContextVar("art_asked")
+
+
+class Agent:
+    """Chooses an action for every state of an environment, by a model. Subclasses write ``select_action``.
+
+    ``model_name`` is what ``train`` takes as ``model``, or a run folder: who answers outside a rollout. Inside one it is only
+    compared with ``passthrough``. ``engine`` answers instead where it is given; whoever gives it starts and stops it.
+    """
+
+    def __init__(self, model_name: str = "tiny", *, engine: Upstream | None = None) -> None:
+        self.model_name: str = os.environ.get("ART_MODEL") or model_name
+        self.engine = engine
+        self._served: local_models.Served | None = None
+        self._followed: Path | None = None
+        self._user = local_models.User()
+
+    async def generate_response(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        **request: Any,
+    ) -> str:
+        """Return what the model answers to ``prompt``, a text or a list of OpenAI's messages; what it thought is left out.
+
+        ``request`` are further fields of a chat completion, such as ``stop`` or ``response_format``. None is the engine's
+        default; training rollouts have a temperature of their own, whatever is asked for. Raises ModelCallError where the
+        call is refused or fails, ConfigError where the model cannot be loaded.
+        """
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(it) for it in prompt]
+        body: JsonDict = {"messages": messages, "max_tokens": max_tokens, "temperature": temperature, **request}
+        body = {name: value for name, value in body.items() if value is not None}
+        address = destination(self.model_name)
+        answer = await (self._ask_here(body) if address is None else _ask(address, body))
+        try:
+            return answer["choices"][0]["message"].get("content") or ""
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ModelCallError(f"the answer is no chat completion ({error!r}): {answer!r:.200}") from error
+
+    async def select_action(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Show the model ``state`` as JSON and return the action that it says, by ``parse_action``."""
+        response = await self.generate_response(ASKED.format(state=as_json(state)))
+        return self.parse_action(response, state)
+
+    def parse_action(self, response: str, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the last JSON object in ``response`` that has a ``type``, else the last one, of type ``"unknown"``.
+
+        Where there is none: ``{"type": "none", "error": why, "response": response}``. A model that says nothing usable is for
+        the environment to answer, not an error of the program.
+        """
+        found = list(_objects(response))
+        for action in reversed(found):
+            if isinstance(action.get("type"), str):
+                return action
+        if found:
+            return {**found[-1], "type": "unknown", "error": "the action has no type"}
+        return {"type": "none", "error": "the model's answer has no JSON object", "response": response}
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Answer with these weights, in place of ``model_name``'s, from the next call outside a rollout on; inside one, the
+        policy answers.
+
+        ``path`` is a run folder, whose newest checkpoint is taken, a checkpoint of it, a model folder, an adapter's, or what
+        ``save_checkpoint`` wrote. Nothing is unpickled. Raises ConfigError where it is none of these, StoreError where it is
+        damaged.
+        """
+        if self.engine is not None:
+            raise ConfigError(
+                f"this agent has an engine of its own, so {path} cannot be loaded; load it into that engine"
+            )
+        self._serve(local_models.find_checkpoint(path, self.model_name))
+        self._followed = None
+
+    def follow(self, run_dir: str | Path) -> None:
+        """Answer, outside rollouts, with the newest checkpoint that this run has when the agent is asked; while it has none, as
+        before."""
+        self._followed = Path(run_dir)
+
+    def _serve(self, served: local_models.Served) -> None:
+        if served != self._served:
+            self._served, self._user = served, local_models.User()  # what was served to the one before may end
+
+    def start_model(self) -> str:
+        """Return the model that training this agent starts from. Raises ConfigError where it answers with an adapter or a
+        single file, from which no learner starts."""
+        trained = self._followed or (self._served.weights if self._served else None)
+        if trained is not None:
+            raise ConfigError(
+                f"this agent answers with {trained}, and training starts from whole models: give the run that it is from as "
+                "run_dir=, which then goes on, or a model folder as model="
+            )
+        return self._served.model if self._served else self.model_name
+
+    async def aclose(self) -> None:
+        """End the engine that answers outside rollouts, where no other agent uses it. The next call starts one again."""
+        await local_models.leave(self._user)
+
+    async def _ask_here(self, body: JsonDict) -> JsonDict:
+        upstream, user = self.engine, None
+        if upstream is None:
+            if self._followed is not None and last_checkpoint(self._followed) is not None:
+                self._serve(local_models.find_checkpoint(self._followed, self.model_name))
+            if self._served is None:
+                self._serve(local_models.find_model(self.model_name))
+            user = self._user  # referred to here, so that the engine is kept while it answers
+            upstream = await local_models.upstream(self._served, user)
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        try:
+            answer = await upstream.chat({"model": self.model_name, **body})
+        except UpstreamError as error:
+            raise ModelCallError(str(error), status=error.status, code=error.code) from error
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError  # an engine may return half an answer instead
+        return answer
+
+
+@contextmanager
+def asking() -> Iterator[list[str]]:
+    """Give a list that gets the ``Call.request_id`` of what agents ask in this block, in order."""
+    token = _asked.set(ids := [])
+    try:
+        yield ids
+    finally:
+        _asked.reset(token)
+
+
+async def _ask(address: RolloutAddress, body: JsonDict) -> JsonDict:
+    """Ask a rollout's address, again where that may help; the same id lets a retry take the place of its predecessor."""
+    request_id = uuid.uuid4().hex
+    _asked.get([]).append(request_id)
+    headers = {"authorization": f"Bearer {address.api_key}", "x-art-request-id": request_id, **caller_headers()}
+    for retry in range(RETRIES + 1):
+        answer = await _post(f"{address.base_url}/chat/completions", {"model": address.model, **body}, headers)
+        if not isinstance(answer, _Failed):
+            return answer
+        if retry == RETRIES or not answer.passes:
+            break
+        await asyncio.sleep(min(0.5 * 2**retry if answer.after is None else answer.after, LONGEST_PAUSE))
+    raise answer.error
+
+
+class _Failed:
+    """A call that failed; ``passes`` where the same call may be answered later, in ``after`` seconds if that is known."""
+
+    def __init__(self, error: ModelCallError, passes: bool, after: float | None = None) -> None:
+        self.error, self.passes, self.after = error, passes, after
+
+
+async def _post(url: str, body: JsonDict, headers: Mapping[str, str]) -> JsonDict | _Failed:
+    """Send one request over a connection of its own: agents run in event loops that come and go."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=10.0)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session,
+            session.post(url, json=body, headers=headers, allow_redirects=False) as response,
+        ):
+            content, status, said = await response.read(), response.status, response.headers
+    except TimeoutError as error:
+        return _failed(f"{url} did not answer in time", error, passes=False)  # it may still be sampling
+    except (aiohttp.ClientError, OSError) as error:
+        return _failed(f"the connection to {url} failed ({type(error).__name__}: {error})", error, passes=True)
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        answer = None
+    if status == 200 and isinstance(answer, dict):
+        return answer
+    refusal = answer.get("error") if isinstance(answer, dict) else None
+    refusal = refusal if isinstance(refusal, dict) else {}
+    text = refusal.get("message") or f"{url} answered with status {status}: {content[:200]!r}"
+    error = ModelCallError(str(text), status=status, code=refusal.get("code"))
+    passes = (status in (408, 409, 429) or status >= 500) and said.get("x-should-retry") != "false"
+    return _Failed(error, passes, _seconds(said.get("retry-after")))
+
+
+def _failed(text: str, cause: Exception, *, passes: bool) -> _Failed:
+    error = ModelCallError(f"{text}; is what serves the policy running?")
+    error.__cause__ = cause
+    return _Failed(error, passes)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    return float(retry_after) if retry_after and retry_after.isdecimal() else None
+
+
+def as_json(state: Any) -> str:
+    """Return a state as JSON: arrays and numbers of numpy as lists and numbers, what JSON has no form for as text, also where
+    it is a key."""
+    return json.dumps(_keyed(state), ensure_ascii=False, default=_plain)
+
+
+def _keyed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): _keyed(item) for key, item in value.items()}
+    return [_keyed(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return list(value) if isinstance(value, set | frozenset | tuple) else str(value)
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in a text, none that is inside another; what UTF-8 or JSON cannot say again is none."""
+    start = text.find("{")
+    while start >= 0:
+        end = start + 1
+        try:
+            value, end = DECODER.raw_decode(text, start)
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError):
+            pass
+        else:
+            yield value
+        start = text.find("{", end)
