@@ -95,9 +95,9 @@ def register_losses(register: Register) -> None:
 
 @hookimpl
 def register_learners(register: Register) -> None:
-    register("torch", torch_learner)
-    register("unsloth", unsloth_learner)
-    register("auto", auto_learner)
+    register("torch", torch_learner, prepare=_import_learner)
+    register("unsloth", unsloth_learner, check=unsloth.check)
+    register("auto", auto_learner, prepare=_prepare_auto)
 
 
 def torch_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
@@ -113,18 +113,12 @@ def _import_learner() -> None:
         importlib.import_module("art_core.learner.torch_learner")
 
 
-torch_learner.prepare = _import_learner  # type: ignore[attr-defined]
-
-
 def unsloth_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
     """Load the Unsloth learner. Raises ConfigError that names what is missing."""
     unsloth.load()  # first: it must be imported before the libraries that it patches
     from art_core.learner.unsloth_learner import UnslothLearner
 
     return UnslothLearner(model_folder, config, loss)
-
-
-unsloth_learner.check = unsloth.check  # type: ignore[attr-defined]
 
 
 def auto_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
@@ -141,6 +135,3 @@ def auto_learner(model_folder: str, config: TrainConfig, loss: Loss) -> Learner:
 def _prepare_auto() -> None:
     if not unsloth.installed():  # it must be imported before the libraries that it patches
         _import_learner()
-
-
-auto_learner.prepare = _prepare_auto  # type: ignore[attr-defined]

@@ -8,7 +8,8 @@ what is passed to ``train`` itself needs no hook. Installing a plugin never chan
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
@@ -20,8 +21,35 @@ if TYPE_CHECKING:
 hookspec = pluggy.HookspecMarker("art")
 hookimpl = pluggy.HookimplMarker("art")
 
-Register = Callable[[str, Any], None]
-"""``register(name, thing)``; registering a name twice raises a PluginError that names both plugins."""
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a plugin registers under a name."""
+
+    thing: Any
+    """A factory; for a loss or a dialect the thing itself."""
+    check: Callable[[], None] = _nothing
+    """Called first if a run uses the name; raises ConfigError if it can't work here, for example because a key is missing.
+    Engines, learners, trackers."""
+    prepare: Callable[[], None] = _nothing
+    """Called in a thread while the engine starts, to import libraries. Learners."""
+    install: Callable[[Callable[[str], None]], None] | None = None
+    """``install(say)`` installs what it needs, for ``art doctor --install NAME``. Engines."""
+    describe: Callable[[], tuple[str, str]] | None = None
+    """Returns its state and what to do about it, a row of ``art doctor``. Engines."""
+
+
+class Register(Protocol):
+    """What the ``register_*`` hooks receive."""
+
+    def __call__(self, name: str, thing: Any, **options: Any) -> None:
+        """Offer ``thing`` as ``name``; ``options`` are the other fields of ``Offer``. Registering a name twice raises a
+        PluginError that names both plugins."""
+        ...
 
 
 @hookspec(firstresult=True)
@@ -70,10 +98,8 @@ def register_learners(register: Register) -> None:
     """Offer learners by name: ``register("mine", factory)``, for ``train(learner="mine")``.
 
     Called once, when a run starts. The factory is called as ``factory(model_folder, config, loss)`` with the start weights'
-    folder, the run's ``TrainConfig`` and the loss function, and returns a ``Learner``; if the learner has ``close()``, it is
-    called when the run ends. The factory may have attributes: ``check()`` is called first and raises ConfigError if the learner
-    can't work here; ``prepare()`` is called in a thread while the engine starts, to import libraries. The return value is
-    ignored.
+    folder, the run's ``TrainConfig`` and the loss function, and returns a ``Learner``; ``LearnerBase`` has its optional
+    methods. Options: ``check``, ``prepare``. The return value is ignored.
     """
 
 
@@ -82,9 +108,9 @@ def register_engines(register: Register) -> None:
     """Offer engines by name: ``register("mine", factory)``, for ``train(engine="mine")``.
 
     Called once, when a run starts. The factory is a module-level callable, because it is sent to the child process that
-    serves; there it is called as ``factory(model_folder, config)`` and returns an ``Engine``. It may have attributes: ``check()``
-    is called first and raises ConfigError if the engine can't work here; ``install(say)`` installs what it needs, for
-    ``art doctor --install mine``; ``describe() -> (state, what to do)`` is a row of ``art doctor``. The return value is ignored.
+    serves; there it is called as ``factory(model_folder, config)`` and returns an ``Engine``; ``EngineBase`` has its optional
+    methods. If the factory has ``loads_files = True``, the engine only loads weights from files. Options: ``check``,
+    ``install``, ``describe``. The return value is ignored.
     """
 
 
@@ -94,10 +120,8 @@ def register_executors(register: Register) -> None:
 
     Called once, when a run starts. The factory is called as ``factory(config)`` and returns an object with ``adapt(agent)``,
     which replaces the hook ``adapt_agent`` and returns the same: ``async def run(input, address) -> output``. That function may
-    raise RolloutLost if the machine that ran the agent is gone; the rollout is then repeated at another address. It may have an
-    attribute ``gate``, an asynchronous context manager that replaces the limit ``max_concurrent``: a rollout, and its time limit,
-    begins when the gate lets it in. If the object is an asynchronous context manager, it is entered before the first rollout.
-    The return value is ignored.
+    raise RolloutLost if the machine that ran the agent is gone; the rollout is then repeated at another address.
+    ``ExecutorBase`` has the optional methods. The return value is ignored.
     """
 
 
@@ -106,8 +130,7 @@ def register_trackers(register: Register) -> None:
     """Offer trackers by name: ``register("mine", factory)``, for ``train(trackers=["mine"])``.
 
     Called once, when a run starts. The factory is called as ``factory(run_dir, config)`` and returns a ``Tracker``
-    (``art_core.loop.trackers``). Its attribute ``check``, if it has one, is called first of all and raises ConfigError if the
-    tracker cannot work here, because a key is missing, for example. The return value is ignored.
+    (``art_core.loop.trackers``). Option: ``check``. The return value is ignored.
     """
 
 

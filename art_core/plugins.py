@@ -17,6 +17,7 @@ import pluggy
 
 from art_core import builtin, hookspecs
 from art_core.errors import AgentError, ArtError, ConfigError, PluginError
+from art_core.hookspecs import Offer
 from art_core.types import RunAgent
 
 GROUP = "art"
@@ -114,36 +115,44 @@ class Plugins:
             self._call(name, caller, **arguments)
 
     def registered(self, hook: str) -> dict[str, Any]:
-        """Return what the plugins offer through a ``register_*`` hook, by name."""
-        found: dict[str, Any] = {}
+        """Return the things that the plugins register through a ``register_*`` hook, by name."""
+        return {name: offer.thing for name, offer in self.offers(hook).items()}
+
+    def offers(self, hook: str) -> dict[str, Offer]:
+        """Return what the plugins register through a ``register_*`` hook, by name."""
+        offers: dict[str, Offer] = {}
         owners: dict[str, str] = {}
         for plugin, caller in self._callers(hook):
 
-            def register(name: str, thing: Any, plugin: str = plugin) -> None:
-                if name in found:
+            def register(name: str, thing: Any, *, plugin: str = plugin, **options: Any) -> None:
+                if name in offers:
                     raise PluginError(
                         f"{name!r} is offered through {hook} by the plugins {owners[name]!r} and {plugin!r}; "
                         f"leave one out with ART_DISABLE_PLUGINS"
                     )
-                found[name], owners[name] = thing, plugin
+                offers[name], owners[name] = Offer(thing, **options), plugin
 
             self._call(plugin, caller, register=register)
-        return found
+        return offers
 
     def choose(self, hook: str, name: str) -> Any:
+        """Return the thing that is registered as ``name`` through ``hook``, as ``offer`` does."""
+        return self.offer(hook, name).thing
+
+    def offer(self, hook: str, name: str) -> Offer:
         """Return what is registered as ``name`` through ``hook``. Raises ConfigError with the choices if nothing is."""
-        found = self.registered(hook)
-        if name not in found:
+        offers = self.offers(hook)
+        if name not in offers:
             kind = {"register_losses": "loss"}.get(hook, hook.removeprefix("register_").removesuffix("s"))
             advice = self._suggestion(kind, name)
             hint = f" ({advice})" if advice else ""
-            if near := difflib.get_close_matches(name, found, n=1):
+            if near := difflib.get_close_matches(name, offers, n=1):
                 hint = f" (did you mean {near[0]!r}?)"
-            choices = ", ".join(map(repr, sorted(found))) or "none is registered"
+            choices = ", ".join(map(repr, sorted(offers))) or "none is registered"
             raise ConfigError(
                 f"there is no {kind} named {name!r}{hint}; installed: {choices}. You can also pass an object."
             )
-        return found[name]
+        return offers[name]
 
     def _suggestion(self, kind: str, wanted: object) -> str | None:
         suggestions = (self._call(name, caller, kind=kind, wanted=wanted) for name, caller in self._callers("suggest"))

@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 import art_core as art
-from art_core.serving import EngineBase
-from art_core.serving.engine_base import with_defaults
+from art_core.bases import EngineBase, with_defaults
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.testing.fakes import version_logprobs
 from art_core.types import Call
@@ -88,7 +87,7 @@ class Plain:
 
 async def test_an_engine_without_the_base_class_has_its_own_methods_and_the_defaults(tmp_path):
     plain = Plain()
-    engine = with_defaults(plain)
+    engine = with_defaults(plain, EngineBase)
     assert await engine.chat("hi") == {"said": "hi"}
     assert await engine.counters() == {"sampled_tokens": 2.0}
     assert await engine.score([1, 2]) is None and await engine.rest() is None and await engine.wake() is None
@@ -100,7 +99,7 @@ async def test_an_engine_without_the_base_class_has_its_own_methods_and_the_defa
 
 def test_an_engine_with_the_base_class_is_used_as_it_is():
     engine = FakeEngine()
-    assert isinstance(engine, EngineBase) and with_defaults(engine) is engine
+    assert isinstance(engine, EngineBase) and with_defaults(engine, EngineBase) is engine
 
 
 def planned(trajectory):

@@ -14,7 +14,7 @@ MODULES = sorted(path for path in CORE.rglob("*.py"))
 
 # A room is a file or folder of art_core. It may import from the rows above its own, never from its own row or below.
 ROWS = [
-    {"types", "errors", "redaction", "hookspecs"},
+    {"types", "errors", "redaction", "hookspecs", "bases"},
     {"config", "runtime", "attribution", "capture", "store", "token_tree", "losses"},
     {"learner", "serving", "scoring"},
     {"builtin"},
@@ -22,7 +22,7 @@ ROWS = [
     {"loop"},
     {"__init__", "testing"},
 ]
-CORE_LINES = 11_400
+CORE_LINES = 11_560
 """Without ``learner`` and ``testing``. The target is 7,500."""
 ROW = {module: number for number, modules in enumerate(ROWS) for module in modules}
 EDGES = {path.name.replace("-", "_") for side in ("plugins", "integrations") for path in (ROOT / side).glob("art-*")}

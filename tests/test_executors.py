@@ -122,8 +122,10 @@ async def test_a_lost_machine_gives_its_place_back_and_the_next_attempt_waits_fo
                     await asyncio.sleep(0)
                     raise RolloutLost("gone")
 
-            run.gate = gate
             return run
+
+        def gate(self, agent):
+            return gate
 
     async def another():
         async with gate:

@@ -118,8 +118,7 @@ async def test_a_reward_that_raises_for_one_run_leaves_the_evaluation_with_the_o
     report = await evaluate(tmp_path, reward=picky, progress=screen)
     assert (report.unscored, report.mean_reward) == (1, 1.0)
     assert (
-        "rollouts could not be scored: reward" in told.getvalue()
-        and "raised KeyError: 'answer' (" in told.getvalue()
+        "rollouts could not be scored: reward" in told.getvalue() and "raised KeyError: 'answer' (" in told.getvalue()
     )
     with Store(tmp_path / "eval" / "run.sqlite") as store:
         [reason] = [t.notes["unscored"] for t in store.trajectories() if t.reward is None]

@@ -220,12 +220,10 @@ async def test_a_tracker_that_cannot_work_here_is_refused_before_anything_runs(t
     def check():
         raise ConfigError("set MINE_KEY")
 
-    factory.check = check
-
     class Offers:
         @art.hookimpl
         def register_trackers(self, register):
-            register("mine", factory)
+            register("mine", factory, check=check)
 
     plugins = Plugins(Offers(), installed=False)
     engine = FakeEngine()

@@ -57,12 +57,10 @@ async def test_a_learner_prepares_while_the_engine_starts(tmp_path):
     def learner(model_folder, config, loss):
         return CountingLearner()
 
-    learner.prepare = prepared.set
-
     class Plugin:
         @hookimpl
         def register_learners(self, register):
-            register("mine", learner)
+            register("mine", learner, prepare=prepared.set)
 
     class Engine(FakeEngine):
         async def start(self):
@@ -81,12 +79,10 @@ async def test_a_learner_that_cannot_prepare_says_so_when_it_is_loaded(tmp_path)
     def prepare():
         raise ImportError("no such library")
 
-    learner.prepare = prepare
-
     class Plugin:
         @hookimpl
         def register_learners(self, register):
-            register("mine", learner)
+            register("mine", learner, prepare=prepare)
 
     parts = {"learner": "mine", "plugins": Plugins(Plugin(), installed=False)}
     with pytest.raises(ConfigError, match="no such library"):

@@ -190,8 +190,10 @@ async def test_workers_that_are_gone_are_what_is_waited_for(tmp_path, ear):
             async def run(given, address):
                 return await agent(given, address)
 
-            run.gate = Places()
             return run
+
+        def gate(self, agent):
+            return Places()
 
     words = "waiting for a free worker (2, "
     await saying(words, train(tmp_path, ScriptedAgent(), executor=Workers()), ear, there)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from art_core.bases import LearnerBase
 from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
 from art_core.errors import ConfigError, NotFiniteError
 from art_core.learner import checkpoint
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
 
 
-class TorchLearner:
+class TorchLearner(LearnerBase):
     """Trains the causal LM in ``model_folder`` (a folder or a hub name) on token trees. Weights are float32.
 
     Dropout is off, so that a target's new logprob is its old one before the first step. Raises ConfigError where

@@ -15,11 +15,13 @@ from art_core.errors import ArtError
 from art_core.loop.display import Display, display, plural
 from art_core.loop.identity import experiment
 from art_core.loop.metrics import apart
+from art_core.loop.open_run import opened
 from art_core.loop.report import Report
 from art_core.loop.resume_checks import Terms, changed_at
 from art_core.loop.rewards import name_of, score_rest
 from art_core.loop.rollout import task_id, task_input
 from art_core.loop.run import Run
+from art_core.loop.setup import Setup
 from art_core.loop.stopping import say_elsewhere
 from art_core.plugins import Plugins
 from art_core.redaction import without_access
@@ -144,16 +146,16 @@ async def evaluate(
     served, weights = _served(model, settings, at_address=is_address(engine))
     config = make_config(served, evaluate)
     screen = display(progress)
-    run = Run(run_dir or new_run_dir(f"eval-{Path(model).name}"), config, engine=engine, plugins=plugins)
-    run.terms = Terms(names=())
-    scored_by = run.reward(reward)  # refuses a misspelt name and what isn't a reward before anything runs
+    setup = Setup(run_dir or new_run_dir(f"eval-{Path(model).name}"), config, engine=engine, plugins=plugins)
+    setup.terms = Terms(names=())
+    scored_by = setup.rewards.find(reward)  # refuses a misspelt name and what isn't a reward before anything runs
     shape = {"to_input": to_input, "to_output": to_output}
     identities = experiment(agent, tasks, scored_by, **shape) | {"temperature": temperature, "weights": str(weights)}
     with screen:
         if weights is None and begun_with(model).get("model") == config.model:
             screen.say(f"{model} has no checkpoint, so nothing was trained there yet: measuring its start weights")
         screen.phase("starting the engine", None)
-        async with run:
+        async with opened(setup) as run:
             run.on_rollout = screen.advance
             run.store.set_meta("reward", name_of(scored_by))
             if weights is not None:

@@ -6,186 +6,78 @@ import asyncio
 import functools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from art_core import losses, scoring
-from art_core.attribution import exempt, in_child_processes, rollouts_have_threads
-from art_core.config import TrainConfig, check_tasks, model_folder
-from art_core.loop import resume_checks, sft
+from art_core.attribution import exempt, rollouts_have_threads
+from art_core.config import TrainConfig, check_tasks
+from art_core.loop import sft
 from art_core.loop.capture_checks import check_captured, check_sampled, note_elsewhere
-from art_core.loop.checkpoints import Checkpoints
+from art_core.loop.learning import Learning
 from art_core.loop.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
 from art_core.loop.metrics_file import append_metrics, write_metrics
-from art_core.loop.rewards import Rewards, keep_scores, name_of, score_all
-from art_core.loop.rollout import Rollout, describe, task_input
+from art_core.loop.rewards import keep_scores, name_of, score_all
+from art_core.loop.rollout import Rollout, task_input
 from art_core.loop.rollout_batch import RolloutBatch, resume_plans
+from art_core.loop.setup import Setup
 from art_core.loop.throughput import Throughput
-from art_core.loop.update import Updates
 from art_core.loop.watchdog import Watchdog
-from art_core.plugins import Plugins, redirect_clients
 from art_core.runtime.threads import finished, in_thread
-from art_core.serving.policy_engine import PolicyEngine, sampling_seed
+from art_core.serving import ServingProxy
 from art_core.store import Store
-from art_core.store.run_folder import checkpoint_of, checkpoints, claimed, new_run_dir, remove_unused
+from art_core.store.run_folder import checkpoint_of
 from art_core.token_tree import group_tree
-from art_core.types import Engine, Group, GroupReward, Learner, Loss, Reward, RunAgent, Sampling, TokenTree, Trajectory
+from art_core.types import Group, GroupReward, Learner, Loss, Reward, Sampling, TokenTree, Trajectory
 
 
 class Run:
-    """Collect, score, learn; opened by ``open_run`` and closed by leaving its ``async with`` block."""
+    """Collect, score, learn; ``open_run`` opens it, and leaving the ``async with`` block closes it."""
 
-    def __init__(
-        self,
-        run_dir: str | Path | None,
-        config: TrainConfig,
-        *,
-        engine: str | Engine = "embedded",
-        learner: str | Learner = "auto",
-        loss: str | Loss = "grpo",
-        executor: str | object | None = None,
-        plugins: Plugins | None = None,
-    ) -> None:
-        self.config = config
-        self.run_dir = Path(run_dir) if run_dir else new_run_dir(config.model)
-        self.plugins = plugins or Plugins()
-        self.folder = model_folder(config.model)
-        """Where the start weights are."""
-        self._engine = PolicyEngine(engine, functools.partial(self.plugins.choose, "register_engines"))
-        self._learner_choice, self._loss, self._executor = learner, loss, executor
-        self._learner: Learner | None = None
-        self._adapted: tuple[object, RunAgent] | None = None
-        self.rewards = Rewards(self.plugins, self.run_dir)
-        self.terms = resume_checks.Terms()
-        self._checkpointed: int | None = None
-        self._used = False
+    def __init__(self, setup: Setup, store: Store, serving: ServingProxy, learning: Learning, watch: Watchdog) -> None:
+        self.run_dir, self.folder = setup.run_dir, setup.folder
+        self.plugins, self.rewards = setup.plugins, setup.rewards
+        self.store, self.door, self.watch = store, serving, watch
+        self._setup, self._learning = setup, learning
+        self.used = learning.loaded
         """Whether there may be rollouts or steps in it."""
-        self._error: BaseException | None = None
-        self._nodes_seen = False
-        """Whether ``train_nodes`` have made a call: a step in which they make none is then no mistake of the set-up."""
-        self._counted = 0
-        """The learner's version after the last counted step: what it holds at another must not be saved as a checkpoint."""
-        self._learning = asyncio.Lock()
-        """Held by whoever has the learner: its weights change, and calls are held back meanwhile."""
-        self.step = 0
-        """Steps done, those that taught nothing included."""
         self.on_rollout: Callable[[], None] = lambda: None
         """Called after every finished rollout, for progress displays."""
+        self._nodes_seen = False
+        """Whether ``train_nodes`` have made a call: a step in which they make none is then not a mistake of the set-up."""
         self._timer = Timer()
-        self.watch = Watchdog(self.run_dir, config.watchdog_seconds)
+        self._throughput = self.throughput()
         # Shared by all that is under way at a time: steps may overlap.
-        self._rollouts = asyncio.Semaphore(config.max_concurrent)
-        self._scorings = asyncio.Semaphore(config.max_concurrent_scores)
+        self._rollouts = asyncio.Semaphore(self.config.max_concurrent)
+        self._scorings = asyncio.Semaphore(self.config.max_concurrent_scores)
 
-    async def __aenter__(self) -> Run:
-        self._resolve_names()
-        async with AsyncExitStack() as stack:
-            if stack.enter_context(claimed(self.run_dir)):
-                stack.push(self._leave)
-            stack.enter_context(self.watch)
-            self.store = stack.enter_context(Store(self.run_dir / "run.sqlite"))
-            self._checkpoints = Checkpoints(self.run_dir, self.store, self.config.keep_checkpoints)
-            self._passed = resume_checks.check_begun_with(
-                self.store, self.run_dir, self.config, self.folder, self._loss, self._loss_name, self.terms
-            )
-            self.rewards.begin()
-            self.plugins.call("redirect_clients")
-            in_child_processes(redirect_clients)
-            dialects = self.plugins.registered("register_dialects")
-            # Another process of this run has drawn from its seed: runs of one group must not be the same.
-            seed = sampling_seed(self.config.seed, len(self.store.openings()))
-            opening = self._engine.start(self.folder, replace(self.config, seed=seed), self.run_dir, dialects)
-            opened = await self.watch.during("the engine to start", opening)
-            self.door = self.watch.door = await stack.enter_async_context(opened)
-            if hasattr(self._executor, "__aenter__"):
-                await stack.enter_async_context(self._executor)
-            self._throughput = self.throughput()
-            await self._resume()
-            self._stack = stack.pop_all()
-        return self
+    @property
+    def config(self) -> TrainConfig:
+        """The settings of the run."""
+        return self._setup.config
 
-    def _leave(self, kind: object, error: BaseException | None, _: object) -> None:
-        """Leave no folder behind that this start made and nothing was recorded in; called when all in it is closed."""
-        if (error or self._error) is not None and not self._used:
-            remove_unused(self.run_dir)
+    @config.setter
+    def config(self, config: TrainConfig) -> None:
+        self._setup.config = config
 
-    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        self._error = error
-        self.store.set_meta("ended", describe(error) if error else "")
-        async with self._stack, self._learning:
-            try:
-                if self.step and self._learner is not None and self._learner.version == self._counted:
-                    await self._checkpoint()
-            finally:
-                if isinstance(self._learner_choice, str):  # an object is whose it was before
-                    await in_thread(getattr(self._learner, "close", lambda: None))
-
-    def _resolve_names(self) -> None:
-        """Look up what was given by name and check what was not, so that a mistake is refused before anything runs."""
-        self._loss_name = resume_checks.name_of(self._loss)
-        if isinstance(self._loss, str):
-            self._loss = self.plugins.choose("register_losses", self._loss)
-        self._find_executor()
-        self._engine.check()
-        if isinstance(self._learner_choice, str):
-            getattr(self.plugins.choose("register_learners", self._learner_choice), "check", lambda: None)()
-        else:
-            resume_checks.check_learner(self._learner_choice, self.config, self._loss, self._loss_name)
+    @property
+    def step(self) -> int:
+        """Steps done, those that taught nothing included."""
+        return self._learning.step
 
     @property
     def version(self) -> int:
         """Optimizer steps behind the weights that are served."""
-        return self._counted
+        return self._learning.version
 
     def throughput(self) -> Throughput:
         """Return a count of what the engine computes from now on."""
         return Throughput(self.door.counters)
 
-    async def _resume(self) -> None:
-        resumed = bool(checkpoints(self.run_dir))
-        # A server that outlives us may have what a learner made in a process that ended before its first checkpoint.
-        if resumed or (self._engine.loads_files and self.store.meta("learner")):
-            learner = await self.learner()
-            if resumed:
-                self.step = self._checkpointed = await self._checkpoints.restore(learner)
-                self._counted = learner.version
-            await self._updates.resume()
-        resume_checks.note_begun(self.store, self.run_dir, self._passed, self._loss_name, self.step, self.terms)
-        self.store.add_opening(self._counted)
-        self.store.set_meta("ended", None)  # so it stays if this process is killed
-        write_metrics(self.run_dir, self.history())
-
     async def learner(self) -> Learner:
         """Return the learner, loaded at the first call."""
-        if self._learner is None:
-            if isinstance(self._learner_choice, str):
-                factory = self.plugins.choose("register_learners", self._learner_choice)
-                loading = in_thread(factory, self.folder, self.config, self._loss)
-                self._learner = await self.watch.during("the learner to load the model", loading)
-            else:
-                self._learner = self._learner_choice
-            self._counted = self._learner.version
-            self._updates = Updates(
-                self._learner, self.door, self.store, self.run_dir,
-                ahead=self.config.max_staleness, from_files=self._engine.loads_files,
-            )  # fmt: skip
-            self._used = True
-            self.store.set_meta("learner", type(self._learner).__name__)
-        return self._learner
-
-    def _find_executor(self) -> Any:
-        """Return what runs the agents; None: this process."""
-        if isinstance(self._executor, str):
-            self._executor = self.plugins.choose("register_executors", self._executor)(self.config)
-        return self._executor
-
-    def adapt(self, agent: object) -> RunAgent:
-        """Return the function that runs ``agent`` once; plugins are asked at the first call."""
-        if self._adapted is None or self._adapted[0] is not agent:
-            self._adapted = agent, (self._find_executor() or self.plugins).adapt(agent)
-        return self._adapted[1]
+        self.used = True
+        return await self._learning.load()
 
     def reward(self, reward: str | Reward | GroupReward) -> Reward | GroupReward:
         """Return what a reward's name stands for, anything else as it is; made and begun at the first call.
@@ -211,7 +103,7 @@ class Run:
         """
         if step is None:
             step = self.step + 1 if split == "train" else self.step
-        self._used = True
+        self.used = True
         return Rollout(
             task,
             self.door,
@@ -251,10 +143,10 @@ class Run:
         """
         check_tasks(tasks)
         rollouts_have_threads()
-        run_agent, size = self.adapt(agent), group_size or self.config.group_size
+        run_agent, size = self._setup.adapt(agent), group_size or self.config.group_size
         new_rollout = functools.partial(self.rollout, split=split, sampling=sampling, step=step)
         batch = RolloutBatch(
-            run_agent, new_rollout, getattr(run_agent, "gate", self._rollouts), to_input, to_output,
+            run_agent, new_rollout, self._setup.gate(agent) or self._rollouts, to_input, to_output,
             self.config.rollout_timeout, self.on_rollout, self.watch,
         )  # fmt: skip
         with self._timer.timed("rollout_seconds"):
@@ -337,12 +229,9 @@ class Run:
         metrics |= {k: v for k, v in (await self._throughput.taken()).items() if k == "cache_hit_rate"}
         self.store.add_step(self.step + 1, metrics)
         await in_thread(self.store.flush)
-        self.step += 1
+        self._learning.step += 1
         append_metrics(self.run_dir, self.step, metrics)
-        if self._learner is not None:
-            self._counted = self._learner.version
-            if self.step % self.config.checkpoint_every == 0:
-                await self._checkpoint()
+        await self._learning.checkpoint_if_due()
         return metrics
 
     def teachable(self, groups: Sequence[Group]) -> list[Group]:
@@ -352,7 +241,7 @@ class Run:
 
     def tree(self, group: Group) -> TokenTree:
         """Return a group with advantages as the token tree that a step trains on: the calls of ``train_nodes``."""
-        overlong = self.config.overlong or ("drop" if losses.drops_overlong(self._loss) else "train")
+        overlong = self.config.overlong or ("drop" if losses.drops_overlong(self._setup.loss) else "train")
         return group_tree(scoring.of_nodes(group, self.config.train_nodes), drop_overlong=overlong == "drop")
 
     async def _update_within_bound(self, teachable: Sequence[Group], metrics: dict[str, float]) -> dict[str, float]:
@@ -375,8 +264,12 @@ class Run:
         trees = await in_thread(lambda: [tree(group) for group in groups])
         await self.learner()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        learnt = await self._updates.take(trees, trajectories, loss=loss, step=self.step + 1)
+        learnt = await self._learning.take(trees, trajectories, loss=loss, step=self.step + 1)
         return learnt | left_out(trees, trajectories)
+
+    def write_metrics(self) -> None:
+        """Write ``metrics.jsonl`` anew, without the steps after the one that was resumed."""
+        write_metrics(self.run_dir, self.history())
 
     def history(self) -> list[tuple[int, dict[str, float]]]:
         """Return (step, metrics) of the steps done; of a step that was done again after an interruption, the last."""
@@ -390,11 +283,4 @@ class Run:
     async def checkpoint(self) -> Path:
         """Save weights, optimizer and random states under ``checkpoints/``, once a step; drop the oldest, but not the best."""
         async with self._learning:
-            return await self._checkpoint()
-
-    async def _checkpoint(self) -> Path:
-        if self._checkpointed != self.step:
-            saving = self._checkpoints.save(await self.learner(), self.step, self._counted)
-            await self.watch.during(f"the checkpoint of step {self.step} to be written", saving)
-            self._checkpointed = self.step
-        return self._checkpoints.folder(self.step)
+            return await self._learning.checkpoint()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from art_core.attribution import exempt
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
+from art_core.hookspecs import Offer
 from art_core.redaction import without_keys
 from art_core.types import Group
 
@@ -110,17 +111,18 @@ Factory = Callable[[Path, Any], Tracker]
 """``(run_dir, config)`` -> a tracker, as ``register_trackers`` offers them."""
 
 
-def find_trackers(choose: Callable[[str], Factory], trackers: Sequence[str | Tracker]) -> dict[str, Factory]:
-    """Return what makes each tracker, by name: for a name what ``choose`` finds, for an object itself.
+def find_trackers(offer: Callable[[str], Offer], trackers: Sequence[str | Tracker]) -> dict[str, Factory]:
+    """Return what makes each tracker, by name: for a name what is offered under it, for an object itself.
 
-    Raises ConfigError for an object that is no tracker, and what a factory's ``check`` raises where it cannot work here.
+    Raises ConfigError for an object that is no tracker, and what its ``check`` raises if it cannot work here.
     """
     found: dict[str, Factory] = {}
     objects = 0
     for tracker in trackers:
         if isinstance(tracker, str):
-            found[tracker] = choose(tracker)
-            getattr(found[tracker], "check", lambda: None)()
+            offered = offer(tracker)
+            offered.check()
+            found[tracker] = offered.thing
             continue
         if not (hasattr(tracker, "log") and hasattr(tracker, "close")):
             raise ConfigError(f"{tracker!r:.80} is no tracker: it needs log(step, metrics) and close()")

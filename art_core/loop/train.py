@@ -23,6 +23,7 @@ from art_core.loop.dry_run import dry_run_report
 from art_core.loop.evaluate import Evaluator
 from art_core.loop.identity import experiment
 from art_core.loop.metrics import apart
+from art_core.loop.open_run import opened
 from art_core.loop.pipeline import Pipeline
 from art_core.loop.report import Report, write_report
 from art_core.loop.resume_checks import Terms, changed_at
@@ -30,6 +31,7 @@ from art_core.loop.rewards import name_of, score_rest
 from art_core.loop.rollout import task_input
 from art_core.loop.rollout_batch import group_id
 from art_core.loop.run import Run
+from art_core.loop.setup import Setup
 from art_core.loop.tasks import batch_of_step, fresh_tasks
 from art_core.loop.trackers import Tracker, Trackers, find_trackers
 from art_core.plugins import Plugins
@@ -101,22 +103,24 @@ async def train(
     if eval_tasks is not None:
         check_tasks(eval_tasks, "eval_tasks")
     screen = display(progress)
-    run = Run(run_dir, config, engine=engine, learner=learner, loss=loss, executor=executor, plugins=plugins)
+    setup = Setup(run_dir, config, engine=engine, learner=learner, loss=loss, executor=executor, plugins=plugins)
     shape = {"to_input": to_input, "to_output": to_output}
     # Before anything runs: this refuses what is misspelt, missing or not a reward.
-    run.adapt(agent)
-    rewards = {"reward": run.reward(reward), "eval_reward": run.reward(eval_reward or reward)}
-    run.terms = Terms(
+    setup.adapt(agent)
+    rewards = {
+        name: setup.rewards.find(it) for name, it in (("reward", reward), ("eval_reward", eval_reward or reward))
+    }
+    setup.terms = Terms(
         experiment(agent, tasks, eval_tasks=eval_tasks, **rewards, **shape), until=steps, begins=not dry_run
     )
-    factories = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), trackers)
+    factories = find_trackers(functools.partial(setup.plugins.offer, "register_trackers"), trackers)
     with screen:
         screen.phase("starting the engine", None)
-        threading.Thread(target=_prepare, args=(run, learner), name="art-learner").start()
-        async with run, screen.rates(run.throughput().taken):
+        threading.Thread(target=_prepare, args=(setup,), name="art-learner").start()
+        async with opened(setup) as run, screen.rates(run.throughput().taken):
             _note_plan(run, steps, name_of(rewards["reward"]), dry_run)
             run.on_rollout = screen.advance
-            if choice := getattr(await run.learner(), "choice", ""):
+            if choice := (await run.learner()).choice:
                 screen.say(choice)
             if dry_run:
                 screen.phase("dry run: one group", config.group_size)
@@ -292,11 +296,11 @@ class Training:
                 self.screen.say(stopping.flat_advice(flat, self.groups))
 
 
-def _prepare(run: Run, learner: str | Learner) -> None:
+def _prepare(setup: Setup) -> None:
     """Import the learner's libraries while the engine starts. Loading it reports whatever is missing."""
-    if isinstance(learner, str):
+    if isinstance(setup.learner, str):
         with contextlib.suppress(ConfigError, ImportError):
-            getattr(run.plugins.choose("register_learners", learner), "prepare", lambda: None)()
+            setup.plugins.offer("register_learners", setup.learner).prepare()
 
 
 def _note_plan(run: Run, steps: int, reward: str, dry_run: bool) -> None:

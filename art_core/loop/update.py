@@ -99,5 +99,4 @@ class Updates:
         return weights
 
     async def _score(self, ids: Sequence[int]) -> list[float] | None:
-        score = getattr(self._learner, "score", None)
-        return None if score is None else await in_thread(score, ids)
+        return await in_thread(self._learner.score, ids)

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from art_core.bases import EngineBase, with_defaults
 from art_core.capture import HttpUpstream, Stamped
 from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError
+from art_core.hookspecs import Offer
 from art_core.redaction import without_keys
-from art_core.serving.engine_base import with_defaults
 from art_core.serving.proxy import ServingProxy
 from art_core.store import Store
 from art_core.types import Engine, Weights
@@ -27,16 +28,16 @@ HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
 
 @dataclass(frozen=True)
 class PolicyEngine:
-    """The engine of a run, before it is started. ``choose`` returns the engine factory of a name."""
+    """The engine of a run, before it is started. ``choose`` returns what is offered under a name."""
 
     engine: str | Engine
-    choose: Callable[[str], Any]
+    choose: Callable[[str], Offer]
 
     @property
-    def factory(self) -> Any:
+    def _offer(self) -> Offer:
         """The factory of an engine given by name or address; an object itself."""
         if not isinstance(self.engine, str):
-            return self.engine
+            return Offer(self.engine)
         if self.engine == "http" or HOST_AND_PORT.match(self.engine):
             raise ConfigError(
                 f"engine={self.engine!r} is not a whole address; pass the one that clients of the server use: "
@@ -47,12 +48,11 @@ class PolicyEngine:
     @property
     def loads_files(self) -> bool:
         """Whether it only accepts weights that have a path."""
-        return bool(getattr(self.factory, "loads_files", False))
+        return bool(getattr(self._offer.thing, "loads_files", False))
 
     def check(self) -> None:
         """Raise ConfigError if it cannot work here."""
-        if isinstance(self.engine, str):
-            getattr(self.factory, "check", lambda: None)()
+        self._offer.check()
 
     async def start(self, folder: str, config: TrainConfig, run_dir: Path, dialects: Mapping[str, Any]) -> ServingProxy:
         """Start it with the weights in ``folder``, and answer agents."""
@@ -78,7 +78,7 @@ class PolicyEngine:
         if not isinstance(self.engine, str):
             return lambda: self.engine
         address = {"base_url": self.engine} if is_address(self.engine) else {}
-        return functools.partial(self.factory, folder, config, **address)
+        return functools.partial(self._offer.thing, folder, config, **address)
 
     def _frozen(self, folder: str, config: TrainConfig) -> Callable[[], Engine] | None:
         """Return what makes the engine of the nodes that ``config.train_nodes`` leaves out; None if they need none.
@@ -92,7 +92,7 @@ class PolicyEngine:
         if is_address(model):
             return functools.partial(FrozenEngine, functools.partial(_server, model, config.call_timeout), -1)
         unique = is_address(self.engine) or not isinstance(self.engine, str)
-        if unique and (model is not None or not with_defaults(self._maker(folder, config)()).keeps_start()):
+        if unique and (model is not None or not with_defaults(self._maker(folder, config)(), EngineBase).keeps_start()):
             server = isinstance(self.engine, str)
             one = f"{self.engine!r} is one server" if server else f"{type(self.engine).__name__}(...) is one object"
             raise ConfigError(

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from art_core.bases import EngineBase, with_defaults
 from art_core.capture.admission import Look
 from art_core.capture.listening import address_of, http_server, listen
 from art_core.capture.server import CaptureApp, Dialect
 from art_core.errors import CaptureError
-from art_core.serving.engine_base import with_defaults
 from art_core.types import Call, Engine, Recorder, Sampling, Weights
 
 
@@ -229,7 +229,7 @@ class ServingThread:
             await serving
 
     async def _started(self, make: Callable[[], Engine], stack: contextlib.AsyncExitStack) -> Any:
-        engine = with_defaults(make())
+        engine = with_defaults(make(), EngineBase)
         if self._plan.folder is not None:
             engine.begin(self._plan.folder)
         await engine.start()

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from art_core.bases import EngineBase, LearnerBase
 from art_core.errors import StoreError, UpstreamError
-from art_core.serving import EngineBase
 from art_core.types import JsonDict, Loss, TokenTree, Weights
 
 Reply = str | JsonDict
@@ -162,7 +162,7 @@ def version_logprobs(version: int, ids: Sequence[int]) -> list[float]:
     return [-1 - (31 * token + 17 * version + place) % 97 / 97 for place, token in enumerate(ids[1:])]
 
 
-class CountingLearner:
+class CountingLearner(LearnerBase):
     """A learner without a model: a step only counts."""
 
     def __init__(self) -> None:

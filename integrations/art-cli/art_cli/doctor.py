@@ -133,21 +133,20 @@ def _unsloth() -> Finding:
 
 
 def _engines() -> list[Finding]:
-    """What engines say about themselves: those whose factory has ``describe() -> (state, what to do)``."""
-    factories = Plugins().registered("register_engines")
-    return [Finding(name, *it.describe()) for name, it in factories.items() if hasattr(it, "describe")]
+    offers = Plugins().offers("register_engines")
+    return [Finding(name, *offer.describe()) for name, offer in offers.items() if offer.describe]
 
 
 def install(name: str, say: Callable[[str], None]) -> None:
-    """Install what the engine ``name`` needs, where its factory has ``install(say)``. Raises ConfigError."""
+    """Install what the engine ``name`` needs. Raises ConfigError if it needs nothing."""
     plugins = Plugins()
-    factory = plugins.choose("register_engines", name)
-    if not hasattr(factory, "install"):
-        able = [other for other, it in plugins.registered("register_engines").items() if hasattr(it, "install")]
+    offer = plugins.offer("register_engines", name)
+    if offer.install is None:
+        able = [other for other, it in plugins.offers("register_engines").items() if it.install]
         raise ConfigError(
             f"the engine {name!r} has nothing to install; these have: {', '.join(sorted(able)) or 'none (art-vllm adds vllm)'}"
         )
-    factory.install(say)
+    offer.install(say)
 
 
 def _gpu() -> Finding:

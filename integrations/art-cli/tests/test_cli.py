@@ -104,7 +104,10 @@ def test_errors_are_one_message_without_a_traceback(art, tmp_path):
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "losss=dapo"), "did you mean 'loss'"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "reward=ruler"), "give it as --reward ruler"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "trackers=wandb"), "give it as --tracker wandb"),
-        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "overlong=False"), "overlong must be None, 'train' or 'drop', got False"),
+        (
+            ("train", "agent.py:build_agent", "tasks.jsonl", "--set", "overlong=False"),
+            "overlong must be None, 'train' or 'drop', got False",
+        ),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--model", "./x"), "no model folder ./x"),
     ]:
         done = art(*arguments)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from art_core import hookimpl
+from art_core.hookspecs import Register
 from art_gateway.dialects import dialects
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def register_commands(app: typer.Typer) -> None:
 
 
 @hookimpl
-def register_dialects(register: Callable[[str, Any], None]) -> None:
+def register_dialects(register: Register) -> None:
     """Offer Responses, Anthropic Messages and completions."""
     for path, dialect in dialects().items():
         register(path, dialect)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from art_core import hookimpl
+from art_core.hookspecs import Register
 from art_langfuse.classic import ARTLangfuseTracker
 from art_langfuse.tracker import LangfuseTracker, OtelTracker
 
@@ -16,10 +16,10 @@ __all__ = ["ARTLangfuseTracker", "LangfuseTracker", "OtelTracker"]
 
 
 @hookimpl
-def register_trackers(register: Callable[[str, Any], None]) -> None:
+def register_trackers(register: Register) -> None:
     """Offer ``trackers=["langfuse"]`` and ``trackers=["otel"]``."""
-    register("langfuse", LangfuseTracker)
-    register("otel", OtelTracker)
+    register("langfuse", LangfuseTracker, check=LangfuseTracker.check)
+    register("otel", OtelTracker, check=OtelTracker.check)
 
 
 @hookimpl

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from art_core import hookimpl
+from art_core.hookspecs import Register
 
 if TYPE_CHECKING:
     from art_core.config import TrainConfig
@@ -25,12 +25,12 @@ def __getattr__(name: str) -> Any:
 
 
 @hookimpl
-def register_executors(register: Callable[[str, Any], None]) -> None:
+def register_executors(register: Register) -> None:
     register("ray", ray_executor)
 
 
 @hookimpl
-def register_learners(register: Callable[[str, Any], None]) -> None:
+def register_learners(register: Register) -> None:
     register("ray", ray_learner)
 
 

@@ -20,6 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from art_core.bases import LearnerBase
 from art_core.config import TrainConfig
 from art_core.errors import ArtError, ConfigError
 from art_core.types import Loss, TokenTree, Weights
@@ -36,7 +37,7 @@ GONE = -1
 """The version of a learner whose processes are gone: that of no weights."""
 
 
-class RayLearner:
+class RayLearner(LearnerBase):
     """Calls every method on all its processes. ``publish`` and ``save`` write to this machine's disk, wherever they run."""
 
     def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss) -> None:

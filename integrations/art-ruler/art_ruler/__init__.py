@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from art_core import hookimpl
+from art_core.hookspecs import Register
 from art_ruler.criteria import RULERRewardSystem
 from art_ruler.judge import Answer
 from art_ruler.prompt import RUBRIC
@@ -18,7 +18,7 @@ __all__ = ["RUBRIC", "Answer", "RULERRewardSystem", "Ruler"]
 
 
 @hookimpl
-def register_rewards(register: Callable[[str, Any], None]) -> None:
+def register_rewards(register: Register) -> None:
     """Offer ``reward="ruler"``."""
     register("ruler", Ruler)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from art_core.bases import ExecutorBase
 from art_core.types import RolloutAddress, RunAgent
 from art_server.gate import Gate
 from art_server.roster import TrainingServer
@@ -20,7 +21,7 @@ class Assignment:
     """Called after every run that a worker ended."""
 
 
-class Workers:
+class Workers(ExecutorBase):
     """The executor of a run whose agents run on the workers of ``roster``."""
 
     def __init__(self, roster: TrainingServer) -> None:
@@ -30,14 +31,16 @@ class Workers:
         """Return what lets a worker run its agent; ``agent`` is an ``Assignment``, or None for the workers of any machine."""
         return RemoteAgent(self._roster, agent if isinstance(agent, Assignment) else Assignment())
 
+    def gate(self, agent: object) -> Gate:
+        """A rollout, and its time limit, begins when a worker has a place for it."""
+        return self._roster.gate(agent.pool if isinstance(agent, Assignment) else Assignment().pool)
+
 
 class RemoteAgent:
     """Runs a worker's agent."""
 
     def __init__(self, roster: TrainingServer, assignment: Assignment) -> None:
         self._roster, self._assignment = roster, assignment
-        self.gate: Gate = roster.gate(assignment.pool)
-        """A run begins, and its time, when a worker has a place for it."""
 
     async def __call__(self, given: Any, address: RolloutAddress) -> Any:
         """Return what the agent returned; raise what it raised, by its name."""

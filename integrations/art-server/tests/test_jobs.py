@@ -54,7 +54,7 @@ async def test_a_step_whose_weights_a_killed_server_took_along_is_taken_again(se
         groups = await run.score(await run.collect(None, ["one"], group_size=4), unlike)
         await run.learn(groups, key="first")
         assert server.run.step == 1
-        server.run.step = 0  # as after a kill, where no checkpoint had been written
+        server.run._learning.step = 0  # as after a kill, where no checkpoint had been written
         await run.learn(groups, key="first")
         assert server.run.step == 1
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from art_core import hookimpl
+from art_core.hookspecs import Register
+from art_vllm import environment as environments
 from art_vllm.address import AddressEngine
 from art_vllm.engine import VllmEngine
 
@@ -16,9 +17,9 @@ __all__ = ["AddressEngine", "VllmEngine"]
 
 
 @hookimpl
-def register_engines(register: Callable[[str, Any], None]) -> None:
+def register_engines(register: Register) -> None:
     """Offer ``engine="vllm"``, and ``"http"`` for an address."""
-    register("vllm", VllmEngine)
+    register("vllm", VllmEngine, check=environments.find, install=environments.install, describe=environments.describe)
     register("http", AddressEngine)
 
 

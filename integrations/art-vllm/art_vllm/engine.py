@@ -62,14 +62,6 @@ class VllmEngine(AddressEngine):
         self._counting: dict[str, float] = {}
         """By this one, when last asked."""
 
-    describe = staticmethod(environments.describe)
-    install = staticmethod(environments.install)
-
-    @staticmethod
-    def check() -> None:
-        """Raise ConfigError where there is no vLLM."""
-        environments.find()
-
     def begin(self, run_dir: Path) -> None:
         """Write the server's log to ``vllm.log`` there."""
         self._log_file = run_dir / "vllm.log"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core import hookimpl
+from art_core.hookspecs import Register
 
 if TYPE_CHECKING:
     from art_core.config import TrainConfig
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
 
 @hookimpl
-def register_trackers(register: Callable[[str, Any], None]) -> None:
+def register_trackers(register: Register) -> None:
     register("wandb", wandb_tracker)
 
 

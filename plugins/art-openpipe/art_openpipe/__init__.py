@@ -6,10 +6,10 @@ As a plugin of art it only offers the path at which answers say which call they 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from art_core import hookimpl
+from art_core.hookspecs import Register
 from art_openpipe.dialect import PATH, Named
 
 NAMES = {
@@ -53,6 +53,6 @@ def __getattr__(name: str) -> Any:
 
 
 @hookimpl
-def register_dialects(register: Callable[[str, Any], None]) -> None:
+def register_dialects(register: Register) -> None:
     """Answer chat completions at a path of our own, too."""
     register(PATH, Named())

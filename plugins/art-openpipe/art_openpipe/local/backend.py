@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,11 +148,12 @@ class LocalBackend:
             )
             own = {}
         given = {**USUAL, **own, **self._settings}
-        run = art_core.open_run(folder, model=base_model, plugins=Plugins(art_openpipe), **{**given, **begun})
-        if run.config.engine_args and given.get("engine", "embedded") == "embedded":
-            log.warning("engine_args=%s are vLLM's, and engine='embedded' reads none", run.config.engine_args)
+        whole, plugins = {**given, **begun}, Plugins(art_openpipe)
+        opening = art_core.open_run(folder, model=base_model, plugins=plugins, **whole)
+        if (arguments := whole.get("engine_args")) and given.get("engine", "embedded") == "embedded":
+            log.warning("engine_args=%s are vLLM's, and engine='embedded' reads none", arguments)
         # A generator, because an event loop closes those that are open when it ends: scripts need not close anything.
-        lifetime = self._lifetime(model, run, begun, given)
+        lifetime = self._lifetime(model, opening, plugins, begun, given)
         with Display() as screen:
             screen.phase(f"{model.name}: starting the engine", None)
             opened = await anext(lifetime)
@@ -169,11 +171,16 @@ class LocalBackend:
         self._told = folder
 
     async def _lifetime(
-        self, model: TrainableModel, run: Run, begun: dict[str, Any], given: Mapping[str, Any]
+        self,
+        model: TrainableModel,
+        opening: AbstractAsyncContextManager[Run],
+        plugins: Plugins,
+        begun: dict[str, Any],
+        given: Mapping[str, Any],
     ) -> AsyncIterator[Opened]:
         # The only generator that is open here: a loop that ends closes all of them at the same time.
-        found = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), self._trackers)
-        async with run:
+        found = find_trackers(functools.partial(plugins.offer, "register_trackers"), self._trackers)
+        async with opening as run:
             own = {name: given.get(name, getattr(art_core.TrainConfig, name)) for name in OF_STEP}
             loss = given.get("loss")
             own["loss"] = run.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss

@@ -1,0 +1,73 @@
+"""What a run is made of before its folder is opened: settings, and parts that are found by name and checked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+from art_core.bases import ExecutorBase, with_defaults
+from art_core.config import TrainConfig, model_folder
+from art_core.loop import resume_checks
+from art_core.loop.rewards import Rewards
+from art_core.plugins import Plugins
+from art_core.serving.policy_engine import PolicyEngine
+from art_core.store.run_folder import new_run_dir
+from art_core.types import Engine, Learner, Loss, RunAgent
+
+
+class Setup:
+    """The parts of one run. Raises ConfigError if one is unknown or can't work here, so that a mistake stops nothing halfway."""
+
+    def __init__(
+        self,
+        run_dir: str | Path | None,
+        config: TrainConfig,
+        *,
+        engine: str | Engine = "embedded",
+        learner: str | Learner = "auto",
+        loss: str | Loss = "grpo",
+        executor: str | object | None = None,
+        plugins: Plugins | None = None,
+    ) -> None:
+        self.config = config
+        self.run_dir = Path(run_dir) if run_dir else new_run_dir(config.model)
+        self.plugins = plugins or Plugins()
+        self.folder = model_folder(config.model)
+        """Where the start weights are."""
+        self.engine = PolicyEngine(engine, functools.partial(self.plugins.offer, "register_engines"))
+        self.loss_name = resume_checks.name_of(loss)
+        self.loss: Loss = self.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
+        if isinstance(executor, str):
+            executor = self.plugins.choose("register_executors", executor)(config)
+        self.executor = executor
+        """Runs the agents; None: this process does."""
+        self.engine.check()
+        self.learner = learner
+        if isinstance(learner, str):
+            self.plugins.offer("register_learners", learner).check()
+        else:
+            resume_checks.check_learner(learner, config, self.loss, self.loss_name)
+        self.rewards = Rewards(self.plugins, self.run_dir)
+        self.terms = resume_checks.Terms()
+        """What the run is opened for; compared with what its folder was begun with."""
+        self._adapted: tuple[object, RunAgent] | None = None
+
+    def adapt(self, agent: object) -> RunAgent:
+        """Return the function that runs ``agent`` once; the plugins are asked at the first call."""
+        if self._adapted is None or self._adapted[0] is not agent:
+            self._adapted = agent, (self.executor or self.plugins).adapt(agent)  # type: ignore[attr-defined]
+        return self._adapted[1]
+
+    def gate(self, agent: object) -> AbstractAsyncContextManager[Any] | None:
+        """Return what a rollout of ``agent`` waits for; None: the limit ``max_concurrent``."""
+        return with_defaults(self.executor, ExecutorBase).gate(agent)
+
+    def load_learner(self) -> Learner:
+        """Return the learner, with the start weights if a factory makes it. Slow."""
+        if not isinstance(self.learner, str):
+            return self.learner
+        factory: Callable[..., Learner] = self.plugins.choose("register_learners", self.learner)
+        return factory(self.folder, self.config, self.loss)
