@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import art_core as art
+import art_embedded
 import art_langfuse
 from art_core.plugins import Plugins
 from art_core.store import Store
@@ -50,6 +51,7 @@ UNTOUCHED = """
 import sys
 import openai, opentelemetry.trace as otel
 before = openai.resources.chat.completions.Completions.create, otel.get_tracer_provider()
+import art_embedded
 import art_langfuse
 from art_core import TrainConfig
 tracker = art_langfuse.ARTLangfuseTracker()
@@ -106,7 +108,7 @@ async def test_a_run_of_the_tiny_model_is_imported_and_imitated(server, tmp_path
     await art.train(
         agent, ["Which city?", "Where is it?"], model="tiny", reward=lambda run: float(len(run.output or "")), steps=2,
         tasks_per_step=2, group_size=4, run_dir=tmp_path / "run", trackers=["langfuse"], progress=False,
-        plugins=Plugins(art_langfuse, installed=False),
+        plugins=Plugins(art_langfuse, art_embedded, installed=False),
     )  # fmt: skip
     project = Project(account())
     with Store(tmp_path / "imported" / "run.sqlite") as store:
