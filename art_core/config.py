@@ -18,13 +18,6 @@ from art_core.redaction import without_keys
 
 MODELS = "art.models"
 """Entry points of this group give the folder of a model that a distribution ships, under a name of one word."""
-SMALL_MODEL = 10_000_000
-"""Parameters below which torch gets one thread, and a higher learning rate. On cores that others use too, waiting for a second
-thread took up to 15 times as long as the step."""
-LORA_FROM = 100_000_000
-"""Parameters from which a LoRA adapter is trained if ``lora_rank`` is None."""
-LORA_RANK = 16
-"""Of that adapter."""
 PARTS = ("loss", "learner", "engine", "executor", "plugins")
 """Keywords of ``train`` and ``open_run`` beside the config: what a run is made of."""
 
@@ -221,6 +214,11 @@ def check_choice(name: str, value: object) -> None:
     if value not in choices:
         *others, last = map(repr, choices)
         raise ConfigError(f"{name} must be {', '.join(others)} or {last}, got {value!r}")
+
+
+def check_settings(settings: Mapping[str, Any], caller: Callable[..., Any]) -> None:
+    """Raise ConfigError for a keyword of ``caller`` that ``open_run`` doesn't accept, or for a wrong value of a setting."""
+    make_config({name: value for name, value in settings.items() if name not in (*PARTS, "run_dir")}, caller)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ ROWS = [
     {"loop"},
     {"__init__", "testing"},
 ]
-CORE_LINES = 11_560
+CORE_LINES = 11_570
 """Without ``learner`` and ``testing``. The target is 7,500."""
 ROW = {module: number for number, modules in enumerate(ROWS) for module in modules}
 EDGES = {path.name.replace("-", "_") for side in ("plugins", "integrations") for path in (ROOT / side).glob("art-*")}

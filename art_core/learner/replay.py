@@ -10,10 +10,10 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from art_core.config import SMALL_MODEL
 from art_core.errors import StoreError
 from art_core.learner import checkpoint
 from art_core.learner.pretrained import load_adapter
+from art_core.learner.sizes import SMALL_MODEL
 from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs
 from art_core.types import TokenTree

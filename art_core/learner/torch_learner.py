@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from art_core.bases import LearnerBase
-from art_core.config import LORA_FROM, LORA_RANK, SMALL_MODEL, TrainConfig
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError, NotFiniteError
 from art_core.learner import checkpoint
 from art_core.learner.alone import Alone, empty_pass, full_tensor
@@ -28,6 +28,7 @@ from art_core.learner.gradients import Measured, Totals, accumulate, tokens_that
 from art_core.learner.packing import pack
 from art_core.learner.pretrained import has_adapter
 from art_core.learner.shared_memory import move, shared_tensors
+from art_core.learner.sizes import LORA_FROM, LORA_RANK, SMALL_MODEL
 from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
 from art_core.learner.tree_support import Support

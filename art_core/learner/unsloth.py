@@ -19,8 +19,9 @@ from math import prod
 from pathlib import Path
 from types import ModuleType
 
-from art_core.config import LORA_FROM, TrainConfig
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
+from art_core.learner.sizes import LORA_FROM
 
 logger = logging.getLogger("art_core.learner")
 

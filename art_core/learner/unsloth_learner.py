@@ -19,10 +19,11 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from art_core.config import LORA_RANK, TrainConfig
+from art_core.config import TrainConfig
 from art_core.errors import ConfigError
 from art_core.learner import unsloth
 from art_core.learner.pretrained import no_progress_bars
+from art_core.learner.sizes import LORA_RANK
 from art_core.learner.torch_learner import TorchLearner
 from art_core.learner.tree_attention import ATTENTION
 from art_core.learner.tree_forward import way_of

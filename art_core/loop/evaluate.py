@@ -28,7 +28,7 @@ from art_core.redaction import without_access
 from art_core.runtime.threads import run_alone
 from art_core.scoring import why_unscored
 from art_core.serving.policy_engine import is_address
-from art_core.store import Store
+from art_core.store import begun_with
 from art_core.store.run_folder import checkpoint_step, last_checkpoint, new_run_dir
 from art_core.types import Engine, GroupReward, Reward, Sampling, Weights
 
@@ -190,15 +190,6 @@ def _begin_or_continue(run: Run, identities: Mapping[str, Any], screen: Display)
     # Scores of both may be stored from now on, so no later call uses them.
     run.store.set_meta("evaluating", {**before, "reward": "several"} if rescore else before)
     return before["key"], rescore
-
-
-def begun_with(model: str | Path) -> dict[str, Any]:
-    """Return the ``model`` and the ``config`` that a run folder was begun with; empty for a name or a model folder."""
-    file = Path(model).expanduser() / "run.sqlite"
-    if not file.is_file():
-        return {}
-    with Store(file) as store:
-        return {"model": store.meta("model"), "config": store.meta("config", {})}
 
 
 SERVING = (

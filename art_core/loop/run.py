@@ -19,7 +19,7 @@ from art_core.loop.metrics import Timer, joined, left_out, oldest, seconds_of_st
 from art_core.loop.metrics_file import append_metrics, write_metrics
 from art_core.loop.rewards import keep_scores, name_of, score_all
 from art_core.loop.rollout import Rollout, task_input
-from art_core.loop.rollout_batch import RolloutBatch, resume_plans
+from art_core.loop.rollout_batch import RolloutBatch, finished_trajectories, group_id, resume_plans
 from art_core.loop.setup import Setup
 from art_core.loop.throughput import Throughput
 from art_core.loop.watchdog import Watchdog
@@ -158,6 +158,10 @@ class Run:
             check_captured(groups, nodes)
             self._nodes_seen = self._nodes_seen or split == "train"
         return groups
+
+    def collected(self, key: str, index: int) -> list[Trajectory]:
+        """Return the rollouts of the task at ``index`` that ended under ``key``, failed or not."""
+        return finished_trajectories(self.store, group_id(key, index))
 
     async def score(self, groups: Sequence[Group], reward: str | Reward | GroupReward) -> list[Group]:
         """Return the groups with rewards and advantages, which are stored; RewardError if the reward raises for all."""

@@ -1,4 +1,4 @@
-"""When training ends before its last step, and what to say if the steps teach little: rules over the metrics of the steps so far.
+"""When training ends before its last step, and what to advise if steps teach little: rules over the metrics of the steps so far.
 
 Every rule has a setting with its bound; None switches the rule off.
 """
@@ -6,7 +6,7 @@ Every rule has a setting with its bound; None switches the rule off.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -23,57 +23,57 @@ from art_core.types import Group
 
 Metrics = Mapping[str, float]
 
-IN_A_ROW = 3
-"""Dropped or out-of-bounds steps before it is no accident."""
+STEPS_IN_A_ROW = 3
+"""Dropped or out-of-bounds steps that are no accident any more."""
 FLAT_STEPS = 3
-"""Steps in a row without contrast after which advice is given, once."""
-GIVEN_BACK = 0.5
-"""Share of the best window's gain over the first window that a collapse loses."""
-MATERIAL = 0.1
-"""Share of the best window's mean below which a fall is no collapse, however little the rewards scatter."""
+"""Steps in a row without contrast after which advice is given."""
+LOST_GAIN = 0.5
+"""A collapse loses at least this share of what the best window gained over the first."""
+LOST_REWARD = 0.1
+"""A collapse loses at least this share of the best window's mean, however little the rewards scatter."""
 NOISE = 6.0
 """Standard errors of a difference of two windows. The best of many windows is compared, again after every step: on plateaus of
 1,000 steps of independent noise 4 fired in 9 of 15 and 6 in none."""
 
 UNSCORED = (
-    "no run of the last {} steps could be scored ({}); fix what scores them, wait until it is back, or pass a larger "
-    "max_unscored_steps= (None: never end for this)"
+    "no rollout of the last {} steps could be scored ({}); fix what scores them, wait until it is back, or pass a larger "
+    "max_unscored_steps= (None: never stop for this)"
 )
 DROPPED = (
-    "the last {} steps were dropped, because values were NaN or infinite; their files under dropped/ say which. The weights, the "
-    "loss or the engine's logprobs are broken: lower learning_rate, look at those calls, or begin again from good weights"
+    "the last {} steps were dropped because of NaN or infinite values; the files under dropped/ say which. The weights, the loss "
+    "or the engine's logprobs are broken: lower learning_rate, look at those calls, or start again from good weights"
 )
 FLAT = (
-    "within every group of the last {} steps all rewards were equal, in {:.0f} groups, so nothing is learnt any more (their mean "
-    "reward is {:.3g}, that of the steps before {:.3g}); {}, or pass a larger max_flat_groups= (None: never end for this)"
+    "all rewards were equal within every group of the last {} steps, in {:.0f} groups, so nothing is learned any more (mean "
+    "reward {:.3g}, before that {:.3g}); {}, or pass a larger max_flat_groups= (None: never stop for this)"
 )
-FELL = "if the model says the same everywhere by now, begin again with a lower learning_rate"
-STOOD = "take harder tasks if all are solved, easier ones if none is"
+REWARDS_FELL = "if the model now answers the same everywhere, start again with a lower learning_rate"
+REWARDS_STAYED = "use harder tasks if all are solved, easier ones if none is"
 GAP = (
-    "in each of the last {} steps the learner's logprobs differed from those recorded by more than max_logprob_gap={:g} nats a "
-    "token on average (now {:.3g}), so what is trained is not what was sampled; look at the engine and its number format, lower "
-    "max_staleness or learning_rate, or pass a larger max_logprob_gap="
+    "in each of the last {} steps the learner's logprobs differed from the recorded ones by more than max_logprob_gap={:g} nats "
+    "per token on average (now {:.3g}), so what is trained is not what was sampled; check the engine and its number format, "
+    "lower max_staleness or learning_rate, or pass a larger max_logprob_gap="
 )
 KL = (
-    "in each of the last {} steps the divergence from the start weights was above max_kl={:g} nats a token (now {:.3g}); lower "
-    "learning_rate, raise kl=, or pass a larger max_kl="
+    "in each of the last {} steps the KL divergence from the start weights was above max_kl={:g} nats per token (now {:.3g}); "
+    "lower learning_rate, raise kl=, or pass a larger max_kl="
 )
 COLLAPSE = (
-    "the mean reward of the last {} steps is {:.3g}, and it was {:.3g} in the best {} steps before: it has collapsed. Lower "
-    "learning_rate, raise kl=, or look at what the runs do now; collapse_steps=None never ends for this"
+    "the mean reward of the last {} steps is {:.3g}, down from {:.3g} in the best {} steps before: it has collapsed. Lower "
+    "learning_rate, raise kl=, or look at what the rollouts do now; collapse_steps=None never stops for this"
 )
 FRESH = (
     "the engine served the new weights after every step ({} of {} changed too little to tell); it differs from the learner by "
-    "{:.2g} nats over a fixed text"
+    "{:.2g} nats on a fixed text"
 )
-UNTOLD = "none of {} steps changed enough to tell whether the engine served the new weights"
-NOTHING_LEFT = (
+CANNOT_TELL = "none of {} steps changed the weights enough to tell whether the engine served the new ones"
+NOTHING_TRAINED = (
     "step {} trained nothing: every call of its groups was cut off at its token limit, or aborted; pass a larger max_tokens, "
     "or overlong='train' (the loss dapo drops calls that were cut off)"
 )
 NOTHING_CHOSEN = (
-    "step {} trained nothing: a grammar (tool_choice, response_format) left one legal token everywhere in its groups' calls, "
-    "so the model chose nothing; leave it a choice: a tool with arguments, a schema with more than one answer"
+    "step {} trained nothing: a grammar (tool_choice, response_format) left one legal token everywhere in the calls of its "
+    "groups, so the model chose nothing; leave it a choice: a tool with arguments, a schema with more than one answer"
 )
 MOSTLY_UNTRAINED = (
     "step {}: {:.0%} of the tokens that the model chose in groups with contrast are not trained, because their calls were cut "
@@ -94,22 +94,22 @@ class Stop:
 def stop(steps: Sequence[Metrics], config: TrainConfig, groups: Sequence[Group] = (), *, since: int = 0) -> Stop | None:
     """Return why training should end now, and which setting to change; None to continue.
 
-    ``steps`` are the metrics of every step so far, ``groups`` those of the last one. The first ``since`` steps were there when
-    training last ended early: whoever resumes wants to see new ones. Steps of supervised learning do not count.
+    ``steps`` are the metrics of every step so far, ``groups`` those of the last one. The first ``since`` steps were done when
+    training last ended early: whoever resumes wants new ones. Steps of supervised learning do not count.
     """
     recent = _sampled(steps[since:])
-    if config.max_unscored_steps and len(_last(recent, lambda it: not _scored(it))) >= config.max_unscored_steps:
-        blind = len(_last(recent, lambda it: not _scored(it)))
-        return Stop(UNSCORED.format(blind, ", ".join(why_unscored(groups))), may_pass=True)
-    dropped = _last(recent, lambda it: bool(it.get("dropped")) if it["groups_with_contrast"] else None)
-    if len(dropped) >= IN_A_ROW:
+    unscored = _last(recent, lambda step: not _scored(step))
+    if config.max_unscored_steps and len(unscored) >= config.max_unscored_steps:
+        return Stop(UNSCORED.format(len(unscored), ", ".join(why_unscored(groups))), may_pass=True)
+    dropped = _last(recent, lambda step: bool(step.get("dropped")) if step["groups_with_contrast"] else None)
+    if len(dropped) >= STEPS_IN_A_ROW:
         return Stop(DROPPED.format(len(dropped)))
-    for name, bound, said in (("logprob_gap", config.max_logprob_gap, GAP), ("kl_ref", config.max_kl, KL)):
+    for name, bound, reason in (("logprob_gap", config.max_logprob_gap, GAP), ("kl_ref", config.max_kl, KL)):
         outside = [] if bound is None else _last(recent, _above(name, bound))
-        if len(outside) >= IN_A_ROW:
-            return Stop(said.format(len(outside), bound, of_learner(outside[-1], name)))
-    flat = _last(recent, lambda it: False if it["groups_with_contrast"] else True if _scored(it) else None)
-    if config.max_flat_groups is not None and sum(it["groups_sampled"] for it in flat) >= config.max_flat_groups:
+        if len(outside) >= STEPS_IN_A_ROW:
+            return Stop(reason.format(len(outside), bound, of_learner(outside[-1], name)))
+    flat = _last(recent, lambda step: False if step["groups_with_contrast"] else True if _scored(step) else None)
+    if config.max_flat_groups is not None and sum(step["groups_sampled"] for step in flat) >= config.max_flat_groups:
         return Stop(_flat(flat, _sampled(steps)))
     window, rewards = config.collapse_steps, _rewards(_sampled(steps))
     if window and len(_rewards(recent)) >= window and (fall := collapse(rewards, window)):
@@ -118,7 +118,7 @@ def stop(steps: Sequence[Metrics], config: TrainConfig, groups: Sequence[Group] 
 
 
 def _sampled(steps: Sequence[Metrics]) -> list[Metrics]:
-    return [it for it in steps if "groups_with_contrast" in it]
+    return [step for step in steps if "groups_with_contrast" in step]
 
 
 def _scored(step: Metrics) -> bool:
@@ -134,28 +134,28 @@ def _above(name: str, bound: float) -> Callable[[Metrics], bool | None]:
 
 def _last(steps: Sequence[Metrics], counts: Callable[[Metrics], bool | None]) -> list[Metrics]:
     """Return the last steps in a row for which ``counts`` is true; those for which it is None are passed over."""
-    found: list[Metrics] = []
+    last: list[Metrics] = []
     for step in reversed(steps):
         counted = counts(step)
         if counted is False:
             break
-        found += [step] if counted else []
-    return found[::-1]
+        last += [step] if counted else []
+    return last[::-1]
 
 
 def _rewards(steps: Sequence[Metrics]) -> list[float]:
-    """Return the mean reward of every scored step; that of single calls if only these are rewarded."""
-    scored = [it for it in steps if _scored(it)]
-    of_runs = [it.get("reward", 0.0) for it in scored]
-    return of_runs if any(of_runs) else [it.get("call_reward", 0.0) for it in scored]
+    """Return the mean reward of every scored step; that of single calls if only calls are rewarded."""
+    scored = [step for step in steps if _scored(step)]
+    of_rollouts = [step.get("reward", 0.0) for step in scored]
+    return of_rollouts if any(of_rollouts) else [step.get("call_reward", 0.0) for step in scored]
 
 
 def _flat(flat: Sequence[Metrics], steps: Sequence[Metrics]) -> str:
     rewards = _rewards(steps)
     last = fmean(rewards[-len(flat) :])
     before = fmean(rewards[: -len(flat)] or [last])
-    groups = sum(it["groups_sampled"] for it in flat)
-    return FLAT.format(len(flat), groups, last, before, FELL if last < before else STOOD)
+    groups = sum(step["groups_sampled"] for step in flat)
+    return FLAT.format(len(flat), groups, last, before, REWARDS_FELL if last < before else REWARDS_STAYED)
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,9 @@ class Fall:
 def collapse(rewards: Sequence[float], window: int) -> Fall | None:
     """Return how far the mean of the last ``window`` rewards has fallen below the best window before, if that is a collapse.
 
-    It is one if the fall is at least half of what that best window had gained over the first one, a tenth of its mean, and
-    six times its error. The error is the larger of two: from the scatter within both windows, and from what the mean of a
-    window usually changes by until the next (a median, so neither a trend nor a jump counts), which knows of slow swings.
+    It is one if the fall is at least half of what the best window had gained over the first one, a tenth of its mean, and
+    six times its error. The error is the larger of two: that of the scatter within both windows, and the usual change of the
+    mean from one window to the next (a median, so neither a trend nor a jump counts), which covers slow swings.
     """
     values = np.asarray(rewards, dtype=np.float64)
     if len(values) < 2 * window:
@@ -185,40 +185,31 @@ def collapse(rewards: Sequence[float], window: int) -> Fall | None:
     changes = earlier[window:] - earlier[:-window]
     if len(changes) >= window:
         error = max(error, 1.4826 * float(np.median(np.abs(changes - np.median(changes)))))
-    least = max(GIVEN_BACK * (best - float(earlier[0])), MATERIAL * abs(best), NOISE * error)
+    least = max(LOST_GAIN * (best - float(earlier[0])), LOST_REWARD * abs(best), NOISE * error)
     return Fall(best, last) if best - last > least else None
 
 
-def flat_steps(steps: Sequence[Metrics]) -> int:
-    """Return how many of the last steps in a row had no contrast."""
-    return len(_last(_sampled(steps), lambda it: not it["groups_with_contrast"]))
-
-
-def taught(steps: Sequence[Metrics]) -> bool:
-    """Whether any step has changed the weights."""
-    return any(it["groups_with_contrast"] and not it.get("skipped") and not it.get("dropped") for it in _sampled(steps))
-
-
 def freshness(steps: Sequence[Metrics]) -> str | None:
-    """Return whether the engine served what was learnt; None if nobody has looked."""
-    looked = [it for it in steps if "mismatch" in it]
-    untold = sum(int(it["cannot_tell"]) for it in looked)
-    if not looked or untold == len(looked):
-        return UNTOLD.format(untold) if looked else None
-    return FRESH.format(untold, len(looked), looked[-1]["mismatch"])
+    """Return whether the engine served what was learned; None if that was never checked."""
+    checked = [step for step in steps if "mismatch" in step]
+    unclear = sum(int(step["cannot_tell"]) for step in checked)
+    if not checked or unclear == len(checked):
+        return CANNOT_TELL.format(unclear) if checked else None
+    return FRESH.format(unclear, len(checked), checked[-1]["mismatch"])
 
 
-def say_untrained(step: int, metrics: Metrics, screen: Display) -> None:
-    """Say, once, that a step trained little or nothing of what the model chose. Forced tokens are no choice."""
+def untrained_advice(step: int, metrics: Metrics) -> str | None:
+    """Return what to do if the step trained little or nothing of what the model chose. Forced tokens are not a choice."""
     untrained, forced = of_learner(metrics, "untrained"), of_learner(metrics, "forced")
     if metrics.get("skipped"):
-        screen.say_once((NOTHING_CHOSEN if forced == 1 else NOTHING_LEFT).format(step), about="skipped")
-    elif forced < 1 and (share := (untrained - forced) / (1 - forced)) > 0.5:
-        screen.say_once(MOSTLY_UNTRAINED.format(step, share), about="untrained")
+        return (NOTHING_CHOSEN if forced == 1 else NOTHING_TRAINED).format(step)
+    if forced < 1 and (share := (untrained - forced) / (1 - forced)) > 0.5:
+        return MOSTLY_UNTRAINED.format(step, share)
+    return None
 
 
 def say_elsewhere(when: str, groups: Sequence[Group], screen: Display) -> None:
-    """Say how many model calls did not reach the policy: each time if they were refused, once if they were meant to pass."""
+    """Print how many model calls did not reach the policy: each time if they were refused, once if they were meant to pass."""
     if refused := why_elsewhere(groups, "refused"):
         screen.say(f"{when}: {refused}")
         screen.say_once(f"to capture such calls, {TO_DO}")
@@ -226,24 +217,37 @@ def say_elsewhere(when: str, groups: Sequence[Group], screen: Display) -> None:
         screen.say_once(f"{when}: {passed}", about="passed")
 
 
-def why_failed(groups: Sequence[Group]) -> list[str]:
-    """Return the most frequent reason why rollouts failed; empty if none did."""
+def why_failed(groups: Sequence[Group]) -> str | None:
+    """Return the most frequent reason why rollouts failed; None if none did."""
     reasons = Counter(failure(t) for g in groups for t in g.trajectories if t.error)
-    return [reason for reason, _ in reasons.most_common(1)]
+    return next((reason for reason, _ in reasons.most_common(1)), None)
 
 
-def flat_advice(steps: int, groups: Sequence[Group]) -> str:
-    """Return what to do about rewards that are all equal within their groups, or missing."""
-    row = "this step" if steps == 1 else f"{steps} steps in a row"
+def taught(steps: Sequence[Metrics]) -> bool:
+    """Whether any step has changed the weights."""
+    return any(
+        step["groups_with_contrast"] and not step.get("skipped") and not step.get("dropped") for step in _sampled(steps)
+    )
+
+
+def flat_advice(steps: Sequence[Metrics], groups: Sequence[Group], at: Container[int] = (FLAT_STEPS,)) -> str | None:
+    """Return what to do about rewards that are all equal within their groups, or missing.
+
+    None unless the number of the last steps in a row without contrast is in ``at``. ``groups`` are those of the last step.
+    """
+    flat = len(_last(_sampled(steps), lambda step: not step["groups_with_contrast"]))
+    if flat == 0 or flat not in at:
+        return None
+    these = "this step" if flat == 1 else f"{flat} steps in a row"
     rewards = sorted({t.reward for g in groups for t in g.trajectories if t.reward is not None})
     if not rewards:
         return (
-            f"{row} taught nothing: in the last no run could be scored ({', '.join(why_unscored(groups))}). "
+            f"{these} taught nothing: no rollout of the last one could be scored ({', '.join(why_unscored(groups))}). "
             "Fix what scores them"
         )
     seen = f"rewards seen: {', '.join(f'{r:g}' for r in rewards[:5])}"
     return (
-        f"{row} taught nothing: within every group all rewards were equal ({seen}). "
-        "If all are low, take easier tasks, reward partial progress, or start from a model that sometimes succeeds; "
-        "if all are high, take harder tasks; a larger group_size or a higher temperature gives more contrast"
+        f"{these} taught nothing: within every group all rewards were equal ({seen}). "
+        "If all are low, use easier tasks, reward partial progress, or start from a model that sometimes succeeds; "
+        "if all are high, use harder tasks; a larger group_size or a higher temperature gives more contrast"
     )

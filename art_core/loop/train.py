@@ -237,7 +237,7 @@ class Training:
             **self.shape,
         )  # fmt: skip
         stopping.say_elsewhere(f"step {step + 1}", groups, self.screen)
-        for reason in stopping.why_failed(groups):
+        if reason := stopping.why_failed(groups):
             self.screen.say_once(f"rollouts failed: {reason}; failed rollouts are data, scored like all others")
         screen.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)
         scored = await score_rest(groups, lambda rest: run.score(rest, self.reward), config.advantage)
@@ -266,10 +266,11 @@ class Training:
         if self.run.checkpointed:
             self.trackers.tell("log_checkpoint", step, self.run.checkpointed)
         self.screen.log(step, metrics)
-        stopping.say_untrained(step, metrics, self.screen)
+        if advice := stopping.untrained_advice(step, metrics):
+            self.screen.say_once(advice, about="skipped" if metrics.get("skipped") else "untrained")
         stop = self._stop(since)
-        if stopping.flat_steps(self.history) == stopping.FLAT_STEPS and not (stop and stop.may_pass):
-            self.screen.say(stopping.flat_advice(stopping.FLAT_STEPS, self.groups))
+        if (advice := stopping.flat_advice(self.history, self.groups)) and not (stop and stop.may_pass):
+            self.screen.say(advice)
 
     def _say_begin(self) -> None:
         run = self.run
@@ -284,7 +285,7 @@ class Training:
         self.screen.total(run.config.steps, run.step)
 
     def _say_end(self, stop: stopping.Stop | None) -> None:
-        run, flat = self.run, stopping.flat_steps(self.history)
+        run = self.run
         if fresh := stopping.freshness(self.history):
             self.screen.say(fresh)
         if stop:
@@ -292,8 +293,10 @@ class Training:
             self.screen.say(ENDED.format(run.step, run.config.steps, stop.reason, str(run.run_dir)))
         elif self.groups:
             unscored = (last := self._stop_by_metrics()) and last.may_pass
-            if unscored or (0 < flat < stopping.FLAT_STEPS and not stopping.taught(self.history)):
-                self.screen.say(stopping.flat_advice(flat, self.groups))
+            early = unscored or not stopping.taught(self.history)
+            flat = range(1, len(self.history) + 1) if unscored else range(1, stopping.FLAT_STEPS)
+            if early and (advice := stopping.flat_advice(self.history, self.groups, flat)):
+                self.screen.say(advice)
 
 
 def _prepare(setup: Setup) -> None:

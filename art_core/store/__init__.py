@@ -338,3 +338,12 @@ class Store:
 def _number(value: float | None) -> float | None:
     """Return a plain float: SQLite does not take numpy's."""
     return None if value is None else float(value)
+
+
+def begun_with(model: str | Path) -> dict[str, Any]:
+    """Return the ``model`` and the ``config`` that a run folder was begun with; empty for a name or a model folder."""
+    file = Path(model).expanduser() / "run.sqlite"
+    if not file.is_file():
+        return {}
+    with Store(file) as store:
+        return {"model": store.meta("model"), "config": store.meta("config", {})}

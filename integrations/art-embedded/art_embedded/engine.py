@@ -17,9 +17,10 @@ import torch
 from transformers import PreTrainedModel
 
 from art_core.bases import EngineBase
-from art_core.config import SMALL_MODEL, TrainConfig
+from art_core.config import TrainConfig
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
 from art_core.learner.pretrained import load_tokenizer, positions
+from art_core.learner.sizes import SMALL_MODEL
 from art_core.runtime.memory import bound_heap
 from art_core.types import JsonDict, Weights
 from art_embedded.answer import Answer, message

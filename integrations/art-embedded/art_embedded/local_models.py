@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from art_core.config import make_config, model_folder
+from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError, StoreError
 from art_core.store.run_folder import last_checkpoint
 from art_embedded import embedded_engine
@@ -145,7 +145,7 @@ def _start(served: Served, user: User) -> _Started:
 
 
 def _engine(served: Served) -> EmbeddedEngine:
-    engine = embedded_engine(served.model, make_config({"model": served.model}))
+    engine = embedded_engine(served.model, TrainConfig(model=served.model))
 
     async def begin() -> None:
         await engine.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from art_core.capture import Stamped
-from art_core.config import make_config, model_folder
+from art_core.config import TrainConfig, model_folder
 from art_core.plugins import Plugins
 from art_core.types import JsonDict
 
@@ -18,7 +18,7 @@ class LocalUpstream(Stamped):
         self.base_url = f"the embedded engine with {model}"
         self._model = model
         factory = plugins.choose("register_engines", "embedded")
-        super().__init__(factory(model_folder(model), make_config({"model": model})), 0)
+        super().__init__(factory(model_folder(model), TrainConfig(model=model)), 0)
 
     async def models(self) -> JsonDict:
         """Return the one model, as OpenAI lists them."""

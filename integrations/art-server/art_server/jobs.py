@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 
 from art_core.errors import ArtError, ConfigError, RewardError, ServingDied, StoreError
 from art_core.loop.rollout import describe, task_id, task_input
-from art_core.loop.rollout_batch import finished_trajectories, group_id
 from art_core.loop.run import Run
 from art_core.types import Group, Trajectory
 from art_server.executor import Assignment
@@ -133,7 +132,7 @@ class Jobs:
             return None
         if not 0 <= place < (state.result or {})["groups"]:
             return None
-        runs = finished_trajectories(self._run.store, group_id(_name(key), place))
+        runs = self._run.collected(_name(key), place)
         return Group(runs[0].task, tuple(runs[: state.result["group_size"]]))
 
     @property

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from starlette.websockets import WebSocket
 
 from art_core.errors import CaptureError, ConfigError, RolloutLost
-from art_core.loop.rollout_batch import ATTEMPTS
 from art_server.clients import CAME_BACK, REPLACED, TOO_BAD, Client, Pending, Socket, closed
 from art_server.gate import Gate
 from art_server.messages import (
@@ -42,6 +41,8 @@ LEASE = 30.0
 """Seconds without a word after which a worker's episodes are given to others."""
 MOST_BAD = 20
 """Bad messages of one connection, after which it is closed."""
+ATTEMPTS = 5
+"""Workers that one episode may lose. Then its agent may be what ends them, and the episode has failed."""
 CLASSIC_CAPACITY = 4
 """Episodes at a time of a worker that does not say how many it takes."""
 

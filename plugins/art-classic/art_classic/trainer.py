@@ -12,6 +12,7 @@ import functools
 import inspect
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -22,15 +23,14 @@ from art_classic.action_loss import ActionLoss
 from art_classic.agent import Agent, as_json, asking
 from art_classic.environment import Environment, State
 from art_classic.episodes import Actor, Episode, play
-from art_core.config import PARTS, make_config
+from art_core.config import check_settings
 from art_core.errors import CaptureError, ConfigError, StoreError
 from art_core.loop.display import display
-from art_core.loop.evaluate import begun_with
 from art_core.loop.open_run import open_run
-from art_core.loop.rollout import failure
 from art_core.loop.run import Run
-from art_core.loop.stopping import FLAT_STEPS, flat_advice, flat_steps, say_untrained, why_failed
+from art_core.loop.stopping import flat_advice, untrained_advice
 from art_core.runtime.threads import in_thread
+from art_core.store import begun_with
 from art_core.types import Group, RolloutAddress, Trajectory
 from art_embedded.single_file_checkpoint import write_one_file
 
@@ -150,7 +150,7 @@ class GRPOTrainer:
         groups = await run.collect(
             one, tasks, group_size=self.batch_size, to_input=lambda task: given[task["start"]], allow_no_calls=True
         )
-        for reason in why_failed(groups):
+        for reason, _ in Counter(t.error for g in groups for t in g.trajectories if t.error).most_common(1):
             self._screen.say_once(f"episodes failed: {reason}; they count with the rewards that they had until then")
         found = [_finished(played, t) for group in groups for t in group.trajectories]
         self._check_captured(found)
@@ -170,9 +170,10 @@ class GRPOTrainer:
         scored = await run.score(groups, functools.partial(_reward, by_rollout, self.discount))
         metrics = await run.learn(scored)
         self._metrics.append(metrics)
-        say_untrained(run.step, metrics, self._screen)
-        if (flat := flat_steps(self._metrics)) in (1, FLAT_STEPS):
-            self._screen.say_once(flat_advice(flat, scored), about=f"flat {flat}")
+        if advice := untrained_advice(run.step, metrics):
+            self._screen.say_once(advice, about="skipped" if metrics.get("skipped") else "untrained")
+        if advice := flat_advice(self._metrics, scored, at=(1, 3)):
+            self._screen.say_once(advice, about=advice.partition(" taught")[0])
         if isinstance(self.agent, Agent):
             self.agent.follow(run.run_dir)  # what it is asked outside episodes, the trained weights answer too
         kl_loss = self.kl_penalty * metrics.get("kl_ref", 0.0)
@@ -257,12 +258,16 @@ class GRPOTrainer:
         failed = [episode.trajectory for episode in episodes if episode.trajectory and episode.trajectory.error]
         asked = f"{type(self.agent).__name__}.select_action asked no model in any of {len(episodes)} episodes"
         if len(failed) == len(episodes):
-            raise CaptureError(f"{failure(failed[0])}: {asked}, because all of them failed; this is the first")
-        some = f"; {len(failed)} of them failed, the first with {failure(failed[0])}" if failed else ""
+            raise CaptureError(f"{_why(failed[0])}: {asked}, because all of them failed; this is the first")
+        some = f"; {len(failed)} of them failed, the first with {_why(failed[0])}" if failed else ""
         raise CaptureError(
             f"{asked}{some}, so there is nothing to train. Let it ask with await self.generate_response(...), or by a client "
             "whose plugin is installed ('art plugins' lists them); a strategy that computes its action needs no training"
         )
+
+
+def _why(failed: Trajectory) -> str:
+    return f"{failed.error} ({failed.error_at})" if failed.error_at else str(failed.error)
 
 
 class _Noted:
@@ -290,7 +295,7 @@ def _check_loss_alone(given: Mapping[str, Any]) -> None:
 def _check_given(
     batch_size: int, episodes_per_batch: int, max_episode_length: int, settings: Mapping[str, Any]
 ) -> None:
-    make_config({name: it for name, it in settings.items() if name not in (*PARTS, "run_dir")}, GRPOTrainer)
+    check_settings(settings, GRPOTrainer)
     if batch_size < 2:
         raise ConfigError(f"batch_size={batch_size}: at least 2 episodes that begin alike can be compared")
     if episodes_per_batch < batch_size or episodes_per_batch % batch_size:

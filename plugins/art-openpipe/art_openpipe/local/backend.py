@@ -22,7 +22,7 @@ from art_core.errors import ConfigError, RewardError
 from art_core.loop.display import Display
 from art_core.loop.rollout import API_KEY
 from art_core.loop.run import Run
-from art_core.loop.stopping import flat_advice
+from art_core.loop.stopping import flat_advice, untrained_advice
 from art_core.loop.trackers import Tracker, Trackers, find_trackers
 from art_core.plugins import Plugins
 from art_core.runtime.threads import in_thread
@@ -218,8 +218,9 @@ class LocalBackend:
         found = await Handover(opened.record, "train", run.step + 1).groups(groups)
         await self._tune(opened, wanted)
         measured = await run.learn(found)
-        if not measured["groups_with_contrast"]:
-            log.warning("step %d of %s: %s", run.step, model.name, flat_advice(1, found))
+        for advice in (untrained_advice(run.step, measured), flat_advice([measured], found, at=(1,))):
+            if advice:
+                log.warning("step %d of %s: %s", run.step, model.name, advice)
         metrics = {**of_groups(groups, "train"), **of_step(measured)}
         add_history(self.folder(model), run.step, metrics)
         opened.trackers.tell("log", run.step, measured)
