@@ -80,7 +80,7 @@ demo: $(VENV)/.ready
 # The warning is about what follows mkdocs 1, years from now; the versions are in constraints.txt.
 docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --config-file docs/mkdocs.yml --strict --quiet
-	@echo "open site/index.html; to search in it as well: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
+	@echo "open site/index.html"
 
 test: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ READMES = {
     "Integrations": "integrations/*/README.md",
     "Examples": "examples/*/README.md",
 }
+SEARCH_FROM_DISK = Path(__file__).with_name("search_from_disk.js")
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
 
@@ -37,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in own:
         files.remove(file)
     found = set()
-    waiting = {f"docs/{file.src_uri}" for file in own if not file.src_uri.endswith((".py", ".yml"))}
+    waiting = {f"docs/{file.src_uri}" for file in own if not file.src_uri.endswith((".py", ".yml", ".js"))}
     waiting |= {path.relative_to(root).as_posix() for pattern in READMES.values() for path in root.glob(pattern)}
     while waiting:
         found.add(uri := waiting.pop())
@@ -49,6 +50,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead a link to a folder to its README, which is what the code host shows there, or to the nearest one above."""
+    if page.file.src_uri == "docs/howto/index.md":
+        page.meta["search"] = {"boost": 4}  # it has the words that people look for
     folder = Path(page.file.abs_src_path).parent
 
     def lead(link: re.Match[str]) -> str:
@@ -56,6 +59,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return os.path.relpath(_readme(target), folder) if target.is_dir() else link[0]
 
     return LINK.sub(lead, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Let pages that are opened from the disk search, too."""
+    return output.replace("</head>", f"<script>{SEARCH_FROM_DISK.read_text(encoding='utf-8')}</script></head>", 1)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write the search index as a script too: a page that is opened from the disk may not read it as JSON."""
+    index = Path(config.site_dir, "search", "search_index.json").read_text(encoding="utf-8")
+    Path(config.site_dir, "search", "search_index.js").write_text(f"var __index = {index}", encoding="utf-8")
 
 
 def _readme(folder: Path) -> Path:

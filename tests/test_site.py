@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from desk import browser  # noqa: F401 - a fixture
 from doc_blocks import PAGES, ROOT
 
 LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?(https?:)?//", flags=re.IGNORECASE)
@@ -23,6 +24,28 @@ def site(tmp_path_factory):
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(
+    ("words", "page_found"),
+    [
+        ("deploy", "howto/index.html"),
+        ("serve the trained model", "howto/index.html"),
+        ("cost", "art-ruler/index.html#what-it-costs"),
+        ("credit one node", "multi_agent/index.html"),
+    ],
+)
+def test_a_page_that_is_opened_from_the_disk_can_search(site, browser, words, page_found):  # noqa: F811
+    page = browser.new_page()
+    page.goto((site / "index.html").as_uri())
+    page.focus("input.md-search__input")
+    page.keyboard.type(words)
+    found = page.locator(".md-search-result__item > a.md-search-result__link")
+    found.first.wait_for(timeout=20_000)
+    first = [link.get_attribute("href") for link in found.all()[:4]]
+    page.close()
+    assert any(link.endswith(page_found) for link in first), first
 
 
 @pytest.mark.system

@@ -100,7 +100,7 @@ def test_steps_without_contrast_end_a_run_when_there_are_too_many_and_say_which_
     assert fed(guards(max_flat_groups=9), *flat) is None
     fell = fed(guards(max_flat_groups=8), step(reward=0.3), *flat)
     assert "of the last 4 steps, in 8 groups, so nothing" in fell
-    assert "their mean reward is -0.2, that of the steps before 0.3" in fell and "lower learning_rate" in fell
+    assert "(mean reward -0.2, before that 0.3)" in fell and "lower learning_rate" in fell
     assert "harder tasks" in fed(guards(max_flat_groups=8), *flat)
     assert fed(guards(max_flat_groups=None), *flat * 20) is None
     assert fed(guards(max_flat_groups=8), *flat[1:], step(), *flat[1:]) is None, "not in a row"
