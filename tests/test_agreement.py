@@ -59,7 +59,7 @@ async def test_settings_of_a_learner_that_differ_from_the_runs_are_refused_eithe
 
 async def test_settings_that_do_not_reach_a_learner_without_config_are_said(tmp_path, caplog):
     async with run_of(tmp_path, kl=0.1, group_size=4):
-        assert "learner=CountingLearner(...) has no config, so these may not reach it: kl=0.1" in caplog.text
+        assert "learner=CountingLearner(...) has no config, so these settings may not reach it: kl=0.1" in caplog.text
 
 
 async def test_a_loss_beside_a_learner_that_was_made_before_is_said_unless_it_has_it(tmp_path, caplog):

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 import art_core as art
-from art_core.loop.identity import identity, identity_of_tasks
+from art_core.loop.own_code import identity
+from art_core.loop.resume_checks import identity_of_tasks
 from art_core.testing import ScriptedAgent
 
 MODULE = """
@@ -76,7 +77,7 @@ def changed(tmp_path, before, after):
 @pytest.mark.system
 def test_it_is_the_same_in_every_process_and_has_no_address(tmp_path):
     here = names(loaded(tmp_path))
-    code = f"import mine; from art_core.loop.identity import identity; print({{n: identity(getattr(mine, n)) for n in {NAMES}}})"
+    code = f"import mine; from art_core.loop.own_code import identity; print({{n: identity(getattr(mine, n)) for n in {NAMES}}})"
     told = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
     assert eval(told) == here and "0x" not in told
     assert here["judge"].startswith("Judge (source ") and here["single"].startswith("Judge.single (source ")

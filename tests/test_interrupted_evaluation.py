@@ -49,12 +49,12 @@ async def test_the_same_call_after_an_interruption_runs_the_agent_on_the_other_t
     told, screen = told_display()
     agent = Stuck(3)
     await interrupted(tmp_path, agent, progress=screen)
-    assert "the same call with it as run_dir continues" in told.getvalue()
+    assert "to continue, repeat the call with run_dir=" in told.getvalue()
     agent.place, engine = 100, FakeEngine()
     report = await evaluate(tmp_path, agent, engine=engine, progress=screen)
     assert len(engine.requests) == 1 and agent.runs == 5
     assert [t.task for t in report.trajectories] == TASKS and report.mean_reward == 1.0
-    assert "continuing; what was answered before is used" in told.getvalue()
+    assert "continuing with the answers recorded before" in told.getvalue()
     again = FakeEngine()
     await evaluate(tmp_path, agent, engine=again)
     assert len(again.requests) == 4, "what is finished is measured anew"
@@ -118,8 +118,7 @@ async def test_a_reward_that_raises_for_one_run_leaves_the_evaluation_with_the_o
     report = await evaluate(tmp_path, reward=picky, progress=screen)
     assert (report.unscored, report.mean_reward) == (1, 1.0)
     assert (
-        "rollouts could not be scored: reward" in told.getvalue()
-        and "raised KeyError: 'answer' (" in told.getvalue()
+        "rollouts could not be scored: reward" in told.getvalue() and "raised KeyError: 'answer' (" in told.getvalue()
     )
     with Store(tmp_path / "eval" / "run.sqlite") as store:
         [reason] = [t.notes["unscored"] for t in store.trajectories() if t.reward is None]
@@ -143,7 +142,7 @@ async def test_a_reward_that_raises_for_all_is_an_error_and_the_corrected_one_us
     told, screen = told_display()
     with pytest.raises(RewardError, match=r"broken raised TypeError.* for rollout \w+ of task"):
         await evaluate(tmp_path, reward=broken, progress=screen)
-    assert "the same call with it as run_dir continues" in told.getvalue()
+    assert "to continue, repeat the call with run_dir=" in told.getvalue()
     engine = FakeEngine()
     assert (await evaluate(tmp_path, reward=one, engine=engine)).mean_reward == 1.0
     assert engine.requests == []

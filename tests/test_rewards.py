@@ -247,7 +247,7 @@ async def test_a_budget_of_evaluations_that_is_spent_ends_evaluations_and_not_tr
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=right, **more))
     assert result.report["steps"] == 4 and result.after is None
     assert [(it["name"], it["unscored"]) for it in result.report["evaluations"]] == [("before", 0), ("step 1", 0)]
-    assert "after: cannot be measured: the budget of the judge is spent, raise it" in told.getvalue()
+    assert "evaluation 'after' is skipped: the budget of the judge is spent, raise it" in told.getvalue()
 
 
 async def test_an_evaluation_that_spends_the_budget_is_followed_by_no_step(tmp_path):

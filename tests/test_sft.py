@@ -70,7 +70,7 @@ def test_an_epoch_has_every_trajectory_once_with_the_runs_of_a_task_together():
 
 async def test_what_has_no_token_ids_is_refused_with_the_way_out(tmp_path):
     async with art.open_run(tmp_path, engine=FakeEngine(), learner=CountingLearner()) as run:
-        with pytest.raises(ConfigError, match=r"this is a dict: .*rendering.Renderer"):
+        with pytest.raises(ConfigError, match=r"got a dict: .*token ids"):
             await run.learn_sft([{"messages": [{"role": "user", "content": "hi"}]}])
         with pytest.raises(ConfigError, match="epochs=0"):
             await run.learn_sft([trajectory((4,))], epochs=0)
