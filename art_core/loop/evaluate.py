@@ -71,9 +71,7 @@ class Evaluator:
         stored = self._stored(name, temperature, step)
         if stored and (step != now or not stored.unscored):
             return stored
-        reason = (
-            f"the weights are already those of step {now}" if step != now else self.run.rewards.exhausted(self.reward)
-        )
+        reason = f"the weights are those of step {now}" if step != now else self.run.rewards.exhausted(self.reward)
         if reason:
             self.screen.say(f"evaluation {name!r} is skipped: {reason}")
             return stored
@@ -117,8 +115,9 @@ class Evaluator:
         result = {"name": name, "step": step, **report.as_json()}
         rows = run.store.meta("evaluations", [])
         others = [row for row in rows if (row["name"], row["temperature"]) != (name, temperature)]
-        rollout_ids = [trajectory.rollout_id for trajectory in report.trajectories]
-        run.store.set_meta("evaluations", [*others, {**result, "rollout_ids": rollout_ids}])
+        run.store.set_meta(
+            "evaluations", [*others, {**result, "rollout_ids": [t.rollout_id for t in report.trajectories]}]
+        )
         self.tell("log_groups", step, groups, "eval")
         self.tell("log_evaluation", step, result)
         return report

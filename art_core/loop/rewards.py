@@ -30,21 +30,18 @@ def weighted(**parts: tuple[float, AnyReward]) -> Weighted:
     part sees a rollout with empty metrics and notes; if several parts add one of the same name, the first part's keeps it and
     the others' become ``PART/NAME``. Raises ConfigError if there are no parts, or one has no valid weight or reward.
     """
-    form = 'pass each as NAME=(weight, reward), such as art.weighted(judge=(0.7, "ruler"), right=(0.3, is_right))'
+    form = (
+        'pass parts as NAME=(weight, reward), such as art.weighted(judge=(0.7, "ruler"), right=(0.3, is_right)); a weight is a '
+        "finite number, a reward is a function of one trajectory, an object with `async def score(self, group)`, or a "
+        "registered name"
+    )
     if not parts:
-        raise ConfigError(f"art.weighted() has no parts: {form}")
+        raise ConfigError(f"art.weighted() has no parts; {form}")
     for name, part in parts.items():
-        described = f"the part {name!r} of art.weighted"
-        if not isinstance(part, tuple | list) or len(part) != 2:
-            raise ConfigError(f"{described} is {part!r:.80}: {form}")
-        weight, reward = part
-        if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
-            raise ConfigError(f"the weight of {described} is {weight!r:.80}, not a finite number: {form}")
-        if not isinstance(reward, str) and not is_reward(reward):
-            raise ConfigError(
-                f"{described} is {reward!r:.80}, which isn't a reward: pass a function of one trajectory, an object with "
-                "`async def score(self, group)`, or a registered name"
-            )
+        weight, reward = part if isinstance(part, tuple | list) and len(part) == 2 else (None, None)
+        has_weight = isinstance(weight, Real) and not isinstance(weight, bool) and math.isfinite(weight)
+        if not has_weight or not (isinstance(reward, str) or is_reward(reward)):
+            raise ConfigError(f"the part {name!r} of art.weighted is {part!r:.80}; {form}")
     return Weighted({name: (float(weight), reward) for name, (weight, reward) in parts.items()})
 
 
