@@ -24,10 +24,12 @@ step's totals, the losses of a step's parts add up to the loss of the step. A pa
 for dapo, cispo and dr_grpo.
 
 Metrics are means over the trained targets (weight > 0) of these rows, so a step's metric is the mean of its parts' metrics,
-weighted by their numbers of trained targets. A metric whose name ends with ``_max`` is a maximum, for a step too. ``ratio``: r.
-``clip_fraction``: the fraction of targets whose gain was clipped. ``kl_old``: k3 of the divergence between the sampling
-weights and these. ``kl_ref``, with reference logprobs: D. With proximal logprobs, ``importance`` and ``importance_max``:
-exp(proximal_logprob - old_logprob), and ``importance_truncated``: the fraction of targets for which it was above the cap.
+weighted by their numbers of trained targets. A metric whose name ends with ``_max`` is the maximum, for a step too.
+
+- ``ratio``: r; ``clip_fraction``: the fraction of targets whose gain was clipped
+- ``kl_old``: k3 of the divergence between the sampling weights and these; ``kl_ref``, with reference logprobs: D
+- ``importance`` and ``importance_max``, with proximal logprobs: exp(proximal_logprob - old_logprob);
+  ``importance_truncated``: the fraction of targets for which it was above the cap
 
 Every loss raises ValueError if ``kl`` is nonzero without reference logprobs, or ``importance_cap`` is set without proximal ones.
 """

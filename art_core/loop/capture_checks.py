@@ -32,8 +32,8 @@ def check_sampled(groups: Sequence[Group]) -> None:
     if foreign:
         raise ConfigError(
             f"{len(foreign)} trajectories, rollout {foreign[0] or '(no id)'} first, have calls that another model answered "
-            "(policy_version -1), without probabilities that a policy gradient could use; imitate them with learn_sft, or leave "
-            "them out"
+            "(policy_version -1), without the probabilities that a policy gradient needs; imitate these trajectories with "
+            "learn_sft, or leave them out"
         )
 
 
@@ -106,7 +106,7 @@ def _why_no_call(groups: Sequence[Group]) -> str:
         f"{failure(failed[0])}: all {len(failed)} rollouts failed before a model call was recorded; this is the first"
     )
     if key := re.search(r"\b[A-Z_]+_API_KEY\b", first):
-        return f"{reason}. The policy needs no key, so any text works: set {key[0]}=unused"
+        return f"{reason}. If it is the key of the model's client, any text works: set {key[0]}=unused"
     return f"{reason}. If a model call failed, the agent's {NOT_REDIRECTED}" if _may_be_a_clients(first) else reason
 
 

@@ -33,7 +33,7 @@ FIXED_SETTINGS = (
     "warmup_steps", "max_grad_norm", "lora_rank", "load_in_4bit", "kl", "importance_cap", "max_staleness", "train_nodes",
     "other_nodes", "frozen_model",
 )  # fmt: skip
-"""Settings that define the experiment: to change one half way makes it another."""
+"""Settings that define the experiment: with another value it is another experiment."""
 EVALUATION_PARTS = ("eval_tasks", "eval_reward")
 """Parts of the experiment that the weights don't depend on."""
 Experiment = Mapping[str, Any]
@@ -74,7 +74,7 @@ def identity_of_tasks(tasks: Sequence[Any]) -> str:
 def check_begun_with(
     store: Store, run_dir: Path, config: TrainConfig, folder: str, loss: Loss, loss_name: str, terms: Terms
 ) -> Experiment:
-    """Return the experiment that is passed now, and record it if the run folder is new or no start has succeeded yet.
+    """Return the experiment that this call passes, and record it if the run folder is new or no start has succeeded yet.
 
     Raises ConfigError if the folder was begun with other start weights than those in ``folder`` or, without
     ``allow_changes``, with another experiment. A name that only one of the two experiments has isn't compared.

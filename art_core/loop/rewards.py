@@ -22,16 +22,16 @@ AnyReward = str | Reward | GroupReward
 
 
 def weighted(**parts: tuple[float, AnyReward]) -> Weighted:
-    """Return the weighted sum of several rewards as one: ``art.weighted(judge=(0.7, "ruler"), right=(0.3, is_right))``.
+    """Return the weighted sum of several rewards as one: ``art.weighted(judge=(0.7, judge), right=(0.3, is_right))``.
 
     A part is whatever ``reward=`` accepts. Weights are finite numbers and are not normalized; a part of weight 0 is only
     measured. Each part's own value is ``trajectory.metrics["reward/NAME"]``. A rollout that a part leaves unscored is unscored,
     and ``trajectory.notes["unscored"]`` names the part and its reason. Rewards of single calls add up with the weights. Each
-    part sees a rollout with empty metrics and notes; if several parts add one of the same name, the first part's keeps it and
-    the others' become ``PART/NAME``. Raises ConfigError if there are no parts, or one has no valid weight or reward.
+    part sees a rollout with empty metrics and notes; if several parts use the same name for one, it belongs to the first part,
+    and those of the others become ``PART/NAME``. Raises ConfigError if there are no parts, or one has no valid weight or reward.
     """
     form = (
-        'pass parts as NAME=(weight, reward), such as art.weighted(judge=(0.7, "ruler"), right=(0.3, is_right)); a weight is a '
+        "pass parts as NAME=(weight, reward), such as art.weighted(judge=(0.7, judge), right=(0.3, is_right)); a weight is a "
         "finite number, a reward is a function of one trajectory, an object with `async def score(self, group)`, or a "
         "registered name"
     )
@@ -54,7 +54,7 @@ class Weighted:
         self.__name__ = self.__qualname__ = f"weighted({weights})"  # for errors and the store
 
     def resolved(self, find: Callable[[AnyReward], Reward | GroupReward]) -> Weighted:
-        """Return the sum with each part's reward resolved by ``find``, whose ConfigErrors get the name of the part."""
+        """Return the sum with ``find`` applied to each part's reward; a ConfigError that it raises gets the part's name."""
         parts = {}
         for name, (weight, reward) in self.parts.items():
             try:
@@ -64,7 +64,7 @@ class Weighted:
         return Weighted(parts)
 
     async def score(self, group: Group) -> list[float | None]:
-        """Return the weighted sum per trajectory, in order; None if a part scored it None. The parts score concurrently.
+        """Return the weighted sum per trajectory, in order; None if a part is unscored. The parts score concurrently.
 
         Raises RewardError if a part does, or if a part is still a name, because only a run resolves names.
         """
