@@ -48,7 +48,7 @@ def check_captured(groups: Sequence[Group], nodes: Sequence[str] = ()) -> None:
         unnamed = " (None: no plugin named the node; 'art plugins' lists those that do)" if "None" in callers else ""
         raise CaptureError(
             f"train_nodes={tuple(nodes)} made none of {len(calls)} calls; the calls came from {callers}{unnamed}. Pass one of "
-            "these names; if the agent stops before its node and waits for a person's input, answer it in the agent function"
+            "these names; if the agent stops before that node to wait for human input, answer it in the agent function"
         )
 
 
