@@ -1,36 +1,37 @@
-"""LossInputs -> LossOutputs: pure functions of tensors. Knows nothing about models, trees or optimizers.
+"""LossInputs -> LossOutputs: pure functions of tensors.
 
-Every loss is ``L = - sum over targets of share (c gain - kl D)``. The gain is the loss's own; its docstring gives it, with
+Every loss is ``L = - sum over targets of share (c gain - kl D)``. The docstring of each loss gives its gain, with
 
-- r = exp(logprob - proximal_logprob), the ratio of the weights being trained to those before the update; without
-  ``proximal_logprobs`` the recorded ``old_logprobs`` stand for them. clip(r) is r held in [1 - clip_low, 1 + clip_high]
+- r = exp(logprob - proximal_logprob), the probability ratio of the weights being trained to those before the update; without
+  ``proximal_logprobs``, to the recorded ``old_logprobs``. clip(r) is r clipped to [1 - clip_low, 1 + clip_high]
 - A, the target's advantage
-- D = exp(d) - d - 1 with d = ref_logprob - logprob, the estimator "k3" of the KL divergence from the reference (Schulman,
-  http://joschu.net/blog/kl-approx.html): unbiased and never negative
-- c = min(exp(proximal_logprob - old_logprob), importance_cap), no gradient; 1 without ``proximal_logprobs``. This is
+- D = exp(d) - d - 1 with d = ref_logprob - logprob, the "k3" estimator of the KL divergence from the reference (Schulman,
+  http://joschu.net/blog/kl-approx.html), which is unbiased and never negative
+- c = min(exp(proximal_logprob - old_logprob), importance_cap), without gradient; 1 without ``proximal_logprobs``. This is
   truncated importance sampling: it corrects for an engine that sampled with other numerics or older weights than the
   learner's, and the cap bounds the variance (V-trace, arXiv 1802.01561, section 4.1; between engine and learner: Yao et
-  al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"). ``importance_cap=None`` does not cap
+  al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"). ``importance_cap=None`` means no cap
 
-Normalisation. The share of a target depends on its weight w, on the sum n of its trajectory's weights, on the sum W of the
-step's weights (``step_weight``) and on the number N of trajectories with trained targets in the step
-(``step_trajectories``)::
+Normalization. A target's share depends on its weight w, the sum n of its trajectory's weights, the sum W of the step's
+weights (``step_weight``), and the number N of the step's trajectories with trained targets (``step_trajectories``)::
 
     grpo, gspo     w / (n N)           the mean over each trajectory's targets, then over the trajectories
     dapo, cispo    w / W               the mean over all targets of the step
-    dr_grpo        w / (max_tokens N)  the sum over each trajectory's targets by a constant, then the mean over trajectories
+    dr_grpo        w / (max_tokens N)  the sum over each trajectory's targets / max_tokens, then the mean over trajectories
 
-None of these depends on calls, branches or rows, so a trajectory weighs the same in whatever pieces its tokens came. With
-the step's totals given, the losses of a step's parts add up to the loss of the step: parts of whole trajectories for all,
-and any parts at all for dapo, cispo and dr_grpo.
+None of these depends on calls, branches or rows, so a trajectory weighs the same however its tokens are split. Given the
+step's totals, the losses of a step's parts add up to the loss of the step. A part must consist of whole trajectories, except
+for dapo, cispo and dr_grpo.
 
-Metrics are means over the trained targets (weight > 0) of these rows, so those of a step are the parts' means weighted
-by their numbers of trained targets; one whose name ends with ``_max`` is the largest value, and that of a step the largest
-of its parts'. ``ratio``: r. ``clip_fraction``: targets whose gain was clipped. ``kl_old``: k3 of the divergence between the
-sampling weights and these. ``kl_ref``, with reference logprobs: D. With proximal logprobs ``importance`` and ``importance_max``:
-exp(proximal_logprob - old_logprob), and ``importance_truncated``: the share of targets at which it was above the cap.
+Metrics are means over the trained targets (weight > 0) of these rows, so a step's metric is the mean of its parts' metrics,
+weighted by their numbers of trained targets. A metric whose name ends with ``_max`` is the maximum, for a step too.
 
-Every loss raises ValueError where ``kl`` is asked for without reference logprobs, or ``importance_cap`` without proximal ones.
+- ``ratio``: r; ``clip_fraction``: the fraction of targets whose gain was clipped
+- ``kl_old``: k3 of the divergence between the sampling weights and these; ``kl_ref``, with reference logprobs: D
+- ``importance`` and ``importance_max``, with proximal logprobs: exp(proximal_logprob - old_logprob);
+  ``importance_truncated``: the fraction of targets for which it was above the cap
+
+Every loss raises ValueError if ``kl`` is nonzero without reference logprobs, or ``importance_cap`` is set without proximal ones.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ def grpo(
     kl: float = 0.0,
     importance_cap: float | None = None,
 ) -> LossOutputs:
-    """Group-relative policy optimisation (DeepSeekMath, arXiv 2402.03300, equations 3 and 4)::
+    """Group-relative policy optimization (DeepSeekMath, arXiv 2402.03300, equations 3 and 4)::
 
         gain = min(r A, clip(r) A)      share = w / (n N)
 
-    Every target is clipped by itself, and every trajectory weighs the same, long or short.
+    Each target is clipped on its own, and every trajectory weighs the same, whatever its length.
     """
     rows = _trained(inputs)
     return _clipped(rows, _log_ratio(rows).exp(), _trajectory_mean(rows), (clip_low, clip_high), kl, importance_cap)
@@ -75,8 +76,8 @@ def dr_grpo(
 
         gain = min(r A, clip(r) A)      share = w / (max_tokens N)
 
-    A constant takes the place of the trajectory's length, so every token of the step weighs the same. ``max_tokens`` is the
-    budget of one trajectory's sampled tokens; it only scales the loss. Its default is a run's default limit of one answer.
+    A constant replaces the trajectory's length, so every token of the step weighs the same. ``max_tokens`` is the budget of
+    sampled tokens per trajectory; it only scales the loss. Its default equals the default limit of one answer in a run.
     The paper's advantage is ``"mean"``.
     """
     rows = _trained(inputs)
@@ -102,8 +103,8 @@ def dapo(
 
         gain = min(r A, clip(r) A)      share = w / W
 
-    The higher upper bound leaves unlikely tokens room to become likelier. The paper's overlong filtering (section 3.4:
-    answers cut off at their token limit are not trained) is in the weights: see ``drops_overlong``.
+    The higher upper bound leaves unlikely tokens room to become more likely. The paper's overlong filtering (section 3.4:
+    answers cut off at their token limit are not trained) is part of the weights: see ``drops_overlong``.
     """
     rows = _trained(inputs)
     return _clipped(rows, _log_ratio(rows).exp(), _target_mean(rows), (clip_low, clip_high), kl, importance_cap)
@@ -119,10 +120,10 @@ def cispo(
 ) -> LossOutputs:
     """Clipped importance weights (CISPO; MiniMax-M1, arXiv 2506.13585, equations 4 and 5)::
 
-        gain = clip(r) A logprob, no gradient through clip(r)      share = w / W
+        gain = clip(r) A logprob, without gradient through clip(r)      share = w / W
 
-    What is clipped is a weight, so no token loses its gradient. By default there is no lower bound, as in the paper, and
-    weights end at 5, in the range that ScaleRL (arXiv 2510.13786) found to work alike.
+    Only a weight is clipped, so no token loses its gradient. By default there is no lower bound, as in the paper, and the
+    largest weight is 5, within the range that ScaleRL (arXiv 2510.13786) found to work equally well.
     """
     rows = _trained(inputs)
     ratio = _log_ratio(rows).exp().detach()
@@ -140,14 +141,14 @@ def gspo(
     kl: float = 0.0,
     importance_cap: float | None = None,
 ) -> LossOutputs:
-    """Group sequence policy optimisation (GSPO, arXiv 2507.18071, section 4)::
+    """Group sequence policy optimization (GSPO, arXiv 2507.18071, section 4)::
 
         s = exp((1/n) sum over the trajectory's targets of w (logprob - proximal_logprob))
         gain = min(s A, clip(s) A)      share = w / (n N)
 
-    The sequence is the trajectory: all targets of all its calls. The ratio belongs to what is rewarded, which is the run; a
-    ratio per call would clip a run differently when the same tokens come in other calls. s is the geometric mean of the
-    targets' ratios, so long and short runs share one clip range. ``c`` stays each target's own.
+    The sequence is the trajectory: all targets of all its calls. The trajectory is what is rewarded, so the ratio is per
+    trajectory; a ratio per call would clip differently if the same tokens were split into other calls. s is the geometric
+    mean of the targets' ratios, so one clip range suits long and short trajectories. ``c`` stays per target.
     """
     rows = _trained(inputs)
     member, totals = _members(rows)
@@ -158,14 +159,14 @@ def gspo(
 
 
 def drops_overlong(loss: Loss) -> bool:
-    """Whether ``loss`` leaves out calls that were cut off at their token limit, where a run does not say: ``dapo`` does."""
+    """Whether ``loss`` leaves out calls that were cut off at their token limit, unless a run says otherwise: ``dapo`` does."""
     while isinstance(loss, functools.partial):
         loss = loss.func
     return loss is dapo
 
 
 def _trained(inputs: LossInputs) -> LossInputs:
-    """Drop the rows of weight 0: whatever stands in them, NaN included, must not reach the loss."""
+    """Drop the rows of weight 0: their values, which may be NaN, must not reach the loss."""
     keep = inputs.weights != 0
     return LossInputs(
         logprobs=inputs.logprobs[keep],
@@ -197,7 +198,7 @@ def _clipped(
 
 
 def _members(rows: LossInputs) -> tuple[Tensor, Tensor]:
-    """Return every row's trajectory, counted from 0 over those present, and the sum of each trajectory's weights."""
+    """Return each row's trajectory, renumbered from 0 without gaps, and the sum of each trajectory's weights."""
     present, member = rows.trajectory.unique(return_inverse=True)
     return member, rows.weights.new_zeros(len(present)).index_add(0, member, rows.weights)
 
@@ -227,13 +228,13 @@ def _outputs(
     kl: float,
     importance_cap: float | None,
 ) -> LossOutputs:
-    """Put the loss together as the head of this file says, and measure."""
+    """Return the loss, as defined at the top of this file, and its metrics."""
     if kl and rows.ref_logprobs is None:
-        raise ValueError(f"kl={kl} needs ref_logprobs; give the reference's logprobs (kl= of a run does), or kl=0")
+        raise ValueError(f"kl={kl} needs ref_logprobs; pass the reference's logprobs (a run with kl= does), or kl=0")
     if importance_cap is not None and rows.proximal_logprobs is None:
         raise ValueError(
-            f"importance_cap={importance_cap} needs proximal_logprobs; give the learner's logprobs before the update "
-            "(importance_cap= of a run does), or importance_cap=None"
+            f"importance_cap={importance_cap} needs proximal_logprobs; pass the learner's logprobs before the update "
+            "(a run with importance_cap= does), or importance_cap=None"
         )
     measured = {"clip_fraction": clipped.float(), "ratio": ratio, "kl_old": _k3(rows.logprobs - rows.old_logprobs)}
     if rows.proximal_logprobs is not None:
@@ -261,11 +262,11 @@ def _number(name: str, values: Tensor) -> float:
 
 
 def sft(inputs: LossInputs) -> LossOutputs:
-    """Maximum likelihood of what was sampled (supervised fine-tuning)::
+    """Maximum likelihood of the sampled tokens (supervised fine-tuning)::
 
         L = -(1/N) sum over trajectories of (1/n) sum over targets of w logprob
 
-    with w, n and N as in ``grpo``; advantages and old logprobs are not read. Metrics: ``nll`` (mean -logprob).
+    with w, n and N as in ``grpo``; advantages and old logprobs are ignored. Metrics: ``nll`` (mean -logprob).
     """
     rows = _trained(inputs)
     loss = -(_trajectory_mean(rows) * rows.logprobs).sum()

@@ -1,5 +1,4 @@
-"""What people, logs and stores are shown: nothing that gives access, and nothing that a terminal obeys. Knows nothing about
-where a text comes from or where it goes."""
+"""Make text safe to show, log or store: without keys and passwords, and without terminal control characters."""
 
 from __future__ import annotations
 
@@ -10,67 +9,72 @@ from typing import Any
 from urllib.parse import unquote
 
 LEFT_OUT = "left out"
-"""Stands for a setting that gives access."""
+"""Replaces the value of a secret setting."""
 HIDDEN = "***"
-"""Stands for a key in a text."""
-SHORTEST = 8
-"""Characters: what is shorter is no key, and may stand in any text."""
-GIVES_ACCESS = re.compile(
+"""Replaces a key in a text."""
+SHORTEST_KEY = 8
+"""Characters; a shorter value isn't a key, and may occur in any text."""
+SECRET_SETTING = re.compile(
     "token(?!i[sz]|s)|^(?!.*(max|min|num)).*tokens|key|passw|secret|credential|authorization", re.IGNORECASE
 )
-"""In the name of a setting; ``max_tokens`` and its kin give none, nor does a number."""
-OF_A_KEY = re.compile("(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|HEADERS)(_|$)", re.IGNORECASE)
-"""The name of an environment variable that holds a key, or headers with one."""
+"""Matches the names of secret settings, but not ``max_tokens`` and the like."""
+SECRET_VARIABLE = re.compile("(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|HEADERS)(_|$)", re.IGNORECASE)
+"""Matches the names of environment variables that hold a key, or headers with one."""
 USER_INFO = re.compile(r"(?<=://)[^/?#\s'\"]*@")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""All but tab and new line: with these a text moves the cursor, renames the window, or writes to the clipboard."""
+"""All but tab and newline: control characters move the cursor, rename the window, or write to the clipboard."""
 
 
 def without_access(value: Any) -> Any:
-    """Return settings without the values whose names say that they give access, and addresses without user and password."""
+    """Return settings with LEFT_OUT for those with secret names, and addresses without user and password; tuples become lists.
+
+    Numbers stay, whatever their names: they aren't secrets.
+    """
     if isinstance(value, Mapping):
-        return {name: _named(str(name), one) for name, one in value.items()}
+        return {name: _setting(str(name), item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [without_access(one) for one in value]
+        return [without_access(item) for item in value]
     return USER_INFO.sub("", value) if isinstance(value, str) else value
 
 
 def left_out(name: str, value: Any) -> Any:
-    """Return a setting that is kept to be used again, or LEFT_OUT for one that gives access, in whatever part of it."""
+    """Return a setting that will be reused, unchanged, or LEFT_OUT if any part of it is secret."""
     return value if without_access({name: value}) == {name: value} else LEFT_OUT
 
 
 def without_keys(text: str, *keys: str | None) -> str:
-    """Return a text without these keys, those of the environment, and the passwords of addresses: servers say the key that they
-    refuse, and clients the address that they cannot reach."""
+    """Return a text without ``keys``, the environment's keys, and user names and passwords in addresses.
+
+    Errors contain them: servers repeat the key that they refuse, and clients the address that they can't reach.
+    """
     text = USER_INFO.sub("", text)
-    known = {key for key in (*keys, *_of_environment()) if key and len(key) >= SHORTEST}
-    for key in sorted(known, key=len, reverse=True):  # one may be a part of another
+    secrets = {key for key in (*keys, *_environment_keys()) if key and len(key) >= SHORTEST_KEY}
+    for key in sorted(secrets, key=len, reverse=True):  # one may be part of another
         text = text.replace(key, HIDDEN)
     return text
 
 
 def printable(text: str) -> str:
-    r"""Return a text with its control characters as they are written in Python, such as ``\x1b``."""
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    r"""Return a text with its control characters escaped as in Python, such as ``\x1b``."""
+    return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
-def _named(name: str, value: Any) -> Any:
-    if value is None or isinstance(value, int | float) or not GIVES_ACCESS.search(name):
+def _setting(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, int | float) or not SECRET_SETTING.search(name):
         return without_access(value)
     return LEFT_OUT
 
 
-def _of_environment() -> Iterator[str]:
+def _environment_keys() -> Iterator[str]:
     for name, value in os.environ.items():
-        # A path is where a key is, not a key; base64 may begin with "/" too.
-        if OF_A_KEY.search(name) and not (value.startswith("/") and os.path.exists(value)):
+        # A path to a key isn't a key. It must exist, because base64 may begin with "/" too.
+        if SECRET_VARIABLE.search(name) and not (value.startswith("/") and os.path.exists(value)):
             yield value
             if "HEADERS" in name.upper():
-                yield from _of_headers(value)
+                yield from _header_words(value)
 
 
-def _of_headers(text: str) -> Iterator[str]:
-    """Yield the words of every header's value, without its name: a server says ``Bearer KEY`` back, or the key alone."""
+def _header_words(text: str) -> Iterator[str]:
+    """Yield the words of each header's value, because a server repeats ``Bearer KEY`` or only the key."""
     for header in re.split(r"[,\n]", unquote(text)):
         yield from re.findall(r"[^\s\"'{}]+", re.split("[=:]", header, maxsplit=1)[-1])

@@ -1,5 +1,6 @@
-"""Groups, a judge that costs something, and settings of short runs, for tests of rewards."""
+"""Groups, a metered judge, and settings of short runs, for tests of rewards."""
 
+import asyncio
 import io
 import json
 import math
@@ -24,12 +25,12 @@ def right(trajectory):
 
 
 def unlike(trajectory):
-    """A number that no other run has, so that every group has contrast."""
+    """A number that no other rollout has, so that every group has contrast."""
     return float(int(trajectory.rollout_id[:8], 16))
 
 
 class Judge:
-    """Scores every run ``value``, for a price, until its budget is spent."""
+    """Scores every rollout ``value``, for a price, until its budget is spent."""
 
     def __init__(self, value=0.5, budget=math.inf):
         self.value, self.budget, self.spent = value, budget, 0.0
@@ -80,3 +81,12 @@ def lines_of(tmp_path):
 def told_display():
     told = io.StringIO()
     return told, Display(console=Console(file=told, width=500))
+
+
+async def cancelled_at(event, coroutine):
+    """Cancel a call once the event is set and everything else that it started has finished."""
+    task = asyncio.create_task(coroutine)
+    await event.wait()
+    await asyncio.sleep(0.3)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

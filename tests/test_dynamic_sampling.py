@@ -1,4 +1,4 @@
-"""Groups without contrast are replaced by fresh tasks: through train, to an end that is said."""
+"""Groups without contrast are replaced by fresh tasks, for a limited number of rounds."""
 
 import io
 
@@ -13,7 +13,7 @@ from art_core.testing import CountingLearner, ScriptedAgent
 
 
 def flat_for(*tasks):
-    """Return a reward that is the same for every run of ``tasks``."""
+    """Return a reward that is the same for every rollout of ``tasks``."""
     return lambda trajectory: 0.0 if trajectory.task in tasks else number(trajectory)
 
 
@@ -33,36 +33,34 @@ async def test_groups_without_contrast_are_replaced_by_fresh_tasks_and_stay_in_t
     for line in lines(tmp_path):
         of_step = [rollout for rollout, _ in stored(tmp_path) if rollout.step == line["step"]]
         assert line["groups_with_contrast"] == 3 and line["groups_sampled"] == len({r.group for r in of_step})
-        assert len({rollout.task for rollout in of_step}) == line["groups_sampled"], (
-            "no task twice while others are there"
-        )
+        assert len({rollout.task for rollout in of_step}) == line["groups_sampled"], "a task was repeated too early"
         assert all(rollout.reward is not None for rollout in of_step)
     assert sum(line["groups_sampled"] for line in lines(tmp_path)) > 12
 
 
 @pytest.mark.system
-async def test_extra_rounds_have_an_end_that_is_said(tmp_path):
-    told = io.StringIO()
+async def test_extra_rounds_end_and_the_end_is_shown_once(tmp_path):
+    output = io.StringIO()
     learner = CountingLearner()
     await art.train(
         ScriptedAgent(), list("abcdefgh"),
         **settings(
             tmp_path, steps=2, learner=learner, reward=lambda trajectory: 1.0, dynamic_sampling=True, max_extra_rounds=3,
-            progress=Display(console=Console(file=told, width=200)),
+            progress=Display(console=Console(file=output, width=200)),
         ),
     )  # fmt: skip
     assert [line["groups_sampled"] for line in lines(tmp_path)] == [8, 8] and learner.version == 0
-    assert told.getvalue().count("step 1: 0 of 2 groups have contrast after max_extra_rounds=3") == 1
-    assert "step 2: 0 of" not in told.getvalue() and "groups with contrast 0 of 8" in told.getvalue()
+    assert output.getvalue().count("step 1: 0 of 2 groups have contrast after max_extra_rounds=3") == 1
+    assert "step 2: 0 of" not in output.getvalue() and "groups with contrast 0 of 8" in output.getvalue()
 
 
 @pytest.mark.system
-async def test_a_run_that_goes_on_draws_the_tasks_that_it_would_have_drawn(tmp_path):
+async def test_a_resumed_run_draws_the_tasks_that_it_would_have_drawn(tmp_path):
     def tasks_of(folder):
-        found = {}
+        steps = {}
         for rollout, _ in stored(folder):
-            found.setdefault(rollout.step, {})[rollout.group] = rollout.task
-        return {step: list(groups.values()) for step, groups in found.items()}
+            steps.setdefault(rollout.step, {})[rollout.group] = rollout.task
+        return {step: list(groups.values()) for step, groups in steps.items()}
 
     tasks = [f"task {i}" for i in range(9)]
     common = {"group_size": 2, "reward": flat_for(*tasks[::2]), "dynamic_sampling": True, "seed": 5}
@@ -72,7 +70,7 @@ async def test_a_run_that_goes_on_draws_the_tasks_that_it_would_have_drawn(tmp_p
     assert tasks_of(tmp_path / "twice") == tasks_of(tmp_path / "whole")
 
 
-async def test_an_extra_round_in_which_every_run_fails_is_data(tmp_path):
+async def test_an_extra_round_in_which_every_rollout_fails_is_data(tmp_path):
     tasks = ["a", "b"]
     (first,) = batch_of_step(tasks, 0, art.TrainConfig(tasks_per_step=1))
 
@@ -86,7 +84,7 @@ async def test_an_extra_round_in_which_every_run_fails_is_data(tmp_path):
     assert [(line["failed"], line["groups_sampled"]) for line in lines(tmp_path)] == [(4, 2)]
 
 
-def test_fresh_tasks_are_others_first_the_same_for_a_seed_and_never_end():
+def test_fresh_tasks_never_end_depend_on_the_seed_and_start_with_other_tasks():
     config = art.TrainConfig(tasks_per_step=3, seed=2)
     tasks = list(range(8))
     drawn = fresh_tasks(tasks, 4, config)

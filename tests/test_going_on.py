@@ -266,7 +266,7 @@ def test_a_run_of_which_no_checkpoint_is_whole_says_so_and_begins_with_the_start
     asyncio.run(steps_of(tmp_path, 2))
     for folder in (tmp_path / "checkpoints").iterdir():
         damage(folder)
-    with pytest.raises(StoreError, match=r"no checkpoint of .* is whole"):
+    with pytest.raises(StoreError, match=r"no checkpoint of .* is intact"):
         asyncio.run(steps_of(tmp_path, 2))
     assert asyncio.run(steps_of(tmp_path, 2)) == 0
 

@@ -1,9 +1,9 @@
-"""An evaluation that was interrupted uses what it has when the same call is repeated; a reward that raises costs one run."""
+"""A repeated call reuses what an interrupted evaluation recorded; a reward that raises leaves one rollout unscored."""
 
 import asyncio
 
 import pytest
-from reward_fakes import settings, told_display
+from reward_fakes import cancelled_at, settings, told_display
 
 import art_core as art
 from art_core.errors import RewardError
@@ -14,14 +14,14 @@ TASKS = ["a", "b", "c", "d"]
 
 
 class Stuck:
-    """An agent that never gets further than ``place`` runs."""
+    """An agent that finishes ``limit`` rollouts and then hangs."""
 
-    def __init__(self, place):
-        self.place, self.runs, self.stopped = place, 0, asyncio.Event()
+    def __init__(self, limit):
+        self.limit, self.runs, self.stopped = limit, 0, asyncio.Event()
 
     async def __call__(self, task, address):
         self.runs += 1
-        if self.runs > self.place:
+        if self.runs > self.limit:
             self.stopped.set()
             await asyncio.Event().wait()
         return await ScriptedAgent()(task, address)
@@ -32,44 +32,35 @@ def one(trajectory):
 
 
 def evaluate(tmp_path, agent=None, tasks=TASKS, **more):
-    given = {"reward": one, "engine": FakeEngine(), "run_dir": tmp_path / "eval", "progress": False, **more}
-    return art.evaluate(agent or ScriptedAgent(), tasks, model="tiny", **given)
+    arguments = {"reward": one, "engine": FakeEngine(), "run_dir": tmp_path / "eval", "progress": False, **more}
+    return art.evaluate(agent or ScriptedAgent(), tasks, model="tiny", **arguments)
 
 
-async def interrupted(tmp_path, agent, **more):
-    """Evaluate until the agent is stuck, and cancel."""
-    evaluating = asyncio.create_task(evaluate(tmp_path, agent, **more))
-    await agent.stopped.wait()
-    await asyncio.sleep(0.3)  # the other runs come to their end
-    evaluating.cancel()
-    await asyncio.gather(evaluating, return_exceptions=True)
-
-
-async def test_the_same_call_after_an_interruption_runs_the_agent_on_the_other_tasks_only(tmp_path):
-    told, screen = told_display()
+async def test_the_same_call_after_an_interruption_runs_the_agent_on_the_remaining_tasks_only(tmp_path):
+    output, screen = told_display()
     agent = Stuck(3)
-    await interrupted(tmp_path, agent, progress=screen)
-    assert "the same call with it as run_dir continues" in told.getvalue()
-    agent.place, engine = 100, FakeEngine()
+    await cancelled_at(agent.stopped, evaluate(tmp_path, agent, progress=screen))
+    assert "to continue, repeat the call with run_dir=" in output.getvalue()
+    agent.limit, engine = 100, FakeEngine()
     report = await evaluate(tmp_path, agent, engine=engine, progress=screen)
     assert len(engine.requests) == 1 and agent.runs == 5
     assert [t.task for t in report.trajectories] == TASKS and report.mean_reward == 1.0
-    assert "continuing; what was answered before is used" in told.getvalue()
+    assert "continuing with the answers recorded before" in output.getvalue()
     again = FakeEngine()
     await evaluate(tmp_path, agent, engine=again)
-    assert len(again.requests) == 4, "what is finished is measured anew"
+    assert len(again.requests) == 4, "a finished evaluation runs again"
 
 
 @pytest.mark.parametrize("other", [{"tasks": [*TASKS, "e"]}, {"temperature": 0.5}, {"max_tokens": 7}])
-async def test_another_call_after_an_interruption_begins_anew(tmp_path, other):
+async def test_another_call_after_an_interruption_starts_over(tmp_path, other):
     agent = Stuck(3)
-    await interrupted(tmp_path, agent)
-    agent.place, engine = 100, FakeEngine()
+    await cancelled_at(agent.stopped, evaluate(tmp_path, agent))
+    agent.limit, engine = 100, FakeEngine()
     report = await evaluate(tmp_path, agent, engine=engine, **other)
     assert len(engine.requests) == len(report.trajectories)
 
 
-async def test_scores_are_kept_and_a_corrected_reward_scores_all_without_another_run_of_the_agent(tmp_path):
+async def test_scores_are_kept_and_a_corrected_reward_scores_all_without_running_the_agent(tmp_path):
     scored, stuck = [], asyncio.Event()
 
     def first():
@@ -89,37 +80,29 @@ async def test_scores_are_kept_and_a_corrected_reward_scores_all_without_another
 
         return score
 
-    async def cut_off(reward):
-        evaluating = asyncio.create_task(evaluate(tmp_path, reward=reward))
-        await stuck.wait()
-        await asyncio.sleep(0.3)
-        evaluating.cancel()
-        await asyncio.gather(evaluating, return_exceptions=True)
-
-    await cut_off(first())
+    await cancelled_at(stuck, evaluate(tmp_path, reward=first()))
     assert sorted(scored) == ["a", "b", "c"]
     engine = FakeEngine()
     await evaluate(tmp_path, reward=first(), engine=engine)
     assert sorted(scored) == TASKS and engine.requests == []
     stuck.clear()
-    await cut_off(first())
+    await cancelled_at(stuck, evaluate(tmp_path, reward=first()))
     scored.clear()
     report = await evaluate(tmp_path, reward=corrected(), engine=engine)
     assert sorted(scored) == TASKS and report.mean_reward == 2.0 and engine.requests == []
 
 
-async def test_a_reward_that_raises_for_one_run_leaves_the_evaluation_with_the_others(tmp_path):
+async def test_a_reward_that_raises_for_one_rollout_leaves_only_that_one_unscored(tmp_path):
     def picky(trajectory):
         if trajectory.task == "b":
             raise KeyError("answer")
         return 1.0
 
-    told, screen = told_display()
+    output, screen = told_display()
     report = await evaluate(tmp_path, reward=picky, progress=screen)
     assert (report.unscored, report.mean_reward) == (1, 1.0)
-    assert (
-        "rollouts could not be scored: reward" in told.getvalue() and "raised KeyError: 'answer' (" in told.getvalue()
-    )
+    assert "rollouts could not be scored: reward" in output.getvalue()
+    assert "raised KeyError: 'answer' (" in output.getvalue()
     with Store(tmp_path / "eval" / "run.sqlite") as store:
         [reason] = [t.notes["unscored"] for t in store.trajectories() if t.reward is None]
     assert "raised KeyError" in reason
@@ -135,20 +118,20 @@ async def test_a_judge_that_raises_for_one_group_leaves_that_group_unscored(tmp_
     assert (await evaluate(tmp_path, reward=Judge())).unscored == 1
 
 
-async def test_a_reward_that_raises_for_all_is_an_error_and_the_corrected_one_uses_the_answers(tmp_path):
+async def test_a_reward_that_raises_for_all_is_an_error_and_the_corrected_one_reuses_the_answers(tmp_path):
     def broken(trajectory):
         return trajectory.output["answer"]
 
-    told, screen = told_display()
+    output, screen = told_display()
     with pytest.raises(RewardError, match=r"broken raised TypeError.* for rollout \w+ of task"):
         await evaluate(tmp_path, reward=broken, progress=screen)
-    assert "the same call with it as run_dir continues" in told.getvalue()
+    assert "to continue, repeat the call with run_dir=" in output.getvalue()
     engine = FakeEngine()
     assert (await evaluate(tmp_path, reward=one, engine=engine)).mean_reward == 1.0
     assert engine.requests == []
 
 
-async def test_a_repeated_evaluation_of_which_one_run_is_left_to_score_is_no_case_of_all(tmp_path):
+async def test_a_reward_that_raises_for_the_one_rollout_left_to_score_does_not_raise_for_all(tmp_path):
     stuck = asyncio.Event()
 
     async def picky(trajectory):
@@ -159,18 +142,14 @@ async def test_a_repeated_evaluation_of_which_one_run_is_left_to_score_is_no_cas
             await asyncio.Event().wait()
         return 1.0
 
-    evaluating = asyncio.create_task(evaluate(tmp_path, reward=picky))
-    await stuck.wait()
-    await asyncio.sleep(0.3)
-    evaluating.cancel()
-    await asyncio.gather(evaluating, return_exceptions=True)
+    await cancelled_at(stuck, evaluate(tmp_path, reward=picky))
     with Store(tmp_path / "eval" / "run.sqlite") as store:
         [late] = [t for t in store.trajectories() if t.task == "d"]
         store.add_scores([late.rollout_id], [1.0], by="picky")
     assert (await evaluate(tmp_path, reward=picky)).unscored == 1
 
 
-async def test_training_goes_on_where_a_reward_raises_for_some_runs(tmp_path):
+async def test_training_continues_if_a_reward_raises_for_some_rollouts(tmp_path):
     def picky(trajectory):
         seen.append(trajectory)
         if len(seen) % 4 == 1:
@@ -178,13 +157,13 @@ async def test_training_goes_on_where_a_reward_raises_for_some_runs(tmp_path):
         return float(len(seen))
 
     seen = []
-    told, screen = told_display()
-    given = settings(tmp_path, reward=picky, group_size=4, steps=3, progress=screen)
-    result = await art.train(ScriptedAgent(), ["a"], **given)
-    assert result.report["steps"] == 3 and told.getvalue().count("raised ValueError: no number in the answer") == 1
+    output, screen = told_display()
+    arguments = settings(tmp_path, reward=picky, group_size=4, steps=3, progress=screen)
+    result = await art.train(ScriptedAgent(), ["a"], **arguments)
+    assert result.report["steps"] == 3 and output.getvalue().count("raised ValueError: no number in the answer") == 1
 
 
-async def test_evaluations_of_a_training_keep_their_scores_too(tmp_path):
+async def test_evaluations_of_a_training_run_keep_their_scores_too(tmp_path):
     scored, stuck = [], asyncio.Event()
 
     async def score(trajectory):
@@ -198,11 +177,7 @@ async def test_evaluations_of_a_training_keep_their_scores_too(tmp_path):
         more = {"reward": one, "eval_reward": score, "eval_tasks": ["x", "y", "z"], "engine": engine, "steps": 1}
         return await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **more))
 
-    training = asyncio.create_task(train(FakeEngine()))
-    await stuck.wait()
-    await asyncio.sleep(0.3)
-    training.cancel()
-    await asyncio.gather(training, return_exceptions=True)
+    await cancelled_at(stuck, train(FakeEngine()))
     assert sorted(scored) == ["x", "z"]
     result = await train(FakeEngine())
     assert sorted(scored) == ["x", "x", "y", "y", "z", "z"] and result.before.mean_reward == 1.0

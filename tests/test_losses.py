@@ -1,4 +1,4 @@
-"""The losses: the formulas by hand, the normalisation, clipping, what must not reach a loss."""
+"""The losses: formulas checked by hand, normalization, clipping, and what must not reach a loss."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ def make_inputs(rows: int = 12, trajectories: int = 3, seed: int = 0, **fields) 
 
 
 def make_rich_inputs(seed: int = 0, rows: int = 12) -> LossInputs:
-    """Everything at once: untrained and half-weighted rows, a reference, weights that are not the engine's."""
+    """All at once: untrained and half-weighted rows, a reference, and a learner whose weights differ from the engine's."""
     generator = torch.Generator().manual_seed(seed + 100)
     noise = torch.randn(2, rows, generator=generator, dtype=torch.float64) * 0.5
     weights = torch.tensor([1.0, 0.5, 0.0, 1.0, 2.0, 1.0] * rows, dtype=torch.float64)[:rows]
@@ -87,8 +87,8 @@ def by_hand(loss, inputs: LossInputs, low: float, high: float, kl: float, cap: f
         if loss is gspo:
             of_run = [j for j in rows if run[j] == run[i]]
             ratio = math.exp(sum(weight[j] * (new[j] - near[j]) for j in of_run) / length[run[i]])
-        held = clamp(ratio, 1 - low, 1 + high)
-        gain = held * advantage[i] * new[i] if loss is cispo else min(ratio * advantage[i], held * advantage[i])
+        clipped = clamp(ratio, 1 - low, 1 + high)
+        gain = clipped * advantage[i] * new[i] if loss is cispo else min(ratio * advantage[i], clipped * advantage[i])
         if corrected:
             gain *= min(math.exp(near[i] - old[i]), cap)
         if ref is not None:
@@ -111,16 +111,16 @@ def test_the_loss_is_the_formula_of_its_docstring(loss, seed, rich):
     inputs = make_rich_inputs(seed) if rich else make_inputs(seed=seed)
     kl, cap = (0.1, 1.2) if rich else (0.0, None)
     low, high = (0.1, 0.3) if seed % 2 else CLIPS[loss]
-    given = {"clip_low": low, "clip_high": high} if seed % 2 else {}
-    outputs = loss(inputs, kl=kl, importance_cap=cap, **given)
+    clips = {"clip_low": low, "clip_high": high} if seed % 2 else {}
+    outputs = loss(inputs, kl=kl, importance_cap=cap, **clips)
     assert outputs.loss.item() == pytest.approx(by_hand(loss, inputs, low, high, kl, cap))
     assert outputs.loss.shape == ()
 
 
-def test_all_losses_are_registered_and_take_kl_and_importance_cap():
-    offered = {}
-    register_losses(offered.__setitem__)
-    assert offered == {loss.__name__: loss for loss in LOSSES}
+def test_all_losses_are_registered_and_accept_kl_and_importance_cap():
+    registered = {}
+    register_losses(registered.__setitem__)
+    assert registered == {loss.__name__: loss for loss in LOSSES}
     for loss in LOSSES:
         assert {"clip_low", "clip_high", "kl", "importance_cap"} <= set(inspect.signature(loss).parameters)
 
@@ -135,7 +135,7 @@ def test_calls_rows_and_parts_do_not_change_the_loss_or_its_gradient(loss, seed,
     [gradient] = torch.autograd.grad(whole, inputs.logprobs)
     calls = torch.tensor(data.draw(st.lists(st.integers(0, 5), min_size=12, max_size=12)))
     order = torch.tensor(data.draw(st.permutations(range(12))))
-    # What is cut between parts: whole trajectories, or for means over all targets anything.
+    # Parts consist of whole trajectories, or of any rows if the loss is a mean over all targets.
     cut_by = inputs.trajectory if loss.func in (grpo, gspo) else torch.arange(12)
     part = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=12, max_size=12)))[cut_by]
     mixed = dataclasses.replace(rows_of(inputs, order), call=calls)
@@ -170,7 +170,7 @@ def test_the_constant_of_dr_grpo_scales_the_loss():
 
 
 @every_loss
-def test_an_untrained_target_reaches_neither_loss_nor_gradient_even_if_it_is_not_a_number(loss):
+def test_an_untrained_target_reaches_neither_loss_nor_gradient_even_if_it_is_nan(loss):
     logprobs = torch.tensor([-1.0, -math.inf, math.nan, -2.0], requires_grad=True)
     odd = torch.tensor([-1.0, math.nan, -math.inf, -2.0])
     inputs = make_inputs(
@@ -209,7 +209,7 @@ def one_target(log_ratio: float, advantage: float, **fields) -> LossInputs:
     ("log_ratio", "advantage", "clipped"),
     [(0.5, 1.0, True), (0.5, -1.0, False), (-0.5, 1.0, False), (-0.5, -1.0, True), (0.0, 1.0, False)],
 )
-def test_a_ratio_is_clipped_where_it_would_go_further_away(loss, log_ratio, advantage, clipped):
+def test_a_ratio_is_clipped_only_if_the_gradient_would_move_it_further_away(loss, log_ratio, advantage, clipped):
     inputs = one_target(log_ratio, advantage)
     outputs = loss(inputs)
     outputs.loss.backward()
@@ -219,12 +219,12 @@ def test_a_ratio_is_clipped_where_it_would_go_further_away(loss, log_ratio, adva
 
 
 @pytest.mark.parametrize(("loss", "bound"), [(grpo, 1.2), (dapo, 1.28), (gspo, 1.0004)])
-def test_a_good_run_is_not_pushed_beyond_the_upper_bound(loss, bound):
+def test_a_good_trajectory_is_not_pushed_beyond_the_upper_bound(loss, bound):
     assert loss(one_target(0.5, 1.0)).loss.item() == pytest.approx(-bound)
 
 
 @pytest.mark.parametrize(("loss", "bound"), [(grpo, 0.8), (dapo, 0.8), (gspo, 0.9997)])
-def test_a_bad_run_is_not_pushed_beyond_the_lower_bound(loss, bound):
+def test_a_bad_trajectory_is_not_pushed_beyond_the_lower_bound(loss, bound):
     assert loss(one_target(-0.5, -1.0)).loss.item() == pytest.approx(bound)
 
 
@@ -240,7 +240,7 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient(advantage):
     assert low.logprobs.grad.item() == pytest.approx(-math.exp(-3.0) * advantage)
 
 
-def test_gspo_clips_a_run_as_one_whatever_its_single_targets_do():
+def test_gspo_clips_a_trajectory_as_a_whole_whatever_its_single_targets_do():
     old = torch.full((4,), -1.0, dtype=torch.float64)
     logprobs = (old + torch.tensor([0.5, -0.5, 0.5, 0.5])).requires_grad_()
     inputs = make_inputs(
@@ -271,7 +271,7 @@ def test_the_mismatch_of_engine_and_learner_multiplies_the_gradient_up_to_the_ca
 
 
 @every_loss
-def test_without_a_cap_the_mismatch_counts_whole(loss):
+def test_without_a_cap_the_whole_mismatch_counts(loss):
     inputs = make_rich_inputs()
     outputs = loss(inputs)
     assert outputs.loss.item() == pytest.approx(by_hand(loss, inputs, *CLIPS[loss], kl=0.0, cap=math.inf))
@@ -279,13 +279,13 @@ def test_without_a_cap_the_mismatch_counts_whole(loss):
 
 
 @every_loss
-def test_where_engine_and_learner_agree_the_correction_changes_nothing(loss):
+def test_if_engine_and_learner_agree_the_correction_changes_nothing(loss):
     inputs = make_inputs()
     same = dataclasses.replace(inputs, proximal_logprobs=inputs.old_logprobs)
     assert loss(same, importance_cap=2.0).loss.item() == loss(inputs).loss.item()
 
 
-def test_imitation_is_the_mean_over_each_runs_trained_tokens_then_over_the_runs():
+def test_imitation_is_the_mean_over_each_trajectorys_trained_tokens_then_over_trajectories():
     logprobs = torch.tensor([-1.0, -2.0, -5.0, math.nan], dtype=torch.float64, requires_grad=True)
     fields = {"old_logprobs": logprobs.detach(), "trajectory": torch.tensor([0, 0, 1, 1])}
     outputs = sft(make_inputs(4, logprobs=logprobs, weights=torch.tensor([1.0, 3.0, 1.0, 0.0]), **fields))
@@ -295,7 +295,7 @@ def test_imitation_is_the_mean_over_each_runs_trained_tokens_then_over_the_runs(
     assert outputs.metrics == {"nll": pytest.approx(8 / 3)}
 
 
-def test_imitation_of_nothing_is_zero_and_measures_nothing():
+def test_imitation_without_trained_targets_is_zero_and_has_no_metrics():
     outputs = sft(make_inputs(weights=torch.zeros(12)))
     outputs.loss.backward()
     assert outputs.loss.item() == 0.0 and outputs.metrics == {}
@@ -321,7 +321,7 @@ def test_metrics_are_means_over_the_trained_targets():
 
 
 @every_loss
-def test_what_a_keyword_needs_must_be_there(loss):
+def test_a_keyword_without_the_logprobs_that_it_needs_is_refused(loss):
     with pytest.raises(ValueError, match="needs ref_logprobs"):
         loss(make_inputs(), kl=0.1)
     with pytest.raises(ValueError, match="needs proximal_logprobs"):
@@ -335,7 +335,7 @@ def test_only_dapo_asks_for_overlong_calls_to_be_dropped():
 
 
 @every_loss
-def test_a_token_of_several_runs_gets_the_sum_of_the_gradients_of_its_targets(loss):
+def test_a_token_shared_by_several_trajectories_gets_the_sum_of_its_targets_gradients(loss):
     model = make_model("qwen3")
     runs = [Trajectory(task="t", calls=(make_call([3, 4, 5], sampled),)) for sampled in ([6, 7], [6, 8, 9])]
     advantages = [1.0, -0.4]

@@ -1,4 +1,4 @@
-"""A run folder belongs to one experiment: the same call resumes it, another one is refused or is recorded as a change."""
+"""A run folder belongs to one experiment: the same call resumes it, another call is refused or recorded as a change."""
 
 import asyncio
 import importlib.util
@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from reward_fakes import lines_of, right, settings, told_display, unlike
+from reward_fakes import cancelled_at, lines_of, right, settings, told_display, unlike
 
 import art_core as art
 from art_core.errors import ConfigError
@@ -16,8 +16,8 @@ TASKS = ["a", "b"]
 
 
 def train(tmp_path, agent=None, tasks=TASKS, **more):
-    given = {"reward": unlike, "eval_tasks": ["x"], "eval_reward": right, **more}
-    return art.train(agent or ScriptedAgent(), tasks, **settings(tmp_path, **given))
+    arguments = {"reward": unlike, "eval_tasks": ["x"], "eval_reward": right, **more}
+    return art.train(agent or ScriptedAgent(), tasks, **settings(tmp_path, **arguments))
 
 
 def rows(error):
@@ -46,7 +46,7 @@ async def other(task, address):
     ],
 )
 @pytest.mark.parametrize("steps", [2, 3])
-async def test_another_call_is_refused_with_what_differs_before_the_engine_starts(tmp_path, changed, name, steps):
+async def test_another_call_is_refused_before_the_engine_starts_with_what_differs(tmp_path, changed, name, steps):
     await train(tmp_path)
     before = (tmp_path / "run" / "report.json").read_bytes()
     engine = FakeEngine()
@@ -56,7 +56,7 @@ async def test_another_call_is_refused_with_what_differs_before_the_engine_start
     assert (tmp_path / "run" / "report.json").read_bytes() == before and not engine.stopped and not engine.requests
 
 
-async def test_a_refusal_says_all_that_differs_and_the_ways_out(tmp_path):
+async def test_a_refusal_lists_all_that_differs_and_what_to_do(tmp_path):
     await train(tmp_path)
     with pytest.raises(ConfigError) as error:
         await train(tmp_path, other, ["c"], reward=right, learning_rate=1e-3, steps=5)
@@ -64,23 +64,22 @@ async def test_a_refusal_says_all_that_differs_and_the_ways_out(tmp_path):
     assert set(table) == {"agent", "tasks", "reward", "learning_rate"}
     assert table["agent"][0] == "ScriptedAgent" and table["agent"][1].startswith("other (source ")
     assert table["learning_rate"] == ("None", "0.001") and table["tasks"][0].startswith("2 tasks (")
-    said = str(error.value)
-    assert "another run_dir" in said and "repeat the call" in said and "allow_changes=True" in said
+    assert all(advice in str(error.value) for advice in ("another run_dir", "repeat the call", "allow_changes=True"))
 
 
-async def test_a_finished_run_returns_its_result_and_its_report_stays_as_it_was(tmp_path):
+async def test_a_finished_run_returns_its_result_and_keeps_its_report(tmp_path):
     first = await train(tmp_path)
     before = (tmp_path / "run" / "report.json").read_bytes()
-    told, screen = told_display()
+    output, screen = told_display()
     engine = FakeEngine()
     again = await train(tmp_path, steps=1, engine=engine, max_concurrent=2, progress=screen)
     assert (tmp_path / "run" / "report.json").read_bytes() == before and not engine.requests
     assert again.report == json.loads(before) and again.report["config"]["steps"] == 2
-    assert "finished already after step 2" in told.getvalue()
+    assert "finished already after step 2" in output.getvalue()
     assert again.after.mean_reward == first.after.mean_reward
 
 
-async def test_a_report_that_a_kill_left_behind_the_training_is_written(tmp_path):
+async def test_a_report_older_than_the_training_is_written_again(tmp_path):
     await train(tmp_path)
     file = tmp_path / "run" / "report.json"
     stale = file.read_bytes()
@@ -95,7 +94,7 @@ async def test_more_steps_are_the_same_experiment(tmp_path):
     assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4] and result.report["changes"] == []
 
 
-async def test_changes_that_are_allowed_are_recorded_with_their_step_and_are_the_experiment_from_then_on(tmp_path):
+async def test_allowed_changes_are_recorded_with_their_step_and_become_the_experiment(tmp_path):
     await train(tmp_path)
     changed = {"reward": right, "learning_rate": 1e-3, "steps": 3}
     result = await train(tmp_path, other, **changed, allow_changes=True)
@@ -110,17 +109,17 @@ async def test_changes_that_are_allowed_are_recorded_with_their_step_and_are_the
         await train(tmp_path, steps=4)
 
 
-async def test_a_finished_run_is_not_said_to_have_been_trained_with_changes_that_trained_nothing(tmp_path):
+async def test_changes_that_no_step_was_trained_with_are_not_recorded(tmp_path):
     await train(tmp_path)
     before = (tmp_path / "run" / "report.json").read_bytes()
     result = await train(tmp_path, other, reward=right, learning_rate=1e-3, allow_changes=True)
     assert (tmp_path / "run" / "report.json").read_bytes() == before and result.report["changes"] == []
     await train(tmp_path, steps=3)
     result = await train(tmp_path, steps=3, eval_tasks=["x", "y"], allow_changes=True)
-    assert [list(it["changed"]) for it in result.report["changes"]] == [["eval_tasks"]]
+    assert [list(change["changed"]) for change in result.report["changes"]] == [["eval_tasks"]]
 
 
-async def test_runs_that_another_reward_scored_before_an_allowed_change_are_scored_anew(tmp_path):
+async def test_rollouts_that_another_reward_scored_before_an_allowed_change_are_scored_again(tmp_path):
     stuck = asyncio.Event()
 
     def first():
@@ -140,11 +139,7 @@ async def test_runs_that_another_reward_scored_before_an_allowed_change_are_scor
         return score
 
     scored, common = [], {"tasks_per_step": 2, "steps": 1}
-    training = asyncio.create_task(art.train(ScriptedAgent(), TASKS, **settings(tmp_path, reward=first(), **common)))
-    await stuck.wait()
-    await asyncio.sleep(0.2)  # the other group comes to its end
-    training.cancel()
-    await asyncio.gather(training, return_exceptions=True)
+    await cancelled_at(stuck, art.train(ScriptedAgent(), TASKS, **settings(tmp_path, reward=first(), **common)))
     engine = FakeEngine()
     common |= {"reward": second(), "engine": engine, "allow_changes": True}
     await art.train(ScriptedAgent(), TASKS, **settings(tmp_path, **common))
@@ -152,7 +147,7 @@ async def test_runs_that_another_reward_scored_before_an_allowed_change_are_scor
 
 
 def reward_of(folder, body):
-    """Return the reward of a file that was written, or edited, just now."""
+    """Return the reward of a file that is written now."""
     file = folder / "rewards.py"
     file.write_text(f"def score(trajectory):\n    {body}\n")
     spec = importlib.util.spec_from_file_location("rewards", file)
@@ -161,16 +156,16 @@ def reward_of(folder, body):
     return module.score
 
 
-async def test_an_edited_reward_is_refused_by_its_source_and_a_comment_is_no_edit(tmp_path):
+async def test_an_edited_reward_is_refused_but_an_edited_comment_is_not(tmp_path):
     body = "return int(trajectory.rollout_id[:8], 16)"
     await train(tmp_path, reward=reward_of(tmp_path, body))
     await train(tmp_path, reward=reward_of(tmp_path, f"{body}  # unlike all others"), steps=3)
     with pytest.raises(ConfigError, match="if an edit of the source does not change what it computes") as error:
         await train(tmp_path, reward=reward_of(tmp_path, f"{body} + 1"), steps=4)
     recorded, passed = rows(error)["reward"]
-    assert recorded != passed and all(re.fullmatch(r"score \(source \w{8}\)", it) for it in (recorded, passed))
+    assert recorded != passed and all(re.fullmatch(r"score \(source \w{8}\)", text) for text in (recorded, passed))
 
 
-async def test_a_dry_run_begins_nothing(tmp_path):
+async def test_a_dry_run_does_not_begin_the_folder(tmp_path):
     await art.train(other, ["c"], **settings(tmp_path, reward=right, dry_run=True, learning_rate=1e-3))
     assert (await train(tmp_path)).report["steps"] == 2

@@ -1,4 +1,4 @@
-"""art.weighted and rewards that cost something: what is summed, what is seen, and how a run ends without a judge."""
+"""``art.weighted`` and metered rewards: the sum, its parts, and how a run ends when a judge's budget is spent."""
 
 import asyncio
 import copy
@@ -20,7 +20,7 @@ from art_core.types import Group
 # The sum
 
 
-async def test_the_sum_has_the_weights_as_they_are_and_every_part_is_seen():
+async def test_weights_are_not_normalized_and_every_part_is_a_metric():
     both = art.weighted(judge=(2.0, Judge(0.25)), right=(-0.5, right), seen=(0, lambda trajectory: 9))
     scored = await score(group_of(0, 1), both)
     assert [t.reward for t in scored.trajectories] == [0.5, 0.0]
@@ -33,7 +33,7 @@ async def test_the_sum_has_the_weights_as_they_are_and_every_part_is_seen():
     assert scored.trajectories[1].notes == {"judge": "worth 0.25"}
 
 
-async def test_parts_are_scored_at_the_same_time():
+async def test_parts_score_concurrently():
     meeting = asyncio.Barrier(2)
 
     async def waits(trajectory):
@@ -44,7 +44,7 @@ async def test_parts_are_scored_at_the_same_time():
     assert scored.trajectories[0].reward == 2.0
 
 
-async def test_a_run_that_one_part_leaves_unscored_is_unscored_and_the_part_is_named():
+async def test_a_rollout_that_one_part_leaves_unscored_is_unscored_and_the_part_is_named():
     class Silent:
         async def score(self, group):
             return [None, 1.0]
@@ -57,7 +57,7 @@ async def test_a_run_that_one_part_leaves_unscored_is_unscored_and_the_part_is_n
     assert second.metrics == {"success": 1.0, "reward/silent": 1.0, "reward/right": 1.0}
     again = await score(Group("t", (first, second)), art.weighted(right=(1, right)))
     assert again.trajectories[0].metrics["reward/right"] == 0.0
-    assert [t.notes for t in again.trajectories] == [{}, {}], "a reason does not outlive the scoring"
+    assert [t.notes for t in again.trajectories] == [{}, {}], "a reason of an earlier scoring stayed"
 
 
 async def test_rewards_of_single_calls_add_up_with_the_weights():
@@ -73,7 +73,7 @@ async def test_rewards_of_single_calls_add_up_with_the_weights():
     assert [call.reward for call in scored.trajectories[0].calls] == [1.5, 6.0]
 
 
-async def test_a_name_that_two_parts_give_is_the_first_parts_and_the_other_is_kept_beside_it():
+async def test_a_metric_name_that_two_parts_use_belongs_to_the_first_and_the_other_is_prefixed():
     def strict(trajectory):
         trajectory.metrics["success"] = 0.0
         return 0.0
@@ -83,10 +83,10 @@ async def test_a_name_that_two_parts_give_is_the_first_parts_and_the_other_is_ke
     assert scored.metrics["success"] == 1.0 and scored.metrics["strict/success"] == 0.0
     assert scored.notes == {"judge": "worth 0.1", "two/judge": "worth 0.2"}
     (again,) = (await score(Group("t", (scored,)), art.weighted(**parts))).trajectories
-    assert (again.metrics, again.notes) == (scored.metrics, scored.notes), "and the same when it is scored once more"
+    assert (again.metrics, again.notes) == (scored.metrics, scored.notes), "scoring again changed them"
 
 
-async def test_a_value_of_an_earlier_scoring_does_not_stand_for_one_that_is_missing():
+async def test_a_value_of_an_earlier_scoring_does_not_replace_a_missing_one():
     (scored,) = (await score(group_of(1), art.weighted(judge=(1, Judge()), right=(1, right)))).trajectories
     assert scored.metrics["reward/judge"] == 0.5
     (scored,) = (
@@ -95,7 +95,7 @@ async def test_a_value_of_an_earlier_scoring_does_not_stand_for_one_that_is_miss
     assert scored.metrics == {"success": 1.0, "reward/right": 1.0}
 
 
-async def test_a_part_sees_nothing_that_another_part_adds_and_what_the_run_had_before_is_kept():
+async def test_a_part_does_not_see_what_another_adds_and_earlier_metrics_stay():
     def adds(trajectory):
         assert trajectory.metrics == {} and trajectory.notes == {}
         trajectory.metrics.update(steps=2.0)
@@ -107,7 +107,7 @@ async def test_a_part_sees_nothing_that_another_part_adds_and_what_the_run_had_b
     assert scored.metrics == {"tool_calls": 5.0, "success": 1.0, "steps": 2.0, "reward/right": 1.0, "reward/adds": 4.0}
 
 
-async def test_a_sum_may_be_a_part_and_its_parts_are_seen():
+async def test_a_sum_may_be_a_part_and_its_parts_are_metrics_too():
     inner = art.weighted(right=(1, right), judge=(1, Judge(0.5)))
     (scored,) = (await score(group_of(1), art.weighted(inner=(0.5, inner), right=(0.25, right)))).trajectories
     assert scored.reward == 1.0
@@ -115,7 +115,7 @@ async def test_a_sum_may_be_a_part_and_its_parts_are_seen():
     assert scored.metrics["reward/right"] == 1.0 and scored.metrics["inner/reward/right"] == 1.0
 
 
-async def test_what_a_part_gets_wrong_is_told_in_its_name():
+async def test_an_error_of_a_part_names_the_part():
     def wrong(trajectory):
         return "good"
 
@@ -126,27 +126,27 @@ async def test_what_a_part_gets_wrong_is_told_in_its_name():
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "message"),
     [
         ({}, "no parts"),
         ({"right": right}, "part 'right'.*NAME=.weight, reward."),
         ({"right": (1, right, 2)}, "part 'right'"),
-        ({"right": (right, 1)}, "weight of the part 'right'"),
-        ({"right": (math.nan, right)}, "weight of the part 'right'.*nan, not a finite number"),
-        ({"right": (True, right)}, "weight of the part 'right'"),
-        ({"right": (1, 3)}, "part 'right' .* is 3, which isn't a reward"),
-        ({"right": (1, Judge)}, "which isn't a reward"),
+        ({"right": (right, 1)}, "part 'right'"),
+        ({"right": (math.nan, right)}, r"part 'right' .* is \(nan, .*a weight is a finite number"),
+        ({"right": (True, right)}, "part 'right'"),
+        ({"right": (1, 3)}, r"part 'right' .* is \(1, 3\);.* a reward is a function"),
+        ({"right": (1, Judge)}, "part 'right'"),
     ],
 )
-def test_parts_that_cannot_be_are_refused(parts, said):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_parts_are_refused(parts, message):
+    with pytest.raises(ConfigError, match=message):
         art.weighted(**parts)
 
 
 # In a run
 
 
-async def test_names_of_parts_are_looked_up_before_anything_runs(tmp_path):
+async def test_names_of_parts_are_resolved_before_anything_runs(tmp_path):
     judge, engine = Judge(), FakeEngine()
     common = settings(tmp_path, engine=engine, plugins=offering(judge=judge))
     with pytest.raises(
@@ -162,7 +162,7 @@ async def test_names_of_parts_are_looked_up_before_anything_runs(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [Judge, 3])
-async def test_what_is_no_reward_is_refused_before_anything_runs(tmp_path, wrong):
+async def test_an_object_that_is_not_a_reward_is_refused_before_anything_runs(tmp_path, wrong):
     engine = FakeEngine()
     with pytest.raises(RewardError, match="isn't a reward; pass a function"):
         await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, engine=engine, reward=wrong))
@@ -173,16 +173,16 @@ async def test_what_is_no_reward_is_refused_before_anything_runs(tmp_path, wrong
     assert engine.requests == []
 
 
-async def test_notes_reach_the_store_and_a_sum_is_named_by_its_parts(tmp_path):
+async def test_notes_reach_the_store_and_a_sum_is_named_after_its_parts(tmp_path):
     async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
         groups = await run.collect(ScriptedAgent(), ["a"], group_size=2)
         scored = await run.score(groups, art.weighted(judge=(1, Judge())))
         run_id = scored[0].trajectories[0].rollout_id
         assert run.store.trajectory(run_id).notes == {"judge": "worth 0.5"}
-        assert [it.by for it in run.store.scores(run_id)] == ["weighted(judge=1)"]
+        assert [score.by for score in run.store.scores(run_id)] == ["weighted(judge=1)"]
 
 
-async def test_what_a_reward_costs_is_counted_once_however_often_it_is_used(tmp_path):
+async def test_the_cost_of_a_reward_counts_once_however_often_it_is_used(tmp_path):
     judge, other = Judge(), Judge()
     both = art.weighted(judge=(0.5, "judge"), again=(0.5, judge), other=(1, other))
     more = {"eval_reward": judge, "eval_tasks": ["x"], "plugins": offering(judge=judge)}
@@ -208,7 +208,7 @@ def test_a_sum_costs_what_its_parts_cost(tmp_path):
     assert rewards.exhausted(other) is None and rewards.exhausted(art.weighted(right=(1, right))) is None
 
 
-async def test_costs_do_not_hide_the_numbers_of_the_step(tmp_path):
+async def test_costs_do_not_overwrite_the_metrics_of_the_step(tmp_path):
     class Odd(Judge):
         def account(self):
             return {"reward": 7.0, "calls": 8.0}
@@ -220,37 +220,37 @@ async def test_costs_do_not_hide_the_numbers_of_the_step(tmp_path):
 
 @pytest.mark.system
 @pytest.mark.parametrize("max_staleness", [0, 1])
-async def test_a_run_without_budget_ends_in_good_order_and_goes_on_with_more(tmp_path, max_staleness):
-    told, screen = told_display()
+async def test_a_run_ends_cleanly_when_the_budget_is_spent_and_resumes_with_a_larger_one(tmp_path, max_staleness):
+    output, screen = told_display()
     judge = Judge(value=float, budget=3)
     common = {"steps": 6, "eval_tasks": ["x"], "eval_reward": right, "max_staleness": max_staleness}
     reward = art.weighted(judge=(1, judge))
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=reward, progress=screen, **common))
     done = result.report["steps"]
-    assert done == 3 if not max_staleness else 1 <= done <= 3, "with rollouts ahead some of it is spent on later steps"
-    assert f"training ends after step {done} of 6: the budget of the judge is spent, raise it" in told.getvalue()
-    assert f"run_dir='{tmp_path / 'run'}'" in told.getvalue()
+    assert done == 3 if not max_staleness else 1 <= done <= 3, "with rollouts ahead, later steps spend some of it"
+    assert f"training ends after step {done} of 6: the budget of the judge is spent, raise it" in output.getvalue()
+    assert f"run_dir='{tmp_path / 'run'}'" in output.getvalue()
     assert result.after is not None and result.report["exhausted"] == judge.exhausted()
     assert len(lines_of(tmp_path)) == done
 
     still = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=reward, **common))
-    assert still.report["steps"] == done, "nothing is rolled out that cannot be scored"
+    assert still.report["steps"] == done, "rolled out what cannot be scored"
     judge.budget = 100
     more = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=reward, **common))
     assert more.report["steps"] == 6 and more.report["exhausted"] is None
     assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
 
 
-async def test_a_budget_of_evaluations_that_is_spent_ends_evaluations_and_not_training(tmp_path):
-    told, screen = told_display()
+async def test_a_spent_budget_of_the_evaluation_reward_ends_evaluations_but_not_training(tmp_path):
+    output, screen = told_display()
     more = {"eval_reward": Judge(budget=2), "eval_tasks": ["x"], "eval_every": 1, "steps": 4, "progress": screen}
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=right, **more))
     assert result.report["steps"] == 4 and result.after is None
-    assert [(it["name"], it["unscored"]) for it in result.report["evaluations"]] == [("before", 0), ("step 1", 0)]
-    assert "after: cannot be measured: the budget of the judge is spent, raise it" in told.getvalue()
+    assert [(row["name"], row["unscored"]) for row in result.report["evaluations"]] == [("before", 0), ("step 1", 0)]
+    assert "evaluation 'after' is skipped: the budget of the judge is spent, raise it" in output.getvalue()
 
 
-async def test_an_evaluation_that_spends_the_budget_is_followed_by_no_step(tmp_path):
+async def test_no_step_follows_an_evaluation_that_spends_the_budget(tmp_path):
     common = {"eval_tasks": ["x", "y"], "eval_every": 1, "steps": 3}
     short = settings(tmp_path, reward=Judge(value=float, budget=5), **common)
     assert (await art.train(ScriptedAgent(), ["a"], **short)).report["steps"] == 1
@@ -261,19 +261,19 @@ async def test_an_evaluation_that_spends_the_budget_is_followed_by_no_step(tmp_p
 
 
 @pytest.mark.parametrize(("steps", "budget"), [(1, 1), (1, 4)], ids=["before", "after"])
-async def test_an_evaluation_that_could_not_be_scored_is_made_up_for_when_the_run_goes_on(tmp_path, steps, budget):
+async def test_an_evaluation_that_could_not_be_scored_is_repeated_when_the_run_resumes(tmp_path, steps, budget):
     common = {"eval_tasks": ["x", "y"], "steps": steps}
     short = await art.train(
         ScriptedAgent(), ["a"], **settings(tmp_path, reward=Judge(value=float, budget=budget), **common)
     )
-    assert sum(it["unscored"] for it in short.report["evaluations"]) == 1
+    assert sum(row["unscored"] for row in short.report["evaluations"]) == 1
     more = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=Judge(value=float), **common))
-    assert [(it["name"], it["unscored"]) for it in more.report["evaluations"]] == [("before", 0), ("after", 0)]
+    assert [(row["name"], row["unscored"]) for row in more.report["evaluations"]] == [("before", 0), ("after", 0)]
 
 
 async def test_a_spent_budget_ends_extra_rounds_too(tmp_path):
-    told, screen = told_display()
+    output, screen = told_display()
     more = {"steps": 3, "dynamic_sampling": True, "max_extra_rounds": 50, "progress": screen}
     await art.train(ScriptedAgent(), ["a", "b"], **settings(tmp_path, reward=Judge(budget=2), **more))
     assert [line["groups_sampled"] for line in lines_of(tmp_path)] == [2]
-    assert "max_extra_rounds" not in told.getvalue()
+    assert "max_extra_rounds" not in output.getvalue()

@@ -159,7 +159,7 @@ async def test_a_checkpoint_that_is_asked_for_after_a_step_failed_half_way_is_re
         await run.learn([group])
         with pytest.raises(ConfigError, match="cannot load"):
             await run.learn([group])
-        with pytest.raises(StoreError, match=r"no checkpoint of step 1: .* \(version 2 in place of 1\)"):
+        with pytest.raises(StoreError, match=r"checkpoint of step 1: .* \(version 2 instead of 1\)"):
             await run.checkpoint()
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 

@@ -1,4 +1,4 @@
-"""The supervised warm start: good runs become likelier, bad ones are left out, and its steps are steps of the run."""
+"""The supervised warm start: good rollouts become more likely, bad ones are left out, and its steps are steps of the run."""
 
 import dataclasses
 import re
@@ -27,39 +27,33 @@ def trajectory(*sampled, reward=1.0, task="t", **fields):
 def inputs(logprobs, trajectories, weights=None):
     logprobs = torch.tensor(logprobs, requires_grad=True)
     rows = torch.tensor(trajectories)
-    given = torch.ones(len(rows)) if weights is None else torch.tensor(weights)
-    return LossInputs(logprobs, torch.full((len(rows),), torch.nan), None, torch.zeros(len(rows)), given, rows, rows)
-
-
-def test_a_trajectory_weighs_the_same_however_many_tokens_it_has():
-    outputs = losses.sft(inputs([-1.0, -2.0, -3.0, -8.0], [0, 0, 0, 1]))
-    assert outputs.loss.item() == pytest.approx((2 + 8) / 2)
-    assert outputs.metrics["nll"] == pytest.approx(14 / 4)
+    weights = torch.ones(len(rows)) if weights is None else torch.tensor(weights)
+    return LossInputs(logprobs, torch.full((len(rows),), torch.nan), None, torch.zeros(len(rows)), weights, rows, rows)
 
 
 def test_the_parts_of_a_step_add_up_and_untrained_rows_are_not_read():
     whole = losses.sft(inputs([-1.0, -2.0, -4.0], [0, 1, 1])).loss
     parts = [inputs([-1.0, float("nan")], [0, 0], [1.0, 0.0]), inputs([-2.0, -4.0], [1, 1])]
-    split = [losses.sft(dataclasses.replace(it, step_trajectories=2)).loss for it in parts]
+    split = [losses.sft(dataclasses.replace(part, step_trajectories=2)).loss for part in parts]
     assert sum(split).item() == pytest.approx(whole.item())
     assert losses.sft(inputs([-1.0], [0], [0.0])).loss.item() == 0
 
 
-def test_failed_bad_and_empty_runs_are_not_imitated():
+def test_failed_bad_and_empty_trajectories_are_not_imitated():
     good, bad = trajectory((4, 5)), trajectory((6,), reward=0.1)
     failed, unscored, silent = trajectory((4,), error="no"), trajectory((4,), reward=None), trajectory(())
     aborted = trajectory((4,))
     aborted = dataclasses.replace(aborted, calls=(dataclasses.replace(aborted.calls[0], finish_reason="aborted"),))
-    given = [good, bad, failed, unscored, silent, aborted]
-    assert sft.chosen(given, 0.5) == [good]
-    assert sft.chosen(given, None) == [good, bad, unscored]
+    trajectories = [good, bad, failed, unscored, silent, aborted]
+    assert sft.chosen(trajectories, 0.5) == [good]
+    assert sft.chosen(trajectories, None) == [good, bad, unscored]
     with pytest.raises(ConfigError, match="nothing to imitate: of 6 trajectories 3 failed"):
-        sft.chosen(given, 2.0)
+        sft.chosen(trajectories, 2.0)
 
 
-def test_an_epoch_has_every_trajectory_once_with_the_runs_of_a_task_together():
-    them = [trajectory((n,), task={"n": n % 3}) for n in range(10)]
-    steps = list(sft.batches(them, 2, 4, "0"))
+def test_an_epoch_has_every_trajectory_once_grouped_by_task():
+    trajectories = [trajectory((n,), task={"n": n % 3}) for n in range(10)]
+    steps = list(sft.batches(trajectories, 2, 4, "0"))
     assert [sum(len(g.trajectories) for g in step) for step in steps] == [4, 4, 2] * 2
     for epoch in (steps[:3], steps[3:]):
         seen = [t for step in epoch for g in step for t in g.trajectories]
@@ -68,9 +62,9 @@ def test_an_epoch_has_every_trajectory_once_with_the_runs_of_a_task_together():
     assert steps[:3] != steps[3:]
 
 
-async def test_what_has_no_token_ids_is_refused_with_the_way_out(tmp_path):
+async def test_messages_without_token_ids_are_refused_with_what_to_do(tmp_path):
     async with art.open_run(tmp_path, engine=FakeEngine(), learner=CountingLearner()) as run:
-        with pytest.raises(ConfigError, match=r"this is a dict: .*rendering.Renderer"):
+        with pytest.raises(ConfigError, match=r"got a dict: .*token ids"):
             await run.learn_sft([{"messages": [{"role": "user", "content": "hi"}]}])
         with pytest.raises(ConfigError, match="epochs=0"):
             await run.learn_sft([trajectory((4,))], epochs=0)
@@ -90,14 +84,14 @@ async def test_every_supervised_step_is_a_step_of_the_run_and_is_served(tmp_path
 
 
 @pytest.mark.system
-async def test_imitated_runs_become_what_the_model_does(tmp_path):
+async def test_the_model_learns_to_repeat_the_imitated_rollouts(tmp_path):
     agent = ScriptedAgent(max_tokens=6)
     greedy = art.types.Sampling(temperature=0)
     async with art.open_run(tmp_path / "run", model="tiny", learning_rate=2e-3, warmup_steps=0) as run:
         groups = await run.collect(agent, ["red", "blue"], group_size=8)
         before = await run.collect(agent, ["red", "blue"], group_size=1, sampling=greedy, split="eval")
         plain = [g.trajectories[0].output for g in before]
-        good = [next(t for t in g.trajectories if t.output != said) for g, said in zip(groups, plain, strict=True)]
+        good = [next(t for t in g.trajectories if t.output != usual) for g, usual in zip(groups, plain, strict=True)]
         metrics = await run.learn_sft(good, epochs=25)
         after = await run.collect(agent, ["red", "blue"], group_size=1, sampling=greedy, split="eval")
     assert metrics[-1]["nll"] < 0.3 * metrics[0]["nll"]
@@ -109,7 +103,7 @@ async def test_imitated_runs_become_what_the_model_does(tmp_path):
 
 
 @pytest.mark.system
-async def test_the_example_of_the_docs_runs_on_the_runs_of_another_folder(tmp_path, monkeypatch, capsys):
+async def test_the_example_in_the_docs_trains_on_the_rollouts_of_another_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     async with art.open_run("runs/earlier", model="tiny") as run:
         groups = await run.collect(ScriptedAgent(max_tokens=6), ["red"], group_size=4)
@@ -126,7 +120,7 @@ async def test_the_example_of_the_docs_runs_on_the_runs_of_another_folder(tmp_pa
     await names["example"]()
     assert "4 steps, -logprob" in capsys.readouterr().out
     async with art.open_run("runs/warm", model="tiny") as run:
-        assert run.step == 4, "it goes on after the warm start"
+        assert run.step == 4, "the run resumes after the warm start"
         await run.collect(ScriptedAgent(max_tokens=6), ["red"], group_size=2)
     report = art_audit.audit("runs/warm", progress=False)
     assert report.clean and (report.checked, report.trained_elsewhere) == (2, 4 * 3)
@@ -136,7 +130,7 @@ async def test_the_example_of_the_docs_runs_on_the_runs_of_another_folder(tmp_pa
 
 @pytest.mark.engines
 @pytest.mark.timeout(900)
-def test_successful_runs_of_the_email_agent_make_it_succeed_more_often(tmp_path, monkeypatch):
+def test_imitating_successful_rollouts_makes_the_email_agent_succeed_more_often(tmp_path, monkeypatch):
     import asyncio
 
     from examples.email_search.agent import build_agent
@@ -145,7 +139,7 @@ def test_successful_runs_of_the_email_agent_make_it_succeed_more_often(tmp_path,
 
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
 
-    async def go():
+    async def measure():
         agent = build_agent()
         async with art.open_run(tmp_path / "run", model="tiny", learning_rate=1e-3) as run:
 
@@ -157,6 +151,6 @@ def test_successful_runs_of_the_email_agent_make_it_succeed_more_often(tmp_path,
             after = await run.collect(agent, held_out_tasks(150), group_size=1, split="eval")
             return success(groups), success(await run.score(after, reward))
 
-    before, after = asyncio.run(go())
+    before, after = asyncio.run(measure())
     print(f"success {before:.2f} to {after:.2f}")
     assert after - before > 0.1, (before, after)

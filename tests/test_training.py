@@ -412,4 +412,4 @@ async def test_a_run_in_which_nothing_was_trained_says_that_its_start_is_evaluat
         ScriptedAgent(), ["a"], model=tmp_path / "run", reward=lambda trajectory: 1.0, engine=FakeEngine(numbers),
         run_dir=tmp_path / "eval", progress=screen,
     )  # fmt: skip
-    assert sum("has no checkpoint, so nothing was trained there yet" in line for line in screen.lines) == 1
+    assert sum("has no checkpoint yet: evaluating its start weights" in line for line in screen.lines) == 1

@@ -126,7 +126,7 @@ async def test_an_evaluation_tells_how_many_runs_could_not_be_scored(tmp_path):
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **common))
     assert result.report["after"]["unscored"] == result.after.unscored == 1
     assert told.getvalue().count("rollouts could not be scored: the reward does not say why") == 1
-    assert told.getvalue().count("on 2 tasks, unscored runs 1") == 2, "at every evaluation"
+    assert told.getvalue().count("on 2 tasks, 1 unscored rollout") == 2, "at every evaluation"
     shown = io.StringIO()
     print_result(result, Console(file=shown, width=200))
     assert "unscored runs" in shown.getvalue()

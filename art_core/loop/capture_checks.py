@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ OUTCOMES = {
     "refused": "{} were refused before they left ({})",
     "passed": "{} went where the agent sends them, as passthrough= or other_nodes= says ({})",
 }
-"""What became of the calls in ``Trajectory.unrecorded``: their number, and the most frequent errors or addresses."""
+"""What happened to the calls in ``Trajectory.unrecorded``: their number, and the most frequent errors or addresses."""
 NOT_REDIRECTED = (
     "calls did not go through a rollout's address, and no request to a model was seen; install the plugin of its client library "
     "('art plugins' lists what is installed and what is missing), or let the agent take a second argument and use "
@@ -26,34 +27,34 @@ NOT_REDIRECTED = (
 
 
 def check_sampled(groups: Sequence[Group]) -> None:
-    """Raise ConfigError if a call was not sampled by a policy: a policy gradient needs its probabilities."""
+    """Raise ConfigError if the policy did not sample all calls: a policy gradient needs its probabilities."""
     foreign = [t.rollout_id for t in _trajectories(groups) if any(call.policy_version < 0 for call in t.calls)]
     if foreign:
         raise ConfigError(
             f"{len(foreign)} trajectories, rollout {foreign[0] or '(no id)'} first, have calls that another model answered "
-            "(policy_version -1), so there are no probabilities to learn their rewards from; imitate them with learn_sft, or "
-            "leave them out"
+            "(policy_version -1), without the probabilities that a policy gradient needs; imitate these trajectories with "
+            "learn_sft, or leave them out"
         )
 
 
 def check_captured(groups: Sequence[Group], nodes: Sequence[str] = ()) -> None:
-    """Raise CaptureError, with the reason, if no rollout has a recorded call, or none by ``nodes``: nothing can be learnt."""
+    """Raise CaptureError, with the reason, if no rollout has a recorded call, or none by ``nodes``."""
     trajectories = _trajectories(groups)
     calls = [call for t in trajectories for call in t.calls]
     if trajectories and not calls:
-        raise CaptureError(_why_no_call(trajectories))
+        raise CaptureError(_why_no_call(groups))
     if calls and nodes and not any(call.made_by(*nodes) for call in calls):
         callers = ", ".join(sorted({repr(call.agent) for call in calls}))
-        unnamed = " (None: nobody named the node; 'art plugins' lists the plugins that do)" if "None" in callers else ""
+        unnamed = " (None: no plugin named the node; 'art plugins' lists those that do)" if "None" in callers else ""
         raise CaptureError(
-            f"train_nodes={tuple(nodes)} made none of {len(calls)} calls; the calls came from {callers}{unnamed}. Name one of "
-            "these; if a graph stopped at an interrupt before its node, run it with art_langgraph.answering"
+            f"train_nodes={tuple(nodes)} made none of {len(calls)} calls; the calls came from {callers}{unnamed}. Pass one of "
+            "these names; if the agent stops before that node to wait for human input, answer it in the agent function"
         )
 
 
 def note_elsewhere(store: Store, groups: Sequence[Group]) -> None:
-    """Add the calls that did not go to the policy to the counts that the store has for the report."""
-    unrecorded = _unrecorded(_trajectories(groups))
+    """Add the calls that did not reach the policy to the counts that the store has for the report."""
+    unrecorded = _unrecorded(groups)
     if unrecorded["refused"] or unrecorded["passed"]:
         before = store.meta("calls_elsewhere", {})
         totals = {outcome: unrecorded[outcome] + Counter(before.get(outcome, {})) for outcome in ("refused", "passed")}
@@ -61,53 +62,55 @@ def note_elsewhere(store: Store, groups: Sequence[Group]) -> None:
 
 
 def why_elsewhere(groups: Sequence[Group], outcome: str) -> str | None:
-    """Return how many calls were ``refused`` before they left, or ``passed`` to where the agent sends them; None for none."""
-    trajectories = _trajectories(groups)
-    unrecorded = _unrecorded(trajectories)
+    """Return how many calls were ``refused`` before they left, or ``passed`` to where the agent sends them; None if none."""
+    unrecorded = _unrecorded(groups)
     if not (counts := unrecorded[outcome]):
         return None
-    calls = sum(len(t.calls) for t in trajectories) + unrecorded["refused"].total() + unrecorded["passed"].total()
-    return f"{counts.total()} of {calls} model calls did not reach the policy: {_became(outcome, counts)}"
+    recorded = sum(len(t.calls) for t in _trajectories(groups))
+    calls = recorded + unrecorded["refused"].total() + unrecorded["passed"].total()
+    return f"{counts.total()} of {calls} model calls did not reach the policy: {_describe(outcome, counts)}"
 
 
 def _trajectories(groups: Sequence[Group]) -> list[Trajectory]:
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
-def _unrecorded(trajectories: Sequence[Trajectory]) -> dict[str, Counter[str]]:
+def _unrecorded(groups: Sequence[Group]) -> dict[str, Counter[str]]:
     """Return the calls that were not recorded, counted by outcome and by error or address."""
     totals = {outcome: Counter[str]() for outcome in OUTCOMES}
-    for trajectory in trajectories:
+    for trajectory in _trajectories(groups):
         for outcome, counts in trajectory.unrecorded.items():
             totals[outcome].update(counts)
     return totals
 
 
-def _became(outcome: str, counts: Counter[str]) -> str:
+def _describe(outcome: str, counts: Counter[str]) -> str:
     most_frequent = counts.most_common(1 if outcome == "failed" else 3)
     return OUTCOMES[outcome].format(counts.total(), ", ".join(text for text, _ in most_frequent))
 
 
-def _why_no_call(trajectories: Sequence[Trajectory]) -> str:
-    """Return what became of the calls or, if no request to a model was seen, the agent's own error."""
+def _why_no_call(groups: Sequence[Group]) -> str:
+    """Return what happened to the calls or, if no request to a model was seen, the agent's own error."""
+    trajectories = _trajectories(groups)
     failed = [trajectory for trajectory in trajectories if trajectory.error]
-    unrecorded = {outcome: counts for outcome, counts in _unrecorded(trajectories).items() if counts}
-    if unrecorded:
+    if unrecorded := {outcome: counts for outcome, counts in _unrecorded(groups).items() if counts}:
         calls = sum(counts.total() for counts in unrecorded.values())
         place = next((f" (at {t.error_at})" for t in failed if t.error_at), "")
-        reasons = [_became(*item) for item in unrecorded.items()] + [TO_DO] * ("refused" in unrecorded)
+        reasons = [_describe(*item) for item in unrecorded.items()] + [TO_DO] * ("refused" in unrecorded)
         return f"the policy answered none of {calls} model calls{place}: {'; '.join(reasons)}"
     if len(failed) < len(trajectories):
         some = f"; {len(failed)} rollouts failed, the first with {failure(failed[0])}" if failed else ""
         return f"no model call was recorded in {len(trajectories)} rollouts: the agent's {NOT_REDIRECTED}{some}"
-    first, count = str(failed[0].error), len(failed)
-    reason = f"{failure(failed[0])}: all {count} rollouts failed before a model call was recorded; this is the first"
-    if "OPENAI_API_KEY" in first:
-        return f"{reason}. The policy answers without a key, so any text will do: set OPENAI_API_KEY=unused"
-    return f"{reason}. If a model call failed, the agent's {NOT_REDIRECTED}" if _of_a_library(first) else reason
+    first = str(failed[0].error)
+    reason = (
+        f"{failure(failed[0])}: all {len(failed)} rollouts failed before a model call was recorded; this is the first"
+    )
+    if key := re.search(r"\b[A-Z_]+_API_KEY\b", first):
+        return f"{reason}. If it is the key of the model's client, any text works: set {key[0]}=unused"
+    return f"{reason}. If a model call failed, the agent's {NOT_REDIRECTED}" if _may_be_a_clients(first) else reason
 
 
-def _of_a_library(error: str) -> bool:
-    """Whether a client may have raised it: except for connections, Python's own errors come from the agent's code."""
+def _may_be_a_clients(error: str) -> bool:
+    """Whether a client library may have raised this; Python's own errors, except for connections, come from the agent."""
     kind = getattr(builtins, error.partition(":")[0], None)
     return kind is None or issubclass(kind, ConnectionError | TimeoutError)

@@ -1,4 +1,4 @@
-"""A run's checkpoints: saved with the state of the random generators, thinned out, and the newest intact one restored."""
+"""A run's checkpoints: save them with the random state, remove old ones, restore the newest intact one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from art_core.types import Learner
 log = logging.getLogger("art_core.run")
 
 RANDOM = "random/{}"
-"""Key in the store's meta of the random states of a step's checkpoint; null once the checkpoint is removed."""
+"""Key in the store's meta of the random state saved with a step's checkpoint; null once the checkpoint is removed."""
 
 
 @dataclass(frozen=True)
@@ -31,30 +31,29 @@ class Checkpoints:
     run_dir: Path
     store: Store
     keep: int | None
-    """The number of newest checkpoints to keep, beside the best; None keeps all."""
+    """The number of newest checkpoints to keep, besides the best; None keeps all."""
 
     def folder(self, step: int) -> Path:
-        """Return the folder of a step's checkpoint."""
         return self.run_dir / "checkpoints" / f"step-{step:06d}"
 
     async def save(self, learner: Learner, step: int, version: int) -> None:
         """Sync the store, write the checkpoint of ``step``, and remove those that are neither among the newest nor the best.
 
-        Raises StoreError if the learner is not at ``version``, which ended that step.
+        Raises StoreError if the learner isn't at ``version``, the one at the end of that step.
         """
         if learner.version != version:
             raise StoreError(
-                f"no checkpoint of step {step}: a step that failed after it has changed the weights (version "
-                f"{learner.version} in place of {version}); close the run and open it again to resume from what is saved"
+                f"can't save a checkpoint of step {step}: a later step failed after it changed the weights (version "
+                f"{learner.version} instead of {version}); close the run and open it again to resume from the last checkpoint"
             )
         random_state = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
         self.store.set_meta(RANDOM.format(step), random_state)
         await in_thread(self.store.sync)
         await in_thread(learner.save, self.folder(step))
         if self.keep is not None:
-            await in_thread(self._thin_out)
+            await in_thread(self._remove_old)
 
-    def _thin_out(self) -> None:
+    def _remove_old(self) -> None:
         steps = {checkpoint_step(folder): folder for folder in checkpoints(self.run_dir)}
         best = best_step(self.store, list(steps))
         for step in list(steps)[: -self.keep]:
@@ -62,20 +61,20 @@ class Checkpoints:
                 self.store.set_meta(RANDOM.format(step), None)
 
     async def restore(self, learner: Learner) -> int:
-        """Restore the newest intact checkpoint and the generators of ``random`` and numpy, and return its step.
+        """Restore the newest intact checkpoint and the random state of Python and numpy, and return its step.
 
-        Damaged ones are set aside with a warning. Raises StoreError if none is intact.
+        Damaged ones are renamed, with a warning. Raises StoreError if none is intact.
         """
-        damaged: DamagedCheckpoint | None = None
+        newest_error: DamagedCheckpoint | None = None
         for folder in reversed(checkpoints(self.run_dir)):
             try:
                 await in_thread(learner.restore, folder)
             except DamagedCheckpoint as error:
                 aside = folder.with_name(f"{folder.name}.damaged")
-                log.warning("%s; it is kept as %s", error, aside)
+                log.warning("%s; it is renamed to %s", error, aside)
                 shutil.rmtree(aside, ignore_errors=True)
                 folder.rename(aside)
-                damaged = damaged or error
+                newest_error = newest_error or error
                 continue
             step = checkpoint_step(folder)
             if random_state := self.store.meta(RANDOM.format(step)):
@@ -84,14 +83,16 @@ class Checkpoints:
                 np.random.set_state(random_state["numpy"])
             return step
         raise StoreError(
-            f"no checkpoint of {self.run_dir} is whole; all are set aside as checkpoints/*.damaged there: {damaged}. Put a copy "
-            "back in its place, or train again with this run_dir: it begins with the start weights and reuses stored rollouts"
-        ) from damaged
+            f"no checkpoint of {self.run_dir} is intact; all are renamed to checkpoints/*.damaged there: {newest_error}. Restore "
+            "one from a copy, or train again with this run_dir: it begins with the start weights and reuses stored rollouts"
+        ) from newest_error
 
 
 def best_step(store: Store, steps: list[int]) -> int | None:
-    """Return the step with the best mean success over its evaluations; of equals the last, None if none was evaluated."""
+    """Return the step with the best mean success over its evaluations, the last of equal ones; None if none was evaluated."""
     successes: dict[int, list[float]] = defaultdict(list)
     for evaluation in store.meta("evaluations", []):
         successes[evaluation["step"]].append(evaluation["success"])
-    return max((step for step in steps if step in successes), key=lambda it: (fmean(successes[it]), it), default=None)
+    return max(
+        (step for step in steps if step in successes), key=lambda step: (fmean(successes[step]), step), default=None
+    )

@@ -13,11 +13,10 @@ from typing import Any
 from art_core.config import check_tasks, make_config
 from art_core.errors import ArtError
 from art_core.loop.display import Display, display, plural
-from art_core.loop.identity import experiment
 from art_core.loop.metrics import apart
 from art_core.loop.open_run import opened
 from art_core.loop.report import Report
-from art_core.loop.resume_checks import Terms, changed_at
+from art_core.loop.resume_checks import Terms, changed_at, experiment
 from art_core.loop.rewards import name_of, score_rest
 from art_core.loop.rollout import task_id, task_input
 from art_core.loop.run import Run
@@ -33,7 +32,12 @@ from art_core.store.run_folder import checkpoint_step, last_checkpoint, new_run_
 from art_core.types import Engine, GroupReward, Reward, Sampling, Weights
 
 EVALUATION = "evaluation"
-"""The name of the result of ``evaluate``; a training run's are ``before``, ``step N`` and ``after``."""
+"""The name of the result of ``evaluate``; those of a training run are ``before``, ``step N`` and ``after``."""
+SERVING = (
+    "train_nodes", "other_nodes", "frozen_model", "tool_parser", "reasoning_parser", "engine_args", "lora_rank",
+    "max_context", "max_tokens",
+)  # fmt: skip
+"""Settings that the evaluation of a run's model takes from the run."""
 
 
 @dataclass
@@ -47,15 +51,16 @@ class Evaluator:
     temperatures: tuple[float | None, ...]
     screen: Display
     shape: Mapping[str, Any]
-    """``to_input`` and ``to_output``."""
+    """The arguments ``to_input`` and ``to_output``."""
     tell: Callable[..., None] = lambda *_: None
-    """``Trackers.tell``: called with the name of a tracker's method and its arguments."""
+    """``Trackers.tell``: accepts the name of a tracker's method and its arguments."""
 
     async def once(self, name: str) -> Report | None:
-        """Evaluate at every temperature and return the report of the first, or that of an interrupted run if it is stored.
+        """Evaluate at every temperature, unless an interrupted run stored the report, and return the first report.
 
-        A stored report with unscored rollouts is measured again if the weights are still the same. None without tasks; and,
-        if no report is stored, None if the reward can score nothing more, or for ``"before"`` once the weights are trained.
+        A stored report with unscored rollouts is measured again if the weights are still the same. Returns None without
+        tasks, or if no report is stored and none can be measured: the reward's budget is spent, or ``"before"`` is wanted
+        of weights that were trained since.
         """
         if self.tasks is None:
             return None
@@ -70,12 +75,12 @@ class Evaluator:
             return stored
         reason = f"the weights are those of step {now}" if step != now else self.run.rewards.exhausted(self.reward)
         if reason:
-            self.screen.say(f"{name}: cannot be measured: {reason}")
+            self.screen.say(f"evaluation {name!r} is skipped: {reason}")
             return stored
         return await self.measure(name, temperature)
 
     def _stored(self, name: str, temperature: float | None, step: int) -> Report | None:
-        """Return the stored report, if it is of the same tasks."""
+        """Return the stored report of the same tasks, if any."""
         store, task_ids = self.run.store, [task_id(task) for task in self.tasks or ()]
         for row in store.meta("evaluations", []):
             if (row["name"], row["temperature"], row["step"]) == (name, temperature, step):
@@ -87,9 +92,9 @@ class Evaluator:
     async def measure(
         self, name: str, temperature: float | None, *, key: str | None = None, rescore: bool = False
     ) -> Report:
-        """Run and score the tasks and store the result as ``name``, in place of an earlier one.
+        """Run and score the tasks and store the result as ``name``, replacing an earlier one.
 
-        Rollouts are collected under ``key``; ``rescore`` ignores stored scores, which another reward gave.
+        Rollouts are collected under ``key``. ``rescore`` ignores stored scores, because another reward gave them.
         """
         run, tasks, step = self.run, self.tasks or (), self.run.step
         at = "the agent's own temperature" if temperature is None else f"temperature {temperature:g}"
@@ -105,15 +110,16 @@ class Evaluator:
             say_elsewhere(name, groups, self.screen)
             groups = await score_rest(groups, lambda rest: run.score(rest, self.reward), run.config.advantage)
         report = Report(tuple(group.trajectories[0] for group in groups), temperature, run.run_dir)
-        unscored = f", unscored runs {report.unscored}" if report.unscored else ""
+        unscored = f", {plural(report.unscored, 'unscored rollout')}" if report.unscored else ""
         self.screen.say(f"{name}, {at}: {report} on {plural(len(groups), 'task')}{unscored}")
         for reason in why_unscored(groups):
             self.screen.say_once(f"rollouts could not be scored: {reason}")
         result = {"name": name, "step": step, **report.as_json()}
         rows = run.store.meta("evaluations", [])
         others = [row for row in rows if (row["name"], row["temperature"]) != (name, temperature)]
-        rollout_ids = [trajectory.rollout_id for trajectory in report.trajectories]
-        run.store.set_meta("evaluations", [*others, {**result, "rollout_ids": rollout_ids}])
+        run.store.set_meta(
+            "evaluations", [*others, {**result, "rollout_ids": [t.rollout_id for t in report.trajectories]}]
+        )
         self.tell("log_groups", step, groups, "eval")
         self.tell("log_evaluation", step, result)
         return report
@@ -136,11 +142,11 @@ async def evaluate(
 ) -> Report:
     """Run ``agent`` once on every task and return the rewards.
 
-    ``model`` is a name, a model folder, or a run folder, of which the newest checkpoint is measured. ``temperature=None``
-    keeps the agent's own sampling. A run's model is served as in the run, with its limits and formats and, if the run trained
-    some nodes only, the same model behind the others, unless ``settings`` override that. Everything is recorded in ``run_dir``
-    (default: a new one under ``runs/``), which the report names. The same call with the ``run_dir`` of an interrupted
-    evaluation uses the answers and scores recorded there; a finished one is measured anew.
+    ``model`` is a name, a model folder, or a run folder, whose newest checkpoint is then evaluated. ``temperature=None`` keeps
+    the agent's own sampling. A run's model is served as in the run: with its limits and formats and, if the run trained only
+    some nodes, with the same model for the others; ``settings``, fields of ``TrainConfig``, override that. Everything is
+    recorded in ``run_dir`` (default: a new folder under ``runs/``), which the report names. The same call with the ``run_dir``
+    of an interrupted evaluation reuses the answers and scores recorded there; after a finished one, it evaluates again.
     """
     check_tasks(tasks)
     served, weights = _served(model, settings, at_address=is_address(engine))
@@ -153,7 +159,7 @@ async def evaluate(
     identities = experiment(agent, tasks, scored_by, **shape) | {"temperature": temperature, "weights": str(weights)}
     with screen:
         if weights is None and begun_with(model).get("model") == config.model:
-            screen.say(f"{model} has no checkpoint, so nothing was trained there yet: measuring its start weights")
+            screen.say(f"{model} has no checkpoint yet: evaluating its start weights")
         screen.phase("starting the engine", None)
         async with opened(setup) as run:
             run.on_rollout = screen.advance
@@ -165,7 +171,9 @@ async def evaluate(
             try:
                 report = await evaluator.measure(EVALUATION, temperature, key=key, rescore=rescore)
             except (asyncio.CancelledError, ArtError):
-                screen.say(f"stopped: the answers are in {run.run_dir}; the same call with it as run_dir continues")
+                screen.say(
+                    f"stopped; to continue, repeat the call with run_dir={str(run.run_dir)!r}, which has the answers so far"
+                )
                 raise
             run.store.set_meta("evaluating", None)
             screen.say(f"recorded in {run.run_dir}")
@@ -173,38 +181,34 @@ async def evaluate(
 
 
 def evaluate_sync(*args: Any, **kwargs: Any) -> Report:
-    """``evaluate`` for scripts: the same arguments, if no event loop runs."""
+    """``evaluate`` for scripts, in which no event loop runs; the arguments are the same."""
     return run_alone(evaluate, *args, **kwargs)
 
 
 def _begin_or_continue(run: Run, identities: Mapping[str, Any], screen: Display) -> tuple[str, bool]:
-    """Return the key of this evaluation, that of an interrupted same one if any, and whether another reward scored that."""
+    """Return the key to collect under, and whether to score again what another reward scored.
+
+    An interrupted evaluation with the same identities and settings lends its key.
+    """
     served = without_access({name: getattr(run.config, name) for name in SERVING})
     call = json.loads(json.dumps({**served, **identities}, default=str))
-    reward, before = call.pop("reward"), run.store.meta("evaluating") or {}
-    if before.get("held_to") == call:
-        screen.say(f"{run.run_dir}: continuing; what was answered before is used")
+    reward, evaluation = call.pop("reward"), run.store.meta("evaluating") or {}
+    if evaluation.get("held_to") == call:
+        screen.say(f"{run.run_dir}: continuing with the answers recorded before")
     else:
-        before = {"key": uuid.uuid4().hex, "held_to": call, "reward": reward}
-    rescore = before["reward"] != reward
+        evaluation = {"key": uuid.uuid4().hex, "held_to": call, "reward": reward}
+    rescore = evaluation["reward"] != reward
     # Scores of both may be stored from now on, so no later call uses them.
-    run.store.set_meta("evaluating", {**before, "reward": "several"} if rescore else before)
-    return before["key"], rescore
-
-
-SERVING = (
-    "train_nodes", "other_nodes", "frozen_model", "tool_parser", "reasoning_parser", "engine_args", "lora_rank",
-    "max_context", "max_tokens",
-)  # fmt: skip
-"""Settings that an evaluation takes over from the run."""
+    run.store.set_meta("evaluating", {**evaluation, "reward": "several"} if rescore else evaluation)
+    return evaluation["key"], rescore
 
 
 def _served(
     model: str | Path, settings: Mapping[str, Any], *, at_address: bool
 ) -> tuple[dict[str, Any], Weights | None]:
-    """Return the settings to serve a name, a model folder or a run folder with, and the weights to load, if any.
+    """Return the settings that serve a name, model folder or run folder, and the weights to load, if any.
 
-    A server ``at_address`` was started by somebody else, so even whole weights must be loaded into it.
+    A server ``at_address`` has already started with other weights, so even a whole checkpoint must be loaded into it.
     """
     begun = begun_with(model)
     if not begun:
@@ -214,7 +218,7 @@ def _served(
     weights = None
     if newest := last_checkpoint(Path(model).expanduser()):
         weights = Weights(checkpoint_step(newest), newest / "adapter")
-        if (newest / "config.json").is_file():  # whole weights, without an adapter
+        if (newest / "config.json").is_file():  # all weights, not an adapter
             served["model"], weights = str(newest), Weights(weights.version, newest) if at_address else None
     frozen = served.get("train_nodes") and served.get("other_nodes", "frozen") == "frozen"
     if frozen and not served.get("frozen_model") and served["model"] != begun["model"]:

@@ -1,4 +1,4 @@
-"""The result of an evaluation, and the ``report.json`` of a run."""
+"""The result of an evaluation, the ``report.json`` of a run, and the report of a dry run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from art_core.loop.display import Display
 from art_core.loop.metrics import Z, wilson_interval
 from art_core.loop.run import Run
 from art_core.redaction import without_access
+from art_core.runtime.threads import in_thread
+from art_core.scoring import of_nodes, why_unscored
 from art_core.store.run_folder import write_whole
-from art_core.types import Trajectory
+from art_core.types import Group, Trajectory
 
 
 @dataclass(frozen=True)
@@ -23,15 +26,14 @@ class Report:
     trajectories: tuple[Trajectory, ...] = field(repr=False)
     """One per task, in order."""
     temperature: float | None
-    """Imposed on the agent; None: the agent's own."""
+    """Imposed on the agent; None: the agent's own sampling."""
     run_dir: Path | None = None
     """The run folder that records the rollouts."""
 
     @property
     def mean_reward(self) -> float:
-        """Over the scored rollouts; NaN if none is scored."""
-        rewards = self._rewards
-        return sum(rewards) / len(rewards) if rewards else math.nan
+        """The mean over the scored rollouts; NaN if none is scored."""
+        return sum(self._rewards) / len(self._rewards) if self._rewards else math.nan
 
     @property
     def counts_successes(self) -> bool:
@@ -40,7 +42,7 @@ class Report:
 
     @property
     def successes(self) -> list[float]:
-        """Per rollout ``metrics["success"]``, or if no rollout has it the reward; 0 if missing."""
+        """Of each rollout ``metrics["success"]``, or its reward if no rollout has that metric; 0 if missing."""
         if self._sets_success:
             return [t.metrics.get("success", 0.0) for t in self.trajectories]
         return [t.reward or 0.0 for t in self.trajectories]
@@ -52,14 +54,14 @@ class Report:
 
     @property
     def stderr(self) -> float:
-        """Standard error of ``success`` over the tasks; 0 for a single one."""
+        """The standard error of ``success`` over the tasks; 0 for a single task."""
         values, mean = self.successes, self.success
         variance = sum((x - mean) ** 2 for x in values) / max(1, len(values) - 1)
         return math.sqrt(variance / len(values))
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of ``success``: Wilson's if every value is 0 or 1, else the normal one."""
+        """The 95 % confidence interval of ``success``: Wilson's if every value is 0 or 1, else the normal one."""
         values, mean = self.successes, self.success
         if set(values) <= {0.0, 1.0}:
             return wilson_interval(mean, len(values))
@@ -67,7 +69,7 @@ class Report:
 
     @property
     def unscored(self) -> int:
-        """Rollouts without a reward."""
+        """The number of rollouts without a reward."""
         return len(self.trajectories) - len(self._rewards)
 
     @property
@@ -98,19 +100,20 @@ class Report:
         }
 
 
-OF_TRAINING = ("seconds", "seed", "model", "loss", "learner", "reward", "config")
+TRAINING_ENTRIES = ("seconds", "seed", "model", "loss", "learner", "reward", "config")
 """Entries of ``report.json`` that no evaluation changes."""
 
 
 def write_report(run: Run) -> dict[str, Any]:
     """Write ``report.json`` from the store and return it.
 
-    A call that took no step keeps the entries of training as they were written, one that measured nothing either all of them.
+    If no step was taken since it was last written, it keeps its entries about training; if nothing was evaluated either,
+    it stays unchanged.
     """
     file, report = run.run_dir / "report.json", json.loads(json.dumps(_report(run)))
     written = json.loads(file.read_text()) if file.is_file() else {}
     if written.get("steps") == run.step:
-        report |= {name: written[name] for name in OF_TRAINING if name in written}
+        report |= {name: written[name] for name in TRAINING_ENTRIES if name in written}
         if all(written.get(name) == report[name] for name in ("evaluations", "stopped")):
             return written
     write_whole(file, json.dumps(report, indent=2) + "\n")
@@ -123,11 +126,12 @@ def _report(run: Run) -> dict[str, Any]:
         {name: value for name, value in evaluation.items() if name != "rollout_ids"}
         for evaluation in meta("evaluations", [])
     ]
-    first = {evaluation["name"]: evaluation for evaluation in reversed(evaluations)}  # of several temperatures
+    # Reversed, so that the first of several temperatures stays.
+    by_name = {evaluation["name"]: evaluation for evaluation in reversed(evaluations)}
     stopped = meta("stopped", {})
     return {
-        "before": first.get("before"),
-        "after": first.get("after"),
+        "before": by_name.get("before"),
+        "after": by_name.get("after"),
         "evaluations": evaluations,
         "seconds": sum(metrics.get("seconds", 0.0) for _, metrics in run.history()),
         "steps": run.step,
@@ -141,3 +145,26 @@ def _report(run: Run) -> dict[str, Any]:
         "changes": meta("changes", []),
         "config": without_access(dataclasses.asdict(run.config)),
     }
+
+
+async def dry_run_report(run: Run, group: Group, screen: Display) -> dict[str, Any]:
+    """Return, and show, what a step on a scored group would train on. Does the work of the step, but keeps the weights."""
+    tree, learner = run.tree(group), await run.learner()
+    seconds = await in_thread(learner.measure, [tree])
+    calls = [call for t in of_nodes(group, run.config.train_nodes).trajectories for call in t.calls]
+    report = {
+        "calls": len(calls),
+        "tokens_call_by_call": sum(len(c.prompt_ids) + len(c.sampled_ids) for c in calls),
+        "tokens": tree.num_tokens,
+        "targets": tree.num_targets,
+        "rewards": [t.reward for t in group.trajectories],
+        "errors": [t.error for t in group.trajectories if t.error],
+        "unscored": why_unscored([group]),
+        "has_contrast": bool(run.teachable([group])),
+        "rollout_seconds": max(t.seconds for t in group.trajectories),
+        "learn_seconds": seconds,
+        "learn_seconds_per_step": seconds * run.config.tasks_per_step,
+    }
+    for name, value in report.items():
+        screen.say(f"{name}: {value:.3g}" if isinstance(value, float) else f"{name}: {value}")
+    return report

@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 from art_core.config import TrainConfig, shipped_model, weights_hash
 from art_core.errors import ConfigError
 from art_core.loop.display import plural
-from art_core.loop.identity import source_of
+from art_core.loop.own_code import digest, identity, source_of
+from art_core.loop.rollout import task_id
 from art_core.redaction import without_access
 from art_core.store import Store
 from art_core.types import Learner, Loss
@@ -26,17 +27,17 @@ LEARNER_SETTINGS = (
     "learning_rate", "warmup_steps", "max_grad_norm", "max_tokens_per_pass", "lora_rank", "load_in_4bit", "kl",
     "importance_cap", "max_staleness",
 )  # fmt: skip
-"""A learner reads these from its own config."""
+"""Settings that a learner reads from its own config."""
 FIXED_SETTINGS = (
     "seed", "tasks_per_step", "group_size", "temperature", "advantage", "overlong", "dynamic_sampling", "learning_rate",
     "warmup_steps", "max_grad_norm", "lora_rank", "load_in_4bit", "kl", "importance_cap", "max_staleness", "train_nodes",
     "other_nodes", "frozen_model",
 )  # fmt: skip
-"""A run that changes these half way is another experiment."""
-OF_EVALUATION = ("eval_tasks", "eval_reward")
-"""Arguments of ``train`` that the weights do not depend on."""
+"""Settings that define the experiment: with another value it is another experiment."""
+EVALUATION_PARTS = ("eval_tasks", "eval_reward")
+"""Parts of the experiment that the weights don't depend on."""
 Experiment = Mapping[str, Any]
-"""Settings, the loss, and the identities of agent, tasks and rewards, by name."""
+"""The identities of agent, tasks and rewards, the settings and the loss, by name."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,37 @@ class Terms:
     experiment: Mapping[str, str] = field(default_factory=dict)
     """Identities of agent, tasks and rewards, if they are known."""
     names: Collection[str] = (*FIXED_SETTINGS, "loss")
-    """Settings to compare with the folder's; those left out of ``open_run`` are not compared."""
+    """Settings to compare with the folder's; ``open_run`` compares only those that it is passed."""
     until: float = math.inf
     """The last step to take."""
     begins: bool = True
-    """Whether the folder belongs to this experiment from now on. False for a dry run."""
+    """Whether the folder belongs to this experiment from now on; False for a dry run."""
+
+
+def experiment(
+    agent: Any, tasks: Sequence[Any], reward: Any, eval_tasks: Sequence[Any] | None = None, eval_reward: Any = None,
+    *, to_input: Any = None, to_output: Any = None,
+) -> dict[str, str]:  # fmt: skip
+    """Return what identifies an experiment besides its settings, by the names of the arguments of ``train``."""
+    parts = {"agent": identity(agent), "tasks": identity_of_tasks(tasks), "reward": identity(reward)}
+    parts |= {"to_input": identity(to_input or "none"), "to_output": identity(to_output or "none")}
+    if eval_tasks is not None:
+        parts |= {"eval_tasks": identity_of_tasks(eval_tasks), "eval_reward": identity(eval_reward)}
+    return parts
+
+
+def identity_of_tasks(tasks: Sequence[Any]) -> str:
+    """Return the number of tasks and a hash of their ids, in any order. Raises ConfigError like ``task_id``."""
+    return f"{plural(len(tasks), 'task')} ({digest(sorted(map(task_id, tasks)))})"
 
 
 def check_begun_with(
     store: Store, run_dir: Path, config: TrainConfig, folder: str, loss: Loss, loss_name: str, terms: Terms
 ) -> Experiment:
-    """Record the experiment of a new run folder, also if an earlier start failed, and return the one that is passed now.
+    """Return the experiment that this call passes, and record it if the run folder is new or no start has succeeded yet.
 
-    Raises ConfigError for a folder with other start weights than those in ``folder``, and without ``allow_changes`` for another
-    experiment; names that only one of the two has are not compared.
+    Raises ConfigError if the folder was begun with other start weights than those in ``folder`` or, without
+    ``allow_changes``, with another experiment. A name that only one of the two experiments has isn't compared.
     """
     weights, settings = weights_hash(folder), without_access(dataclasses.asdict(config))
     command, allowed = settings.pop("command"), settings.pop("allow_changes")
@@ -74,9 +92,6 @@ def check_begun_with(
     compared = {name: settings[name] for name in FIXED_SETTINGS}
     compared["loss"] = f"{loss_name} (source {source})" if source else loss_name
     passed = {**terms.experiment, **{name: value for name, value in compared.items() if name in terms.names}}
-    passed = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in passed.items()
-    }  # as JSON has it
     if not begun:
         local = Path(config.model).exists() and not shipped_model(config.model)
         store.set_meta("start_weights", weights)
@@ -86,21 +101,20 @@ def check_begun_with(
         store.set_meta("experiment", passed)
     elif (changes := _changes(store, passed)) and not allowed:
         raise ConfigError(_refusal(store, run_dir, changes))
-    if command:  # that of the last start; all else is of the first
+    if command:  # unlike the rest, this is of the last start
         store.set_meta("command", command)
     return passed
 
 
 def note_begun(store: Store, run_dir: Path, passed: Experiment, loss_name: str, step: int, terms: Terms) -> None:
-    """Record that the folder is begun, and what changed after ``step``: if no step follows, of ``OF_EVALUATION`` only."""
+    """Mark the folder as begun, and record what changed after ``step``: only EVALUATION_PARTS if no step follows."""
     if not terms.begins:
         return
     store.set_meta("begun", True)
-    passed = {name: value for name, value in passed.items() if step < terms.until or name in OF_EVALUATION}
+    passed = {name: value for name, value in passed.items() if step < terms.until or name in EVALUATION_PARTS}
     changes, recorded = _changes(store, passed), store.meta("experiment")
     new = {name: value for name, value in passed.items() if name in changes or name not in recorded}
-    settings = {name: value for name, value in new.items() if name in FIXED_SETTINGS}
-    store.set_meta("config", store.meta("config") | settings)
+    store.set_meta("config", store.meta("config") | {name: new[name] for name in FIXED_SETTINGS if name in new})
     store.set_meta("experiment", recorded | new)
     if "loss" in new:
         store.set_meta("loss", loss_name)
@@ -124,25 +138,25 @@ def _changes(store: Store, passed: Experiment) -> dict[str, list[Any]]:
 def _refusal(store: Store, run_dir: Path, changes: Mapping[str, list[Any]]) -> str:
     rows = [("setting", "recorded", "passed"), *((name, *map(str, values)) for name, values in changes.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     table = "\n".join(lines)
     steps = max((step for step, _ in store.steps()), default=0)
     edited = any("(source " in str(old) and "(source " in str(new) for old, new in changes.values())
-    hint = "; right if an edit of the source does not change what it computes" if edited else ""
-    recorded = f"`art train --resume {run_dir}`" if store.meta("command") else "repeat the call that began it"
+    hint = ", which is right if an edit of the source does not change what it computes" if edited else ""
+    repeat = f"run `art train --resume {run_dir}`" if store.meta("command") else "repeat the call that began it"
     return (
-        f"the run folder {run_dir} holds another experiment ({plural(steps, 'step')} done). It differs in:\n\n{table}\n\n"
-        f"- To begin a new run, pass another run_dir.\n"
-        f"- To continue with what is recorded: {recorded}.\n"
-        f"- To continue with what is passed now, allow it: allow_changes=True, or --allow-changes of `art train`{hint}. The "
-        "change is recorded."
+        f"the run folder {run_dir} holds another experiment ({plural(steps, 'step')} done). What differs:\n\n{table}\n\n"
+        f"- To start a new run, pass another run_dir.\n"
+        f"- To continue with what is recorded, {repeat}.\n"
+        f"- To continue with what is passed now, pass allow_changes=True (`art train --allow-changes`){hint}. The change is "
+        "recorded."
     )
 
 
 def check_learner(learner: Learner, config: TrainConfig, loss: Loss, loss_name: str) -> None:
-    """Raise ConfigError for a learner object that was made with other settings than the run.
+    """Raise ConfigError if a learner object was made with other settings than the run.
 
-    Settings that may not reach the object are logged as warnings: it has no config, or a loss of its own.
+    Logs a warning if settings or the loss may not reach the object, because it has no config, or another loss.
     """
     kind, own = type(learner).__name__, getattr(learner, "config", None)
     other = TrainConfig() if own is None else own
@@ -151,15 +165,15 @@ def check_learner(learner: Learner, config: TrainConfig, loss: Loss, loss_name: 
     ]
     passed = ", ".join(f"{name}={getattr(config, name)}" for name in differing)
     if differing and own is None:
-        log.warning("learner=%s(...) has no config, so these may not reach it: %s", kind, passed)
+        log.warning("learner=%s(...) has no config, so these settings may not reach it: %s", kind, passed)
     elif differing:
         made_with = ", ".join(f"{name}={getattr(own, name)}" for name in differing)
         raise ConfigError(
-            f"the learner {kind} was made with {made_with} and the run with {passed}; pass the same to both, or the learner by "
-            "its name"
+            f"the learner {kind} was made with {made_with} and the run with {passed}; pass the same to both, or pass the "
+            "learner by name"
         )
     if loss_name != "grpo" and _function(getattr(learner, "loss", None)) is not _function(loss):
-        log.warning("loss=%s does not reach learner=%s(...), which was made before", loss_name, kind)
+        log.warning("loss=%s does not reach learner=%s(...), which has its own loss", loss_name, kind)
 
 
 def name_of(loss: str | Loss) -> str:
@@ -168,12 +182,13 @@ def name_of(loss: str | Loss) -> str:
         return loss
     if isinstance(loss, functools.partial):
         keywords = ", ".join(f"{name}={value!r}" for name, value in loss.keywords.items())
-        return f"{name_of(loss.func)}({re.sub(' at 0x[0-9a-fA-F]+', '', keywords)})"  # an address is of one process
+        # Without addresses, which differ between processes.
+        return f"{name_of(loss.func)}({re.sub(' at 0x[0-9a-fA-F]+', '', keywords)})"
     return getattr(loss, "__name__", type(loss).__name__)
 
 
 def _function(loss: Any) -> Any:
-    """Return the loss without keywords that a learner, or its maker, bound."""
+    """Return the function inside partials; a learner binds keywords to its loss too."""
     while isinstance(loss, functools.partial):
         loss = loss.func
     return loss

@@ -1,4 +1,4 @@
-"""The rewards of a run: names resolved, costs counted, scores stored, and ``weighted``, which makes one reward of several."""
+"""The rewards of a run: resolving names, counting costs, storing scores; and ``weighted``, which combines several rewards."""
 
 from __future__ import annotations
 
@@ -22,42 +22,39 @@ AnyReward = str | Reward | GroupReward
 
 
 def weighted(**parts: tuple[float, AnyReward]) -> Weighted:
-    """Return the weighted sum of several rewards as one: ``art.weighted(judge=(0.7, "ruler"), right=(0.3, is_right))``.
+    """Return the weighted sum of several rewards as one: ``art.weighted(judge=(0.7, judge), right=(0.3, is_right))``.
 
     A part is whatever ``reward=`` accepts. Weights are finite numbers and are not normalized; a part of weight 0 is only
     measured. Each part's own value is ``trajectory.metrics["reward/NAME"]``. A rollout that a part leaves unscored is unscored,
     and ``trajectory.notes["unscored"]`` names the part and its reason. Rewards of single calls add up with the weights. Each
-    part sees a rollout with empty metrics and notes; if several parts add one of the same name, the first part's keeps it and
-    the others' become ``PART/NAME``. Raises ConfigError if there are no parts, or one has no valid weight or reward.
+    part sees a rollout with empty metrics and notes; if several parts use the same name for one, it belongs to the first part,
+    and those of the others become ``PART/NAME``. Raises ConfigError if there are no parts, or one has no valid weight or reward.
     """
-    form = 'pass each as NAME=(weight, reward), such as art.weighted(judge=(0.7, "ruler"), right=(0.3, is_right))'
+    form = (
+        "pass parts as NAME=(weight, reward), such as art.weighted(judge=(0.7, judge), right=(0.3, is_right)); a weight is a "
+        "finite number, a reward is a function of one trajectory, an object with `async def score(self, group)`, or a "
+        "registered name"
+    )
     if not parts:
-        raise ConfigError(f"art.weighted() has no parts: {form}")
+        raise ConfigError(f"art.weighted() has no parts; {form}")
     for name, part in parts.items():
-        described = f"the part {name!r} of art.weighted"
-        if not isinstance(part, tuple | list) or len(part) != 2:
-            raise ConfigError(f"{described} is {part!r:.80}: {form}")
-        weight, reward = part
-        if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
-            raise ConfigError(f"the weight of {described} is {weight!r:.80}, not a finite number: {form}")
-        if not isinstance(reward, str) and not is_reward(reward):
-            raise ConfigError(
-                f"{described} is {reward!r:.80}, which isn't a reward: pass a function of one trajectory, an object with "
-                "`async def score(self, group)`, or a registered name"
-            )
+        weight, reward = part if isinstance(part, tuple | list) and len(part) == 2 else (None, None)
+        has_weight = isinstance(weight, Real) and not isinstance(weight, bool) and math.isfinite(weight)
+        if not has_weight or not (isinstance(reward, str) or is_reward(reward)):
+            raise ConfigError(f"the part {name!r} of art.weighted is {part!r:.80}; {form}")
     return Weighted({name: (float(weight), reward) for name, (weight, reward) in parts.items()})
 
 
 class Weighted:
-    """The sum that ``weighted`` returns, a group reward."""
+    """The group reward that ``weighted`` returns."""
 
     def __init__(self, parts: Mapping[str, tuple[float, AnyReward]]) -> None:
         self.parts = dict(parts)
         weights = ", ".join(f"{name}={weight:g}" for name, (weight, _) in self.parts.items())
-        self.__name__ = self.__qualname__ = f"weighted({weights})"  # errors and the store show it
+        self.__name__ = self.__qualname__ = f"weighted({weights})"  # for errors and the store
 
     def resolved(self, find: Callable[[AnyReward], Reward | GroupReward]) -> Weighted:
-        """Return the sum of what ``find`` returns for each part's reward. Its ConfigErrors get the name of the part."""
+        """Return the sum with ``find`` applied to each part's reward; a ConfigError that it raises gets the part's name."""
         parts = {}
         for name, (weight, reward) in self.parts.items():
             try:
@@ -67,9 +64,9 @@ class Weighted:
         return Weighted(parts)
 
     async def score(self, group: Group) -> list[float | None]:
-        """Return the weighted sum per trajectory, in order; None if a part has none. The parts score concurrently.
+        """Return the weighted sum per trajectory, in order; None if a part is unscored. The parts score concurrently.
 
-        Raises RewardError as the parts do, and for a part that is still a name: only a run resolves names.
+        Raises RewardError if a part does, or if a part is still a name, because only a run resolves names.
         """
         for name, (_, reward) in self.parts.items():
             if isinstance(reward, str):
@@ -77,7 +74,7 @@ class Weighted:
                     f"the part {name!r} of art.{self.__name__} is a name, {reward!r}, which only a run resolves: score with "
                     "run.score, or pass the object instead of its name"
                 )
-        # Each part gets metrics and notes of its own, so that none overwrites what another adds.
+        # Each part gets its own metrics and notes, so that none overwrites what another adds.
         copies = [
             replace(group, trajectories=tuple(replace(t, metrics={}, notes={}) for t in group.trajectories))
             for _ in self.parts
@@ -87,14 +84,14 @@ class Weighted:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-        by_run = zip(group.trajectories, *(copy.trajectories for copy in copies), strict=True)
         sums = [
-            self._sum(*run, rewards=rewards) for run, rewards in zip(by_run, zip(*outcomes, strict=True), strict=True)
+            self._sum(whole, [copy.trajectories[index] for copy in copies], [rewards[index] for rewards in outcomes])
+            for index, whole in enumerate(group.trajectories)
         ]
         self._add_metrics_and_notes(group, copies)
         return sums
 
-    def _sum(self, whole: Trajectory, *copies: Trajectory, rewards: Sequence[float | None]) -> float | None:
+    def _sum(self, whole: Trajectory, copies: Sequence[Trajectory], rewards: Sequence[float | None]) -> float | None:
         """Return a rollout's weighted sum and add its parts to ``whole``, or the reasons why there is no sum."""
         total, reasons = 0.0, []
         for (name, (weight, _)), copy, reward in zip(self.parts.items(), copies, rewards, strict=True):
@@ -105,27 +102,27 @@ class Weighted:
             else:
                 whole.metrics[f"reward/{name}"] = reward
                 total += weight * reward
-            for index, of_call in copy.call_rewards.items():
-                whole.call_rewards[index] = whole.call_rewards.get(index, 0.0) + weight * of_call
+            for index, call_reward in copy.call_rewards.items():
+                whole.call_rewards[index] = whole.call_rewards.get(index, 0.0) + weight * call_reward
         if reasons:
             whole.notes["unscored"] = "; ".join(reasons)
         return None if reasons else total
 
     def _add_metrics_and_notes(self, group: Group, copies: Sequence[Group]) -> None:
-        """Add what the parts added to their ``copies``; a name belongs to the first part that uses it for any rollout."""
+        """Add what the parts set on their ``copies``; a name belongs to the first part that uses it for any rollout."""
         for attribute in ("metrics", "notes"):
             owners = {f"reward/{name}": "" for name in self.parts}
             for part, copy in zip(self.parts, copies, strict=True):
-                for whole, of_part in zip(group.trajectories, copy.trajectories, strict=True):
-                    for name, value in getattr(of_part, attribute).items():
+                for whole, scored in zip(group.trajectories, copy.trajectories, strict=True):
+                    for name, value in getattr(scored, attribute).items():
                         is_owner = owners.setdefault(name, part) == part
                         getattr(whole, attribute)[name if is_owner else f"{part}/{name}"] = value
 
 
 class Rewards:
-    """The rewards of a run: each name is resolved once, each reward that costs something is begun once.
+    """The rewards of a run: each name is resolved once, and each metered reward is begun once.
 
-    Those resolved before ``begin`` are begun by it, so that an unknown name is refused before the run folder is opened.
+    Rewards resolved before ``begin`` are begun there, so that an unknown name is refused before the run folder is opened.
     """
 
     def __init__(self, plugins: Plugins, run_dir: Path) -> None:
@@ -135,13 +132,13 @@ class Rewards:
         self._open = False
 
     def begin(self) -> None:
-        """Begin what costs something, now that the run folder exists. Raises ConfigError if a reward cannot work."""
+        """Begin the metered rewards, now that the run folder exists. Raises ConfigError if a reward can't work."""
         self._open = True
         for reward in self._metered:
             reward.begin(self._run_dir)
 
     def find(self, reward: AnyReward) -> Reward | GroupReward:
-        """Return the reward of a registered name, a sum with its names resolved, anything else as it is; begun.
+        """Return the reward of a registered name, a sum with its names resolved, or any other reward unchanged.
 
         Raises ConfigError for a name that no plugin registers, RewardError for what isn't a reward.
         """
@@ -159,7 +156,7 @@ class Rewards:
         return reward
 
     def account(self) -> dict[str, float]:
-        """Return what the run's rewards have cost so far; totals of one name add up."""
+        """Return what the run's rewards have cost so far; totals of the same name add up."""
         totals: dict[str, float] = {}
         for reward in self._metered:
             for name, value in reward.account().items():
@@ -167,13 +164,13 @@ class Rewards:
         return totals
 
     def exhausted(self, reward: AnyReward | None = None) -> str | None:
-        """Return why ``reward``, or a part of it, can score nothing more; without ``reward``, any of the run. None if all can."""
+        """Return why ``reward``, or one of its parts, can't score any more; None if all can. Default: any of the run's."""
         rewards = self._metered if reward is None else _metered(self.find(reward))
         return next(filter(None, (metered.exhausted() for metered in rewards)), None)
 
 
 def _metered(reward: Reward | GroupReward) -> Iterator[MeteredReward]:
-    """Yield the rewards that cost something: ``reward`` itself, or parts of the sum."""
+    """Yield the metered rewards: ``reward`` itself, or those among a sum's parts."""
     if isinstance(reward, Weighted):
         for _, part in reward.parts.values():
             yield from _metered(part)
@@ -193,9 +190,9 @@ async def score_all(
     keep: Callable[[Group], Group],
     gate: asyncio.Semaphore | None = None,
 ) -> list[Group]:
-    """Return ``keep(await score(group))`` of each group; a group for which the reward raises is kept unscored.
+    """Return ``keep(await score(group))`` for each group; if the reward raises, the group is kept unscored.
 
-    Raises Unscorable if it raises for all groups: then the reward is wrong, not the group.
+    Raises Unscorable if the reward raises for all groups, because then the reward is wrong, not the groups.
     """
     errors: list[Unscorable] = []
 
@@ -215,33 +212,32 @@ async def score_all(
 async def score_rest(
     groups: Sequence[Group], score: Callable[[list[Group]], Awaitable[list[Group]]], advantage: str
 ) -> list[Group]:
-    """Return the groups with rewards and advantages: those with rewards keep them, ``score`` scores the rest.
+    """Return the groups with rewards and advantages; ``score`` scores those in which a reward is missing.
 
     Raises Unscorable if the reward raises for all groups.
     """
-    done = [all(t.reward is not None for t in group.trajectories) for group in groups]
-    rest = [group for group, is_done in zip(groups, done, strict=True) if not is_done]
+    rest = [group for group in groups if any(t.reward is None for t in group.trajectories)]
     try:
-        scored = iter(await score(rest))
+        scored = await score(rest)
     except Unscorable as error:
-        if not any(done):  # the reward never scored a group
+        if len(rest) == len(groups):  # the reward never scored a group
             raise
-        scored = iter([unscored(group, error) for group in rest])
-    whole = [group if is_done else next(scored) for group, is_done in zip(groups, done, strict=True)]
-    return [advantages(group, advantage) for group in whole]
+        scored = [unscored(group, error) for group in rest]
+    replaced = {id(group): new for group, new in zip(rest, scored, strict=True)}
+    return [advantages(replaced.get(id(group), group), advantage) for group in groups]
 
 
 def keep_scores(store: Store, by: str, advantage: str, group: Group) -> Group:
-    """Return a group that the reward named ``by`` has scored with its advantages, and store both."""
+    """Add advantages to a group that the reward named ``by`` has scored, store both, and return the group."""
     group = advantages(group, advantage)
-    runs = group.trajectories
+    trajectories = group.trajectories
     store.add_scores(
-        [t.rollout_id for t in runs],
-        [t.reward for t in runs],
-        metrics=[t.metrics for t in runs],
-        notes=[t.notes for t in runs],
+        [t.rollout_id for t in trajectories],
+        [t.reward for t in trajectories],
+        metrics=[t.metrics for t in trajectories],
+        notes=[t.notes for t in trajectories],
         advantages=group.advantages,
         by=by,
-        call_rewards=[[call.reward for call in t.calls] for t in runs],
+        call_rewards=[[call.reward for call in t.calls] for t in trajectories],
     )
     return group

@@ -1,7 +1,8 @@
-"""Which tasks a step trains on: a function of seed and step alone, so a resumed run draws what it would have drawn."""
+"""Which tasks a step trains on: a function of seed and step alone, so a resumed run draws the tasks that it would have drawn."""
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -11,27 +12,26 @@ from art_core.config import TrainConfig
 
 
 def batch_of_step(tasks: Sequence[Any], step: int, config: TrainConfig) -> list[Any]:
-    """Return the tasks of a step: every epoch is a fresh order of all tasks, and the same for the same seed."""
-    return [tasks[index] for index in _places(len(tasks), step, config)]
+    """Return the tasks of a step, counted from 0: every epoch is all tasks in a new order, which depends on the seed only."""
+    return [tasks[index] for index in _indices(len(tasks), step, config)]
 
 
 def fresh_tasks(tasks: Sequence[Any], step: int, config: TrainConfig) -> Iterator[Any]:
-    """Yield, without end, the tasks for a step's extra rounds: all others first, in an order of this step's own."""
-    order = list(range(len(tasks)))
-    random.Random(f"{config.seed}/extra/{step}").shuffle(order)
-    order.sort(key=set(_places(len(tasks), step, config)).__contains__)
-    return (tasks[index] for index in cycle(order))
+    """Yield, without end, tasks for a step's extra rounds, in an order of its own; the step's own tasks come last."""
+    order = _shuffled(len(tasks), f"{config.seed}/extra/{step}")
+    own = set(_indices(len(tasks), step, config))
+    return (tasks[index] for index in cycle(sorted(order, key=own.__contains__)))
 
 
-def _places(count: int, step: int, config: TrainConfig) -> list[int]:
+def _indices(count: int, step: int, config: TrainConfig) -> list[int]:
     """Return the indices of a step's tasks among ``count`` tasks."""
     first = step * config.tasks_per_step
-    orders: dict[int, list[int]] = {}
-    places = []
-    for index in range(first, first + config.tasks_per_step):
-        epoch, place = divmod(index, count)
-        if epoch not in orders:
-            orders[epoch] = list(range(count))
-            random.Random(f"{config.seed}/{epoch}").shuffle(orders[epoch])
-        places.append(orders[epoch][place])
-    return places
+    epochs = (divmod(place, count) for place in range(first, first + config.tasks_per_step))
+    return [_shuffled(count, f"{config.seed}/{epoch}")[place] for epoch, place in epochs]
+
+
+@functools.lru_cache(maxsize=2)
+def _shuffled(count: int, seed: str) -> Sequence[int]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return order

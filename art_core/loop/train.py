@@ -19,14 +19,12 @@ from art_core.config import check_tasks, make_config
 from art_core.errors import ConfigError
 from art_core.loop import stopping
 from art_core.loop.display import Display, display
-from art_core.loop.dry_run import dry_run_report
 from art_core.loop.evaluate import Evaluator
-from art_core.loop.identity import experiment
 from art_core.loop.metrics import apart
 from art_core.loop.open_run import opened
 from art_core.loop.pipeline import Pipeline
-from art_core.loop.report import Report, write_report
-from art_core.loop.resume_checks import Terms, changed_at
+from art_core.loop.report import Report, dry_run_report, write_report
+from art_core.loop.resume_checks import Terms, changed_at, experiment
 from art_core.loop.rewards import name_of, score_rest
 from art_core.loop.rollout import task_input
 from art_core.loop.rollout_batch import group_id

@@ -1,4 +1,4 @@
-"""A run's settings beside those of its folder and of a learner that is an object: what is refused and what is said."""
+"""A run's settings compared with those of its folder and of a learner object: what is refused, and what is logged."""
 
 import functools
 import re
@@ -24,7 +24,7 @@ class Configured(CountingLearner):
         self.config, self.loss = config, loss
 
 
-async def test_a_learner_that_serves_in_place_is_refused_where_rollouts_run_meanwhile(tmp_path):
+async def test_a_learner_that_serves_in_place_is_refused_if_rollouts_run_ahead(tmp_path):
     learner = TorchLearner(TINY, TrainConfig(), losses.grpo)
     with pytest.raises(
         ConfigError, match="TorchLearner was made with max_staleness=0 and the run with max_staleness=2"
@@ -47,22 +47,22 @@ async def test_a_learner_that_serves_in_place_is_refused_where_rollouts_run_mean
         {"load_in_4bit": True},
     ],
 )
-async def test_settings_of_a_learner_that_differ_from_the_runs_are_refused_either_way(tmp_path, setting):
+async def test_a_learner_with_other_settings_than_the_run_is_refused_whichever_sets_them(tmp_path, setting):
     [name] = setting
-    for own, given in (({}, setting), (setting, {})):
+    for own, passed in (({}, setting), (setting, {})):
         with pytest.raises(ConfigError, match=f"was made with {name}=.* and the run with {name}="):
-            async with run_of(tmp_path, learner=Configured(TrainConfig(**own)), **given):
+            async with run_of(tmp_path, learner=Configured(TrainConfig(**own)), **passed):
                 pass
     async with run_of(tmp_path, learner=Configured(TrainConfig(**setting)), **setting):
         pass
 
 
-async def test_settings_that_do_not_reach_a_learner_without_config_are_said(tmp_path, caplog):
+async def test_settings_that_may_not_reach_a_learner_without_config_are_logged(tmp_path, caplog):
     async with run_of(tmp_path, kl=0.1, group_size=4):
-        assert "learner=CountingLearner(...) has no config, so these may not reach it: kl=0.1" in caplog.text
+        assert "learner=CountingLearner(...) has no config, so these settings may not reach it: kl=0.1" in caplog.text
 
 
-async def test_a_loss_beside_a_learner_that_was_made_before_is_said_unless_it_has_it(tmp_path, caplog):
+async def test_a_loss_that_does_not_reach_a_learner_object_is_logged_unless_the_learner_has_it(tmp_path, caplog):
     clipped = functools.partial(losses.dapo, clip_high=0.3)
     async with run_of(tmp_path, loss="dapo", learner=Configured(TrainConfig(), clipped)):
         assert not caplog.text
@@ -85,13 +85,13 @@ async def test_a_loss_beside_a_learner_that_was_made_before_is_said_unless_it_ha
         {"loss": "dapo"},
     ],
 )
-async def test_a_folder_that_was_begun_with_other_settings_is_refused_unless_changes_are_allowed(tmp_path, changed):
+async def test_a_folder_begun_with_other_settings_is_refused_unless_changes_are_allowed(tmp_path, changed):
     [(name, value)] = changed.items()
     begun = {name: getattr(TrainConfig(), name, "grpo")}
     async with run_of(tmp_path, **begun):
         pass
     async with run_of(tmp_path, max_concurrent=3, steps=7, checkpoint_every=2):
-        pass  # what is left out is what it was
+        pass  # settings that are not passed are not compared
     with pytest.raises(ConfigError, match=rf"\n{name} +\S+ +{re.escape(str(value))}\n"):
         async with run_of(tmp_path, **changed):
             pass
@@ -105,7 +105,7 @@ async def test_a_folder_that_was_begun_with_other_settings_is_refused_unless_cha
             pass
 
 
-async def test_a_loss_of_ones_own_is_known_by_its_source(tmp_path):
+async def test_a_users_loss_is_identified_by_its_source(tmp_path):
     def loss(inputs):
         return losses.grpo(inputs)
 
@@ -123,7 +123,7 @@ async def test_a_loss_of_ones_own_is_known_by_its_source(tmp_path):
             pass
 
 
-async def test_a_start_that_failed_begins_nothing(tmp_path):
+async def test_a_failed_start_does_not_begin_the_folder(tmp_path):
     class Broken(FakeEngine):
         async def start(self):
             raise ConfigError("no engine")
@@ -136,8 +136,8 @@ async def test_a_start_that_failed_begins_nothing(tmp_path):
         pass
 
 
-async def test_what_was_left_out_at_first_may_be_set_by_the_training_that_follows(tmp_path):
-    """Such as imitation first, and GRPO in the same folder."""
+async def test_a_setting_that_was_not_passed_at_first_may_be_set_by_later_training(tmp_path):
+    """For example, imitation first, then GRPO in the same folder."""
     async with run_of(tmp_path) as run:
         assert run.store.meta("config")["learning_rate"] is None
     await art.train(

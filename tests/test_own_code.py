@@ -1,4 +1,4 @@
-"""What names an agent, a reward and tasks: the same in every process, and another after an edit that counts."""
+"""Identities of agents, rewards and tasks: the same in every process, and another after an edit that matters."""
 
 import functools
 import importlib.util
@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 import art_core as art
-from art_core.loop.identity import identity, identity_of_tasks
+from art_core.loop.own_code import identity
+from art_core.loop.resume_checks import identity_of_tasks
 from art_core.testing import ScriptedAgent
 
 MODULE = """
@@ -52,7 +53,7 @@ def loaded(folder, text=MODULE):
     file = folder / "mine.py"
     file.write_text(textwrap.dedent(text))
     spec = importlib.util.spec_from_file_location("mine", file)
-    module = sys.modules["mine"] = importlib.util.module_from_spec(spec)  # where Python looks for a class's source
+    module = sys.modules["mine"] = importlib.util.module_from_spec(spec)  # inspect finds a class's source through it
     spec.loader.exec_module(module)
     return module
 
@@ -67,18 +68,16 @@ def changed(tmp_path, before, after):
     for folder in folders:
         folder.mkdir()
     assert before in MODULE
-    old, new = (
-        names(loaded(it, text)) for it, text in zip(folders, (MODULE, MODULE.replace(before, after)), strict=True)
-    )
+    old, new = names(loaded(folders[0])), names(loaded(folders[1], MODULE.replace(before, after)))
     return {name for name in NAMES if old[name] != new[name]}
 
 
 @pytest.mark.system
-def test_it_is_the_same_in_every_process_and_has_no_address(tmp_path):
+def test_an_identity_is_the_same_in_every_process_and_contains_no_address(tmp_path):
     here = names(loaded(tmp_path))
-    code = f"import mine; from art_core.loop.identity import identity; print({{n: identity(getattr(mine, n)) for n in {NAMES}}})"
-    told = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
-    assert eval(told) == here and "0x" not in told
+    code = f"import mine; from art_core.loop.own_code import identity; print({{n: identity(getattr(mine, n)) for n in {NAMES}}})"
+    output = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
+    assert eval(output) == here and "0x" not in output
     assert here["judge"].startswith("Judge (source ") and here["single"].startswith("Judge.single (source ")
 
 
@@ -95,16 +94,16 @@ def test_it_is_the_same_in_every_process_and_has_no_address(tmp_path):
         ("Judge(object())", "Judge(7)", set()),
     ],
 )
-def test_an_edit_of_what_a_thing_does_changes_its_identity(tmp_path, before, after, other):
+def test_an_edit_of_the_code_changes_the_identity_of_all_that_uses_it(tmp_path, before, after, other):
     assert changed(tmp_path, before, after) == other
 
 
-def test_code_of_libraries_is_known_by_name(tmp_path):
+def test_library_code_is_identified_by_name(tmp_path):
     assert identity(len) == "len" and identity("ruler") == "ruler" and identity(ScriptedAgent(2)) == "ScriptedAgent"
     assert identity(textwrap.dedent) == "dedent"
 
 
-def test_a_graph_is_known_by_its_nodes_also_behind_a_function(tmp_path):
+def test_a_graph_is_identified_by_its_nodes_even_in_a_closure(tmp_path):
     graph, other = SimpleNamespace(nodes={"b": 1, "a": 2}), SimpleNamespace(nodes={"a": 2})
     assert identity(graph) == "SimpleNamespace (nodes a, b)"
 
@@ -114,7 +113,7 @@ def test_a_graph_is_known_by_its_nodes_also_behind_a_function(tmp_path):
     assert identity(wrapped(graph)) != identity(wrapped(other))
 
 
-def test_a_sum_is_known_by_its_parts_and_a_function_that_refers_to_itself_is_no_loop():
+def test_a_weighted_sum_is_identified_by_its_parts_and_recursion_ends():
     def one(trajectory):
         return one
 
@@ -122,10 +121,10 @@ def test_a_sum_is_known_by_its_parts_and_a_function_that_refers_to_itself_is_no_
         return 2
 
     sums = [art.weighted(part=(weight, reward)) for weight, reward in ((1, one), (1, two), (2, one), (1, "ruler"))]
-    assert len({identity(it) for it in sums}) == 4
+    assert len({identity(reward) for reward in sums}) == 4
     assert identity(functools.partial(one, "x")) != identity(functools.partial(one, "y"))
 
 
-def test_tasks_are_known_by_their_number_and_contents_in_any_order():
+def test_tasks_are_identified_by_number_and_contents_in_any_order():
     assert identity_of_tasks(["a", "b"]) == identity_of_tasks(["b", "a"]) != identity_of_tasks(["a", "c"])
     assert identity_of_tasks(["a", {"input": 1}]).startswith("2 tasks (")

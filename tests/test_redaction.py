@@ -1,4 +1,4 @@
-"""What people are shown: no key, no password, and nothing that a terminal obeys."""
+"""Text that is shown contains no key, no password and no terminal control characters."""
 
 import io
 
@@ -18,13 +18,13 @@ ESCAPES = ["\x1b[2J", "\x1b]0;title\x07", "\x1b]52;c;cm0=\x1b\\", "\x9b31m", "\b
 @pytest.mark.parametrize(
     "name", ["OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "DB_PASSWORD", "MYAPIKEY"]
 )
-def test_a_key_of_the_environment_is_left_out_whatever_its_service(monkeypatch, name):
+def test_a_key_from_the_environment_is_hidden_whatever_its_service(monkeypatch, name):
     monkeypatch.setenv(name, "q7-hidden-0123456789")
     assert without_keys("Incorrect API key provided: q7-hidden-0123456789.") == "Incorrect API key provided: ***."
     assert describe(RuntimeError("401: 'Bearer q7-hidden-0123456789'")) == "RuntimeError: 401: 'Bearer ***'"
 
 
-def test_what_is_no_key_stays(monkeypatch, tmp_path):
+def test_values_that_are_not_keys_stay(monkeypatch, tmp_path):
     path = tmp_path / "key.json"
     path.touch()
     plain = {"TOKENIZERS_PARALLELISM": "false-but-long", "GOOGLE_APPLICATION_CREDENTIALS": str(path), "MY_KEY": "short"}
@@ -34,7 +34,7 @@ def test_what_is_no_key_stays(monkeypatch, tmp_path):
     assert without_keys(text) == text
 
 
-def test_a_key_that_begins_like_a_path_is_left_out(monkeypatch):
+def test_a_key_that_begins_like_a_path_is_hidden(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "/AbCdEf0123456789+x")
     assert without_keys("refused: /AbCdEf0123456789+x") == "refused: ***"
 
@@ -48,28 +48,28 @@ def test_a_key_that_begins_like_a_path_is_left_out(monkeypatch):
         '{"Authorization": "Bearer q7-hidden-0123456789"}',
     ],
 )
-def test_a_key_in_headers_of_the_environment_is_left_out_without_its_header_too(monkeypatch, headers):
+def test_a_key_in_a_header_variable_is_hidden_with_and_without_its_header(monkeypatch, headers):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
-    said = without_keys("Authorization: Bearer q7-hidden-0123456789; 'q7-hidden-0123456789' is wrong")
-    assert said == "Authorization: Bearer ***; '***' is wrong"
+    shown = without_keys("Authorization: Bearer q7-hidden-0123456789; 'q7-hidden-0123456789' is wrong")
+    assert shown == "Authorization: Bearer ***; '***' is wrong"
 
 
 @pytest.mark.parametrize("name", ["api_tokens", "ACCESS_TOKENS", "tokens", "hf-token", "HF_TOKEN"])
-def test_settings_with_tokens_are_left_out_and_those_that_count_them_stay(name):
+def test_settings_that_hold_tokens_are_left_out_and_those_that_count_them_stay(name):
     counted = {"max_tokens": "8k", "num-tokens": "2", "min_tokens": "1", "tokens_seen": 7, "tokenizer": "slow"}
     assert without_access({name: "x", **counted}) == {name: "left out", **counted}
 
 
-def test_a_key_that_is_a_part_of_another_leaves_nothing_of_it(monkeypatch):
+def test_a_key_that_is_part_of_another_leaves_no_remains(monkeypatch):
     monkeypatch.setenv("A_KEY", "0123456789")
     monkeypatch.setenv("B_KEY", "0123456789-and-more")
     assert without_keys("0123456789-and-more 0123456789") == "*** ***"
-    assert without_keys("given-by-argument", "given-by-argument", None, "") == "***"
+    assert without_keys("passed-by-argument", "passed-by-argument", None, "") == "***"
 
 
-def test_addresses_are_shown_without_their_passwords():
-    said = "http://me:se%40cret@host:1/v1 and https://t0ken@there refused a@b, see //x@y"
-    assert without_keys(said) == "http://host:1/v1 and https://there refused a@b, see //x@y"
+def test_addresses_are_shown_without_passwords():
+    error = "http://me:se%40cret@host:1/v1 and https://t0ken@there refused a@b, see //x@y"
+    assert without_keys(error) == "http://host:1/v1 and https://there refused a@b, see //x@y"
     settings = {
         "frozen_model": "http://me:secret@host/v1",
         "args": {"hf-token": "x", "max-num-batched-tokens": "8k", "list": ["s://u@h"]},
@@ -82,14 +82,14 @@ def test_addresses_are_shown_without_their_passwords():
 
 
 @pytest.mark.parametrize("escape", ESCAPES, ids=repr)
-def test_what_an_agent_says_is_read_and_not_obeyed(escape):
-    said, out = f"before {escape}after [red]not red[/red] [/nothing]", io.StringIO()
+def test_control_characters_of_an_agent_do_not_reach_the_terminal(escape):
+    text, out = f"before {escape}after [red]not red[/red] [/nothing]", io.StringIO()
     console = Console(file=out, force_terminal=True, color_system=None, width=200)
-    answer = {"role": f"assistant{escape}", "content": said}
-    call = short_call(request={"messages": [{"role": "user", "content": said}]}, response=answer)
-    run = Trajectory("t", (call,), error=said, metrics={f"m{escape}": 1.0}, notes={f"n{escape}": said})
+    answer = {"role": f"assistant{escape}", "content": text}
+    call = short_call(request={"messages": [{"role": "user", "content": text}]}, response=answer)
+    run = Trajectory("t", (call,), error=text, metrics={f"m{escape}": 1.0}, notes={f"n{escape}": text})
     print_trajectory(run, "title", console)
-    Display(console=console).say(said)
+    Display(console=console).say(text)
     for name in ESCAPES:
         assert name not in out.getvalue()
     assert out.getvalue().count("[red]not red[/red] [/nothing]") == 5
