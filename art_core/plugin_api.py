@@ -4,9 +4,8 @@ Everything else in the core may change between versions. docs/extending.md says 
 """
 
 from art_core.attribution import in_child_processes, rollouts_have_threads, running
-from art_core.bases import EngineBase, ExecutorBase, LearnerBase
 from art_core.config import check_settings, check_tasks, model_folder, weights_hash
-from art_core.hookspecs import Register
+from art_core.hookspecs import EngineBase, ExecutorBase, LearnerBase, Register
 from art_core.loop.display import Display, Output, display, plural
 from art_core.loop.metrics import wilson_interval
 from art_core.loop.rewards import name_of, score_all

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 import art_core as art
-from art_core.bases import EngineBase, with_defaults
+from art_core.hookspecs import EngineBase, with_defaults
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.testing.fakes import version_logprobs
 from art_core.types import Call

@@ -14,15 +14,15 @@ MODULES = sorted(path for path in CORE.rglob("*.py"))
 
 # A room is a file or folder of art_core. It may import from the rows above its own, never from its own row or below.
 ROWS = [
-    {"types", "errors", "redaction", "hookspecs", "bases"},
+    {"types", "errors", "redaction", "hookspecs"},
     {"config", "runtime", "attribution", "capture", "store", "token_tree", "losses"},
     {"learner", "serving", "scoring"},
     {"builtin"},
     {"plugins"},
     {"loop"},
-    {"__init__", "testing"},
+    {"__init__", "testing", "plugin_api"},
 ]
-CORE_LINES = 11_570
+CORE_LINES = 11_620
 """Without ``learner`` and ``testing``. The target is 7,500."""
 ROW = {module: number for number, modules in enumerate(ROWS) for module in modules}
 EDGES = {path.name.replace("-", "_") for side in ("plugins", "integrations") for path in (ROOT / side).glob("art-*")}

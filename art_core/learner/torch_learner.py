@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from art_core.bases import LearnerBase
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError, NotFiniteError
+from art_core.hookspecs import LearnerBase
 from art_core.learner import checkpoint
 from art_core.learner.alone import Alone, empty_pass, full_tensor
 from art_core.learner.gradients import Measured, Totals, accumulate, tokens_that_fit

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from art_core.bases import LearnerBase, with_defaults
+from art_core.hookspecs import LearnerBase, with_defaults
 from art_core.loop.checkpoints import Checkpoints
 from art_core.loop.setup import Setup
 from art_core.loop.update import Updates

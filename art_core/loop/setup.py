@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from art_core.bases import ExecutorBase, with_defaults
 from art_core.config import TrainConfig, model_folder
+from art_core.hookspecs import ExecutorBase, with_defaults
 from art_core.loop import resume_checks
 from art_core.loop.rewards import Rewards
 from art_core.plugins import Plugins

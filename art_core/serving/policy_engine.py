@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from art_core.bases import EngineBase, with_defaults
 from art_core.capture import HttpUpstream, Stamped
 from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError
-from art_core.hookspecs import Offer
+from art_core.hookspecs import EngineBase, Offer, with_defaults
 from art_core.redaction import without_keys
 from art_core.serving.proxy import ServingProxy
 from art_core.store import Store

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from art_core.bases import EngineBase, with_defaults
 from art_core.capture.admission import Look
 from art_core.capture.listening import address_of, http_server, listen
 from art_core.capture.server import CaptureApp, Dialect
 from art_core.errors import CaptureError
+from art_core.hookspecs import EngineBase, with_defaults
 from art_core.types import Call, Engine, Recorder, Sampling, Weights
 
 

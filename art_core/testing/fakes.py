@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from art_core.bases import EngineBase, LearnerBase
 from art_core.errors import StoreError, UpstreamError
+from art_core.hookspecs import EngineBase, LearnerBase
 from art_core.types import JsonDict, Loss, TokenTree, Weights
 
 Reply = str | JsonDict

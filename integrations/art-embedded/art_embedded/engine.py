@@ -16,9 +16,9 @@ from contextlib import asynccontextmanager, suppress
 import torch
 from transformers import PreTrainedModel
 
-from art_core.bases import EngineBase
 from art_core.config import TrainConfig
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
+from art_core.hookspecs import EngineBase
 from art_core.learner.pretrained import load_tokenizer, positions
 from art_core.learner.sizes import SMALL_MODEL
 from art_core.runtime.memory import bound_heap

@@ -20,9 +20,9 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from art_core.bases import LearnerBase
 from art_core.config import TrainConfig
 from art_core.errors import ArtError, ConfigError
+from art_core.hookspecs import LearnerBase
 from art_core.types import Loss, TokenTree, Weights
 from art_ray.cluster import Cluster
 from art_ray.files import blocks, listed, marker, put_in_place, read_block, write_block

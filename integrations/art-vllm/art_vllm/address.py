@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from art_core.bases import EngineBase
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
+from art_core.hookspecs import EngineBase
 from art_core.types import JsonDict, Upstream, Weights
 from art_vllm import command_line
 from art_vllm.client import VllmClient
