@@ -42,7 +42,7 @@ class Stubborn:
 
 @pytest.fixture
 def short_grace(monkeypatch):
-    monkeypatch.setattr("art_core.runtime.deadlines.ended.__defaults__", (0.05,))
+    monkeypatch.setattr("art_core.runtime.deadlines.GRACE", 0.05)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from art_core.errors import CaptureError
 from art_core.loop.display import Display
-from art_core.loop.throughput import Throughput
+from art_core.loop.metrics import Throughput
 
 
 class Counters:

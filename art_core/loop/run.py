@@ -17,12 +17,11 @@ from art_core.config import TrainConfig, check_tasks, model_folder
 from art_core.loop import resume_checks, sft
 from art_core.loop.capture_checks import check_captured, check_sampled, note_elsewhere
 from art_core.loop.checkpoints import Checkpoints
-from art_core.loop.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
+from art_core.loop.metrics import Throughput, Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
 from art_core.loop.metrics_file import append_metrics, write_metrics
 from art_core.loop.rewards import Rewards, keep_scores, name_of, score_all
 from art_core.loop.rollout import Rollout, describe, task_input
 from art_core.loop.rollout_batch import RolloutBatch, resume_plans
-from art_core.loop.throughput import Throughput
 from art_core.loop.update import Updates
 from art_core.loop.watchdog import Watchdog
 from art_core.plugins import Plugins, redirect_clients
