@@ -98,7 +98,7 @@ async def test_weights_that_the_engine_loses_between_two_steps_stop_the_run_befo
     async with run_of(tmp_path, engine=engine, learner=learner) as run:
         await run.learn([group()])
         engine.loaded.clear()  # as a server does that is started anew with the start weights
-        with pytest.raises(StaleWeightsError, match="does not serve version 1 of the weights any more.*restarted"):
+        with pytest.raises(StaleWeightsError, match="no longer serves version 1 of the weights.*restarted"):
             await run.learn([group()])
         assert run.step == learner.version == 1
         await run.door.swap(learner.weights())
