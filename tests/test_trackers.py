@@ -110,7 +110,7 @@ async def test_a_tracker_that_fails_is_named_once_and_still_called(tmp_path):
     assert result.report["steps"] == 2
     assert [call[0] for call in tracker.calls].count("log") == 2 and other.calls == tracker.calls
     assert [line for line in screen.lines if "Fails 1" in line] == [
-        "the tracker Fails 1 failed in log: OSError: no network; training continues, and the run folder has what it missed"
+        "the tracker Fails 1 failed in log: OSError: no network; training is not affected, and the run folder has what it missed"
     ]
 
 
@@ -156,8 +156,8 @@ async def test_a_slow_tracker_is_named_at_the_end_and_so_is_what_it_lost(tmp_pat
     screen = Screen()
     await train(tmp_path, Slow(), progress=screen)
     failed, _, lost = [line for line in screen.lines if "Slow 1" in line]
-    assert "failed in log: OSError: no network; training continues" in failed
-    assert "failed in close: OSError: 2 steps were never sent; the run folder has what it missed" in lost
+    assert "failed in log: OSError: no network; training is not affected" in failed
+    assert "failed in close: OSError: 2 steps were never sent; training is not affected" in lost
 
 
 async def test_a_tracker_that_catches_up_is_closed(tmp_path, monkeypatch):

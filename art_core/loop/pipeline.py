@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
+
+from art_core.loop.metrics import Timer
 
 T = TypeVar("T")
 
@@ -29,11 +29,11 @@ class Pipeline(Generic[T]):
     def __init__(self, make: Callable[[int], Coroutine[Any, Any, T]], steps: range, depth: int) -> None:
         self._make, self._steps, self._depth = make, iter(steps), depth
         self._ahead: deque[asyncio.Task[T]] = deque()
-        self._waited = 0.0
+        self._timer = Timer()
 
     async def next(self) -> T:
         """Return the next step's result, or raise its error; an error of later work waits for its step."""
-        with self._waiting():
+        with self._timer.timed("waited"):
             if not self._depth:
                 return await self._make(next(self._steps))
             while len(self._ahead) <= self._depth and (step := next(self._steps, None)) is not None:
@@ -45,22 +45,13 @@ class Pipeline(Generic[T]):
 
     async def settled(self) -> None:
         """Wait until all work under way has ended; no more begins before ``next``, which raises its errors."""
-        with self._waiting():
+        with self._timer.timed("waited"):
             if self._ahead:
                 await asyncio.wait(self._ahead)
 
     def waited(self) -> float:
         """Return the seconds spent in ``next`` and ``settled`` since the last call."""
-        seconds, self._waited = self._waited, 0.0
-        return seconds
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._waited += time.monotonic() - started
+        return self._timer.taken().get("waited", 0.0)
 
     async def __aenter__(self) -> Pipeline[T]:
         return self

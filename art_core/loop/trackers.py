@@ -95,9 +95,10 @@ class _TrackerThread(threading.Thread):
     def _failed(self, method: str, reason: str) -> None:
         # What close raises may say how much was lost.
         if not self._first_failure or (method == "close" and reason != self._first_failure):
-            continues = "" if method == "close" else "training continues, and "
-            missed = f"{continues}the run folder has what it missed"
-            self._say(f"the tracker {self.tracker_name} failed in {method}: {reason}; {missed}")
+            self._say(
+                f"the tracker {self.tracker_name} failed in {method}: {reason}; training is not affected, and the run folder "
+                "has what it missed"
+            )
         self._first_failure = self._first_failure or reason
 
 
