@@ -79,7 +79,7 @@ class Watchdog:
         self._warn_after = self._seconds
         self._counters: Mapping[str, float] | None = None
         self._swapped = swapped_bytes(), time.monotonic()
-        # Only a SimpleQueue allows put in a signal handler.
+        # A SimpleQueue, because its put() may be called in a signal handler.
         self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     @contextmanager
