@@ -4,14 +4,14 @@ Everything else in the core may change between versions. docs/extending.md says 
 """
 
 from art_core.attribution import in_child_processes, rollouts_have_threads, running
-from art_core.config import check_settings, check_tasks, model_folder, weights_hash
+from art_core.config import check_settings, check_tasks, model_folder, shipped_model, weights_hash
 from art_core.hookspecs import EngineBase, ExecutorBase, LearnerBase, Register
 from art_core.loop.display import Display, Output, display, plural
 from art_core.loop.metrics import wilson_interval
 from art_core.loop.rewards import name_of, score_all
 from art_core.loop.rollout import API_KEY, describe, task_id, task_input
 from art_core.loop.stopping import flat_advice, untrained_advice
-from art_core.loop.trackers import Tracker, Trackers, find_trackers
+from art_core.loop.trackers import Tracker, Trackers
 from art_core.plugins import Plugins, redirect_clients
 from art_core.redaction import LEFT_OUT, left_out, printable, without_access, without_keys
 from art_core.runtime.gathering import gather_limited
@@ -37,7 +37,6 @@ __all__ = [
     "check_tasks",
     "describe",
     "display",
-    "find_trackers",
     "flat_advice",
     "gather_limited",
     "in_child_processes",
@@ -52,6 +51,7 @@ __all__ = [
     "rollouts_have_threads",
     "running",
     "score_all",
+    "shipped_model",
     "start_early",
     "task_id",
     "task_input",

@@ -1,10 +1,10 @@
-"""A display that keeps what is said, for tests of what a person is told."""
+"""A display for tests of what is shown."""
 
 from art_core.loop.display import Display
 
 
 class Lines(Display):
-    """Keeps what is said."""
+    """Keeps the lines that a display would show."""
 
     def __init__(self):
         super().__init__(quiet=True)

@@ -1,4 +1,4 @@
-"""What never ends is ended, or left behind, at every boundary: the run goes on and says which limit it was."""
+"""Work that never ends is ended or abandoned at every boundary, and the run continues and names the limit."""
 
 import asyncio
 import signal
@@ -22,7 +22,7 @@ def run_of(tmp_path, **settings):
     return art.open_run(tmp_path / "run", **{"engine": FakeEngine(), "learner": CountingLearner(), **settings})
 
 
-async def for_ever(*_):
+async def forever(*_):
     await asyncio.Event().wait()
 
 
@@ -42,23 +42,23 @@ class Stubborn:
 
 @pytest.fixture
 def short_grace(monkeypatch):
-    monkeypatch.setattr("art_core.runtime.deadlines.ended.__defaults__", (0.05,))
+    monkeypatch.setattr("art_core.runtime.deadlines.GRACE", 0.05)
 
 
 @pytest.fixture
 def free_alarm():
-    """Take the alarm from pytest-timeout, as nobody has it in a training."""
-    left, handler = signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)
+    """Take the alarm from pytest-timeout, because nobody uses it in a training run."""
+    timer, handler = signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     yield
     unused = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
     signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, *left)
+    signal.setitimer(signal.ITIMER_REAL, *timer)
     assert unused == (signal.SIG_DFL, (0, 0))
 
 
-async def test_work_that_ignores_its_cancellation_is_left_behind(short_grace):
+async def test_work_that_ignores_its_cancellation_is_abandoned(short_grace):
     stubborn = Stubborn()
     with pytest.raises(TooLate):
         await within(stubborn(), 0.05)
@@ -66,13 +66,13 @@ async def test_work_that_ignores_its_cancellation_is_left_behind(short_grace):
     stubborn.released.set()
 
 
-async def test_work_ends_with_whoever_waits_for_it():
+async def test_work_ends_with_its_caller():
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def work():
         begun.set()
         try:
-            await for_ever()
+            await forever()
         finally:
             ended.set()
 
@@ -85,7 +85,7 @@ async def test_work_ends_with_whoever_waits_for_it():
 
 
 @pytest.mark.system
-async def test_an_agent_that_ignores_its_cancellation_fails_and_the_run_goes_on(tmp_path, short_grace):
+async def test_an_agent_that_ignores_its_cancellation_fails_and_the_run_continues(tmp_path, short_grace):
     stubborn = Stubborn()
 
     async def agent(task, address):
@@ -99,7 +99,7 @@ async def test_an_agent_that_ignores_its_cancellation_fails_and_the_run_goes_on(
     stubborn.released.set()
 
 
-async def test_a_time_out_of_the_agents_own_is_told_as_the_agents_own(tmp_path):
+async def test_a_timeout_of_the_agent_is_reported_as_its_own(tmp_path):
     async def agent(task, address):
         await ScriptedAgent()(task, address)
         raise TimeoutError("the tool took too long")
@@ -111,7 +111,7 @@ async def test_a_time_out_of_the_agents_own_is_told_as_the_agents_own(tmp_path):
 
 class Judge:
     async def score(self, group):
-        await for_ever()
+        await forever()
 
 
 def hanging_function(trajectory):
@@ -124,11 +124,11 @@ def busy_function(trajectory):
 
 
 async def hanging_coroutine(trajectory):
-    await for_ever()
+    await forever()
 
 
 @pytest.mark.parametrize("reward", [Judge(), hanging_coroutine, hanging_function, busy_function])
-async def test_what_a_reward_has_not_scored_in_time_is_unscored(tmp_path, reward, free_alarm):
+async def test_rollouts_not_scored_in_time_are_unscored(tmp_path, reward, free_alarm):
     async with run_of(tmp_path, score_timeout=0.2) as run:
         scored = await run.score([group_of(1, 2)], reward)
         again = await run.score([group_of(1, 2)], lambda trajectory: trajectory.output)
@@ -146,13 +146,13 @@ async def test_a_part_that_hangs_leaves_the_weighted_sum_unscored(tmp_path, free
     assert [t.reward for t in scored.trajectories] == [None, None]
 
 
-async def test_a_training_whose_reward_hangs_in_one_step_goes_on(tmp_path):
+async def test_training_continues_after_a_reward_hung_in_one_step(tmp_path):
     hung = []
 
     async def reward(trajectory):
         if not hung:
             hung.append(trajectory)
-            await for_ever()
+            await forever()
         return float(int(trajectory.rollout_id[:8], 16))
 
     result = await art.train(
@@ -162,7 +162,7 @@ async def test_a_training_whose_reward_hangs_in_one_step_goes_on(tmp_path):
     assert result.report["steps"] == 2
 
 
-async def test_an_alarm_that_somebody_else_has_set_is_left_alone(tmp_path, free_alarm):
+async def test_an_alarm_that_is_already_set_is_left_alone(tmp_path, free_alarm):
     rung = threading.Event()
     signal.signal(signal.SIGALRM, lambda *_: rung.set())
     try:
@@ -176,18 +176,18 @@ async def test_an_alarm_that_somebody_else_has_set_is_left_alone(tmp_path, free_
 
 
 class Hangs(EchoEngine):
-    """Answers the message ``hang`` with its first letter, and no more."""
+    """Answers the message ``hang`` with its first letter only."""
 
     async def chat(self, request):
         if request["messages"][-1]["content"] == "hang":
-            await for_ever()
+            await forever()
         return await super().chat(request)
 
     async def stream(self, request):
         async for chunk in super().stream(request):
             yield chunk
             if request["messages"][-1]["content"] == "hang":
-                await for_ever()
+                await forever()
 
 
 async def ask(url, text, **settings):
@@ -195,18 +195,18 @@ async def ask(url, text, **settings):
         return await client.post(f"{url}/chat/completions", json=chat(text, **settings))
 
 
-async def test_a_call_that_is_never_answered_fails_and_the_others_go_on():
+async def test_a_call_that_is_never_answered_fails_alone():
     async with await ServingProxy.start(Hangs, ListRecorder, process=False, call_timeout=0.3) as door:
         url = await door.open("r1")
         hung, fine = await asyncio.gather(ask(url, "hang"), ask(url, "hello"))
-        await door.swap(Weights(1, None))  # nothing is in flight any more
+        await door.swap(Weights(1, None))  # nothing is in flight now
     assert fine.status_code == 200
     assert hung.status_code == 504 and hung.headers["x-should-retry"] == "false"
     assert "the engine did not answer within 0.3 seconds (call_timeout)" in hung.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_was_sampled_until_then_is_kept_as_aborted(stream):
+async def test_tokens_sampled_until_the_timeout_are_kept_as_aborted(stream):
     recorder = ListRecorder()
     engine = (lambda: Hangs()) if stream else (lambda: EchoEngine(0.1))
     async with await ServingProxy.start(engine, lambda: recorder, process=False, call_timeout=0.8) as door:
@@ -218,7 +218,7 @@ async def test_what_was_sampled_until_then_is_kept_as_aborted(stream):
 
 
 @pytest.mark.system
-async def test_a_stream_that_goes_on_may_take_longer_than_a_call_may_hang():
+async def test_a_stream_may_take_longer_than_the_timeout_between_two_chunks():
     async with await ServingProxy.start(lambda: EchoEngine(0.1), ListRecorder, process=False, call_timeout=1.0) as door:
         response = await ask(await door.open("r1"), "a long answer", stream=True)
     assert "call_timeout" not in response.text and "[DONE]" in response.text
@@ -226,19 +226,19 @@ async def test_a_stream_that_goes_on_may_take_longer_than_a_call_may_hang():
 
 class NeverStarts(FakeEngine):
     async def start(self):
-        await for_ever()
+        await forever()
 
 
 class NeverLoads(FakeEngine):
     async def load(self, weights):
-        await for_ever()
+        await forever()
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("engine", "order"), [(NeverStarts, "start"), (NeverLoads, "swap")])
-async def test_an_engine_that_never_does_what_it_is_told_ends_the_run(tmp_path, engine, order):
+@pytest.mark.parametrize(("engine", "command"), [(NeverStarts, "start"), (NeverLoads, "swap")])
+async def test_an_engine_that_never_finishes_a_command_ends_the_run(tmp_path, engine, command):
     began = time.monotonic()
-    with pytest.raises(CaptureError, match=rf"'{order}' within 1 s.* \(engine_timeout\)"):
+    with pytest.raises(CaptureError, match=rf"{command}. within 1 s.* \(engine_timeout\)"):
         await art.train(
             ScriptedAgent(), ["a"], model="tiny", steps=1, tasks_per_step=1, group_size=2, engine_timeout=1.0,
             reward=lambda t: float(int(t.rollout_id[:8], 16)), engine=engine(), learner=CountingLearner(),

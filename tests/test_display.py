@@ -1,25 +1,25 @@
-"""What a person is shown while runs go on."""
+"""What is shown while a run works."""
 
 import io
 
 from rich.console import Console
 
-from art_core.loop.display import ENGINE, Display
+from art_core.loop.display import ENGINE_LOG, Display
 
 
-def test_of_displays_that_are_shown_at_a_time_one_says_what_the_engine_logs_also_where_another_ends_first():
-    told = io.StringIO()
-    first, second = (Display(console=Console(file=told, width=200)) for _ in range(2))
+def test_one_of_several_open_displays_shows_the_engines_messages_in_whatever_order_they_close():
+    output = io.StringIO()
+    first, second = (Display(console=Console(file=output, width=200)) for _ in range(2))
     with second:
         with first:
-            ENGINE.info("both are shown")
-        ENGINE.info("one is left")
-    ENGINE.info("nobody looks")
-    assert told.getvalue().splitlines() == ["both are shown", "one is left"]
-    told.truncate(told.seek(0))
+            ENGINE_LOG.info("both are open")
+        ENGINE_LOG.info("one is open")
+    ENGINE_LOG.info("none is open")
+    assert output.getvalue().splitlines() == ["both are open", "one is open"]
+    output.truncate(output.seek(0))
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    ENGINE.info("the first has ended")
+    ENGINE_LOG.info("the first is closed")
     second.__exit__(None, None, None)
-    assert told.getvalue().splitlines() == ["the first has ended"]
+    assert output.getvalue().splitlines() == ["the first is closed"]

@@ -1,4 +1,4 @@
-"""A step with a value that is NaN or infinite: nothing changes, what it was given is kept, and training goes on."""
+"""A step with a value that is NaN or infinite changes nothing; its rollouts are listed, and training continues."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def model_folder(tmp_path_factory):
 
 
 class BreaksAt:
-    """GRPO, but for some of its calls, where ``broken`` makes something else of the outputs."""
+    """GRPO, but ``broken`` replaces the outputs of some of its calls, counted from 1."""
 
     def __init__(self, broken, *calls):
         self.broken, self.calls, self.count = broken, calls, 0
@@ -38,11 +38,11 @@ class BreaksAt:
         return self.broken(outputs) if self.count in self.calls else outputs
 
 
-def no_number(outputs):
+def nan_loss(outputs):
     return LossOutputs(outputs.loss * math.nan, outputs.metrics)
 
 
-def no_number_beside_a_good_gradient(outputs):
+def nan_loss_with_a_finite_gradient(outputs):
     return LossOutputs(outputs.loss + math.nan, outputs.metrics)
 
 
@@ -52,9 +52,9 @@ def state(learner):
     return [*live(learner).values(), *moments, torch.tensor(learner.version)]
 
 
-@pytest.mark.parametrize("broken", [no_number, no_number_beside_a_good_gradient])
+@pytest.mark.parametrize("broken", [nan_loss, nan_loss_with_a_finite_gradient])
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_step_without_a_finite_loss_leaves_weights_and_optimizer_to_the_bit(model_folder, broken, rank):
+def test_a_step_without_a_finite_loss_leaves_weights_and_optimizer_unchanged(model_folder, broken, rank):
     learner = make_learner(model_folder, BreaksAt(broken, 2), lora_rank=rank)
     trees = make_trees(learner)
     learner.step(trees)
@@ -62,18 +62,16 @@ def test_a_step_without_a_finite_loss_leaves_weights_and_optimizer_to_the_bit(mo
     with pytest.raises(NotFiniteError, match="of step 2 is not finite") as raised:
         learner.step(trees)
     assert raised.value.found["values"]["loss"] == "nan"
-    assert bool(raised.value.found["gradients"]) == (broken is no_number)
+    assert bool(raised.value.found["gradients"]) == (broken is nan_loss)
     assert all(torch.equal(old, new) for old, new in zip(before, state(learner), strict=True))
-    again = make_learner(model_folder, lora_rank=rank)
-    for it in (learner, again):
-        it.step(trees)
-    again.step(trees)
-    assert all(torch.equal(old, new) for old, new in zip(state(learner), state(again), strict=True)), (
-        "as if never asked"
-    )
+    other = make_learner(model_folder, lora_rank=rank)
+    for stepping in (learner, other, other):
+        stepping.step(trees)
+    same = (torch.equal(old, new) for old, new in zip(state(learner), state(other), strict=True))
+    assert all(same), "as if the step had never been requested"
 
 
-def test_the_gradients_that_broke_are_named(model_folder):
+def test_gradients_that_are_not_finite_are_named(model_folder):
     learner = make_learner(model_folder)
     with pytest.raises(NotFiniteError) as raised:
         learner.step([build_tree(FORKED, [math.inf, 1.0, 1.0])])
@@ -81,28 +79,28 @@ def test_the_gradients_that_broke_are_named(model_folder):
     assert set(raised.value.found["gradients"]) <= names and raised.value.found["gradients"]
 
 
-def test_the_error_travels_between_processes():
+def test_the_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(NotFiniteError("step 1", {"values": {"loss": "nan"}})))
     assert str(error) == "step 1" and error.found == {"values": {"loss": "nan"}}
 
 
 class Breaks(CountingLearner):
-    """Finds in some steps, counted from 1, that the loss is not finite."""
+    """In some steps, counted from 1, the loss is not finite."""
 
     def __init__(self, *broken):
         super().__init__()
-        self.asked, self.broken = 0, broken
+        self.requested, self.broken = 0, broken
 
     def step(self, trees, *, loss=None):
-        self.asked += 1
-        if self.asked in self.broken:
+        self.requested += 1
+        if self.requested in self.broken:
             raise NotFiniteError("the loss is not finite", {"values": {"loss": "nan"}})
         return super().step(trees)
 
 
 @pytest.mark.system
-async def test_a_dropped_step_is_no_update_is_said_and_kept_and_training_goes_on(tmp_path):
-    engine, learner, screen = FakeEngine(Numbers()), Breaks(2), Told()
+async def test_a_dropped_step_is_reported_and_listed_and_training_continues(tmp_path):
+    engine, learner, screen = FakeEngine(Numbers()), Breaks(2), EngineLines()
     result = await art.train(
         ScriptedAgent(), ["a", "b"], **settings(tmp_path, engine=engine, learner=learner, progress=screen)
     )
@@ -112,18 +110,16 @@ async def test_a_dropped_step_is_no_update_is_said_and_kept_and_training_goes_on
     assert [weights.version for weights in engine.loaded] == [1, 2, 3]
     file = run / "dropped" / "step-000002.json"
     assert [str(file) in line for line in screen.lines].count(True) == 1
-    kept = json.loads(file.read_text())
-    assert (kept["step"], kept["version"], kept["not_finite"]) == (2, 1, {"values": {"loss": "nan"}})
-    batch = {t.rollout_id: t for t in art.load_trajectories(run, step=2)}
-    assert {it["rollout_id"]: it["reward"] for it in kept["rollouts"]} == {
-        it.rollout_id: it.reward for it in batch.values()
-    }
+    content = json.loads(file.read_text())
+    assert (content["step"], content["version"], content["not_finite"]) == (2, 1, {"values": {"loss": "nan"}})
+    rewards = {t.rollout_id: t.reward for t in art.load_trajectories(run, step=2)}
+    assert {rollout["rollout_id"]: rollout["reward"] for rollout in content["rollouts"]} == rewards
     with Store(run / "run.sqlite") as store:
         assert [update.step for update in store.updates()] == [1, 3, 4]
 
 
-class Told(Lines):
-    """Keeps what the engine's loggers say too, as a display on a terminal does."""
+class EngineLines(Lines):
+    """Keeps the engine's messages too."""
 
     def __init__(self):
         super().__init__()
@@ -141,20 +137,20 @@ async def test_three_dropped_steps_in_a_row_end_training_and_two_do_not(tmp_path
     assert more.report["steps"] == 9 and more.report["stopped"] is None
 
 
-async def test_calls_whose_logprobs_are_no_numbers_reach_no_learner_and_are_named(tmp_path):
-    """The door refuses such answers; these come from elsewhere."""
-    learner, runs = CountingLearner(), []
+async def test_calls_with_nan_logprobs_are_named_and_not_trained(tmp_path):
+    """The capture server refuses such answers; these calls are made by hand."""
+    learner, trajectories = CountingLearner(), []
     for at in range(2):
         call = art.types.Call((1, 2), (3, at), (math.nan, -1.0), request_id=f"q{at}")
-        runs.append(art.Trajectory(task="t", calls=(call,), reward=float(at), rollout_id=f"r{at}"))
+        trajectories.append(art.Trajectory(task="t", calls=(call,), reward=float(at), rollout_id=f"r{at}"))
     async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=learner) as run:
-        metrics = await run.learn([art.Group("t", tuple(runs))])
+        metrics = await run.learn([art.Group("t", tuple(trajectories))])
     assert learner.trees == [] and metrics["dropped"] == 1
-    kept = json.loads((tmp_path / "run" / "dropped" / "step-000001.json").read_text())
-    assert kept["not_finite"] == {"given": ["logprobs"], "calls": {"r0": ["q0"], "r1": ["q1"]}}
+    content = json.loads((tmp_path / "run" / "dropped" / "step-000001.json").read_text())
+    assert content["not_finite"] == {"given": ["logprobs"], "calls": {"r0": ["q0"], "r1": ["q1"]}}
 
 
-async def test_a_learner_that_has_stepped_all_the_same_is_not_gone_on_with(tmp_path):
+async def test_a_learner_that_steps_and_then_raises_ends_the_run(tmp_path):
     class Moved(CountingLearner):
         def step(self, trees, *, loss=None):
             super().step(trees)
@@ -165,7 +161,7 @@ async def test_a_learner_that_has_stepped_all_the_same_is_not_gone_on_with(tmp_p
 
 
 @pytest.mark.system
-async def test_a_reward_may_have_metrics_called_as_those_of_the_update(tmp_path):
+async def test_a_reward_may_have_metrics_with_the_names_of_the_updates(tmp_path):
     def reward(trajectory):
         trajectory.metrics.update(dropped=1.0, skipped=1.0, mismatch=9.0)
         return float(trajectory.output)
@@ -176,8 +172,8 @@ async def test_a_reward_may_have_metrics_called_as_those_of_the_update(tmp_path)
 
 
 @pytest.mark.system
-async def test_a_loss_that_is_nan_for_one_step_of_the_model_that_ships(tmp_path):
-    loss = BreaksAt(no_number, 2)
+async def test_a_nan_loss_in_one_step_of_the_tiny_model(tmp_path):
+    loss = BreaksAt(nan_loss, 2)
 
     async def step(run):
         groups = await run.collect(ScriptedAgent(max_tokens=6), ["Which city?"])

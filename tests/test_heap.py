@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system in every process that holds tensors, unless the user has set the heap."""
+"""Freed memory returns to the system in every process that holds tensors, unless the user configured the heap."""
 
 import os
 import subprocess
@@ -49,25 +49,25 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(
         sys.platform != "linux" or "CS_GNU_LIBC_VERSION" not in os.confstr_names,
-        reason="only glibc keeps what is freed",
+        reason="only glibc keeps freed memory",
     ),
 ]
 
 
 def kept_after(code, **variables):
-    """Return the MiB of 200 that a new process keeps after ``code`` when it has freed them."""
+    """Return how many of 200 freed MiB a new process keeps after ``code``."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     environment = {**inherited, "PYTHONPATH": str(TESTS), **variables}
-    said = subprocess.check_output([sys.executable, "-c", code + FREED], env=environment, text=True)
-    return int(said.split("kept ")[1].split()[0])
+    output = subprocess.check_output([sys.executable, "-c", code + FREED], env=environment, text=True)
+    return int(output.split("kept ")[1].split()[0])
 
 
-def test_without_it_a_process_keeps_what_it_has_freed():
+def test_by_default_a_process_keeps_freed_memory():
     assert kept_after("") >= 150
 
 
 @pytest.mark.parametrize("code", [BOUND, LEARNER, ENGINE], ids=["the function", "a learner", "the embedded engine"])
-def test_freed_memory_goes_back_to_the_system(code):
+def test_freed_memory_returns_to_the_system(code):
     assert kept_after(code) <= 20
 
 
@@ -76,9 +76,9 @@ def test_freed_memory_goes_back_to_the_system(code):
     [{"MALLOC_MMAP_THRESHOLD_": str(2**25)}, {"GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={2**25}"}],
     ids=["variable", "tunable"],
 )
-def test_the_users_own_setting_of_the_heap_counts(variables):
+def test_the_users_own_heap_settings_take_precedence(variables):
     assert kept_after(BOUND, **variables) >= 150
 
 
-def test_settings_that_leave_the_thresholds_alone_do_not_count():
+def test_other_heap_settings_change_nothing():
     assert kept_after(BOUND, MALLOC_ARENA_MAX="2", GLIBC_TUNABLES="glibc.malloc.arena_max=2") <= 20

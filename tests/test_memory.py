@@ -1,4 +1,4 @@
-"""What loading large libraries does to Python's search for garbage."""
+"""Garbage collection while large libraries are imported."""
 
 import gc
 
@@ -7,23 +7,23 @@ import pytest
 from art_core.runtime.memory import no_garbage_collection
 
 
-def test_nothing_is_searched_inside_and_what_was_made_there_counts_as_old():
+def test_nothing_is_collected_inside_and_new_objects_count_as_old():
     with no_garbage_collection():
         assert not gc.isenabled()
-        made = [[] for _ in range(1000)]
+        objects = [[] for _ in range(1000)]
     assert gc.isenabled()
     young = {id(it) for generation in (0, 1) for it in gc.get_objects(generation)}
-    assert not young & {id(it) for it in made}
+    assert not young & {id(it) for it in objects}
     assert not gc.get_freeze_count()
 
 
-def test_the_search_is_on_again_after_an_import_that_fails():
+def test_collection_is_on_again_after_an_import_that_fails():
     with pytest.raises(ImportError), no_garbage_collection():
         raise ImportError
     assert gc.isenabled()
 
 
-def test_a_program_that_has_it_off_keeps_it_off():
+def test_a_program_that_turned_it_off_keeps_it_off():
     gc.disable()
     try:
         with no_garbage_collection():

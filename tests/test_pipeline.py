@@ -1,4 +1,4 @@
-"""Rollouts while the learner works, and groups without contrast that are replaced: through train and open_run."""
+"""Rollouts while the learner works, through train and open_run."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ from art_embedded import TINY
 
 
 @given(depth=st.integers(0, 3), naps=st.lists(st.integers(0, 6), min_size=1, max_size=8), use=st.integers(0, 6))
-def test_nothing_is_begun_more_than_depth_steps_before_its_turn_and_all_comes_in_order(depth, naps, use):
+def test_no_work_begins_more_than_depth_steps_early_and_results_come_in_order(depth, naps, use):
     done = 0
     begun_at = {}
 
@@ -47,7 +47,7 @@ def test_nothing_is_begun_more_than_depth_steps_before_its_turn_and_all_comes_in
     assert depth == 0 or len(naps) == 1 or any(begun_at[step] < step for step in begun_at)
 
 
-async def test_what_fails_ahead_is_raised_when_its_turn_comes():
+async def test_an_error_ahead_is_raised_at_its_step():
     async def make(step):
         if step == 1:
             raise ValueError("step 1")
@@ -60,7 +60,7 @@ async def test_what_fails_ahead_is_raised_when_its_turn_comes():
             await pipeline.next()
 
 
-async def test_leaving_cancels_what_is_under_way_and_tells_of_other_failures(caplog):
+async def test_leaving_cancels_unfinished_work_and_logs_other_errors(caplog):
     cancelled = []
 
     async def make(step):
@@ -82,12 +82,12 @@ async def test_leaving_cancels_what_is_under_way_and_tells_of_other_failures(cap
 # Rollouts while training
 
 
-OF_A_STEP = 24
-"""Calls of a step's rollouts: two tasks, four runs of each, three turns."""
+STEP_CALLS = 24
+"""Two tasks, four rollouts of each, three turns."""
 
 
 class OverlappingLearner(CountingLearner):
-    """A step ends only when a call of a later step's rollouts has been answered since it began."""
+    """Ends a step only after a call of a later step was answered during it."""
 
     def __init__(self, engine, steps):
         super().__init__()
@@ -95,7 +95,7 @@ class OverlappingLearner(CountingLearner):
 
     def step(self, trees):
         before = len(self.engine.answered)
-        self.engine.most += OF_A_STEP
+        self.engine.most += STEP_CALLS
         if self.version + 1 < self.steps:
             with self.engine.changed:
                 assert self.engine.changed.wait_for(lambda: len(self.engine.answered) > before, 30)
@@ -103,7 +103,7 @@ class OverlappingLearner(CountingLearner):
 
 
 class SlowEngine(FakeEngine):
-    """Answers one call at a time, and says so."""
+    """Counts the calls that it answered."""
 
     def __init__(self, reply):
         super().__init__(reply)
@@ -121,7 +121,7 @@ class SlowEngine(FakeEngine):
 class EngineAhead(SlowEngine):
     """Answers the next step's calls only while the learner works."""
 
-    most = OF_A_STEP
+    most = STEP_CALLS
 
     async def chat(self, request):
         while len(self.answered) >= self.most:
@@ -178,7 +178,7 @@ async def test_without_staleness_no_call_is_answered_while_the_learner_works(tmp
     assert {rollout.step - 1 - call.policy_version for rollout, calls in stored(tmp_path) for call in calls} == {0}
 
 
-async def test_groups_with_a_call_beyond_the_bound_are_dropped_and_counted(tmp_path):
+async def test_groups_with_a_call_beyond_the_bound_are_left_out_and_counted(tmp_path):
     def group(*versions):
         def run(reward):
             calls = tuple(
@@ -215,7 +215,7 @@ async def test_a_swap_waits_for_calls_in_flight_so_a_call_has_one_version(tmp_pa
 
 
 @pytest.mark.system
-async def test_an_evaluation_between_steps_has_the_engine_to_itself_and_settled_weights(tmp_path):
+async def test_an_evaluation_between_steps_has_the_engine_and_one_version_to_itself(tmp_path):
     engine = FakeEngine(Numbers())
     await art.train(
         ScriptedAgent(2), ["a", "b"],
@@ -229,7 +229,7 @@ async def test_an_evaluation_between_steps_has_the_engine_to_itself_and_settled_
 
 
 @pytest.mark.system
-async def test_no_more_rollouts_run_at_a_time_than_allowed_however_many_steps_overlap(tmp_path):
+async def test_max_concurrent_holds_over_all_overlapping_steps(tmp_path):
     running = most = 0
 
     async def agent(task_input, address):
@@ -245,20 +245,20 @@ async def test_no_more_rollouts_run_at_a_time_than_allowed_however_many_steps_ov
 
 
 @pytest.mark.system
-async def test_seconds_are_those_the_loop_took_and_overlapped_rollouts_are_not_in_them(tmp_path):
+async def test_seconds_do_not_count_overlapped_rollouts(tmp_path):
     await art.train(ScriptedAgent(2), ["a"], **settings(tmp_path, max_staleness=1))
     for line in lines(tmp_path):
         assert line["seconds"] == pytest.approx(line["wait_seconds"] + line["learn_seconds"])
         assert line["rollout_seconds"] > 0
 
 
-async def test_a_reward_that_fails_in_a_later_steps_rollouts_ends_the_run_when_that_step_comes(tmp_path):
-    asked = 0
+async def test_a_reward_that_fails_ahead_ends_the_run_at_its_step(tmp_path):
+    count = 0
 
     def reward(trajectory):
-        nonlocal asked
-        asked += 1
-        if asked > 2 * 8:
+        nonlocal count
+        count += 1
+        if count > 2 * 8:
             raise RuntimeError("no more")
         return number(trajectory)
 
@@ -268,7 +268,7 @@ async def test_a_reward_that_fails_in_a_later_steps_rollouts_ends_the_run_when_t
 
 
 @pytest.mark.system
-async def test_an_interrupted_run_trains_on_what_ran_ahead_of_it(tmp_path):
+async def test_a_resumed_run_trains_on_the_rollouts_that_ran_ahead(tmp_path):
     class Stop(Display):
         def log(self, step, metrics):
             if step == 2:
@@ -281,22 +281,21 @@ async def test_an_interrupted_run_trains_on_what_ran_ahead_of_it(tmp_path):
     )
     with pytest.raises(asyncio.CancelledError):
         await task
-    kept = {rollout.rollout_id: rollout.step for rollout, _ in stored(tmp_path)}
-    assert {3, 4} <= set(kept.values())
-    again = CountingLearner()
-    await art.train(ScriptedAgent(), ["a", "b", "c"], **settings(tmp_path, steps=5, max_staleness=2, learner=again))
-    assert (
-        again.version == 5 and len(again.trees) == 3 and [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5]
-    )
-    now = {rollout.rollout_id: rollout for rollout, _ in stored(tmp_path)}
-    assert set(kept) <= set(now)
-    ended = [id_ for id_, rollout in now.items() if id_ in kept and rollout.step == 3 and not rollout.error]
-    again_made = sum(rollout.step == 3 for id_, rollout in now.items() if id_ not in kept)
-    assert ended and again_made == 8 - len(ended)
+    before = {rollout.rollout_id: rollout.step for rollout, _ in stored(tmp_path)}
+    assert {3, 4} <= set(before.values())
+    learner = CountingLearner()
+    await art.train(ScriptedAgent(), ["a", "b", "c"], **settings(tmp_path, steps=5, max_staleness=2, learner=learner))
+    assert learner.version == 5 and len(learner.trees) == 3
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5]
+    after = {rollout.rollout_id: rollout for rollout, _ in stored(tmp_path)}
+    assert set(before) <= set(after)
+    finished = [id_ for id_, rollout in after.items() if id_ in before and rollout.step == 3 and not rollout.error]
+    repeated = sum(rollout.step == 3 for id_, rollout in after.items() if id_ not in before)
+    assert finished and repeated == 8 - len(finished)
 
 
 @pytest.mark.system
-async def test_a_dry_run_and_hand_made_overlap_work_with_staleness(tmp_path):
+async def test_a_dry_run_and_overlap_by_hand_work_with_staleness(tmp_path):
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, max_staleness=1, dry_run=True))
     assert result.report["dry_run"]["calls"] == 4
     async with art.open_run(
@@ -311,33 +310,30 @@ async def test_a_dry_run_and_hand_made_overlap_work_with_staleness(tmp_path):
             assert metrics["staleness_max"] <= 1 and metrics["groups_stale"] == 0
 
 
-# Groups without contrast, replaced
-
-
 @pytest.mark.parametrize("wrong", [{"max_staleness": -1}, {"max_extra_rounds": 1.5}, {"dynamic_sampling": "yes"}])
 def test_settings_that_cannot_work_are_refused(tmp_path, wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         art.open_run(tmp_path, **wrong)
 
 
-# The real thing
+# The embedded engine and learner
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("lora_rank", [0, 4])
-async def test_every_call_of_a_run_with_staleness_replays_with_the_weights_of_its_version(tmp_path, lora_rank):
-    """The engine answered while the optimizer worked: a torn snapshot would show as logprobs that no checkpoint gives."""
+async def test_every_call_has_the_logprobs_of_its_version(tmp_path, lora_rank):
+    """The engine answers while the optimizer works: a torn snapshot would have logprobs that no checkpoint has."""
     await art.train(
         ScriptedAgent(2, max_tokens=8), ["hello", "there"], model="tiny", steps=5, tasks_per_step=1, group_size=6,
         reward=lambda trajectory: int(trajectory.rollout_id, 16) % 997, max_staleness=1, learning_rate=5e-4,
         warmup_steps=0, keep_checkpoints=None, lora_rank=lora_rank, run_dir=tmp_path / "run", progress=False,
     )  # fmt: skip
     models = [replayed(tmp_path / "run", version) for version in range(6)]
-    assert [line["groups_with_contrast"] for line in lines(tmp_path)] == [1] * 5, "so a step's number is its version"
-    calls = [(rollout.step, call) for rollout, of_rollout in stored(tmp_path) for call in of_rollout]
+    assert [line["groups_with_contrast"] for line in lines(tmp_path)] == [1] * 5, "a step's number is its version"
+    calls = [(rollout.step, call) for rollout, calls in stored(tmp_path) for call in calls]
     assert {step - 1 - call.policy_version for step, call in calls} == {0, 1}
     assert max(gap(models[call.policy_version], call) for _, call in calls) < 1e-4
-    assert max(gap(models[call.policy_version + 1], call) for _, call in calls) > 1e-3, "other weights would show"
+    assert max(gap(models[call.policy_version + 1], call) for _, call in calls) > 1e-3, "other weights differ"
     first, *later = lines(tmp_path)
     assert first["logprob_gap"] < 1e-4 < later[0]["logprob_gap"] and later[0]["staleness_max"] == 1
 
@@ -355,5 +351,5 @@ def replayed(run_dir, version):
 @torch.no_grad()
 def gap(model, call):
     logits = model(torch.tensor([[*call.prompt_ids, *call.sampled_ids]])).logits[0, len(call.prompt_ids) - 1 : -1]
-    there = logits.log_softmax(-1).gather(1, torch.tensor(call.sampled_ids)[:, None])[:, 0]
-    return (there - torch.tensor(call.logprobs)).abs().max().item()
+    logprobs = logits.log_softmax(-1).gather(1, torch.tensor(call.sampled_ids)[:, None])[:, 0]
+    return (logprobs - torch.tensor(call.logprobs)).abs().max().item()

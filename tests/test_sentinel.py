@@ -1,4 +1,4 @@
-"""Does the engine serve what the learner made? What is said where it does, where it does not, and where nobody can tell."""
+"""Does the engine serve the learner's newest weights?"""
 
 import io
 import math
@@ -37,14 +37,14 @@ def run_of(tmp_path, **settings):
 
 
 class Scoring(FakeEngine):
-    """Its weights are those of a ``CountingLearner``."""
+    """Scores like a ``CountingLearner``."""
 
     async def score(self, ids):
         return version_logprobs(self.version, ids)
 
 
 class Forgetful(Scoring):
-    """Takes new weights and serves the old ones, from some version on."""
+    """Keeps serving one version, whatever it is sent later."""
 
     def __init__(self, since: int) -> None:
         super().__init__()
@@ -57,33 +57,33 @@ class Forgetful(Scoring):
 
 class Damaging(Scoring):
     async def score(self, ids):
-        return [it - 2 * random.random() if self.loaded else it for it in await super().score(ids)]
+        return [logprob - 2 * random.random() * bool(self.loaded) for logprob in await super().score(ids)]
 
 
-async def test_every_step_says_how_far_engine_and_learner_are_apart(tmp_path):
+async def test_every_step_has_the_distance_between_engine_and_learner(tmp_path):
     async with run_of(tmp_path) as run:
         steps = [await run.learn([group()]) for _ in range(3)]
     assert [step["mismatch"] for step in steps] == [0, 0, 0]
     assert steps[-1]["cannot_tell"] == 0
 
 
-async def test_an_engine_that_keeps_its_old_weights_stops_the_run_and_is_named(tmp_path):
+async def test_an_engine_that_keeps_its_old_weights_stops_the_run(tmp_path):
     async with run_of(tmp_path, engine=Forgetful(since=1)) as run:
         await run.learn([group()])
         with pytest.raises(StaleWeightsError, match="sent version 2 of the weights and still serves version 1"):
             await run.learn([group()])
         assert run.step == 1
     async with run_of(tmp_path) as run:
-        assert run.step == 1, "the step was not counted, so it is done again"
+        assert run.step == 1, "the step was not counted"
 
 
-async def test_damaged_weights_are_neither_the_new_nor_the_old_ones(tmp_path):
+async def test_damaged_weights_stop_the_run(tmp_path):
     async with run_of(tmp_path, engine=Damaging()) as run:
         with pytest.raises(StaleWeightsError, match="serves neither version 1 of the weights"):
             await run.learn([group()])
 
 
-async def test_a_run_that_goes_on_checks_what_it_has_loaded(tmp_path):
+async def test_a_resumed_run_checks_the_weights_that_it_loads(tmp_path):
     async with run_of(tmp_path) as run:
         await run.learn([group()])
     with pytest.raises(StaleWeightsError, match="sent version 1 of the weights and still serves version 0"):
@@ -93,12 +93,12 @@ async def test_a_run_that_goes_on_checks_what_it_has_loaded(tmp_path):
         assert (await run.learn([group()]))["mismatch"] == 0
 
 
-async def test_weights_that_the_engine_loses_between_two_steps_stop_the_run_before_their_calls_are_trained(tmp_path):
+async def test_an_engine_that_loses_weights_between_steps_stops_the_run_before_training(tmp_path):
     engine, learner = Scoring(), CountingLearner()
     async with run_of(tmp_path, engine=engine, learner=learner) as run:
         await run.learn([group()])
-        engine.loaded.clear()  # as a server does that is started anew with the start weights
-        with pytest.raises(StaleWeightsError, match="does not serve version 1 of the weights any more.*restarted"):
+        engine.loaded.clear()  # like a server that restarts with the start weights
+        with pytest.raises(StaleWeightsError, match="no longer serves version 1 of the weights.*restarted"):
             await run.learn([group()])
         assert run.step == learner.version == 1
         await run.door.swap(learner.weights())
@@ -110,17 +110,17 @@ class Silent(CountingLearner):
         return None
 
 
-async def test_a_learner_that_cannot_score_leaves_the_check_out_and_that_is_said(tmp_path):
-    said = io.StringIO()
-    with Display(console=Console(file=said)):
+async def test_a_learner_that_cannot_score_skips_the_check_with_a_message(tmp_path):
+    output = io.StringIO()
+    with Display(console=Console(file=output)):
         async with run_of(tmp_path, learner=Silent(), engine=Forgetful(since=0)) as run:
             metrics = await run.learn([group()])
     assert "mismatch" not in metrics
-    assert "learner has no score()" in said.getvalue()
+    assert "learner has no score()" in output.getvalue()
 
 
 class Short(Scoring):
-    """Scores a text as vLLM does: only where its context has room for one token more."""
+    """Scores a text like vLLM: only if its context has room for one token more."""
 
     async def score(self, ids):
         if len(ids) >= len(IDS):
@@ -151,22 +151,22 @@ class Model:
         return [it + self.draw.gauss(0, self.noise) for it in self.logprobs(self.served, ids)]
 
 
-async def watch(model, steps, *, stuck_at=None, kept=None):
-    """Return the metrics of ``steps`` swaps, in which the engine is stuck at a version."""
-    sentinel = Sentinel(model.answered, model.learnt, None, ({} if kept is None else kept).update)
+async def watch(model, steps, *, stuck_at=None, state=None):
+    """Return the metrics of ``steps`` swaps; the engine may be stuck at a version."""
+    sentinel = Sentinel(model.answered, model.learnt, None, ({} if state is None else state).update)
     await sentinel.begin(group().trajectories, 0)
-    seen = []
+    metrics = []
     for _ in range(steps):
         model.made += 1
         model.served = model.made if stuck_at is None else min(model.made, stuck_at)
-        seen.append(await sentinel.check(model.made, await model.answered(sentinel.probe)))
-    return seen
+        metrics.append(await sentinel.check(model.made, await model.answered(sentinel.probe)))
+    return metrics
 
 
-async def test_steps_below_the_noise_are_counted_as_not_told():
-    seen = await watch(Model(change=1e-6), 5)
-    assert [it["cannot_tell"] for it in seen] == [1, 1, 1, 1, 1]
-    assert all(it["mismatch"] < FLOOR for it in seen)
+async def test_steps_below_the_noise_cannot_be_told_apart():
+    steps = await watch(Model(change=1e-6), 5)
+    assert [step["cannot_tell"] for step in steps] == [1, 1, 1, 1, 1]
+    assert all(step["mismatch"] < FLOOR for step in steps)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -174,12 +174,11 @@ async def test_noise_never_stops_a_run_that_serves_its_newest_weights(seed):
     for change in (1e-4, 3e-3, 1e-2, 3e-2):
         model = Model(change, noise=1e-2)
         model.draw = random.Random(seed)
-        seen = await watch(model, 40)
-        assert seen[-1]["mismatch"] < 2e-2
+        assert (await watch(model, 40))[-1]["mismatch"] < 2e-2
 
 
 @pytest.mark.parametrize("change", [1e-3, 1e-2, 1e-1])
-async def test_small_steps_that_never_arrive_are_found_when_they_have_added_up(change):
+async def test_small_steps_that_never_arrive_are_noticed_once_they_add_up(change):
     with pytest.raises(StaleWeightsError, match="still serves version 0"):
         await watch(Model(change, noise=1e-2), 60, stuck_at=0)
 
@@ -189,16 +188,16 @@ async def test_an_engine_with_another_model_stops_the_run_before_its_first_step(
         await watch(Model(change=1e-3, noise=3.0), 1)
 
 
-async def test_what_outlives_the_process_is_kept():
-    kept = {}
-    await watch(Model(change=1e-6), 3, kept=kept)
-    assert kept["ids"] == list(IDS[:-1]) and kept["noise"] == FLOOR
+async def test_the_text_and_the_noise_are_stored():
+    state = {}
+    await watch(Model(change=1e-6), 3, state=state)
+    assert state["ids"] == list(IDS[:-1]) and state["noise"] == FLOOR
 
 
-async def test_a_run_may_go_on_with_an_engine_of_another_number_format(tmp_path):
-    fine, coarse, kept = Model(change=1e-3), Model(change=1e-3, noise=1e-2), {}
-    await watch(fine, 3, kept=kept)
-    sentinel = Sentinel(coarse.answered, coarse.learnt, kept, kept.update)
+async def test_a_run_may_resume_with_an_engine_of_another_number_format(tmp_path):
+    fine, coarse, state = Model(change=1e-3), Model(change=1e-3, noise=1e-2), {}
+    await watch(fine, 3, state=state)
+    sentinel = Sentinel(coarse.answered, coarse.learnt, state, state.update)
     await sentinel.resume()
     coarse.made = coarse.served = 3
     await sentinel.check(3, await coarse.answered(sentinel.probe))
@@ -213,12 +212,12 @@ class Coarse(Scoring):
         return [it + 0.01 for it in await super().score(ids)]
 
 
-async def test_the_noise_of_a_run_that_goes_on_is_that_of_its_engine_now(tmp_path, caplog):
+async def test_a_resumed_run_measures_the_noise_of_its_new_engine(tmp_path, caplog):
     async with run_of(tmp_path) as run:
         await run.learn([group()])
     async with run_of(tmp_path, engine=Coarse(), learner=CountingLearner()) as run:
         assert (await run.learn([group()]))["mismatch"] == pytest.approx(0.01)
-    assert "what is sampled is not quite what is trained" not in caplog.text
+    assert "is not quite the one that is trained" not in caplog.text
 
 
 class Broken(CountingLearner):
@@ -226,14 +225,14 @@ class Broken(CountingLearner):
         return [math.nan if self.version else it for it in super().score(ids)]
 
 
-async def test_a_learner_whose_weights_are_broken_is_named_and_not_the_engine(tmp_path):
+async def test_broken_weights_of_the_learner_are_not_blamed_on_the_engine(tmp_path):
     async with run_of(tmp_path, learner=Broken()) as run:
         with pytest.raises(ArtError, match=r"the learner's own logprobs.*not numbers.*learning_rate"):
             await run.learn([group()])
         assert run.step == 0
 
 
-async def test_what_is_impossible_is_the_same_as_what_vllm_says_for_it():
+async def test_minus_infinity_equals_vllms_logprob_of_the_impossible():
     class Impossible(Model):
         async def answered(self, ids):
             return [-9999.0, *(await super().answered(ids))[1:]]
@@ -246,7 +245,7 @@ async def test_what_is_impossible_is_the_same_as_what_vllm_says_for_it():
         await watch(Impossible(change=1e-2), 3, stuck_at=0)
 
 
-async def test_a_server_that_outlived_the_run_is_given_the_start_weights_where_no_checkpoint_was_written(tmp_path):
+async def test_a_server_that_outlived_a_run_without_checkpoints_gets_the_start_weights(tmp_path):
     class AtAnAddress(Scoring):
         loads_files = True
 
@@ -261,13 +260,13 @@ async def test_a_server_that_outlived_the_run_is_given_the_start_weights_where_n
 
 
 class FromFiles(EmbeddedEngine):
-    """Loads adapters from files, as a server of its own would."""
+    """Loads adapters from files, like a separate server."""
 
     loads_files = True
 
 
 class StaleAdapter(FromFiles):
-    """Takes the second adapter for the first, as servers have done that kept files by name."""
+    """Loads the first adapter instead of the second, like servers that cache files by name."""
 
     async def load(self, weights):
         first = weights.path.parent.parent / "1" / "adapter"
@@ -278,28 +277,28 @@ class CorruptedAdapter(FromFiles):
     async def load(self, weights):
         file = weights.path / "adapter_model.safetensors"
         torch.manual_seed(0)
-        save_file({name: torch.randn_like(it) * it.std() for name, it in load_file(file).items()}, file)
+        save_file({name: torch.randn_like(values) * values.std() for name, values in load_file(file).items()}, file)
         await super().load(weights)
 
 
 @pytest.mark.smoke
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("kind", "steps", "said"),
+    ("kind", "steps", "error"),
     [
         (FromFiles, 3, None),
         (StaleAdapter, 2, "sent version 2 of the weights and still serves version 1"),
         (CorruptedAdapter, 1, "serves neither version 1 of the weights"),
     ],
 )
-async def test_a_real_engine_is_told_apart_by_its_adapter(tmp_path, kind, steps, said):
+async def test_stale_and_corrupted_adapters_of_a_real_engine_are_noticed(tmp_path, kind, steps, error):
     config = TrainConfig(lora_rank=8, learning_rate=5e-3, warmup_steps=0)
     learner = TorchLearner(TINY, config, grpo)
     settings = {"lora_rank": 8, "learning_rate": 5e-3, "warmup_steps": 0}
     async with art.open_run(tmp_path / "run", engine=kind(str(TINY), config), learner=learner, **settings) as run:
         for number in range(steps):
-            if said and number == steps - 1:
-                with pytest.raises(StaleWeightsError, match=said):
+            if error and number == steps - 1:
+                with pytest.raises(StaleWeightsError, match=error):
                     await run.learn([group()])
             else:
                 metrics = await run.learn([group()])

@@ -1,4 +1,4 @@
-"""Trackers are told everything in order, and nothing that they do stops a run."""
+"""Trackers are called in order, and nothing that they do stops a run."""
 
 import threading
 
@@ -10,26 +10,27 @@ from art_core.attribution import destination
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
 from art_core.loop import trackers
+from art_core.loop.trackers import Tracker
 from art_core.plugins import Plugins
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 
-class Told:
-    """Keeps what it is told."""
+class Recorder(Tracker):
+    """Keeps its calls."""
 
     def __init__(self):
-        self.told, self.threads, self.free = [], set(), []
+        self.calls, self.threads, self.exempt = [], set(), []
 
     def log(self, step, metrics):
         self._keep("log", step, metrics["reward"])
 
     def log_groups(self, step, groups, split):
-        runs = [t for group in groups for t in group.trajectories]
-        assert all(t.calls and t.reward is not None and t.rollout_id for t in runs)
-        self._keep("log_groups", step, split, len(runs))
+        trajectories = [t for group in groups for t in group.trajectories]
+        assert all(t.calls and t.reward is not None and t.rollout_id for t in trajectories)
+        self._keep("log_groups", step, split, len(trajectories))
 
-    def log_evaluation(self, step, found):
-        self._keep("log_evaluation", step, found["name"])
+    def log_evaluation(self, step, evaluation):
+        self._keep("log_evaluation", step, evaluation["name"])
 
     def log_checkpoint(self, step, folder):
         assert folder.is_dir()
@@ -41,10 +42,10 @@ class Told:
     def close(self):
         self._keep("close")
 
-    def _keep(self, *told):
+    def _keep(self, *call):
         self.threads.add(threading.current_thread().name)
-        self.free.append(destination("gpt-4.1") is None)
-        self.told.append(told)
+        self.exempt.append(destination("gpt-4.1") is None)
+        self.calls.append(call)
 
 
 def number():
@@ -67,10 +68,10 @@ async def train(tmp_path, *tracked, **more):
     return await art.train(ScriptedAgent(), ["a"], trackers=tracked, **settings)
 
 
-async def test_a_tracker_is_told_everything_in_order_in_one_thread_that_is_no_rollouts(tmp_path):
-    tracker = Told()
+async def test_all_methods_are_called_in_order_in_one_thread_outside_of_rollouts(tmp_path):
+    tracker = Recorder()
     await train(tmp_path, tracker, eval_tasks=["held out"], eval_every=1)
-    assert [told for told in tracker.told if told[0] != "log"] == [
+    assert [call for call in tracker.calls if call[0] != "log"] == [
         ("log_groups", 0, "eval", 1),
         ("log_evaluation", 0, "before"),
         ("log_groups", 1, "train", 2),
@@ -84,37 +85,37 @@ async def test_a_tracker_is_told_everything_in_order_in_one_thread_that_is_no_ro
         ("log_report", 2),
         ("close",),
     ]
-    assert [told for told in tracker.told if told[0] == "log"] == [("log", 1, 0.5), ("log", 2, 0.5)]
+    assert [call for call in tracker.calls if call[0] == "log"] == [("log", 1, 0.5), ("log", 2, 0.5)]
     assert len(tracker.threads) == 1 and threading.current_thread().name not in tracker.threads
-    assert all(tracker.free)
+    assert all(tracker.exempt)
 
 
-async def test_the_last_weights_are_told_where_not_every_step_has_a_checkpoint(tmp_path):
-    tracker = Told()
+async def test_the_last_weights_are_logged_even_if_not_every_step_has_a_checkpoint(tmp_path):
+    tracker = Recorder()
     await train(tmp_path, tracker, steps=3, checkpoint_every=2)
-    assert [told for told in tracker.told if told[0] == "log_checkpoint"] == [
+    assert [call for call in tracker.calls if call[0] == "log_checkpoint"] == [
         ("log_checkpoint", 2),
         ("log_checkpoint", 3),
     ]
 
 
-async def test_a_tracker_that_fails_is_named_once_and_told_further(tmp_path):
-    class Fails(Told):
+async def test_a_tracker_that_fails_is_named_once_and_still_called(tmp_path):
+    class Fails(Recorder):
         def log(self, step, metrics):
             super().log(step, metrics)
             raise OSError("no network")
 
-    tracker, other, screen = Fails(), Told(), Lines()
+    tracker, other, screen = Fails(), Recorder(), Lines()
     result = await train(tmp_path, tracker, other, progress=screen)
     assert result.report["steps"] == 2
-    assert [told[0] for told in tracker.told].count("log") == 2 and other.told == tracker.told
+    assert [call[0] for call in tracker.calls].count("log") == 2 and other.calls == tracker.calls
     assert [line for line in screen.lines if "Fails 1" in line] == [
-        "the tracker Fails 1 failed in log: OSError: no network; the run goes on, and what it missed is in the run folder"
+        "the tracker Fails 1 failed in log: OSError: no network; training is not affected, and the run folder has what it missed"
     ]
 
 
-async def test_a_tracker_that_hangs_is_left_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers, "WAITING", 1)
+async def test_a_tracker_that_hangs_is_abandoned(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "MAX_QUEUED", 1)
     free = threading.Event()
 
     class Hangs:
@@ -128,15 +129,17 @@ async def test_a_tracker_that_hangs_is_left_behind(tmp_path, monkeypatch):
     result = await train(tmp_path, Hangs(), steps=4, progress=screen, tracker_timeout=0.05)
     free.set()
     assert result.report["steps"] == 4
-    about = [line for line in screen.lines if "Hangs" in line]
-    assert len(about) == 2 and "behind" in about[0] and "has not ended in 0.05 s" in about[1]
+    assert [line for line in screen.lines if "Hangs" in line] == [
+        "the tracker Hangs 1 is too slow; calls are skipped until it catches up",
+        "the tracker Hangs 1 did not close within 0.05 s (tracker_timeout) and is abandoned",
+    ]
 
 
-async def test_who_is_waited_for_at_the_end_is_said_and_so_is_what_was_lost(tmp_path, monkeypatch):
+async def test_a_slow_tracker_is_named_at_the_end_and_so_is_what_it_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(trackers, "SILENT_SECONDS", 0.05)
     waited = threading.Event()
 
-    class Slow(Told):
+    class Slow(Recorder):
         def log(self, step, metrics):
             raise OSError("no network")
 
@@ -147,29 +150,29 @@ async def test_who_is_waited_for_at_the_end_is_said_and_so_is_what_was_lost(tmp_
     class Screen(Lines):
         def say(self, text):
             super().say(text)
-            if "waiting for the tracker Slow 1, " in text and " s at most" in text:
+            if text.startswith("waiting up to ") and text.endswith(" s for the tracker Slow 1"):
                 waited.set()
 
     screen = Screen()
     await train(tmp_path, Slow(), progress=screen)
     failed, _, lost = [line for line in screen.lines if "Slow 1" in line]
-    assert "failed in log: OSError: no network; the run goes on" in failed
-    assert "failed in close: OSError: 2 steps were never sent; what it missed is in the run folder" in lost
+    assert "failed in log: OSError: no network; training is not affected" in failed
+    assert "failed in close: OSError: 2 steps were never sent; training is not affected" in lost
 
 
 async def test_a_tracker_that_catches_up_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers, "WAITING", 1)
-    free, told = threading.Event(), []
+    monkeypatch.setattr(trackers, "MAX_QUEUED", 1)
+    free, calls = threading.Event(), []
 
-    class Slow(Told):
+    class Slow(Recorder):
         def log(self, step, metrics):
             free.wait()
 
         def log_report(self, report):
-            told.append("report")
+            calls.append("report")
 
         def close(self):
-            told.append("closed")
+            calls.append("closed")
 
     class Frees:
         def log(self, step, metrics):
@@ -179,41 +182,41 @@ async def test_a_tracker_that_catches_up_is_closed(tmp_path, monkeypatch):
             free.set()
 
     await train(tmp_path, Slow(), Frees(), steps=4)
-    assert told == ["report", "closed"]
+    assert calls == ["report", "closed"]
 
 
-async def test_what_cannot_be_written_or_made_leaves_no_tracker_open(tmp_path, monkeypatch):
+async def test_trackers_are_closed_if_the_report_or_another_tracker_fails(tmp_path, monkeypatch):
     def full(run):
         raise OSError("no space left")
 
-    tracker = Told()
+    tracker = Recorder()
     monkeypatch.setattr("art_core.loop.train.write_report", full)
     with pytest.raises(OSError, match="no space"):
         await train(tmp_path, tracker)
-    assert tracker.told[-1] == ("close",)
+    assert tracker.calls[-1] == ("close",)
 
     def refuses(run_dir, config):
         raise ConfigError("not today")
 
-    other = Told()
+    other = Recorder()
     with pytest.raises(ConfigError, match="not today"):
         trackers.Trackers({"other": lambda *_: other, "refuses": refuses}, tmp_path, TrainConfig(), print)
-    assert other.told == [("close",)]
+    assert other.calls == [("close",)]
 
 
-async def test_a_tracker_that_exits_is_named_and_a_thing_that_is_none_is_refused(tmp_path):
-    class Exits(Told):
+async def test_a_tracker_that_exits_is_named_and_an_object_that_is_no_tracker_is_refused(tmp_path):
+    class Exits(Recorder):
         def log(self, step, metrics):
             raise SystemExit(3)
 
     tracker, screen = Exits(), Lines()
     await train(tmp_path, tracker, progress=screen)
-    assert tracker.told[-1] == ("close",) and any("Exits 1 failed in log: SystemExit" in line for line in screen.lines)
-    with pytest.raises(ConfigError, match="is no tracker"):
+    assert tracker.calls[-1] == ("close",) and any("Exits 1 failed in log: SystemExit" in line for line in screen.lines)
+    with pytest.raises(ConfigError, match="isn't a tracker"):
         await train(tmp_path, object(), run_dir=tmp_path / "other")
 
 
-async def test_a_tracker_that_cannot_work_here_is_refused_before_anything_runs(tmp_path):
+async def test_a_tracker_whose_check_fails_is_refused_before_anything_runs(tmp_path):
     def factory(run_dir, config):
         raise AssertionError("made")
 
@@ -232,3 +235,20 @@ async def test_a_tracker_that_cannot_work_here_is_refused_before_anything_runs(t
     with pytest.raises(ConfigError, match="mien"):
         await train(tmp_path, "mien", plugins=plugins, engine=engine)
     assert not engine.requests and not (tmp_path / "run").exists()
+
+
+async def test_a_tracker_has_defaults_for_what_it_lacks_whether_it_inherits_them_or_not(tmp_path):
+    class Inherits(Tracker):
+        def log_report(self, report):
+            steps.append(report["steps"])
+
+    class Own:
+        def log(self, step, metrics):
+            steps.append(step)
+
+        def close(self):
+            pass
+
+    steps, screen = [], Lines()
+    await train(tmp_path, Inherits(), Own(), steps=1, progress=screen)
+    assert steps == [1, 1] and not [line for line in screen.lines if "tracker" in line]

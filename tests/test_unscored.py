@@ -28,7 +28,7 @@ async def test_unscored_groups_are_counted_and_the_reason_is_said_once(tmp_path)
     )
     assert [(line["groups_unscored"], line["unscored"]) for line in lines_of(tmp_path)] == [(2.0, 5.0)] * 2
     assert told.getvalue().count("rollouts could not be scored: the answer has no JSON") == 1
-    assert told.getvalue().count("unscored runs 5") == 2
+    assert told.getvalue().count("unscored rollouts 5") == 2
 
 
 class Refuses:

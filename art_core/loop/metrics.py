@@ -1,49 +1,49 @@
-"""Groups -> the numbers of a step, and where the seconds go. Knows nothing about how groups come about."""
+"""The metrics of a step: from its groups, its seconds and the engine's counters."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import numpy as np
 
+from art_core.errors import CaptureError
 from art_core.types import Group, TokenTree, Trajectory
 
-OURS = frozenset(
+STEP_METRICS = frozenset(
     {
         "step", "reward", "call_reward", "trajectories", "failed", "unscored", "calls", "sampled_tokens", "groups_sampled",
         "groups_unscored", "groups_with_contrast", "groups_stale", "staleness", "staleness_max", "seconds", "rollout_seconds",
         "score_seconds", "wait_seconds", "learn_seconds",
     }
 )  # fmt: skip
-"""Metrics of the whole step. A reward's own of these names are kept as ``reward/...``, a learner's as ``learner/...``."""
-OF_UPDATE = frozenset({"dropped", "skipped", "mismatch", "cannot_tell"})
-"""Metrics of what became of the optimizer step, which decide how a run goes on. A reward's own are kept as ``reward/...``."""
-
+"""If a reward's metric has one of these names, it becomes ``reward/...``; a learner's becomes ``learner/...``."""
+UPDATE_METRICS = frozenset({"dropped", "skipped", "mismatch", "cannot_tell"})
+"""They decide whether training continues, so a reward's metrics of these names become ``reward/...``."""
 Z = 1.959963984540054
 """The 97.5 % point of the normal distribution, for intervals of 95 %."""
 
 
 def summary(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the means over all trajectories: reward, every metric that a reward function set, calls, failures; and of the
-    rewards of single calls, ``call_reward`` and by node."""
+    """Return counts, and means over all trajectories of the reward and of the metrics that reward functions set. The rewards
+    of single calls are averaged over all calls (``call_reward``) and by node."""
     trajectories = [t for g in groups for t in g.trajectories]
-    values: dict[str, list[float]] = {}
+    values: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():
-            values.setdefault(f"reward/{name}" if name in OURS | OF_UPDATE else name, []).append(float(value))
+            values[f"reward/{name}" if name in STEP_METRICS | UPDATE_METRICS else name].append(float(value))
         if trajectory.reward is not None:
-            values.setdefault("reward", []).append(trajectory.reward)
+            values["reward"].append(trajectory.reward)
         for call in trajectory.calls:
             if call.reward is not None:
-                values.setdefault("call_reward", []).append(call.reward)
+                values["call_reward"].append(call.reward)
                 if call.agent:
-                    values.setdefault(f"call_reward/{call.agent}", []).append(call.reward)
-    means = {name: sum(them) / len(them) for name, them in values.items()}
-    return means | {
+                    values[f"call_reward/{call.agent}"].append(call.reward)
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items()} | {
         "groups_sampled": float(len(groups)),
         "groups_unscored": float(sum(all(t.reward is None for t in g.trajectories) for g in groups)),
         "trajectories": float(len(trajectories)),
@@ -55,54 +55,50 @@ def summary(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def left_out(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return which share of the targets is not trained (``untrained``), and which a grammar forced (``forced``).
+    """Return the shares of the targets that are not trained (``untrained``) and that a grammar forced (``forced``).
 
-    What is untrained and not forced is of calls that were cut off or aborted.
+    The former has the latter in it, and the tokens of calls that were cut off or aborted.
     """
-    targets = max(1, sum(it.num_targets for it in trees))
-    untrained = sum(int(np.count_nonzero(it.weights == 0)) for it in trees)
+    targets = max(1, sum(tree.num_targets for tree in trees))
+    untrained = sum(int(np.count_nonzero(tree.weights == 0)) for tree in trees)
     forced = sum(len(call.forced) for trajectory in trajectories for call in trajectory.calls)
     return {"untrained": untrained / targets, "forced": forced / targets}
 
 
 def joined(metrics: Mapping[str, float], more: Mapping[str, float], whose: str = "learner") -> dict[str, float]:
-    """Return a step's metrics with ``more``, which are ``WHOSE/...`` where the step or a reward has that name already.
+    """Return a step's metrics with ``more``, named ``WHOSE/...`` if the step or a reward already uses the name.
 
-    The reward's keep theirs: they are there in steps without a learner too, and a name should mean one thing in all steps.
+    A reward's metrics keep theirs: steps without a learner have them too, and a name should mean the same in all steps.
     """
-    taken = OURS | metrics.keys()
+    taken = STEP_METRICS | metrics.keys()
     return {**metrics, **{f"{whose}/{name}" if name in taken else name: value for name, value in more.items()}}
 
 
 def of_learner(metrics: Mapping[str, float], name: str) -> float:
-    """Return the learner's ``name`` of a step, whichever name ``joined`` gave it; 0 where there is none."""
+    """Return the learner's metric from a step's, whichever name ``joined`` gave it; 0 if it is missing."""
     return metrics.get(f"learner/{name}", metrics.get(name, 0.0))
 
 
 def oldest(group: Group, version: int) -> int:
-    """Return how many optimizer steps older than ``version`` the weights are that sampled the group's oldest call."""
-    return max(_ages([group], version), default=0)
+    """Return how many optimizer steps lie between the weights that sampled the group's oldest call and ``version``."""
+    return int(staleness([group], version)["staleness_max"])
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Return mean and maximum over the groups' calls of the optimizer steps from the weights that sampled to ``version``."""
-    ages = _ages(groups, version)
+    """Return the mean and maximum, over all calls, of the optimizer steps between the weights that sampled and ``version``."""
+    ages = [version - call.policy_version for g in groups for t in g.trajectories for call in t.calls]
     return {"staleness": sum(ages) / max(1, len(ages)), "staleness_max": float(max(ages, default=0))}
 
 
-def _ages(groups: Sequence[Group], version: int) -> list[int]:
-    return [version - call.policy_version for g in groups for t in g.trajectories for call in t.calls]
-
-
 def seconds_of_step(spent: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds by arrow with their sum; of groups that were made aside, only waiting for them is in the sum."""
+    """Return the seconds with their sum. If the groups were made beside another step, only the wait for them counts."""
     waited = spent.get("wait_seconds")
     total = sum(spent.values()) if waited is None else waited + spent["learn_seconds"]
     return {**spent, "seconds": total}
 
 
 class Timer:
-    """Seconds by arrow, added up until somebody takes them."""
+    """Seconds by name, since they were last taken."""
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = {}
@@ -110,23 +106,23 @@ class Timer:
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Count the block's seconds under ``name``; inside ``apart()`` they are counted there."""
-        aside, started = _apart.get(), time.monotonic()
+        separate, started = _apart.get(), time.monotonic()
         try:
             yield
         finally:
-            # Looked up now: what was counted before may have been taken while the block ran.
-            spent = self._spent if aside is None else aside
+            # Looked up after the block, because taken() may have replaced it.
+            spent = self._spent if separate is None else separate
             spent[name] = spent.get(name, 0.0) + time.monotonic() - started
 
     def taken(self) -> dict[str, float]:
-        """Return what was counted since this was last called."""
+        """Return the seconds since the last call."""
         spent, self._spent = self._spent, {}
         return spent
 
 
 @contextmanager
 def apart() -> Iterator[dict[str, float]]:
-    """Count the seconds of this block in the dict that is given, not in the step under way: it may be another's."""
+    """Time this block separately from the current step, in the dict that it yields."""
     spent: dict[str, float] = {}
     token = _apart.set(spent)
     try:
@@ -138,8 +134,32 @@ def apart() -> Iterator[dict[str, float]]:
 _apart: ContextVar[dict[str, float] | None] = ContextVar("art_timed_apart", default=None)
 
 
+class Throughput:
+    """The engine's rates since the last call. ``counters`` returns the totals of ``EngineBase.counters``."""
+
+    def __init__(self, counters: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
+        self._counters = counters
+        self._totals: Mapping[str, float] = {}
+        self._at = time.monotonic()
+
+    async def taken(self) -> dict[str, float]:
+        """Return ``tokens_per_second`` (sampled) and, if there were prompts, ``cache_hit_rate``: the share of their tokens
+        that was cached. Empty if the engine doesn't count or can't be reached."""
+        try:
+            totals = await self._counters()
+        except CaptureError:  # raised by the next command that the run depends on
+            return {}
+        before, since, self._totals, self._at = self._totals, self._at, totals, time.monotonic()
+        if not totals:
+            return {}
+        # A restarted server counts from 0 again.
+        new = {name: max(0.0, total - before.get(name, 0.0)) for name, total in totals.items()}
+        rates = {"tokens_per_second": new["sampled_tokens"] / max(self._at - since, 1e-9)}
+        return rates | ({"cache_hit_rate": new["cached_tokens"] / new["prompt_tokens"]} if new["prompt_tokens"] else {})
+
+
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share that was seen among ``n``, within [0, 1].
+    """Return the 95 % interval of a share observed among ``n``, within [0, 1].
 
     With z = 1.96: (p + z^2/2n +- z sqrt(p(1 - p)/n + z^2/4n^2)) / (1 + z^2/n) (E. B. Wilson, "Probable inference, the law
     of succession, and statistical inference", Journal of the American Statistical Association 22, 1927).
@@ -147,5 +167,5 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     centre = share + Z * Z / (2 * n)
     half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
     low, high = ((centre + side) / (1 + Z * Z / n) for side in (-half, half))
-    # At a share of 0 or 1 an end is exactly there, but for the rounding.
+    # At a share of 0 or 1 one end equals it, up to rounding.
     return max(0.0, min(low, share)), min(1.0, max(high, share))

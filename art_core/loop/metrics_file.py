@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` in the run folder: one line for each step."""
+"""``metrics.jsonl`` in the run folder: one line per step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ FILE = "metrics.jsonl"
 
 
 def write_metrics(run_dir: Path, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-    """Write ``metrics.jsonl``, one line for each step: none is missing or repeated, whatever was interrupted."""
+    """Write ``metrics.jsonl`` anew, so that no step is missing or repeated, whatever was interrupted."""
     write_whole(run_dir / FILE, "".join(_line(step, metrics) for step, metrics in history))
 
 
 def append_metrics(run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
-    """Add a step to ``metrics.jsonl``; if the disk is full it is left out, and the store has it."""
+    """Add a step to ``metrics.jsonl``. If the disk is full, only the store has it."""
     try:
         with (run_dir / FILE).open("a") as file:
             file.write(_line(step, metrics))
     except OSError as error:
-        log.warning("step %d is not in %s: %s; the next start of the run adds it", step, FILE, error)
+        log.warning("step %d is not in %s: %s; it is added when the run resumes", step, FILE, error)
 
 
 def _line(step: int, metrics: Mapping[str, float]) -> str:

@@ -1,5 +1,4 @@
-"""Steps that are dropped because a value is NaN or infinite: checked before the step, kept in a file to find the
-reason."""
+"""Steps that are dropped because a value is NaN or infinite: their inputs are checked, and kept to find the reason."""
 
 from __future__ import annotations
 
@@ -13,16 +12,15 @@ from art_core.errors import NotFiniteError, StoreError
 from art_core.store.run_folder import write_whole
 from art_core.types import TokenTree, Trajectory
 
-DROPPED = "step %d was dropped and the weights are as they were: %s. Its rollouts are listed in %s"
+DROPPED = "step %d was dropped, and the weights are unchanged: %s. Its rollouts are listed in %s"
 
 
 def check_inputs(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory]) -> None:
-    """Raise NotFiniteError if the recorded logprob or the advantage of a trained target is not finite."""
-    trained = [(tree, tree.weights != 0) for tree in trees]
+    """Raise NotFiniteError if a recorded logprob or an advantage of a trained target is not finite."""
     broken = [
         name.removeprefix("old_")
         for name in ("old_logprobs", "advantages")
-        if not all(np.isfinite(getattr(tree, name)[rows]).all() for tree, rows in trained)
+        if not all(np.isfinite(getattr(tree, name)[tree.weights != 0]).all() for tree in trees)
     ]
     if not broken:
         return
@@ -31,27 +29,25 @@ def check_inputs(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory])
         for trajectory in trajectories
         if (requests := [call.request_id for call in trajectory.calls if not np.isfinite(call.logprobs).all()])
     }
-    reason = "the engine answered with such logprobs" if calls else "the rewards are too large to be compared"
+    reason = "the engine returned such logprobs" if calls else "the rewards are too large to compare"
     raise NotFiniteError(
         f"{' and '.join(broken)} of its calls are not finite; {reason}", {"given": broken, "calls": calls}
     )
 
 
-def keep(
-    folder: Path, step: int, version: int, trajectories: Sequence[Trajectory], error: NotFiniteError
-) -> Path:  # fmt: skip
-    """Write a dropped step's rollouts and what was not finite to a file; return its path."""
+def keep(folder: Path, step: int, version: int, trajectories: Sequence[Trajectory], error: NotFiniteError) -> Path:
+    """Write a dropped step's rollouts, and what was not finite, to a file; return its path."""
     path = folder / f"step-{step:06d}.json"
     content = {
         "step": step,
         "version": version,
         "why": str(error),
         "not_finite": error.found,
-        "rollouts": [{"rollout_id": it.rollout_id, "reward": it.reward} for it in trajectories],
+        "rollouts": [{"rollout_id": t.rollout_id, "reward": t.reward} for t in trajectories],
     }
     try:
         folder.mkdir(exist_ok=True)
         write_whole(path, json.dumps(content, indent=2) + "\n")
     except OSError as failed:
-        raise StoreError(f"{path} cannot be written: {failed}; check the disk") from failed
+        raise StoreError(f"can't write {path}: {failed}; check the disk") from failed
     return path

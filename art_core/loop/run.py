@@ -15,13 +15,12 @@ from art_core.config import TrainConfig, check_tasks
 from art_core.loop import sft
 from art_core.loop.capture_checks import check_captured, check_sampled, note_elsewhere
 from art_core.loop.learning import Learning
-from art_core.loop.metrics import Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
+from art_core.loop.metrics import Throughput, Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
 from art_core.loop.metrics_file import append_metrics, write_metrics
 from art_core.loop.rewards import keep_scores, name_of, score_all
 from art_core.loop.rollout import Rollout, task_input
 from art_core.loop.rollout_batch import RolloutBatch, finished_trajectories, group_id, resume_plans
 from art_core.loop.setup import Setup
-from art_core.loop.throughput import Throughput
 from art_core.loop.watchdog import Watchdog
 from art_core.runtime.threads import finished, in_thread
 from art_core.serving import ServingProxy

@@ -1,170 +1,154 @@
-"""Tells trackers how a run goes, each in a thread of its own. Knows nothing about what a tracker does with it.
+"""Trackers follow a training run, each in a thread of its own.
 
-A tracker that fails or hangs never stops a run: the first time it is said, and what fails at its end; the run goes on.
+A tracker that fails or hangs never stops training. Its first failure is shown, and what it raises when it closes.
 """
 
 from __future__ import annotations
 
-import functools
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from art_core.attribution import exempt
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
-from art_core.hookspecs import Offer
+from art_core.hookspecs import with_defaults
+from art_core.plugins import Plugins
 from art_core.redaction import without_keys
 from art_core.types import Group
 
-WAITING = 256
-"""Calls of one kind that a tracker may be behind by; of what comes then, it is told nothing."""
-GROUPS_WAITING = 8
-"""The same of ``log_groups``: groups hold every token of their runs."""
+MAX_QUEUED = 256
+"""Calls of one method that may wait for a slow tracker; further ones are skipped until it catches up."""
+MAX_QUEUED_GROUPS = 8
+"""The same for ``log_groups``: groups hold every token of their rollouts."""
 SILENT_SECONDS = 5.0
-"""Of these, that pass before it is said who is waited for."""
+"""How long the end of a run waits for a tracker before it says so."""
 
 
-class Tracker(Protocol):
-    """Is told how a run goes: all in order, in one thread, beside the run.
-
-    ``log`` and ``close`` it must have; the others are called where it has them.
-    """
+class Tracker:
+    """Inherit it and override what the tracker records. Its methods are called in order, in one thread."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step; once for each."""
-        ...
+        """Record the metrics of a step; called once per step."""
 
     def log_groups(self, step: int, groups: Sequence[Group], split: str) -> None:
-        """Take the scored runs of a step (``split`` is ``"train"``) or of an evaluation after it (``"eval"``)."""
-        ...
+        """Record the scored rollouts of a step (``split`` is ``"train"``) or of an evaluation after it (``"eval"``)."""
 
-    def log_evaluation(self, step: int, found: Mapping[str, Any]) -> None:
-        """Take what an evaluation found: an item of ``evaluations`` in ``report.json``. Its runs were told before."""
-        ...
+    def log_evaluation(self, step: int, evaluation: Mapping[str, Any]) -> None:
+        """Record an item of ``evaluations`` in ``report.json``, after its rollouts."""
 
     def log_checkpoint(self, step: int, folder: Path) -> None:
-        """Take the folder of a checkpoint; the adapter is in ``folder / "adapter"``, whole weights in the folder itself. It is
-        removed when it is no longer among the newest."""
-        ...
+        """Record a checkpoint. An adapter is in ``folder / "adapter"``, whole weights are in the folder itself. The
+        folder is removed once it is no longer among the newest."""
 
     def log_report(self, report: Mapping[str, Any]) -> None:
-        """Take the content of ``report.json``, last of all."""
-        ...
+        """Record the content of ``report.json``; called last before ``close``."""
 
     def close(self) -> None:
-        """Send what is left, and end; it has ``tracker_timeout`` for both. What it raises, such as how much was lost, is said."""
-        ...
+        """Send what is still unsent, within ``tracker_timeout``. Raise an error that says how much was lost, if any."""
 
 
-class _Told:
-    """One tracker, its thread, and what it is still to be told."""
+class _TrackerThread(threading.Thread):
+    """Calls one tracker."""
 
-    def __init__(self, name: str, tracker: Tracker, say: Callable[[str], None]) -> None:
-        self.name, self._tracker, self._say = name, tracker, say
-        self._waiting: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
-        self._failed, self._behind = "", False
-        # As a daemon, so that one that hangs does not keep the process from ending.
-        self._thread = threading.Thread(target=self._work, name=f"art-tracker-{name}", daemon=True)
-        self._thread.start()
+    def __init__(self, tracker_name: str, tracker: Any, say: Callable[[str], None]) -> None:
+        # A daemon, so that a tracker that hangs doesn't keep the process alive.
+        super().__init__(name=f"art-tracker-{tracker_name}", daemon=True)
+        self.tracker_name, self._say = tracker_name, say
+        self._tracker = with_defaults(tracker, Tracker)
+        self._calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
+        self._room = defaultdict(lambda: threading.Semaphore(MAX_QUEUED))
+        self._room["log_groups"] = threading.Semaphore(MAX_QUEUED_GROUPS)
+        self._first_failure, self._was_behind = "", False
+        self.start()
 
-    def tell(self, what: str, *arguments: Any) -> None:
-        if not hasattr(self._tracker, what):
-            return
-        with self._waiting.mutex:
-            waiting = sum(told[0] == what for told in self._waiting.queue)
-        bound = GROUPS_WAITING if what == "log_groups" else WAITING
-        if waiting < bound:
-            return self._waiting.put((what, arguments))
-        if not self._behind:
-            self._say(
-                f"the tracker {self.name} is {bound} calls of {what} behind and is not told of those that come meanwhile"
-            )
-        self._behind = True
+    def call(self, method: str, *arguments: Any) -> None:
+        """Queue a call, or skip it if too many are waiting."""
+        if self._room[method].acquire(blocking=False):
+            self._calls.put((method, arguments))
+        elif not self._was_behind:
+            self._was_behind = True
+            self._say(f"the tracker {self.tracker_name} is too slow; calls are skipped until it catches up")
 
-    def ended(self, seconds: float) -> bool:
-        self._thread.join(max(seconds, 0.0))
-        return not self._thread.is_alive()
-
-    def _work(self) -> None:
-        what = ""
-        with exempt():  # its calls are nobody's rollout
-            while what != "close":
-                what, arguments = self._waiting.get()
+    def run(self) -> None:
+        method = ""
+        with exempt():  # model calls of a tracker belong to no rollout
+            while method != "close":
+                method, arguments = self._calls.get()
+                self._room[method].release()
                 try:
-                    getattr(self._tracker, what)(*arguments)
-                except BaseException as error:  # noqa: BLE001 - the boundary to the tracker: the run goes on without it
-                    closing, why = what == "close", without_keys(f"{type(error).__name__}: {error}")
-                    # At the end it may say how much was lost.
-                    if not self._failed or (closing and why != self._failed):
-                        self._say(
-                            f"the tracker {self.name} failed in {what}: {why}; "
-                            f"{'' if closing else 'the run goes on, and '}what it missed is in the run folder"
-                        )
-                    self._failed = self._failed or why
+                    getattr(self._tracker, method)(*arguments)
+                except BaseException as error:  # noqa: BLE001 - a tracker must not stop training, whatever it raises
+                    self._failed(method, without_keys(f"{type(error).__name__}: {error}"))
+
+    def _failed(self, method: str, reason: str) -> None:
+        # What close raises may say how much was lost.
+        if not self._first_failure or (method == "close" and reason != self._first_failure):
+            self._say(
+                f"the tracker {self.tracker_name} failed in {method}: {reason}; training is not affected, and the run folder "
+                "has what it missed"
+            )
+        self._first_failure = self._first_failure or reason
 
 
 Factory = Callable[[Path, Any], Tracker]
-"""``(run_dir, config)`` -> a tracker, as ``register_trackers`` offers them."""
-
-
-def find_trackers(offer: Callable[[str], Offer], trackers: Sequence[str | Tracker]) -> dict[str, Factory]:
-    """Return what makes each tracker, by name: for a name what is offered under it, for an object itself.
-
-    Raises ConfigError for an object that is no tracker, and what its ``check`` raises if it cannot work here.
-    """
-    found: dict[str, Factory] = {}
-    objects = 0
-    for tracker in trackers:
-        if isinstance(tracker, str):
-            offered = offer(tracker)
-            offered.check()
-            found[tracker] = offered.thing
-            continue
-        if not (hasattr(tracker, "log") and hasattr(tracker, "close")):
-            raise ConfigError(f"{tracker!r:.80} is no tracker: it needs log(step, metrics) and close()")
-        objects += 1
-        found[f"{type(tracker).__name__} {objects}"] = functools.partial(_itself, tracker)
-    return found
-
-
-def _itself(tracker: Tracker, run_dir: Path, config: Any) -> Tracker:
-    return tracker
+"""``(run_dir, config)`` -> a tracker, as registered by ``register_trackers``."""
 
 
 class Trackers:
-    """The trackers of one run; told from the run's thread, they never hold it up.
+    """The trackers of one run, as made by the factories that ``find`` returns. No call blocks but ``close``.
 
-    ``found`` is what ``find_trackers`` returned, ``config`` the run's. Raises what a factory raises, with those made
-    before it closed.
+    Raises what a factory raises, after closing the trackers that were made before.
     """
 
+    @staticmethod
+    def find(plugins: Plugins, trackers: Sequence[str | Tracker]) -> dict[str, Factory]:
+        """Return a factory per tracker, by name. Raises ConfigError for an unknown name, for an object that isn't a tracker, and
+        if a tracker can't work here."""
+        factories: dict[str, Factory] = {}
+        for number, tracker in enumerate(trackers, 1):
+            if isinstance(tracker, str):
+                offer = plugins.offer("register_trackers", tracker)
+                offer.check()
+                factories[tracker] = offer.thing
+            elif hasattr(tracker, "log") and hasattr(tracker, "close"):
+                factories[f"{type(tracker).__name__} {number}"] = lambda run_dir, config, tracker=tracker: tracker
+            else:
+                raise ConfigError(f"{tracker!r:.80} isn't a tracker: it needs log(step, metrics) and close()")
+        return factories
+
     def __init__(
-        self, found: Mapping[str, Factory], run_dir: Path, config: TrainConfig, say: Callable[[str], None]
+        self, factories: Mapping[str, Factory], run_dir: Path, config: TrainConfig, say: Callable[[str], None]
     ) -> None:
-        self._say, self._seconds = say, config.tracker_timeout
-        self._told: list[_Told] = []
+        self._say, self._timeout = say, config.tracker_timeout
+        self._threads: list[_TrackerThread] = []
         try:
-            for name, factory in found.items():
-                self._told.append(_Told(name, factory(run_dir, config), say))
+            for name, factory in factories.items():
+                self._threads.append(_TrackerThread(name, factory(run_dir, config), say))
         except BaseException:
             self.close()
             raise
 
-    def tell(self, what: str, *arguments: Any) -> None:
-        """Call the method ``what`` of every tracker that has it."""
-        for told in self._told:
-            told.tell(what, *arguments)
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call this method of every tracker."""
+        for thread in self._threads:
+            thread.call(method, *arguments)
 
     def close(self) -> None:
-        """Wait until all have done what they were told and closed; say which have not within ``tracker_timeout`` seconds."""
-        until = time.monotonic() + self._seconds
+        """Wait until all trackers have closed; name and abandon those that take longer than ``tracker_timeout``."""
+        until = time.monotonic() + self._timeout
         self.tell("close")
-        for told in self._told:
-            if not told.ended(min(SILENT_SECONDS, until - time.monotonic())) and (left := until - time.monotonic()) > 0:
-                self._say(f"waiting for the tracker {told.name}, {left:.0f} s at most")
-            if not told.ended(until - time.monotonic()):
-                self._say(f"the tracker {told.name} has not ended in {self._seconds:g} s and is left behind")
+        for thread in self._threads:
+            thread.join(min(SILENT_SECONDS, until - time.monotonic()))
+            if thread.is_alive() and (seconds := until - time.monotonic()) > 0:
+                self._say(f"waiting up to {seconds:.0f} s for the tracker {thread.tracker_name}")
+                thread.join(seconds)
+            if thread.is_alive():
+                self._say(
+                    f"the tracker {thread.tracker_name} did not close within {self._timeout:g} s (tracker_timeout) and is "
+                    "abandoned"
+                )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from art_core.loop.rollout_batch import group_id
 from art_core.loop.run import Run
 from art_core.loop.setup import Setup
 from art_core.loop.tasks import batch_of_step, fresh_tasks
-from art_core.loop.trackers import Tracker, Trackers, find_trackers
+from art_core.loop.trackers import Tracker, Trackers
 from art_core.plugins import Plugins
 from art_core.runtime.threads import in_thread, run_alone
 from art_core.scoring import why_unscored
@@ -111,7 +110,7 @@ async def train(
     setup.terms = Terms(
         experiment(agent, tasks, eval_tasks=eval_tasks, **rewards, **shape), until=steps, begins=not dry_run
     )
-    factories = find_trackers(functools.partial(setup.plugins.offer, "register_trackers"), trackers)
+    factories = Trackers.find(setup.plugins, trackers)
     with screen:
         screen.phase("starting the engine", None)
         threading.Thread(target=_prepare, args=(setup,), name="art-learner").start()

@@ -1,1 +1,1 @@
-"""What a process needs from Python and its machine: threads, time limits, stacks, memory."""
+"""Threads, time limits, stacks and memory."""

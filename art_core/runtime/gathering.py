@@ -1,4 +1,4 @@
-"""Many awaitables at a time. Knows nothing about what they do."""
+"""Running many awaitables at a time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 async def gather_limited(jobs: Iterable[Callable[[], Awaitable[T]]], gate: asyncio.Semaphore | None = None) -> list[T]:
-    """Run the jobs, each once ``gate`` lets it; the first exception cancels the rest and is raised as it is."""
+    """Run the jobs, each when ``gate`` admits it. The first exception cancels the rest and is raised."""
 
-    async def one(job: Callable[[], Awaitable[T]]) -> T:
+    async def run(job: Callable[[], Awaitable[T]]) -> T:
         async with gate or nullcontext():
             return await job()
 
-    tasks = [asyncio.ensure_future(one(job)) for job in jobs]
+    tasks = [asyncio.ensure_future(run(job)) for job in jobs]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

@@ -12,17 +12,17 @@ Stack = list[tuple[FrameType, int]]
 
 
 def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
-    """Return the stacks of all threads and of the tasks of ``loop`` as text. For any thread."""
+    """Return the stacks of all threads, and of the tasks of ``loop``, as text. For any thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    threads = [f"thread {names.get(ident, ident)}:\n{_text(thread_stack(ident))}" for ident in sys._current_frames()]
+    named = [(f"thread {names.get(ident, ident)}", thread_stack(ident)) for ident in sys._current_frames()]
     tasks = asyncio.all_tasks(loop) if loop else ()
-    return "\n".join([*threads, *(f"task {task.get_name()}:\n{_text(task_stack(task))}" for task in tasks)])
+    named += [(f"task {task.get_name()}", task_stack(task)) for task in tasks]
+    return "\n".join(f"{name}:\n{_text(stack)}" for name, stack in named)
 
 
 def thread_stack(ident: int | None) -> Stack:
-    """Return where a thread is; empty if it has ended."""
-    frame = sys._current_frames().get(ident)
-    return list(traceback.walk_stack(frame))[::-1] if frame else []
+    """Return a thread's stack; empty if it has ended."""
+    return list(traceback.walk_stack(frame))[::-1] if (frame := sys._current_frames().get(ident)) else []
 
 
 def task_stack(task: asyncio.Task) -> Stack:
@@ -40,4 +40,4 @@ def _first(owner: object, *names: str):
 
 
 def _text(stack: Stack) -> str:
-    return "".join(traceback.StackSummary.extract(stack).format()) or "  it has no Python code any more\n"
+    return "".join(traceback.StackSummary.extract(stack).format()) or "  no Python code\n"

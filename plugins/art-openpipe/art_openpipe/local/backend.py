@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import math
@@ -23,7 +22,7 @@ from art_core.loop.display import Display
 from art_core.loop.rollout import API_KEY
 from art_core.loop.run import Run
 from art_core.loop.stopping import flat_advice, untrained_advice
-from art_core.loop.trackers import Tracker, Trackers, find_trackers
+from art_core.loop.trackers import Tracker, Trackers
 from art_core.plugins import Plugins
 from art_core.runtime.threads import in_thread
 from art_core.store import Store
@@ -179,7 +178,7 @@ class LocalBackend:
         given: Mapping[str, Any],
     ) -> AsyncIterator[Opened]:
         # The only generator that is open here: a loop that ends closes all of them at the same time.
-        found = find_trackers(functools.partial(plugins.offer, "register_trackers"), self._trackers)
+        found = Trackers.find(plugins, self._trackers)
         async with opening as run:
             own = {name: given.get(name, getattr(art_core.TrainConfig, name)) for name in OF_STEP}
             loss = given.get("loss")
