@@ -20,11 +20,10 @@ from art_core.errors import AgentError
 from art_core.hookspecs import Register, hookimpl
 from art_core.learner import unsloth
 from art_core.runtime.memory import no_garbage_collection
-from art_core.types import RolloutAddress, RunAgent
 
 if TYPE_CHECKING:
     from art_core.config import TrainConfig
-    from art_core.types import Learner, Loss
+    from art_core.types import Learner, Loss, RolloutAddress, RunAgent
 
 log = logging.getLogger("art_core.learner")
 

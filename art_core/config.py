@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
-from art_core.redaction import without_keys
 
 MODELS = "art.models"
 """Entry points of this group give the folder of a model that a distribution ships, under a name of one word."""
@@ -192,8 +191,8 @@ def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
     """Refuse what no single value shows."""
     if config.frozen_model is not None and not (config.train_nodes and config.other_nodes == "frozen"):
         raise ConfigError(
-            f"frozen_model={without_keys(repr(config.frozen_model))} answers the nodes that train_nodes= leaves out, with "
-            "other_nodes='frozen'; pass train_nodes=, or drop frozen_model="
+            "frozen_model= answers the nodes that train_nodes= leaves out, with other_nodes='frozen'; pass "
+            "train_nodes=, or drop frozen_model="
         )
     if config.max_kl is not None and not config.kl:
         raise ConfigError(

@@ -130,3 +130,7 @@ class StoreError(ArtError, OSError):
 
 class DamagedCheckpoint(StoreError):
     """A checkpoint is not what was saved. Raised by learners; a resumed run skips it."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came, and the work was cancelled cleanly, as after Ctrl-C."""

@@ -5,37 +5,33 @@ Everything else in the core may change between versions. docs/extending.md says 
 
 from art_core.attribution import in_child_processes, rollouts_have_threads, running
 from art_core.config import check_settings, check_tasks, model_folder, shipped_model, weights_hash
-from art_core.hookspecs import EngineBase, ExecutorBase, LearnerBase, Register
+from art_core.hookspecs import Register
 from art_core.loop.display import Display, Output, display, plural
 from art_core.loop.metrics import wilson_interval
-from art_core.loop.rewards import name_of, score_all
-from art_core.loop.rollout import API_KEY, describe, task_id, task_input
+from art_core.loop.rewards import reward_name, score_all
+from art_core.loop.rollout import API_KEY, task_id, task_input
 from art_core.loop.stopping import flat_advice, untrained_advice
 from art_core.loop.trackers import Tracker, Trackers
 from art_core.plugins import Plugins, redirect_clients
-from art_core.redaction import LEFT_OUT, left_out, printable, without_access, without_keys
+from art_core.redaction import LEFT_OUT, describe_error, left_out, printable, without_access, without_keys
 from art_core.runtime.gathering import gather_limited
-from art_core.runtime.memory import bound_heap, machine_memory
-from art_core.runtime.threads import Terminated, in_thread
+from art_core.runtime.memory import bound_heap, machine_memory, no_garbage_collection
+from art_core.runtime.threads import in_thread
 from art_core.serving import start_early
 
 __all__ = [
     "API_KEY",
     "LEFT_OUT",
     "Display",
-    "EngineBase",
-    "ExecutorBase",
-    "LearnerBase",
     "Output",
     "Plugins",
     "Register",
-    "Terminated",
     "Tracker",
     "Trackers",
     "bound_heap",
     "check_settings",
     "check_tasks",
-    "describe",
+    "describe_error",
     "display",
     "flat_advice",
     "gather_limited",
@@ -44,10 +40,11 @@ __all__ = [
     "left_out",
     "machine_memory",
     "model_folder",
-    "name_of",
+    "no_garbage_collection",
     "plural",
     "printable",
     "redirect_clients",
+    "reward_name",
     "rollouts_have_threads",
     "running",
     "score_all",

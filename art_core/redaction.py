@@ -59,6 +59,12 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
+def describe_error(error: BaseException) -> str:
+    """Return the exception as one line with its type, without the API keys that libraries include in their messages."""
+    text = printable(without_keys(" ".join(str(error).split())))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def _setting(name: str, value: Any) -> Any:
     if value is None or isinstance(value, int | float) or not SECRET_SETTING.search(name):
         return without_access(value)

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from art_core.config import check_choice
 from art_core.errors import ArtError, ConfigError, RewardError
 from art_core.redaction import without_keys
 from art_core.runtime.deadlines import TooLate, interrupted, within
 from art_core.types import Call, Group, GroupReward, Reward, Trajectory
 
+ADVANTAGES = ("mean_std", "mean", "leave_one_out")
 CONTRAST = 1e-8
 """Rewards that differ by less count as equal: sums of floats in another order differ by about 1e-16."""
 NO_REASON = "the reward does not say why"
@@ -169,7 +169,8 @@ def advantages(group: Group, how: str = "mean_std") -> Group:
     ``call_advantages`` are set: such a reward is compared in the same way with those of the group's rewarded calls of the
     same agent name, and the other calls take their trajectory's advantage. Raises ConfigError for another ``how``.
     """
-    check_choice("advantage", how)
+    if how not in ADVANTAGES:
+        raise ConfigError(f"advantage must be 'mean_std', 'mean' or 'leave_one_out', got {how!r}")
     relative = _relative([t.reward for t in group.trajectories], how)
     by_agent = {agent: iter(_relative(rewards, how)) for agent, rewards in _call_rewards(group).items()}
     by_call = tuple(

@@ -8,10 +8,9 @@ import httpx
 import pytest
 
 import art_core as art
-from art_core.hookspecs import EngineBase, with_defaults
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.testing.fakes import version_logprobs
-from art_core.types import Call
+from art_core.types import Call, EngineBase, with_defaults
 
 
 def group():

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from art_cli.summary import print_trajectory
 from art_core.loop.display import Display
-from art_core.loop.rollout import describe
-from art_core.redaction import printable, without_access, without_keys
+from art_core.redaction import describe_error, printable, without_access, without_keys
 from art_core.types import Trajectory
 
 ESCAPES = ["\x1b[2J", "\x1b]0;title\x07", "\x1b]52;c;cm0=\x1b\\", "\x9b31m", "\b\b\b", "\r", "\x00"]
@@ -21,7 +20,7 @@ ESCAPES = ["\x1b[2J", "\x1b]0;title\x07", "\x1b]52;c;cm0=\x1b\\", "\x9b31m", "\b
 def test_a_key_from_the_environment_is_hidden_whatever_its_service(monkeypatch, name):
     monkeypatch.setenv(name, "q7-hidden-0123456789")
     assert without_keys("Incorrect API key provided: q7-hidden-0123456789.") == "Incorrect API key provided: ***."
-    assert describe(RuntimeError("401: 'Bearer q7-hidden-0123456789'")) == "RuntimeError: 401: 'Bearer ***'"
+    assert describe_error(RuntimeError("401: 'Bearer q7-hidden-0123456789'")) == "RuntimeError: 401: 'Bearer ***'"
 
 
 def test_values_that_are_not_keys_stay(monkeypatch, tmp_path):

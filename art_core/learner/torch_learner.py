@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError, NotFiniteError
-from art_core.hookspecs import LearnerBase
 from art_core.learner import checkpoint
 from art_core.learner.alone import Alone, empty_pass, full_tensor
 from art_core.learner.gradients import Measured, Totals, accumulate, tokens_that_fit
@@ -34,7 +33,7 @@ from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
 from art_core.learner.tree_support import Support
 from art_core.runtime.memory import bound_heap
 from art_core.token_tree import build_tree
-from art_core.types import Call, Loss, TokenTree, Trajectory, Weights
+from art_core.types import Call, LearnerBase, Loss, TokenTree, Trajectory, Weights
 
 MAMBA = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
 """Model types whose kernels read the weights of these modules past PEFT's adapters, which it refuses there."""

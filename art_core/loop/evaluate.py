@@ -17,7 +17,7 @@ from art_core.loop.metrics import apart
 from art_core.loop.open_run import opened
 from art_core.loop.report import Report
 from art_core.loop.resume_checks import Terms, changed_at, experiment
-from art_core.loop.rewards import name_of, score_rest
+from art_core.loop.rewards import reward_name, score_rest
 from art_core.loop.rollout import task_id, task_input
 from art_core.loop.run import Run
 from art_core.loop.setup import Setup
@@ -105,7 +105,7 @@ class Evaluator:
                 self.agent, tasks, group_size=1, split="eval",
                 sampling=Sampling() if temperature is None else Sampling(temperature, top_p=1.0, top_k=0),
                 key=key or f"{name} at {temperature}, step {step}",
-                scored_by=None if rescore else name_of(run.reward(self.reward)), **self.shape,
+                scored_by=None if rescore else reward_name(run.reward(self.reward)), **self.shape,
             )  # fmt: skip
             say_elsewhere(name, groups, self.screen)
             groups = await score_rest(groups, lambda rest: run.score(rest, self.reward), run.config.advantage)
@@ -163,7 +163,7 @@ async def evaluate(
         screen.phase("starting the engine", None)
         async with opened(setup) as run:
             run.on_rollout = screen.advance
-            run.store.set_meta("reward", name_of(scored_by))
+            run.store.set_meta("reward", reward_name(scored_by))
             if weights is not None:
                 await run.door.swap(weights)
             key, rescore = _begin_or_continue(run, identities, screen)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from art_core.hookspecs import LearnerBase, with_defaults
 from art_core.loop.checkpoints import Checkpoints
 from art_core.loop.setup import Setup
 from art_core.loop.update import Updates
@@ -16,7 +15,7 @@ from art_core.runtime.threads import in_thread
 from art_core.serving import ServingProxy
 from art_core.store import Store
 from art_core.store.run_folder import checkpoints
-from art_core.types import Learner, Loss, TokenTree, Trajectory
+from art_core.types import Learner, LearnerBase, Loss, TokenTree, Trajectory, with_defaults
 
 
 class Learning:

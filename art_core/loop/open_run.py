@@ -12,11 +12,11 @@ from art_core.attribution import in_child_processes
 from art_core.config import PARTS, make_config
 from art_core.loop import resume_checks
 from art_core.loop.learning import Learning
-from art_core.loop.rollout import describe
 from art_core.loop.run import Run
 from art_core.loop.setup import Setup
 from art_core.loop.watchdog import Watchdog
 from art_core.plugins import redirect_clients
+from art_core.redaction import describe_error
 from art_core.serving.policy_engine import sampling_seed
 from art_core.store import Store
 from art_core.store.run_folder import claimed, remove_unused
@@ -75,7 +75,7 @@ async def opened(setup: Setup) -> AsyncIterator[Run]:
         try:
             yield run
         except BaseException as error:
-            ended = describe(error)
+            ended = describe_error(error)
             raise
         finally:
             store.set_meta("ended", ended)

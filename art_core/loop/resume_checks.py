@@ -176,14 +176,14 @@ def check_learner(learner: Learner, config: TrainConfig, loss: Loss, loss_name: 
         log.warning("loss=%s does not reach learner=%s(...), which has its own loss", loss_name, kind)
 
 
-def name_of(loss: str | Loss) -> str:
+def loss_name_of(loss: str | Loss) -> str:
     """Return the name of a loss, with the keywords of its partials."""
     if isinstance(loss, str):
         return loss
     if isinstance(loss, functools.partial):
         keywords = ", ".join(f"{name}={value!r}" for name, value in loss.keywords.items())
         # Without addresses, which differ between processes.
-        return f"{name_of(loss.func)}({re.sub(' at 0x[0-9a-fA-F]+', '', keywords)})"
+        return f"{loss_name_of(loss.func)}({re.sub(' at 0x[0-9a-fA-F]+', '', keywords)})"
     return getattr(loss, "__name__", type(loss).__name__)
 
 

@@ -178,7 +178,7 @@ def _metered(reward: Reward | GroupReward) -> Iterator[MeteredReward]:
         yield reward
 
 
-def name_of(reward: Reward | GroupReward) -> str:
+def reward_name(reward: Reward | GroupReward) -> str:
     """Return a reward's name in the store and in reports: its ``name`` if it has one, else its Python name."""
     name = getattr(reward, "name", None)
     return name if isinstance(name, str) else getattr(reward, "__name__", type(reward).__name__)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from art_core.attribution import elsewhere, running
 from art_core.errors import CaptureError, ConfigError
 from art_core.loop.own_code import own_place
-from art_core.redaction import printable, without_keys
+from art_core.redaction import describe_error
 from art_core.runtime.threads import finished
 from art_core.serving import ServingProxy
 from art_core.store import Store
@@ -82,7 +82,7 @@ class Rollout:
 
     def fail(self, error: BaseException) -> None:
         """Record why the agent failed, and where in its own code."""
-        self.error, self.error_at = describe(error), own_place(traceback.walk_tb(error.__traceback__))
+        self.error, self.error_at = describe_error(error), own_place(traceback.walk_tb(error.__traceback__))
 
     def _opened(self) -> RolloutAddress:
         if self.address is None:
@@ -131,12 +131,6 @@ class Rollout:
 async def _in_reader(read: Callable[[str], T], rollout_id: str) -> T:
     """Read in a thread: the read waits for the disk, and rollouts that end together share one commit."""
     return await finished(asyncio.get_running_loop().run_in_executor(_READERS, read, rollout_id))
-
-
-def describe(error: BaseException) -> str:
-    """Return the exception as one line with its type, without the API keys that libraries include in their messages."""
-    text = printable(without_keys(" ".join(str(error).split())))
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def failure(trajectory: Trajectory) -> str:

@@ -17,7 +17,7 @@ from art_core.loop.capture_checks import check_captured, check_sampled, note_els
 from art_core.loop.learning import Learning
 from art_core.loop.metrics import Throughput, Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
 from art_core.loop.metrics_file import append_metrics, write_metrics
-from art_core.loop.rewards import keep_scores, name_of, score_all
+from art_core.loop.rewards import keep_scores, reward_name, score_all
 from art_core.loop.rollout import Rollout, task_input
 from art_core.loop.rollout_batch import RolloutBatch, finished_trajectories, group_id, resume_plans
 from art_core.loop.setup import Setup
@@ -165,7 +165,7 @@ class Run:
     async def score(self, groups: Sequence[Group], reward: str | Reward | GroupReward) -> list[Group]:
         """Return the groups with rewards and advantages, which are stored; RewardError if the reward raises for all."""
         resolved = self.reward(reward)
-        name = name_of(resolved)
+        name = reward_name(resolved)
 
         async def one(group: Group) -> Group:
             scored = scoring.score(group, resolved, self.config.score_timeout)

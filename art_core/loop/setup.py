@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from art_core.config import TrainConfig, model_folder
-from art_core.hookspecs import ExecutorBase, with_defaults
 from art_core.loop import resume_checks
 from art_core.loop.rewards import Rewards
 from art_core.plugins import Plugins
 from art_core.serving.policy_engine import PolicyEngine
 from art_core.store.run_folder import new_run_dir
-from art_core.types import Engine, Learner, Loss, RunAgent
+from art_core.types import Engine, ExecutorBase, Learner, Loss, RunAgent, with_defaults
 
 
 class Setup:
@@ -38,7 +37,7 @@ class Setup:
         self.folder = model_folder(config.model)
         """Where the start weights are."""
         self.engine = PolicyEngine(engine, functools.partial(self.plugins.offer, "register_engines"))
-        self.loss_name = resume_checks.name_of(loss)
+        self.loss_name = resume_checks.loss_name_of(loss)
         self.loss: Loss = self.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
         if isinstance(executor, str):
             executor = self.plugins.choose("register_executors", executor)(config)

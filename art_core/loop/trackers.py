@@ -16,10 +16,9 @@ from typing import Any
 from art_core.attribution import exempt
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
-from art_core.hookspecs import with_defaults
 from art_core.plugins import Plugins
 from art_core.redaction import without_keys
-from art_core.types import Group
+from art_core.types import Group, with_defaults
 
 MAX_QUEUED = 256
 """Calls of one method that may wait for a slow tracker; further ones are skipped until it catches up."""

@@ -24,7 +24,7 @@ from art_core.loop.open_run import opened
 from art_core.loop.pipeline import Pipeline
 from art_core.loop.report import Report, dry_run_report, write_report
 from art_core.loop.resume_checks import Terms, changed_at, experiment
-from art_core.loop.rewards import name_of, score_rest
+from art_core.loop.rewards import reward_name, score_rest
 from art_core.loop.rollout import task_input
 from art_core.loop.rollout_batch import group_id
 from art_core.loop.run import Run
@@ -115,7 +115,7 @@ async def train(
         screen.phase("starting the engine", None)
         threading.Thread(target=_prepare, args=(setup,), name="art-learner").start()
         async with opened(setup) as run, screen.rates(run.throughput().taken):
-            _note_plan(run, steps, name_of(rewards["reward"]), dry_run)
+            _note_plan(run, steps, reward_name(rewards["reward"]), dry_run)
             run.on_rollout = screen.advance
             if choice := (await run.learner()).choice:
                 screen.say(choice)
@@ -228,7 +228,7 @@ class Training:
         extra = f", extra round {extra_round}" if extra_round else ""
         screen.phase(f"step {step + 1}/{config.steps}: rollouts{extra}", len(batch) * config.group_size)
         # Scores of a reward that was replaced at this step do not count.
-        by = None if changed_at(run.store, step, "reward") else name_of(run.reward(self.reward))
+        by = None if changed_at(run.store, step, "reward") else reward_name(run.reward(self.reward))
         groups = await run.collect(
             self.agent, batch, step=step + 1, allow_no_calls=extra_round > 0, key=_key(step, extra_round), scored_by=by,
             **self.shape,

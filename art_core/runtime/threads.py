@@ -10,13 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, Terminated
 
 T = TypeVar("T")
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came, and the work was cancelled cleanly, as after Ctrl-C."""
 
 
 def run_alone(function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:

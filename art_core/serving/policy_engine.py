@@ -10,16 +10,18 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from art_core.capture import HttpUpstream, Stamped
 from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError
-from art_core.hookspecs import EngineBase, Offer, with_defaults
 from art_core.redaction import without_keys
 from art_core.serving.proxy import ServingProxy
 from art_core.store import Store
-from art_core.types import Engine, Weights
+from art_core.types import Engine, EngineBase, Weights, with_defaults
+
+if TYPE_CHECKING:
+    from art_core.hookspecs import Offer
 
 HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
 """An address without its scheme."""
@@ -32,11 +34,8 @@ class PolicyEngine:
     engine: str | Engine
     choose: Callable[[str], Offer]
 
-    @property
     def _offer(self) -> Offer:
-        """The factory of an engine given by name or address; an object itself."""
-        if not isinstance(self.engine, str):
-            return Offer(self.engine)
+        """Return what is offered for a name or an address."""
         if self.engine == "http" or HOST_AND_PORT.match(self.engine):
             raise ConfigError(
                 f"engine={self.engine!r} is not a whole address; pass the one that clients of the server use: "
@@ -44,14 +43,18 @@ class PolicyEngine:
             )
         return self.choose("http" if is_address(self.engine) else self.engine)
 
+    def _factory(self) -> Any:
+        return self._offer().thing if isinstance(self.engine, str) else self.engine
+
     @property
     def loads_files(self) -> bool:
         """Whether it only accepts weights that have a path."""
-        return bool(getattr(self._offer.thing, "loads_files", False))
+        return bool(getattr(self._factory(), "loads_files", False))
 
     def check(self) -> None:
         """Raise ConfigError if it cannot work here."""
-        self._offer.check()
+        if isinstance(self.engine, str):
+            self._offer().check()
 
     async def start(self, folder: str, config: TrainConfig, run_dir: Path, dialects: Mapping[str, Any]) -> ServingProxy:
         """Start it with the weights in ``folder``, and answer agents."""
@@ -77,7 +80,7 @@ class PolicyEngine:
         if not isinstance(self.engine, str):
             return lambda: self.engine
         address = {"base_url": self.engine} if is_address(self.engine) else {}
-        return functools.partial(self._offer.thing, folder, config, **address)
+        return functools.partial(self._factory(), folder, config, **address)
 
     def _frozen(self, folder: str, config: TrainConfig) -> Callable[[], Engine] | None:
         """Return what makes the engine of the nodes that ``config.train_nodes`` leaves out; None if they need none.

@@ -16,8 +16,7 @@ from art_core.capture.admission import Look
 from art_core.capture.listening import address_of, http_server, listen
 from art_core.capture.server import CaptureApp, Dialect
 from art_core.errors import CaptureError
-from art_core.hookspecs import EngineBase, with_defaults
-from art_core.types import Call, Engine, Recorder, Sampling, Weights
+from art_core.types import Call, Engine, EngineBase, Recorder, Sampling, Weights, with_defaults
 
 
 @dataclass(frozen=True)

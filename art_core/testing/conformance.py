@@ -18,9 +18,9 @@ from typing import Any
 
 from art_core.errors import ArtError, ConfigError
 from art_core.loop.open_run import open_run
-from art_core.loop.rollout import describe
 from art_core.loop.run import Run
 from art_core.plugins import Plugins
+from art_core.redaction import describe_error
 from art_core.testing import rules
 from art_core.testing.fakes import CountingLearner, FakeEngine
 from art_core.testing.provider import Asked, PlainProvider
@@ -139,7 +139,7 @@ class _Check:
                     try:
                         found = await self._kind(run, kind, agent, before[kind])
                     except ArtError as error:
-                        found = [f"the runs ended with {describe(error)}"]
+                        found = [f"the runs ended with {describe_error(error)}"]
                     self.violations += [f"[{kind}] {text}" for text in found]
 
     async def _plain(self, kind: str, agent: object, text: str) -> Plain:
@@ -155,7 +155,7 @@ class _Check:
             try:
                 output = self._to_output(await asyncio.wait_for(adapted(self._to_input(text), address), TIMEOUT))
             except Exception as raised:  # noqa: BLE001 - the boundary to the agent: what it raises is compared
-                error = describe(raised)
+                error = describe_error(raised)
         threads = len(callers - {threading.current_thread()}) if callers else None
         return Plain(output, error, list(self._provided.requests), list(self._provider.asked), threads)
 

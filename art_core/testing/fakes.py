@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import StoreError, UpstreamError
-from art_core.hookspecs import EngineBase, LearnerBase
-from art_core.types import JsonDict, Loss, TokenTree, Weights
+from art_core.types import EngineBase, JsonDict, LearnerBase, Loss, TokenTree, Weights
 
 Reply = str | JsonDict
 """The answer's text, or an assistant message with ``content`` and ``tool_calls``."""

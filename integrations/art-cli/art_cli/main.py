@@ -21,11 +21,10 @@ from rich.table import Column, Table
 from art_cli.arguments import load_agent, load_example, load_reward, load_tasks, parse_settings, stand_in_key
 from art_cli.new_plugin import Kind, write_plugin
 from art_cli.variables import load_env_file, say_refused
-from art_core.errors import ArtError, ConfigError
+from art_core.errors import ArtError, ConfigError, Terminated
 from art_core.plugins import Plugins
 from art_core.redaction import LEFT_OUT, left_out, printable, without_keys
 from art_core.runtime.memory import no_garbage_collection
-from art_core.runtime.threads import Terminated
 from art_core.serving import start_early
 from art_core.store import Store
 from art_core.store.run_folder import new_run_dir, store_file

@@ -22,8 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from art_core.config import TrainConfig
 from art_core.errors import ArtError, ConfigError
-from art_core.hookspecs import LearnerBase
-from art_core.types import Loss, TokenTree, Weights
+from art_core.types import LearnerBase, Loss, TokenTree, Weights
 from art_ray.cluster import Cluster
 from art_ray.files import blocks, listed, marker, put_in_place, read_block, write_block
 from art_ray.learner_process import LearnerProcess

@@ -20,7 +20,7 @@ import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from art_core.errors import ArtError, ConfigError, StoreError
-from art_core.loop.rollout import describe
+from art_core.redaction import describe_error
 from art_core.store.values import from_json, to_json
 from art_server import messages
 from art_server.clients import REPLACED
@@ -154,7 +154,7 @@ class TrainingClient:
                 if told.type is aiohttp.WSMsgType.TEXT and await self._handle(told.data):
                     return True
         except LOST as error:
-            log.info("the connection broke: %s", describe(error))
+            log.info("the connection broke: %s", describe_error(error))
         finally:
             beating.cancel()
             self._cuts += 1
@@ -270,7 +270,7 @@ class TrainingClient:
             told = await self.run_episode(episode.model_dump(exclude={"lease", "rollout", "input"}))
             return Result.model_validate({**from_json(to_json(told)), "lease": episode.lease})
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
-            return Result(episode_id=episode.episode_id, lease=episode.lease, error=describe(error))
+            return Result(episode_id=episode.episode_id, lease=episode.lease, error=describe_error(error))
 
     async def _reaches_server(self) -> bool:
         """Whether the server answers: an agent that failed because it does not says nothing about itself."""
@@ -310,7 +310,7 @@ class TrainingClient:
         try:
             await self.websocket.send_str(text)
         except LOST as error:
-            log.info("not sent: %s", describe(error))
+            log.info("not sent: %s", describe_error(error))
 
 
 def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
@@ -330,4 +330,4 @@ def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
 
 def _say_why(state: Any) -> None:
     pause = state.next_action.sleep if state.next_action else 0
-    log.warning("cannot connect (%s); again in %.1f s", describe(state.outcome.exception()), pause)
+    log.warning("cannot connect (%s); again in %.1f s", describe_error(state.outcome.exception()), pause)

@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 from art_core.attribution import in_child_processes, rollouts_have_threads, running
 from art_core.errors import CaptureError, ConfigError
-from art_core.loop.rollout import API_KEY, describe
+from art_core.loop.rollout import API_KEY
 from art_core.plugins import Plugins, redirect_clients
+from art_core.redaction import describe_error
 from art_core.store.values import from_json, to_json
 from art_core.types import RolloutAddress
 from art_server.loops import in_loop
@@ -49,10 +50,10 @@ class RecordedAgent:
             with running(address):
                 output = await self._run(episode.input, address)
         except CaptureError as error:
-            return result.model_copy(update={"error": describe(error), "capture_error": True})
+            return result.model_copy(update={"error": describe_error(error), "capture_error": True})
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
             lost = unanswered(error, address.base_url)
-            return result.model_copy(update={"error": describe(error)[:MOST_ERROR], "lost": lost})
+            return result.model_copy(update={"error": describe_error(error)[:MOST_ERROR], "lost": lost})
         told = to_json(output)
         if len(told) > MOST_OUTPUT:
             error = f"ValueError: the agent returned {len(told)} bytes of JSON; give back less than {MOST_OUTPUT}"

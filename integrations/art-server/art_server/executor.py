@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from art_core.hookspecs import ExecutorBase
-from art_core.types import RolloutAddress, RunAgent
+from art_core.types import ExecutorBase, RolloutAddress, RunAgent
 from art_server.gate import Gate
 from art_server.roster import TrainingServer
 

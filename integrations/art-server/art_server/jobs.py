@@ -15,8 +15,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from art_core.errors import ArtError, ConfigError, RewardError, ServingDied, StoreError
-from art_core.loop.rollout import describe, task_id, task_input
+from art_core.loop.rollout import task_id, task_input
 from art_core.loop.run import Run
+from art_core.redaction import describe_error
 from art_core.types import Group, Trajectory
 from art_server.executor import Assignment
 from art_server.requests import MOST_RUNS, Collect, GivenScore, JobRequest, JobState, Learn, LearnGroup, Score, Scores
@@ -178,8 +179,8 @@ class Jobs:
             return
         except Exception as error:  # the boundary between one request and the serving of all others
             unknown = None if isinstance(error, ArtError) else error
-            log.error("%s %s failed: %s", state.kind, state.key, describe(error), exc_info=unknown)
-            ended = state.model_copy(update={"state": "failed", "error": describe(error)})
+            log.error("%s %s failed: %s", state.kind, state.key, describe_error(error), exc_info=unknown)
+            ended = state.model_copy(update={"state": "failed", "error": describe_error(error)})
         # The state stands in the store before anybody hears of it, so that no restart does the job again.
         self._run.store.set_meta(_name(state.key), {**kept, "state": ended.model_dump(mode="json")})
         try:

@@ -19,7 +19,7 @@ from art_core.attribution import exempt
 from art_core.config import check_tasks
 from art_core.errors import ArtError, CaptureError, ConfigError
 from art_core.loop.display import Output
-from art_core.loop.rewards import name_of, score_all
+from art_core.loop.rewards import reward_name, score_all
 from art_core.loop.rollout import task_id, task_input
 from art_core.redaction import without_keys
 from art_core.store.values import from_json, to_json
@@ -134,7 +134,7 @@ class RemoteRun:
             with exempt():
                 groups = await score_all(groups, lambda group: scoring.score(group, reward), lambda group: group)
             scores = [scores_to_wire(group)["trajectories"] for group in groups]
-            request = {"kind": "scores", "groups": scores, "by": name_of(reward)}
+            request = {"kind": "scores", "groups": scores, "by": reward_name(reward)}
         result = await self._job(uuid.uuid4().hex, request)
         return [_scored(group, told) for group, told in zip(groups, result["groups"], strict=True)]
 

@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
-from art_core.hookspecs import EngineBase
-from art_core.types import JsonDict, Upstream, Weights
+from art_core.types import EngineBase, JsonDict, Upstream, Weights
 from art_vllm import command_line
 from art_vllm.client import VllmClient
 from art_vllm.unmasked import is_constrained, is_plain, unmask, unmask_stream

@@ -15,8 +15,7 @@ import pytest
 
 from art_core.capture.upstream import UNREACHABLE
 from art_core.errors import ConfigError, UpstreamError
-from art_core.hookspecs import EngineBase
-from art_core.types import Weights
+from art_core.types import EngineBase, Weights
 from art_vllm import AddressEngine, VllmEngine, engine, process
 
 

@@ -1,16 +1,12 @@
-"""The nouns, in the order in which data flows, and the protocols of what can be supplied from outside.
-
-No I/O; torch is imported for type checkers only.
-"""
+"""The nouns, in the order in which data flows. No I/O; torch is imported for type checkers only."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
     from pathlib import Path
 
     import numpy as np
@@ -246,103 +242,6 @@ class Sampling:
     top_k: int | None = None
 
 
-class Recorder(Protocol):
-    """Stores calls durably. Capture uses it from its own thread."""
-
-    def record(self, rollout_id: str, call: Call) -> None:
-        """Accept a call without waiting for the disk; later failures are reported by ``saved``. Raises StoreError if closed."""
-        ...
-
-    def saved(self) -> Future[None]:
-        """Return a future that completes when everything accepted would survive this process; StoreError if it can't."""
-        ...
-
-    def flush(self) -> None:
-        """Return when that future would be complete."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Upstream(Protocol):
-    """Answers chat-completions requests with token ids. Both methods accept OpenAI's request body and return OpenAI's
-    response bodies with the additions below. A request with ``prompt`` (text or token ids) instead of ``messages`` is
-    continued without a chat template and answered in the same shape. The additions:
-
-    - the completion, or the first chunk of a stream: ``prompt_token_ids`` (list of int), ``policy_version`` (int)
-    - every choice, of a completion or of a chunk: ``token_ids`` (list of int), ``token_logprobs`` (list of float, same
-      length, as described in ``Call.logprobs``) and, if a grammar forced tokens, ``forced`` (positions in this choice's
-      whole sampled text)
-    - of a completion or chunk: ``logprobs_temperature``, if the logprobs are of another temperature than the request's
-
-    Cancelling the task that runs ``chat``, or closing the iterator of ``stream``, stops the sampling. ``chat`` may then catch
-    the cancellation and return what was sampled so far, every unfinished choice with the finish reason ``"aborted"``: it is
-    recorded and not trained. If it lets the cancellation through, what was sampled is lost.
-
-    Errors are ``UpstreamError`` with the HTTP status and OpenAI's error code.
-    """
-
-    async def chat(self, request: JsonDict) -> JsonDict: ...
-
-    def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]: ...
-
-
-class Engine(Upstream, Protocol):
-    """Serves the policy, in the same process as capture: a child process by default. ``serving.EngineBase`` has the
-    optional methods. With the attribute ``loads_files`` (also on its factory) it only gets weights with a
-    ``path``."""
-
-    async def start(self) -> None:
-        """Load what is needed to answer the first request."""
-        ...
-
-    async def load(self, weights: Weights) -> None:
-        """Serve these weights from the next request on. Called while no request is in flight."""
-        ...
-
-    async def stop(self) -> None: ...
-
-
-class Learner(Protocol):
-    """Token trees in, better weights out."""
-
-    version: int
-    """Optimizer steps done; the ``policy_version`` of calls sampled from ``weights()``."""
-
-    def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
-        """Take one optimizer step on all the trees together, and return metrics. ``loss`` replaces the run's own.
-
-        If no step was taken, or this raises, ``version`` says whether weights changed; NotFiniteError drops the step.
-        """
-        ...
-
-    def measure(self, trees: Sequence[TokenTree]) -> float:
-        """Do the work of a step without changing the weights, and return its duration in seconds; for a dry run."""
-        ...
-
-    def weights(self) -> Weights:
-        """Return what to serve. Called while no request is in flight.
-
-        With ``max_staleness`` in the config, requests are answered while ``step`` runs, so ``step`` must not change these.
-        """
-        ...
-
-    def publish(self, folder: Path) -> Weights:
-        """Write only the weights, for an engine that loads files; return them with the ``path`` of the model's or adapter's
-        folder: ``folder`` itself or a folder in it."""
-        ...
-
-    def score(self, ids: Sequence[int]) -> list[float]:
-        """Return the logprob (nats, temperature 1) of every token but the first, under the weights of this version."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write weights, optimizer and random state; nothing in the folder needs unpickling."""
-        ...
-
-    def restore(self, folder: Path) -> None: ...
-
-
 @dataclass(frozen=True)
 class RolloutAddress:
     """Where the agent's model calls of one rollout go."""
@@ -357,39 +256,3 @@ class RolloutAddress:
     """Model names that the policy doesn't answer: calls to them go where the agent sends them."""
     nodes: tuple[str, ...] = ()
     """If not empty, the policy answers only the calls of these nodes; others go where the agent sends them."""
-
-
-RunAgent = Callable[[Any, RolloutAddress], Awaitable[Any]]
-"""An adapted agent: runs it once on one task's input and returns its output."""
-
-Reward = Callable[[Trajectory], "float | Awaitable[float]"]
-
-
-class GroupReward(Protocol):
-    """Scores a whole group at once, because judges such as RULER compare rollouts."""
-
-    async def score(self, group: Group) -> list[float | None]:
-        """Return one number per trajectory, in order; None for a trajectory that could not be scored, with the reason in
-        ``trajectory.notes["unscored"]``."""
-        ...
-
-
-@runtime_checkable
-class MeteredReward(GroupReward, Protocol):
-    """A group reward that costs something."""
-
-    def begin(self, run_dir: Path) -> None:
-        """Called once per run, before the first scoring; the reward may keep files in the run folder."""
-        ...
-
-    def account(self) -> Mapping[str, float]:
-        """Return what this run has cost so far, such as ``{"judge/cost": 1.25}``. Every step's metrics include these totals."""
-        ...
-
-    def exhausted(self) -> str | None:
-        """Return why nothing more can be scored, and what to change; None while it can. Training with this reward then ends
-        after the step, and its evaluations are skipped."""
-        ...
-
-
-Loss = Callable[[LossInputs], LossOutputs]
