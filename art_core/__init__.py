@@ -17,11 +17,11 @@ from art_core.errors import ArtError
 from art_core.hookspecs import hookimpl
 from art_core.loop.evaluate import evaluate, evaluate_sync
 from art_core.loop.open_run import open_run
-from art_core.loop.report import Report
+from art_core.loop.report import Report, TrainResult
 from art_core.loop.rewards import weighted
 from art_core.loop.run import Run
 from art_core.loop.sft import load_trajectories
-from art_core.loop.train import TrainResult, train, train_sync
+from art_core.loop.train import train, train_sync
 from art_core.types import Call, Group, Trajectory
 
 __all__ = [

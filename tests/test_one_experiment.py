@@ -75,7 +75,7 @@ async def test_a_finished_run_returns_its_result_and_keeps_its_report(tmp_path):
     again = await train(tmp_path, steps=1, engine=engine, max_concurrent=2, progress=screen)
     assert (tmp_path / "run" / "report.json").read_bytes() == before and not engine.requests
     assert again.report == json.loads(before) and again.report["config"]["steps"] == 2
-    assert "finished already after step 2" in output.getvalue()
+    assert "all 2 steps are done already" in output.getvalue()
     assert again.after.mean_reward == first.after.mean_reward
 
 

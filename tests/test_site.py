@@ -76,7 +76,7 @@ def test_the_reference_has_signatures_and_docstrings(site):
 
 
 def test_links_to_code_lead_to_the_file(site):
-    loop = "art_core/loop/train.py"
+    loop = "art_core/loop/training.py"
     assert (site / loop).read_text() == (ROOT / loop).read_text()
 
 

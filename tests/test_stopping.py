@@ -223,6 +223,6 @@ async def test_a_run_goes_back_to_before_a_fall_where_its_later_checkpoints_are_
         shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step:06d}")
     screen = Lines()
     again = await art.train(ScriptedAgent(), ["a", "b"], **settings(tmp_path, progress=screen, **common))
-    assert any("going on after step 3" in line for line in screen.lines)
+    assert any("resuming after step 3" in line for line in screen.lines)
     assert again.report["steps"] == 8 and again.report["stopped"] is None
     assert [line.get("logprob_gap") for line in lines(tmp_path)] == [0, 0, 1.5, None, None, None, None, None]

@@ -190,7 +190,7 @@ async def test_trackers_are_closed_if_the_report_or_another_tracker_fails(tmp_pa
         raise OSError("no space left")
 
     tracker = Recorder()
-    monkeypatch.setattr("art_core.loop.train.write_report", full)
+    monkeypatch.setattr("art_core.loop.training.write_report", full)
     with pytest.raises(OSError, match="no space"):
         await train(tmp_path, tracker)
     assert tracker.calls[-1] == ("close",)

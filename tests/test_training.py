@@ -400,9 +400,9 @@ async def test_a_run_that_goes_on_says_so_and_one_after_a_dry_run_begins(tmp_pat
 
     await said(dry_run=True)
     assert await said() == []
-    assert await said(steps=3) == ["going on after step 2"]
+    assert await said(steps=3) == ["resuming after step 2"]
     shutil.rmtree(tmp_path / "run" / "checkpoints")  # as after a kill before the first
-    assert await said() == ["going on after step 0; what was answered in step 1 before is used"]
+    assert await said() == ["resuming after step 0, with the rollouts recorded for step 1"]
 
 
 async def test_a_run_in_which_nothing_was_trained_says_that_its_start_is_evaluated(tmp_path):

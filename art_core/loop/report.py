@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,17 @@ class Report:
 
 TRAINING_ENTRIES = ("seconds", "seed", "model", "loss", "learner", "reward", "config")
 """Entries of ``report.json`` that no evaluation changes."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What ``train`` did; everything in it can be read again from ``run_dir``."""
+
+    run_dir: Path
+    report: Mapping[str, Any]
+    """The content of ``report.json``."""
+    before: Report | None
+    after: Report | None
 
 
 def write_report(run: Run) -> dict[str, Any]:
