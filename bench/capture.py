@@ -230,23 +230,23 @@ def start_ours(stack: contextlib.ExitStack, upstream: str, folder: Path) -> Side
 
 async def compare(sides: list[Side], rounds: int, calls: int, *, stream: bool) -> None:
     """Measure all sides in turns and print the table."""
-    load, found = Load(), {side.name: ([], []) for side in sides if side.streams or not stream}
-    chosen = [side for side in sides if side.name in found]
+    load, results = Load(), {side.name: ([], []) for side in sides if side.streams or not stream}
+    chosen = [side for side in sides if side.name in results]
     for side in chosen:
         await load.run(side, 40, 4, stream=stream)
     for number in range(rounds):
         for side in chosen[:: -1 if number % 2 else 1]:
             slow = 10 if "LiteLLM" in side.name else 4 if "Lightning" in side.name else 1
-            found[side.name][0].append(await load.run(side, max(calls // 5 // slow, 20), 1, stream=stream))
-            found[side.name][1].append(await load.run(side, max(calls // slow, 64), 32, stream=stream))
+            results[side.name][0].append(await load.run(side, max(calls // 5 // slow, 20), 1, stream=stream))
+            results[side.name][1].append(await load.run(side, max(calls // slow, 64), 32, stream=stream))
 
     def middle(name: str, lanes: int, what: str) -> float:
-        return statistics.median(getattr(measured, what) for measured in found[name][lanes])
+        return statistics.median(getattr(measured, what) for measured in results[name][lanes])
 
     rows, ours, direct = [], "art gateway", middle("the stub itself", 0, "median")
-    for name in found:
+    for name in results:
         speed, cpu, median = middle(name, 1, "calls_per_second"), middle(name, 1, "cpu"), middle(name, 0, "median")
-        failed = sum(measured.failed for rounds_of in found[name] for measured in rounds_of)
+        failed = sum(measured.failed for rounds_of in results[name] for measured in rounds_of)
         ratios: list[object] = [None] * 3
         if name not in (ours, "the stub itself"):
             added = (median - direct) / (middle(ours, 0, "median") - direct)

@@ -219,8 +219,8 @@ def measure(name: str) -> Result:
     model, plain = random_models(config)
     tree = forked_tree()
     coefficients = torch.from_numpy(np.random.default_rng(1).standard_normal(tree.num_targets)).float()
-    expected, wanted = _with_gradient(plain, call_logprobs(plain, tree), coefficients)
-    got, found = _with_gradient(model, tree_outputs(model, tree).logprobs, coefficients)
+    expected, expected_gradient = _with_gradient(plain, call_logprobs(plain, tree), coefficients)
+    got, gradient = _with_gradient(model, tree_outputs(model, tree).logprobs, coefficients)
     how = support(model, None, _never)
     reason = _reason(model, tree, how)
     if how.positions and tree.depths.max() >= how.positions:
@@ -228,7 +228,7 @@ def measure(name: str) -> Result:
     in_pieces = None
     if how.pieces:
         in_pieces = _gap(tree_outputs(model, tree, max_tokens=PIECE).logprobs, expected)
-    gradients = float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
+    gradients = float((gradient - expected_gradient).norm() / expected_gradient.norm().clamp_min(1e-30))
     scale = float(expected.abs().max())
     with torch.no_grad():
         own = _gap(got, call_logprobs(model, tree))

@@ -112,9 +112,9 @@ def exactness(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
         for way in (CALLS, CHOICE, *machine.backends):
 
             def work(way: str = way, model: Any = model) -> Sequence[object]:
-                new, found = _logprobs_and_gradient(machine, model, tree, way)
+                new, new_gradient = _logprobs_and_gradient(machine, model, tree, way)
                 gap = (new - reference).abs()
-                error = float((found - gradient).norm() / gradient.norm())
+                error = float((new_gradient - gradient).norm() / gradient.norm())
                 return [f"{float(gap.max()):.1e}", f"{float(gap.mean()):.1e}", f"{error:.1e}"]
 
             rows.append([str(dtype).removeprefix("torch."), way, *attempt(work, 3)])

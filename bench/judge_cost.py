@@ -113,7 +113,7 @@ async def cost_table(url: str, sides: Sequence[Any], rounds: int, loads: Sequenc
     url = f"{url}/good/{LATENCY}/v1"
     alone = [LiteLLMAlone("LiteLLM alone, with a schema", response_format=SENT), LiteLLMAlone("LiteLLM alone")]
     everyone = [*sides, *alone, JudgeInProcess()]
-    found: dict[tuple[str, int], list[Measured]] = {}
+    results: dict[tuple[str, int], list[Measured]] = {}
     for number in range(-1, rounds):  # the first warms up
         for side in everyone[:: -1 if number % 2 else 1]:
             for at_once, count in loads:
@@ -121,14 +121,14 @@ async def cost_table(url: str, sides: Sequence[Any], rounds: int, loads: Sequenc
                 groups = [await side.group(make_runs(seed, TURNS)) for seed in seeds]
                 measured = await load(side, groups, at_once, url)
                 if number >= 0:
-                    found.setdefault((side.name, at_once), []).append(measured)
+                    results.setdefault((side.name, at_once), []).append(measured)
 
     ours, rows = next(side for side in sides if side.name == OurSide.name), []
     few, many = (at_once for at_once, _ in loads)
     for side in everyone:
-        one, all_at_once = found[side.name, few], found[side.name, many]
+        one, all_at_once = results[side.name, few], results[side.name, many]
         row = [median(it.cpu for it in one), median(it.cpu for it in all_at_once)]
-        row += [share(found[ours.name, it], found[side.name, it]) for it in (few, many)]
+        row += [share(results[ours.name, it], results[side.name, it]) for it in (few, many)]
         rows.append([side.name, *row, median(it.median for it in one) - LATENCY, median(it.rate for it in all_at_once)])
     head = ["side", *(f"CPU ms, {it} at a time" for it in (few, many)), *(f"ours / it, {it}" for it in (few, many))]
     head += ["ms beyond the judge", f"groups/s, {many} at a time"]

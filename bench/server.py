@@ -87,40 +87,40 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     options.run_dir = str(folder / "run")
     share = [options.workers // options.processes] * options.processes
     share[0] += options.workers - sum(share)
-    found: dict[str, Any] = {"load": os.getloadavg()[0]}
+    measured: dict[str, Any] = {"load": os.getloadavg()[0]}
     with contextlib.ExitStack() as stack:
         server = Process(stack.enter_context(role("server", options)).pid)
         run = await reached(connect, options.port)
         async with run:
             [proxy] = server.children()
-            found["before"] = server.memory(), proxy.memory()
+            measured["before"] = server.memory(), proxy.memory()
             begun = time.perf_counter()
             outs = [folder / f"worker-{number}.json" for number in range(options.processes)]
             for number, (count, out) in enumerate(zip(share, outs, strict=True)):
                 stack.enter_context(role("worker", options, workers=count, prefix=f"w{number}", out=out))
             while (await run.status())["active_clients"] < options.workers:
                 await asyncio.sleep(0.2)
-            found["connect_seconds"] = time.perf_counter() - begun
-            found["connected"] = server.memory(), proxy.memory()
-            found["files"] = server.sockets(), proxy.sockets()
+            measured["connect_seconds"] = time.perf_counter() - begun
+            measured["connected"] = server.memory(), proxy.memory()
+            measured["files"] = server.sockets(), proxy.sockets()
             if options.calls:
                 cpu = server.cpu(), proxy.cpu()
                 await run.collect(None, ["alone"], group_size=1, key="alone")
-                found["call"] = (server.cpu() - cpu[0]) / ALONE, (proxy.cpu() - cpu[1]) / (2 * ALONE)
+                measured["call"] = (server.cpu() - cpu[0]) / ALONE, (proxy.cpu() - cpu[1]) / (2 * ALONE)
             tasks = [f"task {number}" for number in range(options.episodes // options.group_size)]
             cpu, begun = (server.cpu(), proxy.cpu()), time.perf_counter()
             collecting = run.collect(
                 None, tasks, group_size=options.group_size, key="load", allow_no_calls=True, step=1
             )
             groups = await collecting
-            found["seconds"] = time.perf_counter() - begun
-            found["cpu"] = server.cpu() - cpu[0], proxy.cpu() - cpu[1]
-            found["after"] = server.memory(), proxy.memory()
-            found["groups"] = len(groups), sum(len(group.trajectories) for group in groups)
+            measured["seconds"] = time.perf_counter() - begun
+            measured["cpu"] = server.cpu() - cpu[0], proxy.cpu() - cpu[1]
+            measured["after"] = server.memory(), proxy.memory()
+            measured["groups"] = len(groups), sum(len(group.trajectories) for group in groups)
             await shut_down(options.port)
             await wait_for(outs)
-    found["workers"] = [json.loads(out.read_text()) for out in outs]
-    return found
+    measured["workers"] = [json.loads(out.read_text()) for out in outs]
+    return measured
 
 
 async def reached(connect: Any, port: int) -> Any:
@@ -184,15 +184,15 @@ def at(values: Sequence[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
-def report(options: argparse.Namespace, found: dict[str, Any], stored: dict[str, Any]) -> None:
+def report(options: argparse.Namespace, measured: dict[str, Any], stored: dict[str, Any]) -> None:
     """Print the tables."""
-    seconds, cpu = found["seconds"], found["cpu"]
+    seconds, cpu = measured["seconds"], measured["cpu"]
     rows: list[list[object]] = [
         ["workers, with a socket each", options.workers],
         ["episodes, each stored once", options.episodes],
         ["repeated", stored["repeated"]],
         ["model calls per episode", options.calls],
-        ["seconds until all were connected", found["connect_seconds"]],
+        ["seconds until all were connected", measured["connect_seconds"]],
         ["seconds of the collection", seconds],
         ["episodes/s", options.episodes / seconds],
         ["episode from hand-out to result, p50 ms", 1000 * at(stored["seconds"], 0.5)],
@@ -201,23 +201,23 @@ def report(options: argparse.Namespace, found: dict[str, Any], stored: dict[str,
         ["proxy: CPU ms/episode", 1000 * cpu[1] / options.episodes],
         ["server: share of one core", cpu[0] / seconds],
         *(
-            [["CPU ms/call, server and proxy", f"{1000 * found['call'][0]:.2f}, {1000 * found['call'][1]:.2f}"]]
-            if "call" in found
+            [["CPU ms/call, server and proxy", f"{1000 * measured['call'][0]:.2f}, {1000 * measured['call'][1]:.2f}"]]
+            if "call" in measured
             else []
         ),
-        ["server: MiB started", found["before"][0]],
-        ["server: MiB with all connected", found["connected"][0]],
-        ["server: KiB/worker", 1024 * (found["connected"][0] - found["before"][0]) / options.workers],
-        ["server: MiB after", found["after"][0]],
-        ["proxy: MiB before and after", f"{found['before'][1]:.0f}, {found['after'][1]:.0f}"],
-        ["open files, server and proxy", f"{found['files'][0]}, {found['files'][1]}"],
+        ["server: MiB started", measured["before"][0]],
+        ["server: MiB with all connected", measured["connected"][0]],
+        ["server: KiB/worker", 1024 * (measured["connected"][0] - measured["before"][0]) / options.workers],
+        ["server: MiB after", measured["after"][0]],
+        ["proxy: MiB before and after", f"{measured['before'][1]:.0f}, {measured['after'][1]:.0f}"],
+        ["open files, server and proxy", f"{measured['files'][0]}, {measured['files'][1]}"],
         ["store: bytes/episode", stored["bytes"]],
-        ["load of the machine before", found["load"]],
+        ["load of the machine before", measured["load"]],
     ]
     print(table(["what", "measured"], rows))
     for name, title in (("alone", f"one agent alone, {ALONE} calls each way in turns"), ("times", "under the load")):
         ways = {
-            way: sorted(itertools.chain(*(worker[name][way] for worker in found["workers"])))
+            way: sorted(itertools.chain(*(worker[name][way] for worker in measured["workers"])))
             for way in ("server", "proxy")
         }
         if not all(ways.values()):
@@ -232,8 +232,8 @@ def main(options: argparse.Namespace) -> None:
     """Measure and print."""
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-server-")))
-        found = asyncio.run(measure(options, folder))
-        report(options, found, check(folder, options))
+        measured = asyncio.run(measure(options, folder))
+        report(options, measured, check(folder, options))
 
 
 if __name__ == "__main__":

@@ -52,13 +52,13 @@ def reward(trajectory: Trajectory) -> float:
     return float(game["score"])
 
 
-def move_reward(board: Board, said: str | None) -> float:
+def move_reward(board: Board, direction: str | None) -> float:
     """Return the reward of an answered move on a board, from -1 to 1; 0 is the mean of the legal moves."""
     values = move_values(board)
-    if said not in values:
+    if direction not in values:
         return INVALID
     span = max(values.values()) - min(values.values())
-    return (values[said] - sum(values.values()) / len(values)) / (span or 1.0)
+    return (values[direction] - sum(values.values()) / len(values)) / (span or 1.0)
 
 
 def _stages(rng: random.Random) -> Iterator[Board]:

@@ -169,14 +169,14 @@ class EmailSearchAgent(Agent):
         ]
 
     def parse_action(self, response: str, state: dict[str, Any]) -> dict[str, Any]:
-        said, results = response.lower(), state.get("search_results", [])
-        if "filter" in said and results:
+        text, results = response.lower(), state.get("search_results", [])
+        if "filter" in text and results:
             return {"type": "filter", "filters": self.extract_filters(response), "reasoning": response}
-        if "sort" in said and results:
-            return {"type": "sort", "by": "date" if "date" in said else "relevance", "reasoning": response}
-        if any(word in said for word in SELECTS) and results:
+        if "sort" in text and results:
+            return {"type": "sort", "by": "date" if "date" in text else "relevance", "reasoning": response}
+        if any(word in text for word in SELECTS) and results:
             return {"type": "select", "email_id": self.extract_email_id(response, results), "reasoning": response}
-        if "search" in said:
+        if "search" in text:
             return {"type": "search", "query": self.extract_keywords(response, state["query"]), "reasoning": response}
         return {"type": "search", "query": state["query"], "reasoning": "Default search action"}
 
