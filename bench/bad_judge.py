@@ -1,7 +1,7 @@
-"""A judge that answers well or badly, as the path says: python -m bench.bad_judge --port 9000
+"""A judge that answers well or badly, depending on the path: python -m bench.bad_judge --port 9000
 
-It knows a run by what stands in it (``worth 0.3``), never by its label or its place, so that a right score is the run's own. The
-path is ``/WAY/anything``, or ``/WAY/MILLISECONDS/anything``.
+It recognises a rollout by its content (``worth 0.3``), never by its label or position, so that a right score is the rollout's
+own. The path is ``/WAY/anything``, or ``/WAY/MILLISECONDS/anything``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Entries = list[dict[str, Any]]
 
 
 def entries(messages: list[dict[str, Any]]) -> Entries:
-    """Return the right entry of every run, in the order in which the runs are shown."""
+    """Return the right entry of every rollout, in the order of the prompt."""
     shown = [(label, WORTH.search(text)) for label, text in runs_shown(messages)]
     return [{"trajectory_id": label, "explanation": "e", "score": float(it[1])} for label, it in shown if it]
 
 
 def each(right: Entries, **change: Callable[[dict[str, Any]], Any]) -> Entries:
-    """Return ``right`` with some fields computed anew."""
+    """Return ``right`` with some fields replaced."""
     return [it | {field: new(it) for field, new in change.items()} for it in right]
 
 
 def number_or_text(label: str) -> int | str:
-    """Return a label as a number where it is one."""
+    """Return a label as a number if it is one."""
     return int(label) if label.isdigit() else label
 
 
@@ -39,7 +39,7 @@ def counted(right: Entries) -> Entries:
 
 
 def out_of_range(right: Entries) -> Entries:
-    """Return ``right`` with -3 and 7.5 for two of the runs."""
+    """Return ``right`` with -3 and 7.5 for two of the rollouts."""
     scores = [it["score"] for it in right]
     return [it | {"score": score} for it, score in zip(right, [-3.0, 7.5, *scores[2:]], strict=True)]
 
@@ -65,13 +65,13 @@ WAYS: dict[str, Callable[[Entries], str]] = {
 
 
 class BadJudge:
-    """Judges as the path says."""
+    """Judges in the way that the path names."""
 
     def __init__(self) -> None:
         self._failed: set[str] = set()
 
     def __call__(self, path: str, messages: list[dict[str, Any]]) -> Answer:
-        """Return the answer of the path's way."""
+        """Return the answer for the way in the path."""
         way, *more = path.strip("/").split("/")
         delay = float(more[0]) / 1000 if more and more[0].isdigit() else 0.0
         right = entries(messages)

@@ -1,10 +1,10 @@
-"""What a model call costs on its way through ``art gateway``, beside LiteLLM's proxy and Agent Lightning's gateway.
+"""The cost of a model call through ``art gateway``, compared with LiteLLM's proxy and Agent Lightning's gateway.
 
     python -m bench.capture --litellm-python VENV/bin/python [--agl-python VENV/bin/python --agl-source FOLDER]
 
-All stand before the same stub, which answers at once (``bench/stub.py``), and are measured in one run, in turns; medians of the
-rounds are printed. Ours records every call in a store on disk; the load comes over plain sockets, so that no client library
-counts. CPU is the process's own, from /proc. Sides for which no Python is given are left out.
+All are placed before the same stub, which answers at once (``bench/stub.py``), and are measured in one run, in turns; medians of
+the rounds are printed. Ours records every call in a store on disk. The load comes over plain sockets, so no client library
+counts. CPU is the process's own, from /proc. Sides whose Python is not passed are left out.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ TOOLS = [
 
 @dataclass
 class Side:
-    """What is measured: a process and its addresses."""
+    """A measured process and its addresses."""
 
     name: str
     process: subprocess.Popen[bytes]
     urls: list[str]
-    """Base URLs that the rollouts take in turn; ``{}`` in one is the rollout's number."""
+    """Base URLs that the rollouts use in turn; ``{}`` in one is the rollout's number."""
     key: str = "none"
     streams: bool = True
 
@@ -102,16 +102,16 @@ class Load:
                 "stream": stream,
             }
         )
-        left, times, failed = [calls], [], [0]
+        remaining, times, failed = [calls], [], [0]
 
         async def lane() -> None:
             address = urlsplit(side.urls[0])
             reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=2**20)
-            while left[0] > 0:
+            while remaining[0] > 0:
                 self._rollouts += 1
                 path = urlsplit(side.urls[self._rollouts % len(side.urls)].format(self._rollouts)).path
-                turns = min(TURNS, left[0])
-                left[0] -= turns
+                turns = min(TURNS, remaining[0])
+                remaining[0] -= turns
                 for _ in range(turns):
                     start = time.perf_counter()
                     failed[0] += not await exchange(reader, writer, path, side.key, body)
@@ -127,7 +127,7 @@ class Load:
 async def exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, key: str, body: bytes
 ) -> bool:
-    """Send one call and read its whole answer; return whether it went well."""
+    """Send one call and read its whole answer; return whether it succeeded."""
     head = (
         f"POST {path}/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -150,7 +150,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(command: list[str], url: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server from the moment at which it answers ``url``."""
+    """Run a server; the block starts when it answers ``url``."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(
         command, env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"} | environment, **quiet
@@ -168,7 +168,7 @@ def running(command: list[str], url: str, **environment: str) -> Iterator[subpro
 
 
 def answers(url: str) -> bool:
-    """Say whether an HTTP server answers, whatever it answers."""
+    """Return whether an HTTP server answers, with whatever status."""
     try:
         with urllib.request.urlopen(url, timeout=2):
             return True
@@ -179,7 +179,7 @@ def answers(url: str) -> bool:
 
 
 def post(url: str, body: object) -> None:
-    """Send JSON and forget the answer."""
+    """Send JSON and ignore the answer."""
     request = urllib.request.Request(url, orjson.dumps(body), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=10):
         pass
@@ -206,7 +206,7 @@ def start_litellm(stack: contextlib.ExitStack, python: str, upstream: str, folde
 
 
 def start_agent_lightning(stack: contextlib.ExitStack, python: str, source: str, upstream: str, folder: Path) -> Side:
-    """Start Agent Lightning's gateway, which wants its rollouts to be made beforehand and does not stream."""
+    """Start Agent Lightning's gateway, whose rollouts must be created beforehand and which doesn't stream."""
     base = f"http://127.0.0.1:{free_port()}"
     port = base.rpartition(":")[2]
     options = ["host=127.0.0.1", f"port={port}", "default_proxy.model_name=stub", f"hydra.run.dir={folder / 'hydra'}"]
@@ -230,23 +230,23 @@ def start_ours(stack: contextlib.ExitStack, upstream: str, folder: Path) -> Side
 
 async def compare(sides: list[Side], rounds: int, calls: int, *, stream: bool) -> None:
     """Measure all sides in turns and print the table."""
-    load, found = Load(), {side.name: ([], []) for side in sides if side.streams or not stream}
-    chosen = [side for side in sides if side.name in found]
+    load, results = Load(), {side.name: ([], []) for side in sides if side.streams or not stream}
+    chosen = [side for side in sides if side.name in results]
     for side in chosen:
         await load.run(side, 40, 4, stream=stream)
     for number in range(rounds):
         for side in chosen[:: -1 if number % 2 else 1]:
             slow = 10 if "LiteLLM" in side.name else 4 if "Lightning" in side.name else 1
-            found[side.name][0].append(await load.run(side, max(calls // 5 // slow, 20), 1, stream=stream))
-            found[side.name][1].append(await load.run(side, max(calls // slow, 64), 32, stream=stream))
+            results[side.name][0].append(await load.run(side, max(calls // 5 // slow, 20), 1, stream=stream))
+            results[side.name][1].append(await load.run(side, max(calls // slow, 64), 32, stream=stream))
 
     def middle(name: str, lanes: int, what: str) -> float:
-        return statistics.median(getattr(measured, what) for measured in found[name][lanes])
+        return statistics.median(getattr(measured, what) for measured in results[name][lanes])
 
     rows, ours, direct = [], "art gateway", middle("the stub itself", 0, "median")
-    for name in found:
+    for name in results:
         speed, cpu, median = middle(name, 1, "calls_per_second"), middle(name, 1, "cpu"), middle(name, 0, "median")
-        failed = sum(measured.failed for rounds_of in found[name] for measured in rounds_of)
+        failed = sum(measured.failed for rounds_of in results[name] for measured in rounds_of)
         ratios: list[object] = [None] * 3
         if name not in (ours, "the stub itself"):
             added = (median - direct) / (middle(ours, 0, "median") - direct)
@@ -270,7 +270,7 @@ async def compare(sides: list[Side], rounds: int, calls: int, *, stream: bool) -
 
 
 async def grow(side: Side, calls: int) -> None:
-    """Print what the gateway's memory does over many calls."""
+    """Print the gateway's memory over many calls."""
     load = Load()
     rows, sent, small = [], 0, 0.0
     for until in (calls // 10, calls):
@@ -278,19 +278,19 @@ async def grow(side: Side, calls: int) -> None:
         sent = until
         small = small or side.memory()
         rows.append([sent, side.memory(), side.memory() / small, measured.calls_per_second, measured.failed])
-    print(f"\nmemory of a fresh gateway, {TURNS} calls a rollout")
+    print(f"\nmemory of a fresh gateway, {TURNS} calls per rollout")
     print(table(["calls", "resident MiB", "x the first", "calls/s", "failed"], rows))
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--litellm-python", help="of an environment with litellm[proxy]")
-    parser.add_argument("--agl-python", help="of an environment with Agent Lightning's dependencies")
-    parser.add_argument("--agl-source", help="folder that holds its package agentlightning")
+    parser.add_argument("--litellm-python", help="Python of an environment with litellm[proxy]")
+    parser.add_argument("--agl-python", help="Python of an environment with Agent Lightning's dependencies")
+    parser.add_argument("--agl-source", help="folder that contains its package agentlightning")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--calls", type=int, default=3000, help="of our side in a round; slower sides make fewer")
-    parser.add_argument("--memory-calls", type=int, default=100_000, help="0 leaves the memory out")
+    parser.add_argument("--calls", type=int, default=3000, help="calls of our side per round; slower sides make fewer")
+    parser.add_argument("--memory-calls", type=int, default=100_000, help="calls for the memory table; 0 skips it")
     return parser.parse_args(arguments)
 
 

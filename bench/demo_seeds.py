@@ -1,7 +1,7 @@
 """Run the demo for several seeds and print the tables of docs/results.md: python -m bench.demo_seeds --seeds 0 1 2
 
 With ``--judge scripted`` every seed is trained twice, on the reward from the known answer and on RULER's scores by
-``bench/scripted_judge.py``, which is asked over HTTP and sees no more than any judge.
+``bench/scripted_judge.py``, which is called over HTTP and sees no more than any judge.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def shown(it: dict[str, Any]) -> str:
 
 
 def compared(reports: dict[str, list[dict[str, Any]]]) -> str:
-    """Return held-out success after training on either, seed by seed, and the means with their difference."""
+    """Return held-out success after training on each, by seed, and the means with their difference."""
     lines: list[list[str]] = []
     for name, temperature in (("T=1", 1.0), ("greedy", None)):
         after = {which: [evaluation(it, "after", temperature) for it in reports[which]] for which in (REWARD, JUDGE)}
@@ -68,7 +68,7 @@ def train(options: argparse.Namespace, folder: str, judge: str | None = None) ->
 
 
 def train_by_scripted_judge(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Train every seed on the scores of a judge behind a server of its own."""
+    """Train every seed on the scores of a judge behind its own server."""
     with serving(scripted_judge.judge) as server:
         os.environ["OPENAI_API_BASE"], os.environ["OPENAI_API_KEY"] = f"{server.url}/v1", "the judge's"
         return train(options, "judged-seed-", "openai/scripted")
@@ -79,11 +79,11 @@ def main(options: argparse.Namespace) -> None:
     reports = {REWARD: train(options, "seed-")}
     if options.judge:
         reports[JUDGE] = train_by_scripted_judge(options)
-    for which, found in reports.items():
-        rises = [100 * (it["after"]["success"] - it["before"]["success"]) for it in found]
+    for which, trained in reports.items():
+        rises = [100 * (it["after"]["success"] - it["before"]["success"]) for it in trained]
         mean = statistics.fmean(rises)
-        print(f"\ntrained on: {which}\n\n{table(HEAD, [row(report) for report in found])}")
-        print(f"\nmean rise at T=1: {mean:.1f} points; start weights {found[0]['start_weights']}")
+        print(f"\ntrained on: {which}\n\n{table(HEAD, [row(report) for report in trained])}")
+        print(f"\nmean rise at T=1: {mean:.1f} points; start weights {trained[0]['start_weights']}")
     if options.judge:
         print(f"\n{compared(reports)}")
 

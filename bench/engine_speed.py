@@ -1,10 +1,10 @@
-"""Tokens per second, and per second of CPU time, of the embedded engine and of transformers' generate, on one model.
+"""Tokens per second, and per CPU second, of the embedded engine and of transformers' generate, on one model.
 
     python bench/engine_speed.py [MODEL] [--seconds 4] [--tokens 60] [--turns 1]
 
-Every client sends one request after the other: the same system prompt, a question of its own, at most ``--tokens``
-sampled. With ``--turns`` above 1 a client continues its conversation, as agents do. generate() gets the same prompts as
-one batch and computes each of them whole.
+Every client sends one request after the other, with the same system prompt, a question of its own, and at most ``--tokens``
+sampled. With ``--turns`` above 1 a client continues its conversation, as agents do. generate() gets the same prompts as one
+batch and computes each in full.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ async def measure_engine(engine: EmbeddedEngine, clients: int, seconds: float, t
 
     start, cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*[client(number) for number in range(clients)])
-    passed, cpu = time.perf_counter() - start, time.process_time() - cpu
+    elapsed, cpu = time.perf_counter() - start, time.process_time() - cpu
     return (
-        f"engine   {clients:3} clients: {sampled / passed:6.0f} tokens/s, {sampled / cpu:6.0f} per CPU second, "
-        f"{requests / passed:5.1f} requests/s, {sampled / requests:.0f} sampled and {prompts / requests:.0f} prompt "
+        f"engine   {clients:3} clients: {sampled / elapsed:6.0f} tokens/s, {sampled / cpu:6.0f} per CPU second, "
+        f"{requests / elapsed:5.1f} requests/s, {sampled / requests:.0f} sampled and {prompts / requests:.0f} prompt "
         f"tokens each, {cached / prompts:.0%} cached"
     )
 
@@ -67,10 +67,10 @@ def measure_generate(folder: str, clients: int, tokens: int) -> str:
     )  # fmt: skip
     start, cpu = time.perf_counter(), time.process_time()
     output = model.generate(**batch, do_sample=True, max_new_tokens=tokens, top_k=0, top_p=1.0)
-    passed, cpu = time.perf_counter() - start, time.process_time() - cpu
+    elapsed, cpu = time.perf_counter() - start, time.process_time() - cpu
     new = output[:, batch["input_ids"].shape[1] :]
     sampled = int((new != tokenizer.pad_token_id).sum())
-    return f"generate {clients:3} rows:    {sampled / passed:6.0f} tokens/s, {sampled / cpu:6.0f} per CPU second"
+    return f"generate {clients:3} rows:    {sampled / elapsed:6.0f} tokens/s, {sampled / cpu:6.0f} per CPU second"
 
 
 def main(

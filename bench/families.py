@@ -1,8 +1,8 @@
 """Which families of transformers compute a token tree, how, and how exactly: ``python -m bench.families [names]``.
 
-Every causal LM of transformers that can be made tiny, with random weights, against its calls in rows of their own under
-eager attention. Windows and other lengths in a config are set beyond the tree of the check at first use and below the
-tree here, so what that check cannot see shows.
+Compares every causal LM of transformers that can be made tiny, with random weights, with its calls in rows of their own under
+eager attention. Windows and other lengths in a config are longer than the tree of the check at first use and shorter than the
+tree here, so this shows what that check cannot see.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from bench.tables import table
 
 VOCABULARY = 64
 LENGTH = 32
-"""Of every window: more than all tokens of ``tree_support.probe_tree``, less than the depth of ``forked_tree``."""
+"""Of every window: more than the tokens of ``tree_support.probe_tree``, less than the depth of ``forked_tree``."""
 MOST_PARAMETERS = 3_000_000
 PIECE = 20
-"""Tokens of a piece where pieces are compared."""
+"""Tokens per piece when pieces are compared."""
 EQUAL = 2e-5
-"""Largest difference, relative to the largest logprob, that is rounding in float32."""
+"""Largest difference, relative to the largest logprob, that counts as float32 rounding."""
 
 
 def _named(value: Any, names: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ SIZES: dict[str, Any] = {
     **_named(4, "state_size mamba_d_state ssm_state_size linear_key_head_dim linear_value_head_dim"),
     **_named(2, "linear_num_key_heads mamba_n_groups n_groups mamba_ngroups"),
     **_named(4, "linear_num_value_heads mamba_n_heads n_mamba_heads"),
-    "index_n_heads": 32,  # with few, whole scores are cut to zero, and which of equals is taken is chance
+    "index_n_heads": 32,  # with few, whole scores are cut to zero, and the choice among equals is arbitrary
     **_named(
         LENGTH, "sliding_window sliding_window_size window_size attention_window local_attention keep_window_size"
     ),
@@ -87,9 +87,9 @@ SIZES: dict[str, Any] = {
     **_named(0.0, "dropout attention_dropout hidden_dropout attn_pdrop resid_pdrop embd_pdrop layerdrop"),
     **_named(True, "is_decoder"),
 }
-"""What every config is shrunk to, where it has the name and a value."""
+"""Sizes that replace a config's, if it has the name and a value."""
 REQUIRED = {"head_dim", "num_key_value_heads", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"}
-"""Set though they are None in the family's default config."""
+"""Set even if they are None in the family's default config."""
 
 EXTRAS: dict[str, dict[str, Any]] = {
     **{name: {"is_decoder": True} for name in ("megatron-bert", "rembert", "roformer")},
@@ -105,7 +105,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "mamba2": {"head_dim": 16},
     "recurrent_gemma": {"lru_width": 32, "attention_window_size": LENGTH},
 }  # fmt: skip
-"""What a family needs beside ``SIZES``."""
+"""Further settings that a family needs."""
 WINDOWED = {
     "use_sliding_window": True,
     "sliding_window": LENGTH,
@@ -131,7 +131,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class NotTiny(Exception):
-    """A family cannot be made small enough to be measured."""
+    """A family that cannot be made small enough to be measured."""
 
 
 @dataclass(frozen=True)
@@ -140,17 +140,17 @@ class Result:
 
     how: Support
     logprobs: float
-    """Largest difference from calls in rows of their own, absolute; infinite where it is NaN."""
+    """Largest absolute difference from calls in rows of their own; infinite if it is NaN."""
     scale: float
     """The largest logprob."""
     gradients: float
-    """Norm of the difference over the norm."""
+    """Norm of the difference divided by the norm."""
     in_pieces: float | None
-    """Largest difference of logprobs where the tree is computed in pieces."""
+    """Largest difference of logprobs if the tree is computed in pieces."""
     own: float
-    """Largest difference of logprobs from calls in rows of their own under the attention that it was loaded with."""
+    """Largest difference of logprobs from calls in rows of their own under the attention with which it was loaded."""
     reason: str
-    """Why not by segments."""
+    """Why segments are not used."""
 
     @property
     def wrong(self) -> bool:
@@ -164,7 +164,7 @@ class Result:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a row for each family, as it comes, then the table and what was left out."""
+    """Print the table of families, then those refused and left out; failures go to stderr at once."""
     names = parse(arguments).names or [*sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), *VARIANTS]
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     torch.set_num_threads(1)
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append([name, *cells(measure(name))])
         except ConfigError as error:
             refused.append(f"{name}: {first_line(error)}")
-        except Exception as error:  # noqa: BLE001 - a foreign config or model may fail in any way; the others go on
+        except Exception as error:  # noqa: BLE001 - a foreign config or model may fail in any way; the others continue
             reason = f"{type(error).__name__}: {first_line(error)[:90]}"
             print(f"{name}: {reason}", file=sys.stderr)
             left_out[reason] += 1
@@ -196,7 +196,7 @@ HEAD = [
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.families", description=__doc__)
-    parser.add_argument("names", nargs="*", help="families as transformers calls them; all, where none is given")
+    parser.add_argument("names", nargs="*", help="families by their names in transformers; default: all")
     return parser.parse_args(arguments)
 
 
@@ -205,22 +205,22 @@ def first_line(error: Exception) -> str:
 
 
 def cells(result: Result) -> list[object]:
-    """Return a row without its name."""
+    """Return a row's cells after the name."""
     how, yes = result.how, {True: "yes", False: "no"}
     numbers = [f"{it:.1e}" if it is not None else "-" for it in (result.logprobs, result.gradients, result.in_pieces)]
     return [how.backend, yes[how.head], yes[how.pieces], yes[how.trims], *numbers, result.verdict, result.reason]
 
 
 def measure(name: str) -> Result:
-    """Compare the tree of a tiny random model of the family with the rows of its calls. Raises what transformers raises."""
+    """Compare the tree of a tiny random model of the family with its calls in rows. Raises what transformers raises."""
     model_type, extras = VARIANTS.get(name, (name, EXTRAS.get(name, {})))
     config = tiny_config(model_type, extras)
     gc.collect()
     model, plain = random_models(config)
     tree = forked_tree()
     coefficients = torch.from_numpy(np.random.default_rng(1).standard_normal(tree.num_targets)).float()
-    expected, wanted = _with_gradient(plain, call_logprobs(plain, tree), coefficients)
-    got, found = _with_gradient(model, tree_outputs(model, tree).logprobs, coefficients)
+    expected, expected_gradient = _with_gradient(plain, call_logprobs(plain, tree), coefficients)
+    got, gradient = _with_gradient(model, tree_outputs(model, tree).logprobs, coefficients)
     how = support(model, None, _never)
     reason = _reason(model, tree, how)
     if how.positions and tree.depths.max() >= how.positions:
@@ -228,7 +228,7 @@ def measure(name: str) -> Result:
     in_pieces = None
     if how.pieces:
         in_pieces = _gap(tree_outputs(model, tree, max_tokens=PIECE).logprobs, expected)
-    gradients = float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
+    gradients = float((gradient - expected_gradient).norm() / expected_gradient.norm().clamp_min(1e-30))
     scale = float(expected.abs().max())
     with torch.no_grad():
         own = _gap(got, call_logprobs(model, tree))
@@ -236,7 +236,7 @@ def measure(name: str) -> Result:
 
 
 def tiny_config(model_type: str, extras: dict[str, Any]) -> PreTrainedConfig:
-    """Return the family's config with every size that ``SIZES`` names, of a text model in it too, shrunk."""
+    """Return the family's config with every size in ``SIZES`` shrunk, also in a nested text config."""
     kind = CONFIG_MAPPING[model_type]
     values = _shrunk(kind().to_dict())
     inner = values.get("text_config")
@@ -260,12 +260,12 @@ def _shrunk(values: dict[str, Any]) -> dict[str, Any]:
         out["num_hidden_layers"] = len(kept)
     if "kv_lora_rank" in values:  # every head has keys of its own
         out["num_key_value_heads"] = SIZES["num_attention_heads"]
-    out.pop("per_layer_config", None)  # what differs in some layers, by the number of the layer
+    out.pop("per_layer_config", None)  # what differs in some layers, by layer number
     return out
 
 
 def _kept_layers(kinds: Sequence[str], depth: int) -> list[int]:
-    """Return the first layer of every kind, and two at least."""
+    """Return the first layer of every kind, and at least two."""
     firsts = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
     return sorted({*firsts.values(), *range(min(depth, 2) if len(firsts) < 2 else 0)})
 
@@ -285,14 +285,14 @@ def random_models(config: PreTrainedConfig) -> tuple[PreTrainedModel, PreTrained
         made.append(model.eval())
     with torch.no_grad():
         for weight in made[0].parameters():
-            if weight.ndim < 2:  # most begin as zeros or ones, which hides them
+            if weight.ndim < 2:  # most start as zeros or ones, which hides errors
                 weight += 0.1 * torch.randn_like(weight)
     made[1].load_state_dict(made[0].state_dict())
     return made[0], made[1]
 
 
 def forked_tree() -> TokenTree:
-    """Return a tree of two roots, forks at several depths, turns that extend others, and a second temperature.
+    """Return a tree with two roots, forks at several depths, turns that extend others, and a second temperature.
 
     The first call ends below ``LENGTH``, the turns that extend it above.
     """
@@ -309,7 +309,7 @@ def forked_tree() -> TokenTree:
 
 
 def _with_gradient(model: PreTrainedModel, logprobs: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logprobs and the gradient of their sum times ``coefficients``, all weights in one row."""
+    """Return logprobs and the gradient of their sum weighted by ``coefficients``, flattened."""
     (logprobs.float() * coefficients).sum().backward()
     parts = [
         (torch.zeros_like(it) if it.grad is None else it.grad).flatten()
@@ -336,7 +336,7 @@ def _reason(model: PreTrainedModel, tree: TokenTree, how: Support) -> str:
 
 
 def _never(*_: object) -> NoReturn:
-    raise AssertionError("the way was found before")
+    raise AssertionError("the way was chosen before")
 
 
 if __name__ == "__main__":

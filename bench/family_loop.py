@@ -1,6 +1,6 @@
-"""A family the whole way: serve, call with tools, capture, tree, step, swap: ``python -m bench.family_loop [names]``.
+"""Families end to end: serve, call with tools, capture, tree, step, swap: ``python -m bench.family_loop [names]``.
 
-With tiny models of random weights, and the embedded engine or, with ``--vllm``, vLLM's server.
+With tiny models with random weights, and the embedded engine or, with ``--vllm``, vLLM's server.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ ARGUMENTS = {
     "additionalProperties": False,
 }
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "strict": True, "parameters": ARGUMENTS}}]
-"""A call of it is short whatever the weights. vLLM holds a call to its schema only where the tool is strict."""
+"""A call to it is short whatever the weights. vLLM enforces the schema only if the tool is strict."""
 FORM = {"type": "json_schema", "json_schema": {"name": "weather", "schema": ARGUMENTS}}
-"""Of the first answer of a model that knows no tools."""
+"""The form of the first answer of a model without tools."""
 QUESTION = {"role": "user", "content": "What is the weather in Rome?"}
 KEPT = ("role", "content", "tool_calls")
-"""What OpenAI's client sends back of an answer: thinking is not among it."""
+"""The parts of an answer that OpenAI's client sends back; thinking isn't among them."""
 MOST_TOKENS = 400
 RUNS = 4
 
 
 @dataclass
 class Seen:
-    """What one family did."""
+    """The results of one family."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
     answers: list[list[JsonDict]] = field(default_factory=list)
-    """The messages that each run was answered with, as the agent kept them."""
+    """The answers of each rollout, as the agent kept them."""
     tree_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the step."""
     before: Call | None = None
-    """A greedy call with the weights of the start."""
+    """A greedy call with the start weights."""
     after: Call | None = None
     """The same call after the swap."""
     problems: list[Any] = field(default_factory=list)
-    """What the audit found."""
+    """Problems that the audit found."""
     recomputed: int = 0
-    """Calls that it computed again."""
+    """Calls that it recomputed."""
 
     @property
     def call_tokens(self) -> int:
@@ -65,19 +65,19 @@ class Seen:
 
     @property
     def extends(self) -> bool:
-        """Whether every second turn goes on from the very ids of the first."""
+        """Whether every second turn extends exactly the ids of the first."""
         turns = [trajectory.calls for trajectory in self.trajectories]
         return all(b.prompt_ids[: len(whole)] == whole for a, b in turns if (whole := a.prompt_ids + a.sampled_ids))
 
 
 class Agent:
-    """Asks by plain HTTP, as any client does: a call of a tool, which is demanded, its result, and an answer."""
+    """Calls the model over plain HTTP, like any client: a forced tool call, its result, and an answer."""
 
     def __init__(self, client: httpx.AsyncClient, *, tools: bool, **request: Any) -> None:
         self._client, self._tools, self._request = client, tools, request
 
     async def run(self, address: str) -> list[JsonDict]:
-        """Return the messages that came."""
+        """Return the answers."""
         if not self._tools:
             first = await self.ask(address, [QUESTION], response_format=FORM)
             return [first, await self.ask(address, [QUESTION, first, {"role": "user", "content": "And in Oslo?"}])]
@@ -96,10 +96,12 @@ class Agent:
 
 
 def vllm_settings(name: str, folder: str) -> JsonDict:
-    """Return what ``take_through`` is given besides where vLLM's CPU build serves the family."""
+    """Return further arguments of ``take_through`` if vLLM's CPU build serves the family."""
     settings: JsonDict = {}
     if FAMILIES[name].config == "DeepseekV3Config":
-        settings["engine_args"] = {"dtype": "bfloat16"}  # its kernels for experts and latent attention take no float32
+        settings["engine_args"] = {
+            "dtype": "bfloat16"
+        }  # its kernels for experts and latent attention don't support float32
     if FAMILIES[name].thinks:
         settings["request"] = {"chat_template_kwargs": {"enable_thinking": False}}
     return settings
@@ -108,7 +110,7 @@ def vllm_settings(name: str, folder: str) -> JsonDict:
 async def take_through(
     name: str, folder: str, run_dir: Path, engine: Any = "embedded", *, request: JsonDict | None = None, **settings: Any
 ) -> Seen:
-    """Take one optimizer step on four runs of an agent and serve its weights; return what was seen.
+    """Take one optimizer step on four rollouts of an agent and serve its weights; return the results.
 
     ``request`` is sent with every call of the agent; ``settings`` are the run's. The run is audited at the end.
     """
@@ -129,13 +131,13 @@ async def take_through(
         seen.tree_tokens = run.tree(groups[0]).num_tokens
         seen.metrics = await run.learn(groups)
         seen.after = await _probe(run, agent)
-    found = art_audit.audit(run_dir, progress=False)
-    seen.problems, seen.recomputed = list(found.problems), found.checked
+    audit = art_audit.audit(run_dir, progress=False)
+    seen.problems, seen.recomputed = list(audit.problems), audit.checked
     return seen
 
 
 async def _probe(run: Any, agent: Agent) -> Call:
-    """Return a greedy call, recorded as one of an evaluation."""
+    """Return a greedy call, recorded as part of an evaluation."""
     async with run.rollout("probe", split="eval", sampling=Sampling()) as rollout:
         await agent.ask(rollout.base_url, [QUESTION], temperature=0, max_tokens=4)
     return rollout.trajectory.calls[0]
@@ -158,9 +160,9 @@ HEAD = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(FAMILIES)}; none: all")
+    parser.add_argument("names", nargs="*", help=f"families, of {', '.join(FAMILIES)}; default: all")
     parser.add_argument("--vllm", action="store_true", help="serve with vLLM instead of the embedded engine")
-    parser.add_argument("--lora-rank", type=int, help="0 trains all weights; left out: 4")
+    parser.add_argument("--lora-rank", type=int, help="rank of LoRA; 0 trains all weights; default: 4")
     chosen = parser.parse_args()
     rows, failed = [], []
     for name in chosen.names or FAMILIES:

@@ -1,6 +1,6 @@
-"""A tiny model with random weights for each family: its architecture, special tokens and form of chat, as a folder on disk.
+"""A tiny model with random weights for each family: its architecture, special tokens and chat template, as a folder on disk.
 
-Knows nothing about serving or training. The tests and ``bench.family_loop`` take them through the whole path.
+The tests and ``bench.family_loop`` run them end to end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ TEXT = 'system user assistant tool What is the weather in Rome? {"name": "get_we
 VOCABULARY = 320
 """Without the special tokens."""
 LIKELY = 5.0
-"""The logit of what ends a turn, about: some per cent of all tokens then do."""
-SIZES: dict[str, Any] = {  # heads of 32, because vLLM's attention on CPUs knows none that are smaller
+"""Approximate logit of the token that ends a turn; it is then a few per cent of all tokens."""
+SIZES: dict[str, Any] = {  # heads of 32, because vLLM's attention on CPUs has no smaller ones
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -41,7 +41,7 @@ DEEPSEEK = {
     "v_head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
 }  # fmt: skip
-"""Latent attention of the published width, the only one that vLLM has kernels for; a dense layer, and one with routed and
+"""Latent attention of the published width, the only one for which vLLM has kernels; a dense layer, and one with routed and
 shared experts."""
 YARN = {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 32.0, "original_max_position_embeddings": 64}
 LLAMA3_ROPE = {
@@ -60,7 +60,7 @@ DEEPSEEK_WRITTEN = {
         "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
     },
 }
-"""What the ``config.json`` of these models says that transformers' own classes do not write, and vLLM reads."""
+"""Fields of these models' ``config.json`` that vLLM reads and transformers' own classes don't write."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Family:
     written: Mapping[str, Any] = field(default_factory=dict)
     """Written over the saved ``config.json``."""
     tools: str | None = None
-    """The format of its calls; None: it knows no tools."""
+    """The format of its calls; None: no tools."""
     thinks: bool = False
 
 
@@ -164,8 +164,8 @@ def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
 def make_model(
     family: Family, tokenizer: PreTrainedTokenizerFast, seed: int, sizes: Mapping[str, Any]
 ) -> PreTrainedModel:
-    """Return the model. It often thinks, ends its turns and its thinking soon, and says little white space, of which grammars
-    allow any amount: so what it says is short."""
+    """Return the model. Its answers are short: it often thinks, ends turns and thinking soon, and writes little white space, of
+    which grammars allow any amount."""
     ids = {
         "vocab_size": len(tokenizer),
         "eos_token_id": tokenizer.eos_token_id,

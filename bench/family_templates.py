@@ -1,6 +1,6 @@
-"""Chat templates in the forms of the model families, written for the tiny models of ``family_models.py``.
+"""Chat templates in the style of the model families, written for the tiny models of ``family_models.py``.
 
-Each has the marks and the order of its family's template, and leaves out of earlier turns what that leaves out; not its prose.
+Each has the markers and the order of its family's template, and omits from earlier turns what that omits; it lacks its prose.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHATML = (
 {%- endif %}{{- '<|im_end|>\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
 )
-"""Qwen2.5: results of tools are shown as the user's."""
+"""Qwen2.5: tool results are shown as user messages."""
 
 QWEN3 = (
     ARGUMENTS
@@ -52,7 +52,7 @@ QWEN3 = (
 {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
 {%- endif %}"""
 )
-"""Qwen3: thinking is shown after the last question only, and only where the agent sends it back."""
+"""Qwen3: thinking is shown only after the last question, and only if the agent sends it back."""
 
 LLAMA3 = (
     ARGUMENTS
@@ -70,7 +70,7 @@ LLAMA3 = (
 {%- else %}{{- message.content }}{%- endif %}{{- '<|eot_id|>' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
 )
-"""Llama 3.1 and 3.2: one call is the whole answer, without marks around it."""
+"""Llama 3.1 and 3.2: one call is the whole answer, without markers."""
 
 KIMI = (
     ARGUMENTS
@@ -90,7 +90,7 @@ KIMI = (
 MOONLIGHT = r"""{%- for message in messages %}
 {{- '<|im_' + message.role + '|>' + message.role + '<|im_middle|>' + message.content + '<|im_end|>' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_assistant|>assistant<|im_middle|>' }}{%- endif %}"""
-"""Moonlight: it knows no tools."""
+"""Moonlight: no tools."""
 
 MISTRAL = (
     ARGUMENTS
@@ -104,12 +104,12 @@ MISTRAL = (
 {%- elif message.role == 'assistant' %}{{- message.content + '</s>' }}
 {%- else %}{{- '[INST]' + message.content + '[/INST]' }}{%- endif %}{%- endfor %}"""
 )
-"""Mistral 7B v0.3 and later: calls are a list after one mark."""
+"""Mistral 7B v0.3 and later: calls are a list after one marker."""
 
 GEMMA = r"""{{- '<bos>' }}{%- for message in messages %}
 {{- '<start_of_turn>' + ('model' if message.role == 'assistant' else 'user') + '\n' + message.content + '<end_of_turn>\n' }}
 {%- endfor %}{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{%- endif %}"""
-"""Gemma 2 and 3: they know no tools."""
+"""Gemma 2 and 3: no tools."""
 
 GRANITE = r"""{%- for message in messages %}
 {{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + message.content + '<|end_of_text|>\n' }}

@@ -1,10 +1,10 @@
-"""What one machine with an NVIDIA GPU can check alone: exactness, speed and memory of the tree forward, on random weights.
+"""Checks on one machine with an NVIDIA GPU: exactness, speed and memory of the tree's forward pass, with random weights.
 
     python -m bench.gpu_check --out gpu.md
     python -m bench.gpu_check --device cpu --tiny          the same code at a toy size
 
-Needs torch, transformers and peft, no network. Every section is a process of its own, so that none can end another; what
-fails stands in the table with its error. ``--only`` takes some of the sections, ``--timeout`` bounds each.
+Needs torch, transformers and peft, but no network. Every section runs in its own process, so that none can end another;
+failures are in the table with their errors. ``--only`` selects sections, ``--timeout`` limits each.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from art_core.types import TokenTree
 
-# torch, transformers and what imports them come inside functions: Unsloth has to be imported before them.
+# torch, transformers and their importers are imported in functions, because Unsloth must be imported before them.
 
 BACKENDS = ("flex", "dense", "segments", "paths")
-"""art_core's ways through a tree; which exist depends on the device."""
+"""art_core's ways to compute a tree; which are available depends on the device."""
 CALLS = "call by call"
 CHOICE = "art_core's choice"
 HEAD = ["model", "tokens", "way", "seconds", "tree tokens/s", "computed tokens/s", "peak GiB above weights", "note"]
@@ -42,7 +42,7 @@ Work = Callable[[], Sequence[object]]
 
 
 class Machine:
-    """Where to measure and how large."""
+    """The device and the sizes to measure."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         import torch
@@ -82,10 +82,10 @@ class Machine:
             self.torch.cuda.empty_cache()
 
     def timed(self, work: Callable[[], None]) -> tuple[float, float | None]:
-        """Return the median seconds of ``work`` after a first, unmeasured time, and its peak memory in GiB above what
-        was there before (None on the CPU)."""
+        """Return the median seconds of ``work`` after a first, unmeasured run, and its peak memory in GiB above that
+        before (None on the CPU)."""
         cuda = self.torch.cuda if self.device.type == "cuda" else None
-        work()  # compiles kernels, where a way has them
+        work()  # compiles kernels, if the way has any
         self.clear()
         before = cuda.memory_allocated() if cuda else 0
         if cuda:
@@ -101,7 +101,7 @@ class Machine:
 
 
 def exactness(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
-    """Logprobs and gradients of every way against call by call in float32."""
+    """Logprobs and gradients of every way, compared with call by call in float32."""
     torch = machine.torch
     tree = machine.tree(min(machine.tokens[0], 4096))
     size = machine.sizes[0]
@@ -112,9 +112,9 @@ def exactness(machine: Machine) -> tuple[list[str], list[Sequence[object]]]:
         for way in (CALLS, CHOICE, *machine.backends):
 
             def work(way: str = way, model: Any = model) -> Sequence[object]:
-                new, found = _logprobs_and_gradient(machine, model, tree, way)
+                new, new_gradient = _logprobs_and_gradient(machine, model, tree, way)
                 gap = (new - reference).abs()
-                error = float((found - gradient).norm() / gradient.norm())
+                error = float((new_gradient - gradient).norm() / gradient.norm())
                 return [f"{float(gap.max()):.1e}", f"{float(gap.mean()):.1e}", f"{error:.1e}"]
 
             rows.append([str(dtype).removeprefix("torch."), way, *attempt(work, 3)])
@@ -233,11 +233,10 @@ SECTIONS = {"exactness": exactness, "speed": speed, "lora": lora, "unsloth": uns
 
 
 def attempt(work: Work, width: int) -> list[object]:
-    """Return the ``width`` cells that ``work`` gives and an empty note, or its error as the note: the boundary within a
-    section."""
+    """Return the ``width`` cells of ``work`` and an empty note, or empty cells and its error as the note."""
     try:
         return [*work(), ""]
-    except Exception as error:  # noqa: BLE001 - whatever one way cannot do, the others are still measured
+    except Exception as error:  # noqa: BLE001 - if one way fails, the others are still measured
         return [*[None] * width, _short(f"{type(error).__name__}: {error}")]
 
 
@@ -271,7 +270,7 @@ def run_section(name: str, options: argparse.Namespace) -> str:
 
 
 def describe(options: argparse.Namespace) -> str:
-    """Return the lines that say what was measured on."""
+    """Return the description of the machine and the setup."""
     import torch
 
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
@@ -283,7 +282,7 @@ def describe(options: argparse.Namespace) -> str:
             versions.append(f"no {package}")
     return (
         f"# {name}\n\n{', '.join(versions)}, CUDA {torch.version.cuda}, Python {sys.version.split()[0]}; random weights; "
-        f"trees of {options.runs} runs of 4 turns, an eighth of each tree shared by all; median of {options.repeats}, the "
+        f"trees of {options.runs} rollouts of 4 turns, an eighth of each tree shared by all; median of {options.repeats}, the "
         "first left out; TF32 off\n"
     )
 
@@ -294,9 +293,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, help="also write the tables here, after every section")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--tiny", action="store_true", help="a toy model and a small tree")
-    add("--only", help=f"comma separated, of {', '.join(SECTIONS)}")
-    add("--sizes", default="0.6b,4b", help="the first for exactness, speed and Unsloth, the last for LoRA")
-    add("--tokens", default="4096,8192,16384,32768", help="of a tree")
+    add("--only", help=f"comma-separated sections, of {', '.join(SECTIONS)}")
+    add("--sizes", default="0.6b,4b", help="models: the first for exactness, speed and Unsloth, the last for LoRA")
+    add("--tokens", default="4096,8192,16384,32768", help="tokens per tree")
     add("--backends", default=",".join(BACKENDS))
     add("--runs", type=int, default=8)
     add("--repeats", type=int, default=3)
@@ -309,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     if options.child:
         if options.child == "unsloth":
-            import unsloth as _  # noqa: F401 - it has to come before torch and transformers
+            import unsloth as _  # noqa: F401 - must be imported before torch and transformers
         print("\n" + json.dumps(SECTIONS[options.child](Machine(options))))
         return
     report = describe(options)

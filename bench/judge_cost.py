@@ -1,6 +1,6 @@
-"""What judging a group costs beyond the judge: CPU, time, imports. Knows nothing about what is answered.
+"""The cost of judging a group beyond the judge itself: CPU, time, imports.
 
-Groups are made before the clock starts. "LiteLLM alone" sends what ours would send.
+Groups are built before the clock starts. "LiteLLM alone" sends what ours would send.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from bench.judge_sides import MODEL, OurSide, Run, make_runs
 from bench.tables import table
 
 LATENCY = 50
-"""Milliseconds that the stub takes."""
+"""The stub's latency in milliseconds."""
 TURNS = 7
-"""Answers of a run; six have a result after them, and a group has about 8,000 words."""
+"""Answers per rollout; six are followed by a result, and a group has about 8,000 words."""
 LOADS = ((1, 12), (32, 64))
-"""Groups at a time, groups in all."""
+"""Concurrent groups, total groups."""
 LABEL = re.compile(r'<trajectory id="([^"]+)"')
 SENT = {"type": "json_schema", "json_schema": {"name": "scores", "strict": True, "schema": SCHEMA}}
 
 
 class LiteLLMAlone:
-    """``litellm.acompletion`` with what ours asks, and nothing done with the answer."""
+    """``litellm.acompletion`` with the messages that ours sends; the answer is ignored."""
 
     def __init__(self, name: str, **more: Any) -> None:
         self.name = name
         self._more = more
 
     async def group(self, runs: Sequence[Run]) -> list[JsonDict]:
-        """Return the messages that ours asks with."""
+        """Return the messages that ours sends."""
         asked: list[list[JsonDict]] = []
 
         async def judge(messages: list[JsonDict]) -> str:
@@ -54,15 +54,15 @@ class LiteLLMAlone:
         return asked[0]
 
     async def score(self, group: list[JsonDict], url: str, timeout: float = 60.0) -> None:
-        """Ask once."""
+        """Call the judge once."""
         import litellm
 
         settings = {"api_base": url, "api_key": "none", "timeout": timeout, "max_retries": 0}
         await litellm.acompletion(model=MODEL, messages=group, **settings | self._more)
 
 
-class WithoutDoor(OurSide):
-    """Ours with a judge in the process: what is neither LiteLLM's nor the network's."""
+class JudgeInProcess(OurSide):
+    """Ours with a judge in the process: the cost that is neither LiteLLM's nor the network's."""
 
     name = "ours, the judge in the process"
 
@@ -75,7 +75,7 @@ class WithoutDoor(OurSide):
         self._ruler = Ruler(judge)
 
     async def score(self, group: Any, url: str, timeout: float = 60.0) -> None:
-        """Ask; the address is not used."""
+        """Call the judge; the address is not used."""
         await self._ruler.score(group)
 
 
@@ -84,20 +84,20 @@ class Measured:
     """One round of one side under one load."""
 
     cpu: float
-    """Milliseconds of this process a group."""
+    """Milliseconds of this process per group."""
     median: float
-    """Milliseconds from question to scores."""
+    """Milliseconds from prompt to scores."""
     rate: float
-    """Groups a second."""
+    """Groups per second."""
 
 
 async def load(side: Any, groups: Sequence[Any], at_once: int, url: str) -> Measured:
     """Let ``side`` judge ``groups``, ``at_once`` at a time."""
-    left, times = list(groups), []
+    remaining, times = list(groups), []
 
     async def lane() -> None:
-        while left:
-            group, start = left.pop(), time.perf_counter()
+        while remaining:
+            group, start = remaining.pop(), time.perf_counter()
             await side.score(group, url)
             times.append(1000 * (time.perf_counter() - start))
 
@@ -109,11 +109,11 @@ async def load(side: Any, groups: Sequence[Any], at_once: int, url: str) -> Meas
 
 
 async def cost_table(url: str, sides: Sequence[Any], rounds: int, loads: Sequence[tuple[int, int]] = LOADS) -> str:
-    """Return what a group costs on every side, all sides in turns."""
+    """Return the cost of a group for every side, measured in turns."""
     url = f"{url}/good/{LATENCY}/v1"
     alone = [LiteLLMAlone("LiteLLM alone, with a schema", response_format=SENT), LiteLLMAlone("LiteLLM alone")]
-    everyone = [*sides, *alone, WithoutDoor()]
-    found: dict[tuple[str, int], list[Measured]] = {}
+    everyone = [*sides, *alone, JudgeInProcess()]
+    results: dict[tuple[str, int], list[Measured]] = {}
     for number in range(-1, rounds):  # the first warms up
         for side in everyone[:: -1 if number % 2 else 1]:
             for at_once, count in loads:
@@ -121,14 +121,14 @@ async def cost_table(url: str, sides: Sequence[Any], rounds: int, loads: Sequenc
                 groups = [await side.group(make_runs(seed, TURNS)) for seed in seeds]
                 measured = await load(side, groups, at_once, url)
                 if number >= 0:
-                    found.setdefault((side.name, at_once), []).append(measured)
+                    results.setdefault((side.name, at_once), []).append(measured)
 
     ours, rows = next(side for side in sides if side.name == OurSide.name), []
     few, many = (at_once for at_once, _ in loads)
     for side in everyone:
-        one, all_at_once = found[side.name, few], found[side.name, many]
+        one, all_at_once = results[side.name, few], results[side.name, many]
         row = [median(it.cpu for it in one), median(it.cpu for it in all_at_once)]
-        row += [share(found[ours.name, it], found[side.name, it]) for it in (few, many)]
+        row += [share(results[ours.name, it], results[side.name, it]) for it in (few, many)]
         rows.append([side.name, *row, median(it.median for it in one) - LATENCY, median(it.rate for it in all_at_once)])
     head = ["side", *(f"CPU ms, {it} at a time" for it in (few, many)), *(f"ours / it, {it}" for it in (few, many))]
     head += ["ms beyond the judge", f"groups/s, {many} at a time"]
@@ -137,19 +137,19 @@ async def cost_table(url: str, sides: Sequence[Any], rounds: int, loads: Sequenc
 
 
 def share(ours: Sequence[Measured], theirs: Sequence[Measured]) -> float:
-    """Return the median over the rounds of our CPU by theirs."""
+    """Return the median over the rounds of our CPU divided by theirs."""
     return median(mine.cpu / its.cpu for mine, its in zip(ours, theirs, strict=True))
 
 
 def import_table(with_peer: bool, rounds: int) -> str:
-    """Return what imports cost, each in a fresh process, and whether LiteLLM comes with them."""
+    """Return the seconds of imports, each in a fresh process, and whether they load LiteLLM."""
     statements = ["import art_core, art_ruler", "import litellm"]
     if with_peer:
         statements.insert(0, "from art.rewards import ruler_score_group")
     rows = []
     for statement in statements:
-        found = [json.loads(run_alone(statement)) for _ in range(min(rounds, 3))]
-        rows.append([statement, median(it[0] for it in found), "yes" if found[0][1] else "no"])
+        results = [json.loads(run_alone(statement)) for _ in range(min(rounds, 3))]
+        rows.append([statement, median(it[0] for it in results), "yes" if results[0][1] else "no"])
     return table(["import", "s", "loads LiteLLM"], rows)
 
 

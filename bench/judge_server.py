@@ -1,6 +1,6 @@
-"""An OpenAI-compatible door before a function that judges. Knows nothing about how it judges.
+"""An OpenAI-compatible server in front of a function that judges.
 
-What it relies on of the question: every run stands after ``<trajectory id="LABEL">``, what all begin with in ``<shared>``.
+It relies on the prompt's form: every rollout follows ``<trajectory id="LABEL">``, and their common prefix is in ``<shared>``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHARED = re.compile(r"<shared>(.*?)</shared>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Answer:
-    """What the judge answers."""
+    """The judge's answer."""
 
     text: str
     status: int = 200
@@ -29,7 +29,7 @@ class Answer:
 
 
 Judging = Callable[[str, list[dict[str, Any]]], Answer]
-"""The path that was asked and the messages -> the answer."""
+"""(path, messages) -> answer."""
 
 
 class JudgeServer(ThreadingHTTPServer):
@@ -39,8 +39,8 @@ class JudgeServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, judging: Judging, port: int = 0) -> None:
-        """``port`` 0 takes any that is free."""
-        super().__init__(("127.0.0.1", port), Door)
+        """``port`` 0 selects a free one."""
+        super().__init__(("127.0.0.1", port), Handler)
         self.judging = judging
         self.asked = 0
         self.stopping = threading.Event()
@@ -51,7 +51,7 @@ class JudgeServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Door(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     server: JudgeServer
@@ -80,14 +80,14 @@ class Door(BaseHTTPRequestHandler):
         try:
             super().handle()
         except ConnectionError:
-            self.close_connection = True  # the client did not wait
+            self.close_connection = True  # the client is gone
 
     def log_message(self, *args: object) -> None:
         pass
 
 
 def completion(text: str) -> dict[str, Any]:
-    """Return OpenAI's form of an answer."""
+    """Return an answer in OpenAI's form."""
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -100,7 +100,7 @@ def completion(text: str) -> dict[str, Any]:
 
 @contextmanager
 def serving(judging: Judging) -> Iterator[JudgeServer]:
-    """Serve ``judging`` from a thread."""
+    """Serve ``judging`` in a thread."""
     server = JudgeServer(judging)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -114,17 +114,17 @@ def serving(judging: Judging) -> Iterator[JudgeServer]:
 
 
 def runs_shown(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return the label and the text of every run that ``messages`` show, in their order."""
+    """Return the label and the text of every rollout in ``messages``, in order."""
     return [(label, text) for it in messages for label, text in RUN.findall(text_of(it))]
 
 
 def shared_shown(messages: list[dict[str, Any]]) -> str:
-    """Return what every run begins with; empty where nothing is shared."""
+    """Return the rollouts' common prefix; empty if nothing is shared."""
     return "\n".join(text for it in messages for text in SHARED.findall(text_of(it)))
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """Return a message's text, also where it is in parts."""
+    """Return a message's text, also if it is in parts."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -132,5 +132,5 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def scores_json(scores: list[dict[str, Any]]) -> str:
-    """Return the answer that is asked for."""
+    """Return an answer in the requested form."""
     return json.dumps({"scores": scores})

@@ -1,6 +1,6 @@
-"""The same runs for ART's RULER and for ours, and how either is asked. Knows nothing about what is measured.
+"""The same rollouts for ART's RULER and for ours, and how each is called.
 
-Every run says what it is worth (``worth 0.3``), by which the stub knows it.
+Every rollout states its worth (``worth 0.3``), by which the stub recognises it.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from art_core.types import Call, Group, JsonDict, Trajectory
 from art_ruler import Ruler
 
 MODEL = "openai/gpt-4.1-mini"
-"""Both sides ask it for JSON of a schema; the address says who really answers."""
+"""For this model both sides request JSON by a schema; the address decides who really answers."""
 WORDS = ("alpha", "beta", "gamma", "delta", "invoice", "mail", "read", "sent")
 SIZE = 8
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one run said."""
+    """One rollout's conversation."""
 
     worth: float
     messages: list[JsonDict]
     side_question: list[JsonDict] | None = None
-    """Another conversation of the same run."""
+    """Another conversation of the same rollout."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a side made of a judge's answer."""
+    """A side's result for a judge's answer."""
 
     scores: list[float | None]
     reason: str = ""
-    """Why there is none, where there is none."""
+    """Why scores are missing, if any are."""
 
 
 class Side(Protocol):
@@ -48,7 +48,7 @@ class Side(Protocol):
         """Return ``runs`` in the side's own form."""
 
     async def score(self, group: Any, url: str, timeout: float = 60.0) -> Outcome:
-        """Ask the judge at ``url``; raises what the side raises."""
+        """Call the judge at ``url``; raises what the side raises."""
 
 
 def conversation(rng: random.Random, turns: int, last: str) -> list[JsonDict]:
@@ -67,7 +67,7 @@ def conversation(rng: random.Random, turns: int, last: str) -> list[JsonDict]:
 
 
 def make_runs(seed: int = 0, turns: int = 2, *, alike: bool = False, side_questions: bool = False) -> list[Run]:
-    """Return 8 runs worth 0.1 to 0.8, in no order; all worth 0.5 and the same where they are ``alike``."""
+    """Return 8 rollouts worth 0.1 to 0.8, shuffled; if ``alike``, all identical and worth 0.5."""
     rng = random.Random(seed)
     worths = rng.sample([round(0.1 * i, 1) for i in range(1, SIZE + 1)], SIZE)
     runs = []
@@ -90,7 +90,7 @@ class OurSide:
         return Group("find", tuple(trajectory_of(run) for run in runs))
 
     async def score(self, group: Group, url: str, timeout: float = 60.0) -> Outcome:
-        """Return the scores, and the note where there are none."""
+        """Return the scores, or the note if there are none."""
         key = url, timeout
         if key not in self._rulers:
             settings = {"timeout": timeout, "retries": 1, "concurrency": 32}
@@ -132,7 +132,7 @@ class ArtSide:
         )
 
     async def score(self, group: Any, url: str, timeout: float = 60.0) -> Outcome:
-        """Return the rewards by position, as ART has them."""
+        """Return the rewards by position, in ART's order."""
         params = {"api_base": url, "api_key": "none", "timeout": timeout}
         scored = await self._score(group, MODEL, extra_litellm_params=params)
         return Outcome([it.reward for it in scored.trajectories])

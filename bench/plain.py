@@ -1,6 +1,6 @@
-"""What is compared with: whole rows through a transformers model, full logits, nothing shared but by the row's own making.
+"""The baselines: whole rows through a transformers model with full logits, sharing nothing between rows.
 
-Knows nothing about art_core's learner.
+Independent of art_core's learner.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from art_core.types import TokenTree
 
 @dataclass(frozen=True)
 class Row:
-    """Tokens to compute together and which of them to train."""
+    """Tokens to compute together, and which of them to train."""
 
     ids: tuple[int, ...]
     trained: np.ndarray
@@ -31,12 +31,12 @@ def micro_batches(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
 
 
 def padded_area(rows: Sequence[Row], size: int) -> int:
-    """Return the tokens of micro-batches of ``size`` rows, padding counted."""
+    """Return the tokens of micro-batches of ``size`` rows, padding included."""
     return sum(len(batch) * max(len(row.ids) for row in batch) for batch in micro_batches(rows, size))
 
 
 def padded(values: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-    """Return (rows, longest), zeros on the right."""
+    """Return (rows, longest), padded with zeros on the right."""
     out = torch.zeros(len(values), max(map(len, values)), dtype=dtype)
     for number, row in enumerate(values):
         out[number, : len(row)] = torch.as_tensor(np.asarray(row), dtype=dtype)
@@ -62,7 +62,7 @@ def rows_backward(model: torch.nn.Module, rows: Sequence[Row], size: int, traine
 
 
 def dense_tree_logprobs(model: torch.nn.Module, tree: TokenTree) -> Tensor:
-    """Return the logprobs of the trained targets from one row, a (tokens, tokens) mask and full logits: the naive tree."""
+    """Return the logprobs of the trained targets by the naive tree: one row, a (tokens, tokens) mask and full logits."""
     device = next(model.parameters()).device
     dtype = next(model.parameters()).dtype
     mask = torch.zeros(tree.num_tokens, tree.num_tokens, dtype=dtype, device=device)
@@ -87,7 +87,7 @@ def call_logprobs(model: torch.nn.Module, tree: TokenTree, size: int = 1) -> Ten
 def call_batches(model: torch.nn.Module, tree: TokenTree, size: int = 1) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Yield logprobs of trained targets with their places among them; ``size`` calls are padded into one forward pass.
 
-    Shortest calls first. Each can be sent backward before the next is computed.
+    Shortest calls first. Each batch can run backward before the next is computed.
     """
     device = next(model.parameters()).device
     trained = np.flatnonzero(tree.weights)
@@ -99,8 +99,8 @@ def call_batches(model: torch.nn.Module, tree: TokenTree, size: int = 1) -> Iter
         paths = [tree.tokens[path_to(tree, ends[number])] for number in batch]
         mask = padded([np.ones(len(path)) for path in paths], device) if len(paths) > 1 else None
         logits = model(input_ids=padded(paths, device), attention_mask=mask, use_cache=False).logits
-        found = [_of_targets(logits[row], tree, trained[members[number]]) for row, number in enumerate(batch)]
-        yield np.concatenate([members[number] for number in batch]), torch.cat(found)
+        logprobs = [_of_targets(logits[row], tree, trained[members[number]]) for row, number in enumerate(batch)]
+        yield np.concatenate([members[number] for number in batch]), torch.cat(logprobs)
 
 
 def _of_targets(logits: Tensor, tree: TokenTree, targets: np.ndarray) -> Tensor:

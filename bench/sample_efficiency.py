@@ -1,9 +1,9 @@
-"""The email example trained through token trees and call by call: the same loss, so the same learning, in less time.
+"""The email example trained through token trees and call by call: the same loss and the same learning, in less time.
 
     python -m bench.sample_efficiency --seeds 0 1 2          prints the table, draws docs/sample_efficiency.png
-    python -m bench.sample_efficiency --draw-only            the same from runs that are there
+    python -m bench.sample_efficiency --draw-only            the same from existing runs
 
-A run folder that is finished is not run again, and an interrupted one goes on.
+A finished run is not repeated, and an interrupted one resumes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEARNERS = {"tree": "one pass over each tree", "calls": "every call in a row of 
 COLOURS = {"tree": "#c2410c", "calls": "#30567d"}
 LEARNING_RATE = 5e-4
 ROWS = 8
-"""Calls that are padded into one forward pass, the shortest first: the fastest of 1, 4, 8, 16 and 32 for this model."""
+"""Calls padded into one forward pass, shortest first: the fastest of 1, 4, 8, 16 and 32 for this model."""
 
 
 class CallByCallLearner(TorchLearner):
@@ -58,7 +58,7 @@ class CallByCallLearner(TorchLearner):
 
 
 def train(which: str, seed: int, options: argparse.Namespace) -> Path:
-    """Run the example unless its folder holds the finished run; return the folder."""
+    """Run the example unless its folder has a finished run; return the folder."""
     folder = options.out / f"{which}-{seed}"
     report = folder / "report.json"
     if report.exists() and json.loads(report.read_text())["steps"] >= options.steps:
@@ -75,16 +75,16 @@ def train(which: str, seed: int, options: argparse.Namespace) -> Path:
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:
-    """Return the evaluations at temperature 1 in order, each with the learner's seconds until then."""
+    """Return the evaluations at temperature 1 in order, each with the learner's seconds so far."""
     report = json.loads((folder / "report.json").read_text())
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     spent = [0.0, *accumulate(step.get("learner/seconds", 0.0) for step in steps)]
-    found = [it for it in report["evaluations"] if it["temperature"] == 1.0]
-    return sorted(({**it, "learner_seconds": spent[it["step"]]} for it in found), key=lambda it: it["step"])
+    evaluations = [it for it in report["evaluations"] if it["temperature"] == 1.0]
+    return sorted(({**it, "learner_seconds": spent[it["step"]]} for it in evaluations), key=lambda it: it["step"])
 
 
 def pooled(curves: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return one curve over all seeds, with Wilson's 95 % interval over all their held-out runs."""
+    """Return one curve over all seeds, with Wilson's 95 % interval over all their held-out rollouts."""
     points = []
     for step in sorted(set.intersection(*({it["step"] for it in curve} for curve in curves))):
         here = [next(it for it in curve if it["step"] == step) for curve in curves]
@@ -118,7 +118,7 @@ def draw(curves: dict[str, list[dict[str, Any]]], seeds: int, path: Path) -> Non
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("held-out success at temperature 1")
     panels[1].legend(loc="lower right")
-    figure.suptitle(f"The email agent, {seeds} seed(s); bars: 95 % (Wilson) over all seeds' held-out runs")
+    figure.suptitle(f"The email agent, {seeds} seed(s); bars: 95 % (Wilson) over all seeds' held-out rollouts")
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
@@ -128,14 +128,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=45)
-    parser.add_argument("--tasks", type=int, default=300, help="held-out tasks of each evaluation")
+    parser.add_argument("--tasks", type=int, default=300, help="held-out tasks per evaluation")
     parser.add_argument("--eval-every", type=int, default=9)
     parser.add_argument("--out", type=Path, default=Path("runs/sample-efficiency"))
     parser.add_argument("--picture", type=Path, default=Path("docs/sample_efficiency.png"))
     parser.add_argument("--draw-only", action="store_true")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # what TorchLearner takes for this model
-    # Seed after seed and side after side, so that what else the machine does meets both alike.
+    torch.set_num_threads(1)  # as TorchLearner does for this model
+    # Seed after seed and side after side, so that other work on the machine affects both alike.
     pairs = [(which, seed) for seed in options.seeds for which in LEARNERS]
     if not options.draw_only:
         for which, seed in pairs:
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append([LEARNERS[which], "all (mean seconds)", *_ends(points)])
     print(table(["learner", "seed", "held-out before", "after", "steps", "learner's seconds"], rows))
     draw(together, len(options.seeds), options.picture)
-    print(f"drawn: {options.picture}")
+    print(f"wrote {options.picture}")
 
 
 def _ends(points: Sequence[dict[str, Any]]) -> list[object]:

@@ -1,7 +1,6 @@
-"""Grades the email agent's runs by what a reader of their text can see. Knows no task's answer.
+"""Grades the email agent's rollouts by what a reader of their text can see, without the tasks' answers.
 
-What it relies on of the question, beside ``judge_server``: messages as ``[role] text``, tool calls as ``calls NAME({json})``, a
-line each.
+Beyond ``judge_server``, it relies on messages as ``[role] text`` and tool calls as ``calls NAME({json})``, each on its own line.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ REFUSED = re.compile(r"^(Error|.* is not a valid tool)")
 
 @dataclass
 class Seen:
-    """What one run did, as far as its text shows it."""
+    """What one rollout did, as far as its text shows it."""
 
     searched: bool = False
     found: bool = False
@@ -31,11 +30,11 @@ class Seen:
     """That mail's text."""
     answer: str | None = None
     faults: int = 0
-    """Messages without a tool call, and calls that were refused."""
+    """Messages without a tool call, and refused calls."""
 
 
 def judge(path: str, messages: list[dict[str, Any]]) -> Answer:
-    """Answer the question that ``messages`` ask."""
+    """Return the scores that ``messages`` ask for."""
     shared = shared_shown(messages)
     scores = []
     for label, own in runs_shown(messages):
@@ -45,10 +44,10 @@ def judge(path: str, messages: list[dict[str, Any]]) -> Answer:
 
 
 def grade(text: str) -> tuple[float, str]:
-    """Return a run's score and the reason.
+    """Return a rollout's score and the reason.
 
-    1 for an answer that the mail in question gives, and the run read it; what led there counts for a run that did not arrive;
-    every fault costs a little.
+    1 if it answers what the mail in question says, and it read that mail. Otherwise partial credit for each step on the way.
+    Every fault costs a little.
     """
     asked = next((found for form in ASKED if (found := form.search(text))), None)
     if asked is None:
@@ -70,34 +69,34 @@ def grade(text: str) -> tuple[float, str]:
 
 
 def look(text: str, subject: str) -> Seen:
-    """Return what the run of ``text`` did about the mail called ``subject``."""
+    """Return what the rollout in ``text`` did about the mail with this subject."""
     seen = Seen()
     pieces = MESSAGE.split(text)
-    for role, said in zip(pieces[1::2], pieces[2::2], strict=True):
+    for role, message in zip(pieces[1::2], pieces[2::2], strict=True):
         if role == "assistant":
-            calls = CALL.findall(said)
+            calls = CALL.findall(message)
             seen.faults += not calls
             for name, arguments in calls:
                 note(seen, name, arguments)
         elif role == "tool":
-            lines = map(str.strip, said.splitlines())
+            lines = map(str.strip, message.splitlines())
             seen.found |= any(line.startswith(f"{subject} from ") and " id " in line for line in lines)
-            if said.startswith(f"{subject} from ") and " on " in said.partition("\n")[0]:
-                seen.read = said.partition("\n")[2]
-            seen.faults += bool(REFUSED.match(said))
+            if message.startswith(f"{subject} from ") and " on " in message.partition("\n")[0]:
+                seen.read = message.partition("\n")[2]
+            seen.faults += bool(REFUSED.match(message))
     return seen
 
 
 def note(seen: Seen, name: str, arguments: str) -> None:
-    """Add one call to what was seen."""
+    """Note one call."""
     seen.searched |= name == "search_inbox"
     if name != "return_final_answer":
         return
     try:
-        given = json.loads(arguments)
+        parsed = json.loads(arguments)
     except ValueError:
-        given = None
-    if isinstance(given, dict) and isinstance(given.get("answer"), str):
-        seen.answer = given["answer"]
+        parsed = None
+    if isinstance(parsed, dict) and isinstance(parsed.get("answer"), str):
+        seen.answer = parsed["answer"]
     else:
         seen.faults += 1

@@ -1,10 +1,10 @@
-"""What ``art serve`` takes: many connected workers, many episodes through one ``collect``, each result in the store once.
+"""Load on ``art serve``: many connected workers, many episodes in one ``collect``, each result in the store once.
 
     python -m bench.server [--workers 500] [--episodes 5000] [--calls 2] [--serve-options ...]
 
-The server holds its run as always, with the door in a process of its own; the engine there answers at once, so that what is
-measured is the way. Workers are real ``TrainingClient``s with a socket each, many in one process. An agent sends half of its
-calls to the server, as agents do, and half straight to the door behind it, in turns. Linux only: CPU and memory are from /proc.
+The server holds its run as always, with the proxy in its own process. The engine there answers at once, so that only the path is
+measured. Workers are real ``TrainingClient``s with a socket each, many per process. An agent sends half of its calls to the
+server, as agents do, and half straight to the proxy behind it, in turns. Linux only: CPU and memory are from /proc.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from bench.tables import table
 
 
 class Process:
-    """What the system says of a process."""
+    """A process's figures from /proc."""
 
     def __init__(self, pid: int) -> None:
         self.folder = Path(f"/proc/{pid}")
 
     def children(self) -> list[Process]:
-        """Return those that it started."""
+        """Return its child processes."""
         return [Process(int(pid)) for it in self.folder.glob("task/*/children") for pid in it.read_text().split()]
 
     def cpu(self) -> float:
-        """Return the seconds that it has used."""
+        """Return the CPU seconds that it has used."""
         fields = (self.folder / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> float:
-        """Return the MiB that are its own."""
+        """Return its private memory in MiB."""
         text = (self.folder / "smaps_rollup").read_text()
         return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private")) / 1024
 
     def sockets(self) -> int:
-        """Return how many files it has open."""
+        """Return the number of its open files."""
         return len(list((self.folder / "fd").iterdir()))
 
 
@@ -62,9 +62,9 @@ class Process:
 
 @contextlib.contextmanager
 def role(name: str, options: argparse.Namespace, **more: object) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process of this file in a role."""
-    given = {**vars(options), **more}
-    arguments = [f"--{key.replace('_', '-')}={value}" for key, value in given.items() if value is not None]
+    """Run a process of ``server_roles`` in a role."""
+    settings = {**vars(options), **more}
+    arguments = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items() if value is not None]
     process = subprocess.Popen([sys.executable, "-m", "bench.server_roles", name, *arguments])
     try:
         yield process
@@ -80,51 +80,51 @@ def free_ports(count: int) -> list[int]:
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Start everything, collect, and return what was seen."""
+    """Start everything, collect, and return the measurements."""
     from art_server import connect
 
-    options.port, options.door = free_ports(2)
+    options.port, options.proxy = free_ports(2)
     options.run_dir = str(folder / "run")
     share = [options.workers // options.processes] * options.processes
     share[0] += options.workers - sum(share)
-    found: dict[str, Any] = {"load": os.getloadavg()[0]}
+    measured: dict[str, Any] = {"load": os.getloadavg()[0]}
     with contextlib.ExitStack() as stack:
         server = Process(stack.enter_context(role("server", options)).pid)
         run = await reached(connect, options.port)
         async with run:
-            [door] = server.children()
-            found["before"] = server.memory(), door.memory()
+            [proxy] = server.children()
+            measured["before"] = server.memory(), proxy.memory()
             begun = time.perf_counter()
             outs = [folder / f"worker-{number}.json" for number in range(options.processes)]
             for number, (count, out) in enumerate(zip(share, outs, strict=True)):
                 stack.enter_context(role("worker", options, workers=count, prefix=f"w{number}", out=out))
             while (await run.status())["active_clients"] < options.workers:
                 await asyncio.sleep(0.2)
-            found["connect_seconds"] = time.perf_counter() - begun
-            found["connected"] = server.memory(), door.memory()
-            found["files"] = server.sockets(), door.sockets()
+            measured["connect_seconds"] = time.perf_counter() - begun
+            measured["connected"] = server.memory(), proxy.memory()
+            measured["files"] = server.sockets(), proxy.sockets()
             if options.calls:
-                cpu = server.cpu(), door.cpu()
+                cpu = server.cpu(), proxy.cpu()
                 await run.collect(None, ["alone"], group_size=1, key="alone")
-                found["call"] = (server.cpu() - cpu[0]) / ALONE, (door.cpu() - cpu[1]) / (2 * ALONE)
+                measured["call"] = (server.cpu() - cpu[0]) / ALONE, (proxy.cpu() - cpu[1]) / (2 * ALONE)
             tasks = [f"task {number}" for number in range(options.episodes // options.group_size)]
-            cpu, begun = (server.cpu(), door.cpu()), time.perf_counter()
+            cpu, begun = (server.cpu(), proxy.cpu()), time.perf_counter()
             collecting = run.collect(
                 None, tasks, group_size=options.group_size, key="load", allow_no_calls=True, step=1
             )
             groups = await collecting
-            found["seconds"] = time.perf_counter() - begun
-            found["cpu"] = server.cpu() - cpu[0], door.cpu() - cpu[1]
-            found["after"] = server.memory(), door.memory()
-            found["groups"] = len(groups), sum(len(group.trajectories) for group in groups)
+            measured["seconds"] = time.perf_counter() - begun
+            measured["cpu"] = server.cpu() - cpu[0], proxy.cpu() - cpu[1]
+            measured["after"] = server.memory(), proxy.memory()
+            measured["groups"] = len(groups), sum(len(group.trajectories) for group in groups)
             await shut_down(options.port)
             await wait_for(outs)
-    found["workers"] = [json.loads(out.read_text()) for out in outs]
-    return found
+    measured["workers"] = [json.loads(out.read_text()) for out in outs]
+    return measured
 
 
 async def reached(connect: Any, port: int) -> Any:
-    """Return the run once the server is there."""
+    """Return the run once the server answers."""
     end = time.monotonic() + 120
     while True:
         try:
@@ -137,7 +137,7 @@ async def reached(connect: Any, port: int) -> Any:
 
 
 async def shut_down(port: int) -> None:
-    """Tell every worker to end."""
+    """Shut every worker down."""
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
         async with http.get("/api/workers") as answer:
             names = [worker["id"] for worker in await answer.json()]
@@ -147,7 +147,7 @@ async def shut_down(port: int) -> None:
 
 
 async def wait_for(outs: Sequence[Path]) -> None:
-    """Return when the workers have written what they saw."""
+    """Return when the workers have written their times."""
     end = time.monotonic() + 60
     while not all(out.exists() and out.read_bytes().endswith(b"}") for out in outs):
         if time.monotonic() > end:
@@ -156,7 +156,7 @@ async def wait_for(outs: Sequence[Path]) -> None:
 
 
 def check(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Look every result up in the store: each once."""
+    """Check that every result is in the store exactly once."""
     with Store(folder / "run" / "run.sqlite") as store:
         rollouts = [it for it in store.rollouts() if it.group != "job/alone/0"]
         done = [it for it in rollouts if it.finished and not it.error]
@@ -173,7 +173,7 @@ def check(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         calls,
     )
     return {
-        "made_again": len(rollouts) - len(done),
+        "repeated": len(rollouts) - len(done),
         "bytes": files / options.episodes,
         "seconds": sorted(it.seconds for it in done),
     }
@@ -184,41 +184,41 @@ def at(values: Sequence[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
-def report(options: argparse.Namespace, found: dict[str, Any], stored: dict[str, Any]) -> None:
+def report(options: argparse.Namespace, measured: dict[str, Any], stored: dict[str, Any]) -> None:
     """Print the tables."""
-    seconds, cpu = found["seconds"], found["cpu"]
+    seconds, cpu = measured["seconds"], measured["cpu"]
     rows: list[list[object]] = [
         ["workers, with a socket each", options.workers],
         ["episodes, each stored once", options.episodes],
-        ["made again", stored["made_again"]],
-        ["model calls an episode", options.calls],
-        ["seconds until all are connected", found["connect_seconds"]],
+        ["repeated", stored["repeated"]],
+        ["model calls per episode", options.calls],
+        ["seconds until all were connected", measured["connect_seconds"]],
         ["seconds of the collection", seconds],
         ["episodes/s", options.episodes / seconds],
         ["episode from hand-out to result, p50 ms", 1000 * at(stored["seconds"], 0.5)],
         ["... p99 ms", 1000 * at(stored["seconds"], 0.99)],
         ["server: CPU ms/episode", 1000 * cpu[0] / options.episodes],
-        ["door: CPU ms/episode", 1000 * cpu[1] / options.episodes],
+        ["proxy: CPU ms/episode", 1000 * cpu[1] / options.episodes],
         ["server: share of one core", cpu[0] / seconds],
         *(
-            [["CPU ms/call, server and door", f"{1000 * found['call'][0]:.2f}, {1000 * found['call'][1]:.2f}"]]
-            if "call" in found
+            [["CPU ms/call, server and proxy", f"{1000 * measured['call'][0]:.2f}, {1000 * measured['call'][1]:.2f}"]]
+            if "call" in measured
             else []
         ),
-        ["server: MiB started", found["before"][0]],
-        ["server: MiB with all connected", found["connected"][0]],
-        ["server: KiB/worker", 1024 * (found["connected"][0] - found["before"][0]) / options.workers],
-        ["server: MiB after", found["after"][0]],
-        ["door: MiB before and after", f"{found['before'][1]:.0f}, {found['after'][1]:.0f}"],
-        ["open files, server and door", f"{found['files'][0]}, {found['files'][1]}"],
+        ["server: MiB started", measured["before"][0]],
+        ["server: MiB with all connected", measured["connected"][0]],
+        ["server: KiB/worker", 1024 * (measured["connected"][0] - measured["before"][0]) / options.workers],
+        ["server: MiB after", measured["after"][0]],
+        ["proxy: MiB before and after", f"{measured['before'][1]:.0f}, {measured['after'][1]:.0f}"],
+        ["open files, server and proxy", f"{measured['files'][0]}, {measured['files'][1]}"],
         ["store: bytes/episode", stored["bytes"]],
-        ["load of the machine before", found["load"]],
+        ["load of the machine before", measured["load"]],
     ]
     print(table(["what", "measured"], rows))
     for name, title in (("alone", f"one agent alone, {ALONE} calls each way in turns"), ("times", "under the load")):
         ways = {
-            way: sorted(itertools.chain(*(worker[name][way] for worker in found["workers"])))
-            for way in ("server", "door")
+            way: sorted(itertools.chain(*(worker[name][way] for worker in measured["workers"])))
+            for way in ("server", "proxy")
         }
         if not all(ways.values()):
             continue
@@ -232,8 +232,8 @@ def main(options: argparse.Namespace) -> None:
     """Measure and print."""
     with contextlib.ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-server-")))
-        found = asyncio.run(measure(options, folder))
-        report(options, found, check(folder, options))
+        measured = asyncio.run(measure(options, folder))
+        report(options, measured, check(folder, options))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Tokens per second of the embedded engine and of vLLM's server on the same model, through HTTP, in one run.
+"""Tokens per second of the embedded engine and of vLLM's server on the same model, over HTTP, in one run.
 
     python -m bench.serving [MODEL] [--seconds 6] [--rounds 5] [--tokens 60] [--vllm http://127.0.0.1:8000/v1]
 
-Without ``--vllm`` art-vllm starts a server of its own. Sides are measured in turns, medians of the rounds are printed. Each
-client sends one chat request after the other: the same system prompt, a question of its own. The embedded engine answers at the
-door where agents reach it, which records every call on disk; vLLM answers at its own address, and once more behind the same
-door. Every answer's logprobs are compared with those of a plain forward pass of transformers.
+Without ``--vllm``, art-vllm starts a server. Sides are measured in turns, and the medians of the rounds are printed. Each client
+sends one chat request after the other, with the same system prompt and a question of its own. The embedded engine answers behind
+art's proxy, as for agents, which records every call on disk; vLLM answers at its own address, and again behind that proxy. Every
+answer's logprobs are compared with those of a plain forward pass of transformers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bench.tables import table
 
 CLIENTS = (1, 8, 32)
 COMPARED = 64
-"""Answers of each side whose logprobs are compared."""
+"""Answers per side whose logprobs are compared."""
 
 
 @dataclass
@@ -47,14 +47,14 @@ class Side:
     """One for each client."""
     model: str
     extra: JsonDict = field(default_factory=dict)
-    """Of every request's body."""
+    """Added to every request's body."""
     rates: dict[int, list[float]] = field(default_factory=dict)
     """Tokens per second, by clients."""
     calls: list[Call] = field(default_factory=list)
 
 
 async def load(side: Side, clients: int, seconds: float, tokens: int) -> float:
-    """Return the tokens that were sampled per second."""
+    """Return the sampled tokens per second."""
     sampled, end = 0, time.perf_counter() + seconds
 
     async def client(number: int) -> None:
@@ -96,14 +96,14 @@ def largest_difference(model: PreTrainedModel, calls: list[Call]) -> float:
         ids = torch.tensor([[*call.prompt_ids, *call.sampled_ids]])
         logprobs = model(ids).logits[0].log_softmax(-1)
         first = len(call.prompt_ids)
-        found = logprobs[torch.arange(first - 1, ids.shape[1] - 1), ids[0, first:]]
-        worst = max(worst, float((found - torch.tensor(call.logprobs)).abs().max()))
+        recomputed = logprobs[torch.arange(first - 1, ids.shape[1] - 1), ids[0, first:]]
+        worst = max(worst, float((recomputed - torch.tensor(call.logprobs)).abs().max()))
     return worst
 
 
 @contextlib.asynccontextmanager
-async def door(name: str, engine: Any, folder: Path, model: str = "policy") -> AsyncIterator[Side]:
-    """Give what ``engine`` makes an address for each client."""
+async def behind_proxy(name: str, engine: Any, folder: Path, model: str = "policy") -> AsyncIterator[Side]:
+    """Start the proxy with the engine that ``engine`` makes, and yield a side with an address per client."""
     file = folder / f"{name}.sqlite"
     async with await ServingProxy.start(engine, functools.partial(Store, file)) as opened:
         ids = [f"{name}-{number}" for number in range(max(CLIENTS))]
@@ -119,7 +119,7 @@ async def door(name: str, engine: Any, folder: Path, model: str = "policy") -> A
 
 @contextlib.asynccontextmanager
 async def vllm(folder: str, config: TrainConfig, address: str | None, log: Path) -> AsyncIterator[tuple[str, str]]:
-    """Give the address of a vLLM server and the name of its model."""
+    """Yield the address of a vLLM server and the name of its model."""
     if address is not None:
         upstream = HttpUpstream(address)
         name = (await upstream.models())["data"][0]["id"]
@@ -144,9 +144,9 @@ async def measure(model: str, address: str | None, seconds: float, rounds: int, 
     async with contextlib.AsyncExitStack() as stack:
         url, name = await stack.enter_async_context(vllm(folder, config, address, scratch))
         embedded = functools.partial(EmbeddedEngine, folder, config)
-        ours = await stack.enter_async_context(door("embedded", embedded, scratch))
+        ours = await stack.enter_async_context(behind_proxy("embedded", embedded, scratch))
         behind = functools.partial(HttpUpstream, url, name)
-        same = await stack.enter_async_context(door("vLLM behind our door", behind, scratch))
+        same = await stack.enter_async_context(behind_proxy("vLLM behind art's proxy", behind, scratch))
         direct = Side("vLLM", [url] * max(CLIENTS), name, {"return_token_ids": True, "logprobs": True})
         sides = [ours, direct, same]
         for number in range(rounds + 1):
@@ -163,7 +163,7 @@ def main(
     seconds: float = 6,
     rounds: int = 5,
     tokens: int = 60,
-    vllm: Annotated[str | None, typer.Option(help="The address of a vLLM server that runs.")] = None,
+    vllm: Annotated[str | None, typer.Option(help="Address of a running vLLM server.")] = None,
 ) -> None:
     sides = asyncio.run(measure(model, vllm, seconds, rounds, tokens))
     plain = AutoModelForCausalLM.from_pretrained(model_folder(model), dtype=torch.float32).eval()

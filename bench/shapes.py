@@ -1,4 +1,4 @@
-"""Qwen3 models with random weights, by size. Knows nothing about what they are used for."""
+"""Qwen3 models with random weights, by size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHAPES = {
     "0.6b": (1024, 3072, 28, 16, 8, 128),
     "4b": (2560, 9728, 36, 32, 8, 128),
 }
-"""Hidden size, width of the MLP, layers, heads, key heads, size of a head. The last two are Qwen3-0.6B and Qwen3-4B."""
+"""Hidden size, MLP width, layers, heads, key heads, head size. The last two are those of Qwen3-0.6B and Qwen3-4B."""
 QWEN3_VOCABULARY = 151_936
 
 

@@ -1,8 +1,8 @@
-"""A model server that answers at once with the same tool call and its token ids, in vLLM's way, streamed or not.
+"""A model server that answers at once with the same tool call and its token ids, in vLLM's form, streamed or not.
 
     python -m bench.stub --port 9000
 
-It is what stands behind the doors that ``bench/capture.py`` compares, so it does as little as it can.
+It is the upstream of the gateways that ``bench/capture.py`` compares, so it does as little as possible.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ SAMPLED = 48
 PROMPT = 600
 PER_CHUNK = 4
 VARIANTS = 64
-"""Answers whose prompts differ in their first token, so that no two calls in a row begin alike."""
+"""Answers whose prompts differ in their first token, so that no two consecutive calls share a prefix."""
 ARGUMENTS = '{"query": "invoice of March", "sender": "billing@acme.example", "limit": 5}'
 
 
 def logprobs(first: int, count: int) -> dict:
-    """Return OpenAI's form of the logprobs of some sampled tokens."""
+    """Return the logprobs of sampled tokens in OpenAI's form."""
     return {
         "content": [{"token": f"t{i}", "logprob": -i / 100, "top_logprobs": []} for i in range(first, first + count)]
     }
@@ -33,7 +33,7 @@ def call(arguments: str, **more: object) -> dict:
 
 
 def head(kind: str) -> dict:
-    """Return what completions and chunks have in common."""
+    """Return the common fields of completions and chunks."""
     return {"id": "chatcmpl-1", "object": kind, "created": 1_700_000_000, "model": "stub"}
 
 

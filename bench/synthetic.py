@@ -1,7 +1,4 @@
-"""Made-up agent runs: as chats, because that is what some peers take, or as random token ids of a given total.
-
-Knows nothing about how they are trained.
-"""
+"""Made-up rollouts: as chats, because some peers require chats, or as random token ids of a given total."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ TEMPLATE = (
     "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }} {{ call.function.arguments }}</tool_call>"
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Keeps every message of the history as it was, so that a later prompt extends the earlier ones."""
+"""Never rewrites the history, so that a later prompt extends the earlier ones."""
 TOOLS: list[JsonDict] = [
     {
         "type": "function",
@@ -48,7 +45,7 @@ TOOLS: list[JsonDict] = [
 
 @dataclass(frozen=True)
 class ChatCall:
-    """One model call as the agent sees it."""
+    """A model call as the agent sees it."""
 
     messages: tuple[JsonDict, ...]
     reply: JsonDict
@@ -64,10 +61,10 @@ class TokenCall:
 
 @dataclass
 class Author:
-    """Writes one agent run after the other.
+    """Writes one rollout after the other.
 
     ``style`` is a set of: ``text`` (actions are plain text and results user messages; else tool calls), ``fork`` (side
-    questions on the same history, thrown away afterwards), ``subagent`` (a helper with a prompt of its own).
+    questions on the same history, discarded afterwards), ``subagent`` (a helper with its own prompt).
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -79,7 +76,7 @@ class Author:
         self.tokens_per_word = len(self.tokenizer.encode(" ".join(WORDS), add_special_tokens=False)) / len(WORDS)
 
     def words(self, least: int, most: int | None = None) -> str:
-        """Return text of about so many tokens."""
+        """Return text of about ``least`` tokens, or up to ``most``."""
         tokens = self.rng.randint(least, most or least)
         return " ".join(self.rng.choice(WORDS) for _ in range(max(1, round(tokens / self.tokens_per_word))))
 
@@ -100,7 +97,7 @@ class Author:
         return {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": self.words(40, 220)}
 
     def run(self, system: str, task: str, turns: int) -> list[ChatCall]:
-        """Return the calls of one agent run; the last of ``turns`` answers, the others act."""
+        """Return the calls of one rollout; the last of ``turns`` answers, the others act."""
         calls: list[ChatCall] = []
         history = [{"role": "system", "content": system}, {"role": "user", "content": task}]
         for turn in range(turns):
@@ -130,31 +127,31 @@ class Author:
 def chat_group(
     tokenizer: PreTrainedTokenizerBase, *, seed: int, style: str, size: int, max_turns: int
 ) -> list[list[ChatCall]]:
-    """Return ``size`` agent runs of 4 to ``max_turns`` turns that share a system prompt (400 tokens) and a task (100)."""
+    """Return ``size`` rollouts of 4 to ``max_turns`` turns that share a system prompt (400 tokens) and a task (100)."""
     author = Author(tokenizer, random.Random(seed), frozenset(style.split("+")))
     system, task = author.words(400), author.words(100)
     return [author.run(system, task, author.rng.randint(min(4, max_turns), max_turns)) for _ in range(size)]
 
 
 def token_calls(tokenizer: PreTrainedTokenizerBase, calls: Sequence[ChatCall]) -> list[TokenCall]:
-    """Render and encode calls as a server would have: the prompt, and what the model then sampled."""
+    """Render and encode calls as a server would: the prompt, and the sampled tokens."""
 
     def render(messages: Sequence[JsonDict], **options: Any) -> str:
         return tokenizer.apply_chat_template(list(messages), tools=TOOLS, tokenize=False, **options)
 
-    found = []
+    encoded = []
     for call in calls:
         prompt = render(call.messages, add_generation_prompt=True)
         sampled = render([*call.messages, call.reply]).removeprefix(prompt).rstrip("\n")
         ids = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (prompt, sampled)]
-        found.append(TokenCall(*ids))
-    return found
+        encoded.append(TokenCall(*ids))
+    return encoded
 
 
 def trajectories_of(
     runs: Sequence[Sequence[TokenCall]], rewards: Sequence[float], chats: Sequence[Sequence[ChatCall]] | None = None
 ) -> list[Trajectory]:
-    """Return the runs as art_core's capture would have recorded them."""
+    """Return the rollouts as art_core's capture would record them."""
     trajectories = []
     for number, (run, reward) in enumerate(zip(runs, rewards, strict=True)):
         seen = chats[number] if chats else [None] * len(run)
@@ -174,19 +171,19 @@ def _call(tokens: TokenCall, chat: ChatCall | None) -> Call:
 def random_trajectories(
     tokens: int, vocabulary: int, *, runs: int = 8, turns: int = 4, seed: int = 0
 ) -> list[Trajectory]:
-    """Return runs whose tree has ``tokens`` tokens: an eighth is the shared prompt, a third of the rest is sampled."""
+    """Return rollouts whose tree has ``tokens`` tokens: an eighth is the shared prompt, a third of the rest is sampled."""
     rng = np.random.default_rng(seed)
     prompt = tokens // 8
     shared = rng.integers(0, vocabulary, prompt).tolist()
     bounds = np.linspace(prompt, tokens, runs + 1).astype(int)
-    found = []
+    trajectories = []
     for number, length in enumerate(np.diff(bounds)):
         own = rng.integers(0, vocabulary, length)
-        own[0] = number  # no two runs begin alike, so that nothing more is shared by chance
+        own[0] = number  # all start differently, so that nothing more is shared by chance
         calls, ends = [], np.linspace(0, length, turns + 1).astype(int)
         for start, end in pairwise(ends):
             sampled = own[end - max(1, (end - start) // 3) : end].tolist()
             context = shared + own[: end - len(sampled)].tolist()
             calls.append(Call(prompt_ids=tuple(context), sampled_ids=tuple(sampled), logprobs=(-1.0,) * len(sampled)))
-        found.append(Trajectory(task="synthetic", calls=tuple(calls), reward=float(number)))
-    return found
+        trajectories.append(Trajectory(task="synthetic", calls=tuple(calls), reward=float(number)))
+    return trajectories

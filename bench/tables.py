@@ -1,4 +1,4 @@
-"""Numbers -> a table in Markdown, and which of its rows are wanted. Knows nothing about what was measured."""
+"""Markdown tables of numbers, and the choice of their rows."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def wanted(name: str, skip: str) -> bool:
-    """Say whether ``name`` holds none of the comma separated words ``skip``; "padded" does not stand in "unpadded"."""
+    """Return whether ``name`` contains none of the comma-separated words ``skip``; "padded" doesn't match "unpadded"."""
     return not any(word and re.search(rf"\b{re.escape(word)}\b", name) for word in skip.split(","))

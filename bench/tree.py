@@ -1,4 +1,4 @@
-"""The one place where the measurements touch art_core's tree forward, so that a change there is a change here only."""
+"""The only place where the benchmarks use art_core's tree forward pass, so that changes there affect only this file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from art_core.types import LossInputs, TokenTree
 
 
 def logprobs(model: torch.nn.Module, tree: TokenTree, backend: str | None = None) -> Tensor:
-    """Return the logprobs of the trained targets. ``backend`` is one of art_core's; None leaves the choice to it."""
+    """Return the logprobs of the trained targets. ``backend`` is one of art_core's; None lets it choose."""
     return tree_logprobs(model, tree, weighted_only=True, backend=backend)
 
 
 def loss_inputs(
     tree: TokenTree, new: Tensor, step_trajectories: int | None = None, *, on_policy: bool = True
 ) -> LossInputs:
-    """Return the trained targets; ``on_policy`` puts the ratio at 1, whatever old logprobs were recorded."""
+    """Return the trained targets; ``on_policy`` sets the ratio to 1, whatever old logprobs were recorded."""
     rows = np.flatnonzero(tree.weights)
 
     def tensor(values: np.ndarray) -> Tensor:
@@ -36,7 +36,7 @@ def loss_inputs(
 
 
 def trained_trajectories(trees: Sequence[TokenTree]) -> int:
-    """Return N of the loss: how many trajectories of the step have trained targets."""
+    """Return the loss's N: the number of trajectories in the step that have trained targets."""
     return sum(len(np.unique(tree.trajectory[tree.weights != 0])) for tree in trees)
 
 
@@ -45,21 +45,21 @@ def backward(
     trees: Sequence[TokenTree],
     compute: Callable[[torch.nn.Module, TokenTree], Tensor] = logprobs,
 ) -> None:
-    """Add the gradient of GRPO over all ``trees``; ``compute`` gives the logprobs of a tree's trained targets."""
+    """Add the gradient of GRPO over all ``trees``; ``compute`` returns the logprobs of a tree's trained targets."""
     trajectories = trained_trajectories(trees)
     for tree in trees:
         losses.grpo(loss_inputs(tree, compute(model, tree), trajectories)).loss.backward()
 
 
 def computed_tokens(trees: Sequence[TokenTree]) -> int:
-    """Return the tokens, padding counted, that the forward passes over ``trees`` compute, each tree by itself."""
+    """Return the tokens, padding included, that forward passes over ``trees`` compute, one tree at a time."""
     return sum(tree.num_tokens for tree in trees)
 
 
 def packed_tokens(trees: Sequence[TokenTree], budget: int) -> int:
-    """Return the same where trees are packed into passes of at most ``budget`` tokens.
+    """Return the same if trees are packed into passes of at most ``budget`` tokens.
 
-    A larger tree is computed in pieces whose forward passes are repeated in the backward pass; this counts them once, as
-    it counts no recomputation elsewhere.
+    A larger tree is computed in pieces whose forward passes are repeated in the backward pass; they are counted once, because
+    no recomputation is counted elsewhere.
     """
     return computed_tokens(pack(trees, budget))

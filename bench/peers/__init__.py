@@ -1,1 +1,1 @@
-"""art_core beside TRL and ART, and beside what one writes by hand: ``python -m bench.peers``."""
+"""art_core compared with TRL, ART and hand-written baselines: ``python -m bench.peers``."""

@@ -1,6 +1,6 @@
-"""Print art_core's figures beside those of its peers; see docs/benchmarks.md.
+"""Compare art_core with its peers; see docs/benchmarks.md.
 
-python -m bench.peers setup              make .bench, the environment with the peers (once, some minutes)
+python -m bench.peers setup              create .bench, the environment with the peers (once, takes minutes)
 python -m bench.peers                    everything
 python -m bench.peers --only step --style text+fork --group-size 4
 """
@@ -23,13 +23,13 @@ def main(arguments: Sequence[str]) -> None:
         environment.setup()
         return
     environment.enter("bench.peers", list(arguments), options.threads)
-    warnings.filterwarnings("ignore")  # the peers' own, of which there are many
+    warnings.filterwarnings("ignore")  # the peers emit many
     for part in options.only or PARTS:
         run_part(part, options)
 
 
 def run_part(part: str, options: argparse.Namespace) -> None:
-    """Import a part only when it is run: the first import takes the longest."""
+    """Run a part, importing it only now, because the first import takes the longest."""
     if part == "step":
         from bench.peers import step as module
     elif part == "pack":
@@ -45,27 +45,34 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("action", nargs="?", choices=("run", "setup"), default="run")
-    add("--only", action="append", choices=PARTS, help="this part; may be given several times")
-    add("--size", choices=("toy", "tiny", "30m"), default="tiny", help="of the random model: tiny is 3.7M parameters")
+    add("--only", action="append", choices=PARTS, help="run only this part; may be repeated")
+    add(
+        "--size",
+        choices=("toy", "tiny", "30m"),
+        default="tiny",
+        help="size of the random model: tiny has 3.7M parameters",
+    )
     add("--group-size", type=int, default=8)
     add("--max-turns", type=int, default=10)
-    add("--threads", type=int, default=1, help="of torch; on shared cores one is steadier")
+    add("--threads", type=int, default=1, help="torch threads; on shared cores, 1 is steadier")
     add("--repeats", type=int, default=3)
+    add("--cpu-time", action="store_true", help="measure a step's processor time, if other work shares the cores")
     add(
-        "--cpu-time", action="store_true", help="seconds of processor time of a step, where other work shares the cores"
+        "--skip",
+        default="",
+        help="comma-separated words; sides whose names contain one are left out, such as ART,naive",
     )
-    add("--skip", default="", help="comma separated words: sides whose names hold one are left out, such as ART,naive")
     step = parser.add_argument_group("step").add_argument
     step("--style", default="text", help="text, tools, +fork, +subagent joined by +")
     step("--vocabulary", type=int, default=2048)
-    step("--micro-batch", type=int, default=4, help="rows that are padded together, also in memory")
-    step("--float64", action="store_true", help="for the gradients' error; slow")
+    step("--micro-batch", type=int, default=4, help="rows padded together, also for the memory part")
+    step("--float64", action="store_true", help="for the gradient errors; slow")
     pack = parser.add_argument_group("pack").add_argument
     pack("--groups", type=int, default=3)
-    pack("--row", type=int, default=4096, help="tokens of a packed row")
-    pack("--styles", default="", help="comma separated; default: all")
+    pack("--row", type=int, default=4096, help="tokens per packed row")
+    pack("--styles", default="", help="comma-separated; default: all")
     memory = parser.add_argument_group("memory").add_argument
-    memory("--tokens", default="2048,4096,8192,16384", help="of the tree")
+    memory("--tokens", default="2048,4096,8192,16384", help="tokens of the tree")
     memory("--vocabularies", default="2048,150000")
     memory("--most-gb", type=float, default=12.0, help="a side that needs more is shown as -")
     return parser.parse_args(arguments)

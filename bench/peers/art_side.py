@@ -1,6 +1,6 @@
 """ART's (openpipe-art) capture, tensors, attention mask, logprobs and loss, on a plain transformers model.
 
-Its stored logprobs, weights per token and scale of advantages are replaced, so that all sides have one objective.
+Its stored logprobs, token weights and scale of advantages are replaced, so that all sides have the same objective.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bench.peers.batch import Batch
 from bench.synthetic import TOOLS, ChatCall, TokenCall
 
 TOOL_FORMAT = "vllm_openai"
-"""How ART's Megatron backend writes tools into the template; the one with which its contexts are nearest to the sampled."""
+"""How ART's Megatron backend passes tools to the template; with it, its contexts are closest to the sampled ones."""
 
 Group = tuple[Sequence[Sequence[ChatCall]], Sequence[Sequence[TokenCall]], Sequence[float]]
-"""The runs of one task as chats, as tokens, and their rewards."""
+"""One task's rollouts as chats and as tokens, and their rewards."""
 
 
 def _import_art() -> None:
-    # Importing art replaces this for transformers 5.2; with newer ones every forward pass then fails.
+    # Importing art replaces this for transformers 5.2; with newer versions every forward pass then fails.
     original = masking_utils._preprocess_mask_arguments
     import art  # noqa: F401
 
@@ -32,15 +32,15 @@ def _import_art() -> None:
 
 
 def capture(groups: Sequence[Group], *, sdk: bool = False) -> list[Any]:
-    """Return ART's trajectory groups, the calls having gone through its capture as if its patch of httpx had seen them.
+    """Return ART's trajectory groups, with calls passed to its capture as by its patch of httpx.
 
-    ``sdk``: assistant messages come back as the OpenAI client's own objects, with the fields that are null.
+    ``sdk``: assistant messages come back as the OpenAI client's own objects, null fields included.
     """
     _import_art()
     import art
     from art.auto_trajectory import AutoTrajectoryContext
 
-    found = []
+    captured = []
     for chats, runs, rewards in groups:
         trajectories = []
         for chat, run, reward in zip(chats, runs, rewards, strict=True):
@@ -49,8 +49,8 @@ def capture(groups: Sequence[Group], *, sdk: bool = False) -> list[Any]:
                 context.handle_httpx_response(_response(call, tokens, sdk=sdk))
             context.trajectory.reward = reward
             trajectories.append(context.trajectory)
-        found.append(art.TrajectoryGroup(trajectories))
-    return found
+        captured.append(art.TrajectoryGroup(trajectories))
+    return captured
 
 
 def _response(call: ChatCall, tokens: TokenCall, *, sdk: bool) -> SimpleNamespace:
@@ -66,7 +66,7 @@ def _response(call: ChatCall, tokens: TokenCall, *, sdk: bool) -> SimpleNamespac
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, groups: Sequence[Any], tool_format: str = TOOL_FORMAT) -> list[Any]:
-    """Return ART's histories as tokens."""
+    """Return ART's tokenized histories."""
     from art.preprocessing.tokenize import tokenize_trajectory_groups
 
     return list(
@@ -78,7 +78,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, groups: Sequence[Any], tool_for
 
 
 def pack(tokenizer: PreTrainedTokenizerBase, histories: Sequence[Any], length: int, *, share: bool = True) -> dict:
-    """Return ART's tensors of rows of ``length``; without ``share`` one history a row, as its LocalBackend has them."""
+    """Return ART's tensors with rows of ``length``; without ``share``, one history per row, as in its LocalBackend."""
     from art.preprocessing.pack import packed_tensors_from_tokenized_results
 
     return packed_tensors_from_tokenized_results(
@@ -89,14 +89,14 @@ def pack(tokenizer: PreTrainedTokenizerBase, histories: Sequence[Any], length: i
 def art_side(
     tokenizer: PreTrainedTokenizerBase, batch: Batch, *, share: bool
 ) -> tuple[Callable[[torch.nn.Module], None], int, int]:
-    """Return the pass over the batch, its live tokens, and its tokens with padding. Raises ImportError without ART."""
+    """Return the pass over the batch, its tokens without padding, and with padding. Raises ImportError without ART."""
     groups = capture([(batch.chats, batch.runs, batch.rewards)])
     from art.loss import loss_fn
     from art.unsloth.train import _calculate_logprobs, calculate_attn_bias, shift_tensor
 
     histories = tokenize(tokenizer, groups)
     tensors = _least_padded(tokenizer, histories, share=share)
-    tensors["logprobs"].fill_(float("nan"))  # which ART takes for "the ratio is 1"
+    tensors["logprobs"].fill_(float("nan"))  # for ART this means that the ratio is 1
     tensors["weights"] = tensors["assistant_mask"].float()
     # ART scales all advantages by one constant; this undoes it.
     tensors["advantages"] *= max(abs(it.advantage) for it in histories) / float(tensors["advantages"].abs().max())

@@ -1,4 +1,4 @@
-"""One group of agent runs in every form that a side wants. Knows nothing about the sides."""
+"""One group of rollouts in every form that a side needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.synthetic import TEMPLATE, ChatCall, TokenCall, chat_group, token_cal
 
 
 def load_tokenizer() -> PreTrainedTokenizerBase:
-    """Return the tiny model's tokenizer with a template that never rewrites history."""
+    """Return the tiny model's tokenizer with a template that never rewrites the history."""
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     tokenizer.chat_template = TEMPLATE
     tokenizer.model_max_length = 10**9
@@ -26,17 +26,17 @@ def load_tokenizer() -> PreTrainedTokenizerBase:
 
 @dataclass(frozen=True)
 class Batch:
-    """The objective of every side: the mean over all sampled tokens of -advantage * ratio, the ratio being 1."""
+    """One batch. Every side has the same objective: the mean over all sampled tokens of -advantage * ratio, with ratio 1."""
 
     chats: list[list[ChatCall]]
     runs: list[list[TokenCall]]
     rewards: list[float]
     advantages: list[float]
-    """Per run: (reward - mean) / (standard deviation + 1e-6), as ART has it."""
+    """Per rollout: (reward - mean) / (standard deviation + 1e-6), as in ART."""
     calls: list[Row]
     """One per call."""
     histories: list[Row]
-    """One per conversation that no other of its run continues; every sampled token is trained in one of them."""
+    """One per conversation that no other one of its rollout continues; every sampled token is trained in one of them."""
     tree: TokenTree
 
     @property
@@ -54,7 +54,7 @@ def make_batch(
     advantages = ((np.array(rewards) - np.mean(rewards)) / (np.std(rewards) + 1e-6)).tolist()
     rated = list(zip(runs, advantages, strict=True))
     histories = [row for run, advantage in rated for row in history_rows(run, advantage)]
-    rng.shuffle(histories)  # padding of sorted rows would be less than in practice
+    rng.shuffle(histories)  # sorted rows would have less padding than in practice
     return Batch(
         chats, runs, rewards, advantages, [call_row(call, advantage) for run, advantage in rated for call in run],
         histories, build_tree(trajectories_of(runs, rewards), token_mean(runs, advantages)),
@@ -62,7 +62,7 @@ def make_batch(
 
 
 def token_mean(runs: Sequence[Sequence[TokenCall]], advantages: Sequence[float]) -> list[float]:
-    """Return advantages with which GRPO's mean over runs of means over tokens is the mean over all tokens."""
+    """Return advantages for which GRPO's mean over rollouts of means over tokens is the mean over all tokens."""
     sizes = [sum(len(call.sampled) for call in run) for run in runs]
     return [advantage * size * len(runs) / sum(sizes) for advantage, size in zip(advantages, sizes, strict=True)]
 
@@ -74,7 +74,7 @@ def call_row(call: TokenCall, advantage: float = 1.0) -> Row:
 
 
 def history_rows(run: Sequence[TokenCall], advantage: float = 1.0) -> list[Row]:
-    """Return one row per sequence of tokens that is not the beginning of another of the run."""
+    """Return one row per token sequence that is not a prefix of another one of the rollout."""
     ordered = sorted({call.prompt + call.sampled for call in run})
     following = [*ordered[1:], ()]
     leaves = [row for row, later in zip(ordered, following, strict=True) if later[: len(row)] != row]
@@ -87,7 +87,7 @@ def history_rows(run: Sequence[TokenCall], advantage: float = 1.0) -> list[Row]:
 
 
 def trie_size(rows: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens remain when every shared beginning is counted once; counted without art_core's tree."""
+    """Return the number of tokens with every shared prefix counted once; computed without art_core's tree."""
     total, before = 0, ()
     for row in sorted(map(tuple, rows)):
         limit = min(len(before), len(row))

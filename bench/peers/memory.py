@@ -1,7 +1,7 @@
-"""Peak memory of a step above what stays: weights, gradients and AdamW's moments. Each figure is a process of its own.
+"""Peak memory of a step above weights, gradients and AdamW's moments. Each figure comes from its own process.
 
-The child does a small step first, so that all of that exists, gives free memory back to the system, resets the kernel's
-high-water mark where there is one (Linux), and does the step.
+The child first takes a small step, so that all of these exist, returns free memory to the system, resets the kernel's high-water
+mark (on Linux), and takes the step.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from bench.tables import table, wanted
 
 SIDES = ("ours", "naive tree, dense mask", "histories, padded", "histories, one by one")
 RETURN_FREED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
-"""glibc keeps freed memory unless told otherwise, and the peak would be that of its habits."""
+"""By default glibc keeps freed memory, which would distort the peak."""
 
 
 def run(options: Namespace) -> None:
-    """Print MB by tokens of the tree and by vocabulary."""
+    """Print MB by the tree's tokens and by vocabulary."""
     sizes = [int(size) for size in options.tokens.split(",")]
     print(
         f"\n## Peak memory of a step above weights, gradients and optimizer (MB)\n\n{options.size}, a group of "
-        f"{options.group_size} runs of 4 turns; each figure a fresh process\n"
+        f"{options.group_size} rollouts of 4 turns; each figure from a fresh process\n"
     )
     sides = [side for side in SIDES if wanted(side, options.skip)]
     rows = []
@@ -55,7 +55,7 @@ def run(options: Namespace) -> None:
 
 
 def peak_of_child(side: str, tokens: int, vocabulary: int, options: Namespace) -> float | None:
-    """Return the peak in MB; None where the child needed more than ``--most-gb`` (on Linux) and was ended by that limit."""
+    """Return the peak in MB; None if the child exceeded ``--most-gb`` (on Linux) and failed at that limit."""
     job = {
         "side": side, "tokens": tokens, "vocabulary": vocabulary, "size": options.size, "runs": options.group_size,
         "most": options.most_gb, "micro_batch": options.micro_batch,
@@ -75,7 +75,7 @@ def peak_of_child(side: str, tokens: int, vocabulary: int, options: Namespace) -
 
 
 def measure(job: dict) -> float:
-    """Do one side's step in this process and return its peak in MB."""
+    """Take one side's step in this process and return its peak in MB."""
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_DATA, (int(job["most"] * 2**30), resource.RLIM_INFINITY))
     model = random_model(job["size"], job["vocabulary"])
@@ -95,11 +95,11 @@ def measure(job: dict) -> float:
 
 
 BEFORE: list[int] = []
-"""Bytes resident when the step began."""
+"""Resident bytes when the step began."""
 
 
 def settle() -> None:
-    """Give free memory back and note what stays."""
+    """Return free memory to the system and note what remains."""
     gc.collect()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries lack it
@@ -110,7 +110,7 @@ def settle() -> None:
 
 
 def peak() -> int:
-    """Return the most bytes that were resident: since ``settle`` on Linux, else since the process began."""
+    """Return the peak of resident bytes, on Linux since ``settle``, else since the process began."""
     if sys.platform == "linux":
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
@@ -118,7 +118,7 @@ def peak() -> int:
 
 
 def work(job: dict, trajectories: list[Trajectory]) -> Callable[[torch.nn.Module], None]:
-    """Return the side's forward and backward pass; everything that is not part of it is done before."""
+    """Return the side's forward and backward pass; all preparation is done before."""
     tree = build_tree(trajectories, [1.0] * len(trajectories))
     rows = [row for trajectory in trajectories for row in history_rows(_token_calls(trajectory))]
     return {

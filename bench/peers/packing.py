@@ -1,4 +1,4 @@
-"""Tokens to compute for some groups of runs, and the time from stored calls to tensors, beside ART's packing."""
+"""Tokens to compute for groups of rollouts, and the time from stored calls to tensors, compared with ART's packing."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from bench.synthetic import ChatCall, TokenCall, chat_group, token_calls, trajec
 from bench.tables import table
 
 STYLES = ("text", "tools", "tools/sdk", "text+fork", "tools+fork", "tools+fork+subagent", "tools+fork+subagent/sdk")
-"""``/sdk``: assistant messages are sent back as the OpenAI client's objects; it changes nothing but for ART."""
+"""``/sdk``: assistant messages are sent back as the OpenAI client's objects; this matters only for ART."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of runs in one style."""
+    """Groups of rollouts in one style."""
 
     chats: list[list[list[ChatCall]]]
     runs: list[list[list[TokenCall]]]
@@ -43,7 +43,7 @@ class Groups:
 
 
 def run(options: Namespace) -> None:
-    """Print the tables of tokens and of time."""
+    """Print the tables of tokens and times."""
     tokenizer = load_tokenizer()
     tokens, times = [], []
     styles = options.styles.split(",") if options.styles else STYLES
@@ -66,14 +66,23 @@ def run(options: Namespace) -> None:
             micro[1] / unique,
         ])  # fmt: skip
     print(
-        f"\n## Tokens to compute, per unique token\n\n{options.groups} groups of {options.group_size} runs; padding counted; "
-        f"rows of {options.row} tokens where rows are packed\n"
+        f"\n## Tokens to compute, per unique token\n\n{options.groups} groups of {options.group_size} rollouts; padding "
+        f"included; packed rows of {options.row} tokens\n"
     )
-    head = ["style", "unique tokens", "calls", "histories", "ART a history a row", "ART packed", "ours", "ours packed"]
+    head = [
+        "style",
+        "unique tokens",
+        "calls",
+        "histories",
+        "ART one history per row",
+        "ART packed",
+        "ours",
+        "ours packed",
+    ]
     print(table(head, tokens))
     print(
         f"\n## Microseconds from stored calls to tensors\n\nBest of {options.repeats}. ART: tokenizing and packing what it "
-        "holds in memory. Ours: run.sqlite from the disk cache (read), tree (build), torch tensors.\n"
+        "has in memory. Ours: run.sqlite from the disk cache (read), tree (build), torch tensors.\n"
     )
     head = ["style", "ART / call token", "ours read", "ours build", "ours tensors", "ours / call token"]
     print(table([*head, "ART / its live token", "ours / unique token"], times), flush=True)
@@ -88,10 +97,10 @@ def make_groups(tokenizer: Any, style: str, groups: int, size: int, max_turns: i
 
 @dataclass(frozen=True)
 class ArtFigures:
-    """What ART made of the groups; NaN without ART."""
+    """ART's figures for the groups; NaN without ART."""
 
     areas: tuple[float, float] = (float("nan"), float("nan"))
-    """Tokens with padding: a history a row, and packed."""
+    """Tokens with padding: one history per row, and packed."""
     live: float = float("nan")
     seconds: float = float("nan")
     """Tokenizing and packing; the best of the repeats."""
@@ -118,17 +127,17 @@ def measure_art(tokenizer: Any, groups: Groups, options: Namespace, *, sdk: bool
 
 
 def measure_ours(groups: Groups, repeats: int) -> tuple[list[TokenTree], tuple[float, float, float]]:
-    """Return the trees of the groups, and the least seconds of reading the calls, building the trees, making tensors."""
+    """Return the groups' trees, and the least seconds of reading calls, building trees and making tensors."""
     with tempfile.TemporaryDirectory(prefix="art-bench-store") as folder:
         path = Path(folder) / "run.sqlite"
         write(path, groups)
-        found = [read_and_build(path, len(groups.runs)) for _ in range(repeats)]
-    trees = found[0][0]
-    return trees, tuple(min(seconds[part] for _, seconds in found) for part in range(3))
+        results = [read_and_build(path, len(groups.runs)) for _ in range(repeats)]
+    trees = results[0][0]
+    return trees, tuple(min(seconds[part] for _, seconds in results) for part in range(3))
 
 
 def write(path: Path, groups: Groups) -> None:
-    """Store the calls as a run would have, group after group."""
+    """Store the calls as a run would, group after group."""
     with Store(path) as store:
         for number, (runs, rewards, chats) in enumerate(zip(groups.runs, groups.rewards, groups.chats, strict=True)):
             for trajectory in trajectories_of(runs, rewards, chats):
@@ -141,7 +150,7 @@ def write(path: Path, groups: Groups) -> None:
 
 
 def read_and_build(path: Path, groups: int) -> tuple[list[TokenTree], tuple[float, float, float]]:
-    """Go from the file to tensors once; the trees, and the seconds of the three parts."""
+    """Go from the file to tensors once; return the trees, and the seconds of the three parts."""
     gc.collect()
     with Store(path) as store:
         stored, reading = timed(lambda: [store.trajectories(step=number) for number in range(groups)])
@@ -162,5 +171,5 @@ def advantages_of(runs: Sequence[Trajectory]) -> list[float]:
 
 
 def as_tensors(tree: TokenTree) -> list[torch.Tensor]:
-    """Return every array of the tree as a tensor of its own."""
+    """Return a tensor copy of every array of the tree."""
     return [torch.from_numpy(array).clone() for array in vars(tree).values()]

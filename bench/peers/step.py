@@ -1,6 +1,6 @@
-"""Seconds of one optimizer step on one group of runs, by who computes it, interleaved; with a check of the gradients.
+"""Seconds of one optimizer step on one group of rollouts for each side, interleaved; with a check of the gradients.
 
-The learning rate is 0, so that every step of every side starts from the same weights.
+The learning rate is 0, so every step of every side starts from the same weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALLS = "each call alone, unpadded"
 HISTORIES = "full histories, unpadded"
 PADDED = "full histories, padded"
 TRL = "TRL GRPOTrainer.compute_loss"
-ART_ROWS = "ART, a history a row (LocalBackend)"
+ART_ROWS = "ART, one history per row (LocalBackend)"
 ART_PACKED = "ART, packed (Megatron)"
 DENSE = "naive tree, dense mask"
 OURS = "ours"
@@ -42,12 +42,12 @@ class Side:
     """Forward and backward."""
     model: PreTrainedModel
     tokens: int
-    """Computed, without padding."""
+    """Computed tokens, without padding."""
     area: int
-    """Computed, padding counted."""
+    """Computed tokens, padding included."""
     seconds: list[float] = field(default_factory=list)
     gradient: torch.Tensor | None = None
-    """Of the first, unmeasured step: all parameters in one float64 vector."""
+    """Gradient of the first, unmeasured step: all parameters in one float64 vector."""
 
 
 def run(options: Namespace) -> None:
@@ -62,7 +62,7 @@ def run(options: Namespace) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"\n## One optimizer step\n\n{options.size}: {parameters / 1e6:.1f}M parameters, vocabulary {options.vocabulary}, "
-        f"{dtype}; one group of {options.group_size} runs ({options.style}, at most {options.max_turns} turns): "
+        f"{dtype}; one group of {options.group_size} rollouts ({options.style}, at most {options.max_turns} turns): "
         f"{len(batch.calls)} calls, {len(batch.histories)} histories, {batch.trained} trained tokens; "
         f"{torch.get_num_threads()} thread(s), median of {options.repeats} interleaved"
         f"{'; seconds of processor time' if options.cpu_time else ''}\n"
@@ -72,7 +72,7 @@ def run(options: Namespace) -> None:
 
 
 def make_sides(tokenizer: object, model: PreTrainedModel, batch: Batch, size: int, skip: str) -> list[Side]:
-    """Return the sides whose names hold none of the words ``skip``; peers that are not installed are left out."""
+    """Return the sides whose names contain none of the words ``skip``; peers that are not installed are left out."""
     calls, histories = sum(len(row.ids) for row in batch.calls), sum(len(row.ids) for row in batch.histories)
     area, trained = padded_area(batch.histories, size), batch.trained
     unique = batch.tree.num_tokens
@@ -115,7 +115,7 @@ def make_sides(tokenizer: object, model: PreTrainedModel, batch: Batch, size: in
 
 
 def measure(sides: list[Side], repeats: int, clock: Callable[[], float] = time.perf_counter) -> None:
-    """Fill in ``seconds`` and ``gradient``; every round runs all sides, every other one in reverse."""
+    """Set ``seconds`` and ``gradient``; every round runs all sides, every other round in reverse order."""
     optimizers = {
         id(side.model): torch.optim.AdamW(side.model.parameters(), lr=0.0, weight_decay=0.0) for side in sides
     }
@@ -138,7 +138,7 @@ def measure(sides: list[Side], repeats: int, clock: Callable[[], float] = time.p
 
 
 def rows_of(sides: list[Side], batch: Batch) -> tuple[list[str], list[list[object]]]:
-    """Return head and rows of the table."""
+    """Return the table's head and rows."""
     by_name = {side.name: side for side in sides}
     reference = by_name.get(HISTORIES, sides[0]).gradient
     head = [
@@ -157,14 +157,14 @@ def rows_of(sides: list[Side], batch: Batch) -> tuple[list[str], list[list[objec
 
 
 def speed_up(ours: Side | None, side: Side) -> float | None:
-    """Return the median over the rounds of the side's seconds per second of ours."""
+    """Return the median over the rounds of the side's seconds divided by ours."""
     if ours is None:
         return None
     return median(theirs / mine for theirs, mine in zip(side.seconds, ours.seconds, strict=True))
 
 
 def verdicts(sides: list[Side], batch: Batch) -> list[str]:
-    """Return one line per target: what the tree saves, and how much of that shows in the time."""
+    """Return one line per target: what the tree saves, and how much of that the time shows."""
     by_name = {side.name: side for side in sides}
     mine = by_name.get(OURS)
     if mine is None:

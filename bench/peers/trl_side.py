@@ -1,4 +1,4 @@
-"""TRL's own loss on the group's histories: ``GRPOTrainer.compute_loss``, nothing of it replaced."""
+"""TRL's own loss on the group's histories: ``GRPOTrainer.compute_loss``, unmodified."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bench.plain import micro_batches, padded
 def trl_side(
     tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, batch: Batch, size: int
 ) -> tuple[Callable[[torch.nn.Module], None], PreTrainedModel]:
-    """Return the pass over the batch in micro-batches of ``size`` rows, and the model to give it.
+    """Return the pass over the batch in micro-batches of ``size`` rows, and the model to pass to it.
 
-    That is a copy, because TRL replaces ``forward``. Raises ImportError without TRL.
+    The model is a copy, because TRL replaces ``forward``. Raises ImportError without TRL.
     """
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -38,7 +38,7 @@ def trl_side(
             train_dataset=Dataset.from_dict({"prompt": ["a"]}),
             processing_class=tokenizer,
         )
-    # One window of accumulation is the whole batch, so that TRL divides by num_items_in_batch alone.
+    # One accumulation window is the whole batch, so that TRL divides by num_items_in_batch only.
     trainer.current_gradient_accumulation_steps = arguments.steps_per_generation = -(-len(batch.histories) // size)
     prompt = min(int(np.flatnonzero(row.trained)[0]) for row in batch.histories)
 

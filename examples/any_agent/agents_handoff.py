@@ -1,6 +1,6 @@
-"""The OpenAI Agents SDK: a front desk hands over to an agent that looks into the inbox.
+"""The OpenAI Agents SDK, as its users write it: a front desk hands over to an agent that searches the inbox.
 
-As its users write it. The front desk must hand over, so its tokens are forced and never trained; the other agent's are.
+The front desk must hand over, so its tokens are forced and never trained; the inbox agent's are.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from openai import AsyncOpenAI
 from ..email_search.tasks import MAX_MODEL_CALLS, SYSTEM_PROMPT
 from .inbox import ANSWER, TOOLS, Json, use_tool
 
-set_tracing_disabled(True)  # it would send every run to OpenAI, with a key that is none
+set_tracing_disabled(True)  # it would send every trace to OpenAI, with a fake key
 model = OpenAIChatCompletionsModel("gpt-6-luna", AsyncOpenAI(api_key="unused: the policy answers"))
 
 
 def function_tool(schema: Json) -> FunctionTool:
-    """Return a tool of ``inbox.py`` as the SDK takes it; the run's context is the mailbox's number."""
+    """Convert a tool of ``inbox.py`` for the SDK; the run's context is the mailbox number."""
     function = schema["function"]
 
     async def use(context: RunContextWrapper[int], arguments: str) -> str:
@@ -51,7 +51,7 @@ front_desk = Agent[int](
     name="front desk",
     model=model,
     instructions=SYSTEM_PROMPT,
-    handoffs=[handoff(inbox, input_filter=remove_all_tools)],  # the inbox agent sees the question alone
+    handoffs=[handoff(inbox, input_filter=remove_all_tools)],  # the inbox agent sees only the question
     model_settings=ModelSettings(tool_choice="transfer_to_inbox"),
 )
 
@@ -60,6 +60,6 @@ async def agent(task: Json) -> Any:
     """Answer ``task["question"]`` from ``task["mailbox"]``."""
     try:
         result = await Runner.run(front_desk, task["question"], context=task["mailbox"], max_turns=MAX_MODEL_CALLS + 1)
-    except (MaxTurnsExceeded, ModelBehaviorError):  # no answer in time, or a call of a tool that there is not
+    except (MaxTurnsExceeded, ModelBehaviorError):  # too many turns, or a call to an unknown tool
         return None
     return result.final_output

@@ -1,6 +1,6 @@
 """Questions about the mailboxes of ``examples/email_search``, three tools in OpenAI's form, and a reward.
 
-Knows nothing about agents: every agent of this folder takes a task's input and returns the answer as a text, or None.
+Every agent in this folder receives a task's input and returns the answer as text, or None.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _question(messages: list[Json], mailbox: int) -> Json:
 
 
 def tool(name: str, description: str, required: str, **properties: Json) -> Json:
-    """Return a tool as OpenAI's API takes it."""
+    """Return a tool in the form of OpenAI's API."""
     parameters = {"properties": properties, "required": [required], "type": "object"}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
@@ -51,14 +51,14 @@ TOOLS = [
 
 
 def use_tool(name: str, arguments: str | Json, mailbox: int) -> str:
-    """Return what a tool answers to the arguments that a model chose, JSON text or read already; errors are told to the model."""
+    """Call a tool with a model's arguments, as JSON text or parsed, and return its answer; the model sees errors as text."""
     try:
-        given = json.loads(arguments) if isinstance(arguments, str) else arguments
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
         if name == "search_inbox":
-            return format_results(open_mailbox(mailbox).search(**given))
+            return format_results(open_mailbox(mailbox).search(**parsed))
         if name == "read_email":
-            return format_message(open_mailbox(mailbox).read(int(given["id"])))
-        return str(given["answer"]) if name == ANSWER else f"there is no tool {name}"
+            return format_message(open_mailbox(mailbox).read(int(parsed["id"])))
+        return str(parsed["answer"]) if name == ANSWER else f"there is no tool {name}"
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return f"Error: {error}"
 
@@ -68,8 +68,8 @@ def reward(trajectory: Trajectory) -> float:
     success = (trajectory.output or "").strip() == trajectory.task["answer"]
     read = any(
         call["function"]["name"] == "read_email" and str(trajectory.task["message_id"]) in call["function"]["arguments"]
-        for made in trajectory.calls
-        for call in made.response.get("tool_calls") or ()
+        for recorded in trajectory.calls
+        for call in recorded.response.get("tool_calls") or ()
     )
     trajectory.metrics.update(success=float(success), read=float(read))
     return success + 0.1 * read - 0.1 * (trajectory.output is None)

@@ -1,6 +1,6 @@
-"""A LangGraph graph of three nodes that ask a model each: one searches, one reads, one answers.
+"""A LangGraph graph, as its users write it, of three nodes that each call a model: one searches, one reads, one answers.
 
-As its users write it. ``train.py`` trains the first two; the third one stays as it is.
+``train.py`` trains the first two; the third stays as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..email_search.tasks import MAX_MODEL_CALLS, SYSTEM_PROMPT
 from .inbox import ANSWER, TOOLS, use_tool
 
 SUCCESSORS = {"search_inbox": "reader", "read_email": "writer"}
-"""Who goes on after which tool."""
+"""The next node after each tool."""
 
 
 class TeamState(MessagesState):
@@ -29,7 +29,7 @@ def build_agent() -> CompiledStateGraph:
     model = ChatOpenAI(model="gpt-5.6-luna", reasoning_effort="none", temperature=0).bind_tools(TOOLS)
 
     async def ask(state: TeamState) -> Command:
-        """Ask the model, use the tools that it calls, and hand over to the node that goes on."""
+        """Call the model, run the tools that it calls, and hand over to the next node."""
         reply = await model.ainvoke([SystemMessage(SYSTEM_PROMPT), *state["messages"]])
         results = [
             ToolMessage(use_tool(it["name"], it["args"], state["mailbox"]), name=it["name"], tool_call_id=it["id"])

@@ -1,6 +1,6 @@
 """A plain function that uses the OpenAI client: a loop over tool calls, as its users write it.
 
-Not a line of it knows about art. The client is made at import, with a base URL of its own.
+It doesn't mention art. The client is created at import, with its own base URL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train any of this folder's agents with the model "tiny": python -m examples.any_agent.train langgraph_team --steps 10"""
+"""Train any agent in this folder with the model "tiny": python -m examples.any_agent.train langgraph_team --steps 10"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import art_core as art
 from .inbox import ANSWER, Json, questions, reward
 
 GRAPH = {"langgraph_team": {"train_nodes": ["searcher", "reader"]}}
-"""Agents that are graphs of messages, and what of them is trained."""
+"""Agents that are message graphs, and which of their nodes are trained."""
 AGENTS = ("openai_function", "langgraph_team", "agents_handoff")
 
 
@@ -39,12 +39,12 @@ def run(agent: str, *, steps: int = 20, seed: int = 0, eval_tasks: int = 200, **
 
 
 def as_state(task: Json) -> Json:
-    """Return what a graph of messages starts from."""
+    """Return the start state of a message graph."""
     return {"messages": [("user", task["input"]["question"])], "mailbox": task["input"]["mailbox"]}
 
 
 def answer_of(state: Json) -> str | None:
-    """Return what the graph's last message says where it is an answer."""
+    """Return the text of the graph's last message if it is an answer."""
     last = state["messages"][-1]
     return last.text if getattr(last, "name", None) == ANSWER else None
 
@@ -52,13 +52,13 @@ def answer_of(state: Json) -> str | None:
 def main(
     agent: Annotated[str, typer.Argument(help=f"One of {', '.join(AGENTS)}.")],
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 20,
-    seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of tasks and sampling.")] = 0,
     eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 200,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
 ) -> None:
     """Train an agent and print held-out success before and after."""
     if agent not in AGENTS:
-        raise typer.BadParameter(f"there is no {agent!r}; there are {', '.join(AGENTS)}")
+        raise typer.BadParameter(f"unknown agent {agent!r}; choose from {', '.join(AGENTS)}")
     result = run(agent, steps=steps, seed=seed, eval_tasks=eval_tasks, run_dir=run_dir)
     print(f"before: {result.before}\nafter:  {result.after}\n{result.run_dir}")
 

@@ -1,4 +1,4 @@
-"""A client of ``server.py``: runs the episodes that it is given, an agent in an environment, and sends back what came of them.
+"""A client of ``server.py``: runs the episodes that it receives, an agent in an environment, and sends back the results.
 
 python examples/client_server/client.py client_1 [ws://127.0.0.1:8000]
 """
@@ -12,7 +12,7 @@ from art_server import TrainingClient
 
 
 class Guess(Environment):
-    """A number is to be named; three attempts, and the nearer the better."""
+    """Name a number in at most three attempts; the nearer, the better."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Guess(Environment):
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    # Only what is registered here can be asked for: an episode names it, and brings the arguments.
+    # Episodes can only name what is registered here, and pass its arguments.
     register_environment("guess", Guess)
     client_id, url = (sys.argv[1:] + ["client_1", "ws://127.0.0.1:8000"][len(sys.argv) - 1 :])[:2]
     asyncio.run(TrainingClient(client_id, url).run())

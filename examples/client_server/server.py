@@ -1,10 +1,10 @@
-"""A training server by hand: hands episodes to whoever connects, and prints what came of them.
+"""A hand-written training server: distributes episodes to the clients that connect, and prints the results.
 
     python examples/client_server/server.py            # in one terminal
     python examples/client_server/client.py client_1   # in others, as many as you like
 
-What you should see: a line per client, then the mean reward of the episodes, each of which ended once, also where a client
-was killed meanwhile. For a whole training run, with every token recorded, take `art serve` and `art worker` instead.
+Expect a line per client, then the mean reward of the episodes. Each episode ends exactly once, even if a client is killed. For a
+training run with every token recorded, use `art serve` and `art worker` instead.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def make_app(server: TrainingServer, episodes: list[dict], finished: asyncio.Eve
 
 
 async def train(server: TrainingServer, episodes: list[dict], finished: asyncio.Event) -> None:
-    """Hand the episodes out, wait for all results, tell the clients to end."""
+    """Distribute the episodes, wait for all results, and shut the clients down."""
     await server.distribute_episodes(episodes)
     while len(server.results_queue) < len(episodes):
         await asyncio.sleep(0.1)
@@ -79,7 +79,7 @@ async def train(server: TrainingServer, episodes: list[dict], finished: asyncio.
     mean = sum(rewards) / max(1, len(rewards))
     print(f"{len(results)} episodes ended, {len(failed)} failed, mean reward {mean:.3f}", flush=True)
     for result in failed[:1]:
-        print(f"the first that failed: {result['error']}", flush=True)
+        print(f"first failure: {result['error']}", flush=True)
     for client_id in list(server.active_clients):
         await server.send_to_client(client_id, Shutdown())
     finished.set()
@@ -89,7 +89,9 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--episodes", type=int, default=16)
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--lease", type=float, default=10, help="seconds of silence that lose a client its episodes")
+    parser.add_argument(
+        "--lease", type=float, default=10, help="seconds of silence after which a client loses its episodes"
+    )
     options = parser.parse_args()
     episodes = [
         {
@@ -105,7 +107,7 @@ async def main() -> None:
     serving = asyncio.create_task(server.serve())
     waiting = asyncio.create_task(finished.wait())
     await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.sleep(0.5)  # the clients hear the last word
+    await asyncio.sleep(0.5)  # let the shutdown message reach the clients
     server.should_exit = True
     await serving
 

@@ -1,6 +1,6 @@
-"""An agent that writes small Python functions, as its users write it: the OpenAI client, and a look at what the program does.
+"""An agent that writes small Python functions, as its users write it: it calls the OpenAI client and runs the program.
 
-Not a line of it knows about art. A second answer is asked for where the first one fails an example.
+It doesn't mention art. If the first answer fails an example, it asks for a second one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ client = OpenAI(api_key="unused: the policy answers", base_url="https://api.open
 
 
 def write_function(task: dict[str, Any]) -> list[str]:
-    """Return every program that was written for ``task["request"]``, the last one being the answer."""
+    """Return every program written for ``task["request"]``; the last one is the answer."""
     messages, programs = opening(task["request"]), []
     for _ in range(TRIES):
         reply = client.chat.completions.create(
@@ -40,7 +40,7 @@ def write_function(task: dict[str, Any]) -> list[str]:
 
 
 def failed_example(program: str, examples: list[list[Any]]) -> str | None:
-    """Return what to tell the model of the first example that the program fails."""
+    """Return the feedback on the first example that the program fails, if any."""
     results = shared().test(program, examples)
     for result, (arguments, expected) in zip(results, examples, strict=True):
         if not result.passed:

@@ -1,4 +1,4 @@
-"""What the kernel can be asked to keep from a process, through ctypes. Knows nothing about programs, tests or servers.
+"""Confines a process with the kernel's means, through ctypes.
 
 Linux only. Standard library only, and loaded without the package: the server of ``jail.py`` is a bare interpreter.
 """
@@ -22,8 +22,8 @@ PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 
 CALLS = {
-    # What a function needs that computes and says what it found. The rest fails with EPERM: nothing can be opened.
-    # name: (x86_64, aarch64), None where there is no such call.
+    # What a function needs to compute and to report its result. The rest fails with EPERM: nothing can be opened.
+    # name: (x86_64, aarch64), None if there is no such call.
     "read": (0, 63), "write": (1, 64), "close": (3, 57), "fstat": (5, 80), "mmap": (9, 222), "mprotect": (10, 226),
     "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
     "rt_sigreturn": (15, 139), "sched_yield": (24, 124), "mremap": (25, 216), "madvise": (28, 233),
@@ -37,7 +37,7 @@ CALLS = {
 
 @functools.cache
 def call_filter() -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_char]]:
-    """Return the filter's program for the kernel, and the instructions that it points to."""
+    """Return the filter program for the kernel, and the instructions that it points to."""
     column = list(AUDIT_ARCH).index(MACHINE)
     load, equal, ret = 0x20, 0x15, 0x06
     allow, refuse, kill = 0x7FFF_0000, 0x0005_0001, 0x8000_0000
@@ -51,16 +51,16 @@ def call_filter() -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_ch
 
 
 def filter_calls() -> None:
-    """Allow this process, from now on, nothing but ``CALLS``; OSError where the kernel cannot."""
+    """Restrict this process to ``CALLS`` from now on. Raises OSError if the kernel can't."""
     program, _ = call_filter()
     _call("prctl", SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _call("prctl", SET_SECCOMP, FILTER, ctypes.byref(program), 0, 0)
 
 
 def leave_the_machine() -> None:
-    """Move this process into namespaces of its own: no network, and of all files one empty folder that cannot be written.
+    """Move this process into new namespaces: no network, and no files but one empty, read-only folder.
 
-    OSError where the system does not let it.
+    Raises OSError if the system doesn't allow it.
     """
     user, group = os.getuid(), os.getgid()
     if MACHINE not in PIVOT_ROOT:
@@ -70,7 +70,7 @@ def leave_the_machine() -> None:
     _write("/proc/self/uid_map", f"{user} {user} 1")
     _write("/proc/self/gid_map", f"{group} {group} 1")
     _mount(None, "/", None, RECURSIVE | PRIVATE)
-    # Any folder will do to mount the new root on; then it is put over the old one, which is taken away from under it.
+    # The new root may be mounted on any folder; pivot_root then stacks it over the old one, which is unmounted from below.
     _mount("tmpfs", "/proc", "tmpfs", READ_ONLY | NO_SUID | NO_DEV, "size=4k")
     os.chdir("/proc")
     _call("syscall", PIVOT_ROOT[MACHINE], b".", b".")
@@ -79,12 +79,12 @@ def leave_the_machine() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that ends."""
+    """Let the kernel kill this process when its parent ends, for whatever reason."""
     _call("prctl", SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces of these kinds for new ones."""
+    """Replace the namespaces of these kinds by new ones."""
     _call("unshare", flags)
 
 

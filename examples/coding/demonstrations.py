@@ -1,8 +1,8 @@
-"""Conversations of a mediocre programmer, to make the start model from. Knows nothing about tokens.
+"""Conversations of a mediocre programmer, from which the start model is made.
 
 Mediocre on purpose: for about half of the parts the slip (off by one, the wrong end, a forgotten default) is more frequent
-than what is right. So the right program is among those that the model may write, sampled or greedy, and mostly not the one
-that it writes; which one fits the wording is what reinforcement has to find out.
+than the right code. So the model may write the right program, but mostly writes another one, sampled or greedy. Which program
+fits the wording is what reinforcement has to find out.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .prompts import complaint, opening
 from .tasks import EXAMPLES, Combination, combinations, draw_request, draw_tests
 
 CAREFUL, CARELESS = 0.75, 0.35
-"""How often a part is done right: of those that are easy, and of those that invite a slip."""
+"""How often a part is right: an easy one, and one that invites a slip."""
 SECOND_TRY_RIGHT = 0.15
-"""How often a second try is right where it would else be as careless as the first."""
+"""How often a second try is skilled; otherwise it is as careless as the first."""
 SLIPS: dict[str, dict[str, tuple[float, tuple[str, ...]]]] = {
     "numbers": {
         "any": (CAREFUL, (" if x > 0",)),
@@ -91,7 +91,7 @@ SLIPS: dict[str, dict[str, tuple[float, tuple[str, ...]]]] = {
 
 
 def draw_program(rng: random.Random, combination: Combination, ks: tuple[Any, ...], *, skilled: bool) -> str:
-    """Return a program for the combination: right where ``skilled``, else with the slips of a mediocre programmer."""
+    """Return a program for the combination: right if ``skilled``, else with the slips of a mediocre programmer."""
     family, parts = combination
     codes = []
     for part, k, variable in zip(parts, ks, ("x", "y", ""), strict=True):
@@ -114,9 +114,9 @@ def converse(rng: random.Random, *, skilled: bool) -> list[dict[str, Any]]:
 
 
 def failed_example(program: str, examples: list[list[Any]]) -> str | None:
-    """Return what the agent would say of the first example that a program of ours fails."""
+    """Return the agent's feedback on the first example that one of these programs fails, if any."""
     names: dict[str, Any] = {}
-    exec(program, names)  # written above, by no model
+    exec(program, names)  # written by this file, not by a model
     for arguments, expected in examples:
         try:
             value = names["f"](*arguments)

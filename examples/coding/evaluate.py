@@ -1,4 +1,4 @@
-"""Measure a model or a run on held-out tasks: python -m examples.coding.evaluate runs/my-run --temperature 1"""
+"""Evaluate a model or a run on held-out tasks: python -m examples.coding.evaluate runs/my-run --temperature 1"""
 
 import argparse
 import os
@@ -11,9 +11,7 @@ from .tasks import held_out_tasks
 from .train import START
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument(
-    "model", nargs="?", default=str(START), help="a model folder, a Hugging Face name, the folder of a run"
-)
+parser.add_argument("model", nargs="?", default=str(START), help="a model folder, a Hugging Face name or a run folder")
 parser.add_argument("--eval-tasks", type=int, default=200, help="held-out tasks (default 200)")
 parser.add_argument("--temperature", type=float, help="default: the agent's own, 0")
 

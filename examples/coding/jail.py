@@ -1,7 +1,7 @@
-"""A bare interpreter that forks a confined process for every program. Knows nothing about expected values or models.
+"""A bare interpreter that forks a confined process for every program. It never sees the expected values.
 
 Started by ``sandbox.py`` as ``python -I -S -B jail.py JSON``; standard library only. A request is a line of JSON on stdin,
-an answer a line of JSON on stdout. What a program's process sends is passed on unread.
+an answer a line of JSON on stdout. The output of a program's process is passed on unread.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ math cmath decimal fractions numbers statistics random collections itertools fun
 textwrap unicodedata json datetime _strptime time calendar enum dataclasses typing abc types array struct hashlib base64
 binascii io encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_32
 """.split()  # noqa: SIM905 - names to read, not a column of them
-"""What programs can import. They are here before the first program, because then no file can be opened any more."""
+"""What programs can import. Loaded before the first program, because no file can be opened afterwards."""
 RESULTS = 3
-"""The descriptor that a program's process sends its results by; 0, 1 and 2 are /dev/null, and it has no others."""
+"""The descriptor on which a program's process sends its results; 0, 1 and 2 are /dev/null, and it has no others."""
 if sys.platform == "linux":
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import confinement
@@ -46,7 +46,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    # An agent's process may hand its children the address of the policy in their environment.
+    # An agent's process may pass the policy's address to its children in their environment.
     os.environ.clear()
     if LIMITS["namespaces"]:
         try:
@@ -55,7 +55,7 @@ def main() -> None:
             _answer(answers, {"refused": str(error)})
             return
     if FILTERED:
-        confinement.call_filter()  # made once, for all that are forked from here
+        confinement.call_filter()  # made once, before any fork
     gc.freeze()
     _answer(answers, {"layers": json.loads(_fork(None)["output"])})
     for line in requests:
@@ -69,7 +69,7 @@ def _answer(descriptor: int, answer: Json) -> None:
 
 
 def _fork(request: Json | None) -> Json:
-    """Run a request (none: say which layers hold) in a process of its own, and kill what is left of it."""
+    """Run a request (None: report which layers are in force) in its own process, and kill whatever remains of it."""
     results, sender = os.pipe()
     child = os.fork()
     if child == 0:
@@ -77,11 +77,11 @@ def _fork(request: Json | None) -> Json:
     os.close(sender)
     output, ended = _read(results)
     os.close(results)
-    # Its group has everything that it started; with namespaces, the death of their first process is that of all in them.
-    # macOS answers EPERM where all of the group are dead.
+    # Everything that it started is in its group; with namespaces, the death of their first process kills all in them.
+    # macOS returns EPERM if the whole group is dead.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
-    os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still its own
+    os.kill(child, signal.SIGKILL)  # not reaped yet, so the pid is still its own
     os.waitpid(child, 0)
     return {"output": output.decode("latin-1"), "ended": ended}
 
@@ -89,8 +89,8 @@ def _fork(request: Json | None) -> Json:
 def _read(descriptor: int) -> tuple[bytes, str]:
     output, deadline = b"", time.monotonic() + LIMITS["seconds"]
     while len(output) <= LIMITS["output_bytes"]:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:
             return output, "time"
         piece = os.read(descriptor, 65536)
         if not piece:
@@ -100,7 +100,7 @@ def _read(descriptor: int) -> tuple[bytes, str]:
 
 
 def _become_program(request: Json | None, sender: int) -> None:
-    """Confine this process and do what is asked; never returns."""
+    """Confine this process and run the request; never returns."""
     try:
         os.setsid()
         os.dup2(sender, RESULTS)
@@ -123,24 +123,24 @@ def _become_program(request: Json | None, sender: int) -> None:
 
 
 def _end_with_the_server() -> None:
-    """See to it that this process does not outlive the server, were that killed."""
+    """Make sure that this process doesn't outlive the server, even if that is killed."""
     if sys.platform != "linux":
         signal.alarm(int(LIMITS["seconds"]) + 2)
         return
     confinement.die_with_parent()
     results = select.poll()
     results.register(RESULTS, 0)
-    if results.poll(0):  # nobody reads them: it was killed before the line above
+    if results.poll(0):  # nobody reads them: the server was killed before the line above
         os._exit(0)
 
 
 def _confine() -> list[str]:
-    """Apply every layer that there is here, and return their names."""
+    """Apply every layer that is available here, and return their names."""
     layers = ["namespaces"] if LIMITS["namespaces"] else []
     for name, limit in {
         "CPU": LIMITS["cpu_seconds"], "AS": LIMITS["memory_bytes"], "FSIZE": 0, "NOFILE": 32, "CORE": 0, "NPROC": 0,
     }.items():  # fmt: skip
-        # macOS knows RLIMIT_AS and refuses it.
+        # macOS has RLIMIT_AS but refuses to set it.
         with contextlib.suppress(ValueError, OSError, AttributeError):
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
             layers.append(f"rlimit {name}")
@@ -154,23 +154,23 @@ def _confine() -> list[str]:
 
 
 def _refuse(event: str, _: tuple[Any, ...]) -> None:
-    """Refuse what a small function does not need. Written in Python for Python: who looks for a way around it finds one."""
+    """Refuse what a small function doesn't need. Only a hook inside Python: a determined program gets around it."""
     if event.partition(".")[0] in REFUSED:
         raise PermissionError(f"{event} is not allowed here")
 
 
 REFUSED = set("open os socket subprocess ctypes signal fcntl shutil tempfile pty mmap sqlite3 gc".split())  # noqa: SIM905
-"""Areas of the interpreter's audit events."""
+"""Prefixes of the interpreter's audit events."""
 
 
 def _run(request: Json) -> None:
-    """Call the program's function with each of the arguments, and send what comes of it as soon as it is there."""
+    """Call the program's function with each of the arguments, and send each result at once."""
     names: Json = {"__name__": "program"}
     nonce = request["nonce"]
     try:
         exec(compile(request["code"], "program", "exec"), names)
         function = names[request["function"]]
-    except BaseException as error:  # noqa: BLE001 - a program may raise what it likes, SystemExit too
+    except BaseException as error:  # noqa: BLE001 - a program may raise anything, SystemExit too
         _send([nonce, None, "error", _describe(error)])
         return
     for number, arguments in enumerate(request["arguments"]):
@@ -181,7 +181,7 @@ def _run(request: Json) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value if it is JSON's own: a tuple is no list, and an int of another class no int."""
+    """Return the value if it is exactly of a JSON type: a tuple isn't a list, and a subclass of int isn't an int."""
     if type(value) is list:
         return [_plain(item) for item in value]
     if type(value) is dict and all(type(key) is str for key in value):

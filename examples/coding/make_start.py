@@ -1,7 +1,7 @@
-"""Make the model that training starts from, out of nothing: python -m examples.coding.make_start
+"""Make the start model from scratch: python -m examples.coding.make_start
 
-Tokenizer and weights, seeded, on one CPU core, from demonstrations of training combinations alone: first of a programmer
-who does all right, then, linearly more, of a mediocre one (``demonstrations.py``). No other model is involved.
+Trains tokenizer and weights, with a seed, on one CPU core, on demonstrations of training combinations only: first by a
+programmer who is always right, then, linearly more, by a mediocre one (``demonstrations.py``). No other model is involved.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .tasks import VOCABULARY
 FOLDER = Path(__file__).parent / "start_model"
 STEPS = 1200
 SKILLED_UNTIL = 500
-"""From there on the mediocre programmer takes over, linearly, while the learning rate falls."""
+"""From this step on the mediocre programmer takes over, linearly, while the learning rate falls."""
 MEDIOCRE_ALONE = 900
 BATCH_SIZE = 24
 BACKGROUND = 0.03
-"""The loss weight of what the model does not say itself."""
+"""The loss weight of tokens that the assistant doesn't write."""
 PIECES = Regex(r"\n| *\p{L}+| *\p{N}|[^\p{L}\p{N}\n]+")
-"""Half as many tokens as with spaces of their own: nothing but single digits is copied here."""
+"""Half as many tokens as with separate spaces; only single digits are ever copied here."""
 
 
 def lessons(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[str, Batch]]:
@@ -49,17 +49,17 @@ def lessons(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[str
 
 
 def _row(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]]) -> tuple[list[int], list[float]]:
-    """Return a conversation's tokens and their loss weights: 1 for what the assistant says, the end of its turn too."""
+    """Return a conversation's tokens and their loss weights: 1 for the assistant's, including the end of its turn."""
     text = tokenizer.apply_chat_template(messages, tokenize=False)
-    said, position = [], 0
+    assistant, position = [], 0
     for message in messages:
         begin = text.index(message["content"], position)
         position = text.index(tokenizer.eos_token, begin) + len(tokenizer.eos_token)
         if message["role"] == "assistant":
-            said.append(range(begin, position))
+            assistant.append(range(begin, position))
     encoded = tokenizer(text, return_offsets_mapping=True)
     starts = [start for start, _ in encoded["offset_mapping"]]
-    return encoded["input_ids"], [1.0 if any(start in span for span in said) else BACKGROUND for start in starts]
+    return encoded["input_ids"], [1.0 if any(start in span for span in assistant) else BACKGROUND for start in starts]
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""What the small functions can be asked to do: in words, as Python text, and done. Knows nothing about tasks or models.
+"""What the small functions can do: in words, as Python text, and as callables.
 
-A function is made of three parts, each one of a table. Of lists and strings: which items, what becomes of each, what is
-made of them all. Of two numbers: a term of the first, a term of the second, how they are joined.
+A function has three parts, each from a table. For lists and strings: which items, what happens to each, how they are reduced.
+For two numbers: a term of the first, a term of the second, how they are joined.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that a function can be asked to do."""
+    """One part of what a function does."""
 
     name: str
     wordings: tuple[str, ...]
@@ -22,7 +22,7 @@ class Part:
     code: str
     """``{}`` is the code it is about (in parts that have one), ``{k}`` as in the wordings."""
     does: Callable[..., Any]
-    """``does(value, k)``, or ``does(left, right)`` of a part that joins two terms."""
+    """``does(value, k)``, or ``does(left, right)`` if the part joins two terms."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Family:
     name: str
     signature: str
     parts: tuple[tuple[Part, ...], ...]
-    """Three tables: a function has one part of each."""
+    """Three tables: a function has one part from each."""
     parameters: tuple[Any, ...]
-    """What ``k`` may be."""
+    """Possible values of ``k``."""
     item: str = ""
     """The loop of a comprehension; empty for two numbers."""
 
@@ -46,7 +46,7 @@ class Family:
         return third.format(second.format(first)) if self.item else third.format(first, second)
 
     def code(self, codes: tuple[str, ...]) -> str:
-        """Return the whole function, given its three parts as text with ``k`` filled in."""
+        """Return the whole function, from its three parts as text with ``k`` filled in."""
         first, second, third = codes
         items = f"[{second} {self.item}{first}]"
         return f"def {self.signature}:\n    return " + (
@@ -54,7 +54,7 @@ class Family:
         )
 
     def call(self, parts: tuple[Part, ...], ks: tuple[Any, ...], arguments: list[Any]) -> Any:
-        """Return what the function is to return."""
+        """Return the function's correct result."""
         first, second, third = parts
         if not self.item:
             x, y = arguments

@@ -1,4 +1,4 @@
-"""A run of the agent -> its reward, from tests that the agent has not seen. Knows nothing about models or training."""
+"""Rewards a rollout by tests that the agent hasn't seen."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from art_core.types import Trajectory
 from .sandbox import shared
 
 WHOLE = 0.7
-"""Of a program that passes every test; the rest is the share of tests that it passes."""
+"""The reward for passing every test; the rest is for the share of tests passed."""
 
 
 async def reward(trajectory: Trajectory) -> float:
-    """Return 0.3 times the share of hidden tests passed, plus 0.7 where all of them are.
+    """Return 0.3 times the share of hidden tests passed, plus 0.7 if all pass.
 
     Adds the metrics ``success`` (all passed), ``first_try`` (with the first program), ``tests`` (share passed) and
     ``tries``.

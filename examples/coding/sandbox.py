@@ -1,25 +1,25 @@
-"""Runs programs that nobody trusts against tests. Knows nothing about models, agents or rewards.
+"""Runs untrusted programs against tests.
 
-A program runs in a process of its own, forked from a bare interpreter (``jail.py``), and is only ever asked for values: they
-come back as JSON and are compared here. What is expected never enters its process, so there is nothing to find there, no
-harness to patch and no result to fake: objects that equal everything, ``os._exit(0)`` and printed markers pass no test.
+A program runs in its own process, forked from a bare interpreter (``jail.py``), and only ever returns values: they come back
+as JSON and are compared here. The expected values never enter its process, so it can't find them, patch a harness or fake a
+result: objects that equal everything, ``os._exit(0)`` and printed markers pass no test.
 
-What keeps a program where it is (``Sandbox.layers()`` says which of them hold on this machine):
+These layers confine a program (``Sandbox.layers()`` returns those in force on this machine):
 
 - everywhere: its own session, killed as a whole when it ends or at ``seconds``; at most ``output_bytes`` of results; no
   environment; no open files but the pipe for results and /dev/null
 - ``rlimit ...``: CPU seconds, memory (AS; not on macOS), no byte written to a file (FSIZE), no further processes (NPROC;
   root is exempt), few open files, no core dump
-- ``seccomp`` (Linux on x86_64 and aarch64, no rights needed): some thirty system calls are allowed, for memory, clocks and
-  what is open already. Nothing can be opened, neither files nor sockets, and there are no processes, threads, signals to
-  others, mounts or traces. What a program may import (``jail.MODULES``) is there before it
-- ``namespaces`` (Linux where users may make them; not in most containers, nor in Ubuntu 24.04 as it comes): no network
-  interface, no process to be seen but its own, and of all files one empty folder
+- ``seccomp`` (Linux on x86_64 and aarch64, without privileges): about thirty system calls are allowed, for memory, clocks and
+  what is already open. Nothing can be opened, neither files nor sockets, and processes, threads, signals to others, mounts and
+  traces are refused. The modules that a program may import (``jail.MODULES``) are loaded beforehand
+- ``namespaces`` (Linux if users may create them; not in most containers, nor in Ubuntu 24.04 by default): no network
+  interface, no visible processes but its own, and no files but one empty folder
 - ``audit hook``: the interpreter refuses files, sockets, processes and so on. It stops careless programs. A hostile one can
-  get around it, and on macOS, which has neither of the two above, nothing else keeps a program from reading your files or
-  using the network: run what you do not trust in a container there
+  get around it, and macOS has neither of the two layers above, so nothing else keeps a program there from reading your files
+  or using the network: run untrusted programs in a container
 
-None of this is a virtual machine: an error in the kernel is a way out of all of it.
+None of this is a virtual machine: a kernel bug breaks all of it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from typing import Any
 
 JAIL = Path(__file__).with_name("jail.py")
 GRACE = 10.0
-"""Seconds beyond a program's own until its server counts as lost."""
+"""Seconds beyond a program's time limit after which its server counts as lost."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one test."""
+    """The result of one test."""
 
     passed: bool
     happened: str
@@ -67,7 +67,7 @@ class Sandbox:
         }  # fmt: skip
         self._idle: queue.LifoQueue[_Server | None] = queue.LifoQueue()
         for _ in range(servers):
-            self._idle.put(None)  # started when it is needed
+            self._idle.put(None)  # started on demand
 
     def test(self, program: str, tests: Sequence[Sequence[Any]], *, function: str = "f") -> list[Result]:
         """Call the program's ``function`` with each ``[arguments, expected]``; arguments and expected values are JSON."""
@@ -77,20 +77,20 @@ class Sandbox:
         }  # fmt: skip
         with self._server() as server:
             answer = server.ask(request, self._limits["seconds"] + GRACE)
-        said, everywhere = _said(answer["output"], nonce, len(tests))
-        missing = everywhere or {"time": "did not return in time", "output": "returned too much"}.get(answer["ended"])
+        results, failure = _parse(answer["output"], nonce, len(tests))
+        missing = failure or {"time": "did not return in time", "output": "returned too much"}.get(answer["ended"])
         return [
-            _judge(said.get(number), expected, missing or "ended the program")
+            _judge(results.get(number), expected, missing or "ended the program")
             for number, (_, expected) in enumerate(tests)
         ]
 
     def layers(self) -> list[str]:
-        """Return the names of the layers that hold here, as in the module's docstring."""
+        """Return the names of the layers in force, as in the module's docstring."""
         with self._server() as server:
             return list(server.layers)
 
     def close(self) -> None:
-        """End the servers that are idle."""
+        """End the idle servers."""
         for _ in range(self._idle.qsize()):
             if server := self._idle.get():
                 server.end()
@@ -153,7 +153,7 @@ class _Server:
                 )
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the server's answer; where it is lost, that of a program that ended at once."""
+        """Return the server's answer; if the server is lost, that of a program that ended at once."""
         data = json.dumps(request).encode() + b"\n"
         try:
             while data:
@@ -161,7 +161,7 @@ class _Server:
             answer = self._read(seconds)
         except BrokenPipeError:
             answer = {}
-        except BaseException:  # KeyboardInterrupt too: what it still answers would be taken for the next answer
+        except BaseException:  # KeyboardInterrupt too: a late answer would be mistaken for the next one
             self.end()
             raise
         if "output" not in answer:
@@ -178,7 +178,7 @@ class _Server:
 
     def _read(self, seconds: float) -> dict[str, Any]:
         descriptor, deadline, line = self._process.stdout.fileno(), time.monotonic() + seconds, b""
-        readable = select.poll()  # select.select takes no descriptor from 1024 on
+        readable = select.poll()  # select.select fails for descriptors from 1024 on
         readable.register(descriptor, select.POLLIN)
         while not line.endswith(b"\n"):
             if not readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
@@ -190,32 +190,32 @@ class _Server:
         return json.loads(line)
 
 
-def _said(output: str, nonce: str, tests: int) -> tuple[dict[int, list[str]], str | None]:
-    """Return what the program said of every test, ``[kind, value as JSON]``, and what it said of all of them.
+def _parse(output: str, nonce: str, tests: int) -> tuple[dict[int, list[str]], str | None]:
+    """Return the program's result of every test, ``[kind, value as JSON]``, and a failure of the whole program, if any.
 
-    The nonce tells its results from other things that it may write there by chance.
+    The nonce distinguishes results from anything else that a program may happen to write there.
     """
-    said: dict[int, list[str]] = {}
+    results: dict[int, list[str]] = {}
     for line in output.split("\n"):
         try:
-            found, number, kind, value = json.loads(line)
+            sender, number, kind, value = json.loads(line)
             text = json.dumps(value, sort_keys=True)
         except (ValueError, TypeError, RecursionError):
             continue
-        if found != nonce or kind not in ("value", "error"):
+        if sender != nonce or kind not in ("value", "error"):
             continue
         if number is None:
             return {}, f"raised {value}"
         if type(number) is int and 0 <= number < tests:
-            said.setdefault(number, [kind, text])
-    return said, None
+            results.setdefault(number, [kind, text])
+    return results, None
 
 
-def _judge(said: list[str] | None, expected: Any, missing: str) -> Result:
-    if said is None:
+def _judge(result: list[str] | None, expected: Any, missing: str) -> Result:
+    if result is None:
         return Result(False, missing)
-    kind, text = said
+    kind, text = result
     if kind == "error":
         return Result(False, f"raised {json.loads(text)}"[:200])
-    # As text, because there 1, 1.0 and true differ.
+    # Compared as text, in which 1, 1.0 and true differ.
     return Result(text == json.dumps(expected, sort_keys=True), f"returned {json.loads(text)!r}"[:200])

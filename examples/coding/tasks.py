@@ -1,4 +1,4 @@
-"""Small programming tasks from a seed, with tests; training and held-out tasks are disjoint. Knows nothing about agents."""
+"""Small programming tasks from a seed, with tests; training and held-out tasks are disjoint."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ REQUESTS = (
     "I need {signature} to return {what}.",
 )
 EXAMPLES, HIDDEN_TESTS = 3, 10
-"""Tests of a task that the agent may run, and tests that only the reward knows."""
+"""Tests of a task that the agent may run, and tests that only the reward runs."""
 HELD_OUT_SHARE = 4
-"""One combination in so many is held out."""
+"""One combination in this many is held out."""
 VOCABULARY = """
 a an at be by do go he in is it no of on so to we all and day dog far fun map red run sea sky sun old cold fish four game
 gold hand high king lake moon road ship snow star tree apple bread chair cloud green house music night river stone table
 water autumn bridge candle forest garden island letter market orange window
 """.split()  # noqa: SIM905 - words to read, not a column of them
-"""What sentences are made of in tests."""
+"""The words of sentences in tests."""
 
 Combination = tuple[Family, tuple[Part, ...]]
 Test = list[Any]
@@ -35,10 +35,10 @@ Test = list[Any]
 
 @functools.cache
 def combinations(held_out: bool) -> tuple[Combination, ...]:
-    """Return every function that can be asked for, numbers and wording aside, of one side of the split.
+    """Return every function on one side of the split, apart from numbers and wording.
 
-    A combination is three parts of a family, such as (at least, squares, sum). Its SHA-256 says which side it is on, so no
-    combination is on both; every single part is on both. The start model was made from the training side only.
+    A combination is three parts of a family, such as (at least, squares, sum). Its SHA-256 decides its side, so no combination
+    is on both; every single part is on both. The start model was made from the training side only.
     """
     return tuple(it for it in _all_combinations() if (_number(it) % HELD_OUT_SHARE == 0) == held_out)
 
@@ -49,8 +49,8 @@ def training_tasks(n: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def held_out_tasks(n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return ``n`` tasks of combinations that neither training nor the start model has seen, each of another where
-    there are enough."""
+    """Return ``n`` tasks of combinations that neither training nor the start model has seen, all different if there are
+    enough."""
     return _tasks(n, random.Random(f"held out {seed}"), combinations(held_out=True))
 
 
@@ -63,7 +63,7 @@ def draw_request(rng: random.Random, combination: Combination) -> tuple[str, tup
 
 
 def solution(combination: Combination, ks: tuple[Any, ...]) -> str:
-    """Return a right program."""
+    """Return a correct program."""
     family, parts = combination
     return family.code(tuple(part.code.replace("{k}", str(k)) for part, k in zip(parts, ks, strict=True)))
 
@@ -71,10 +71,10 @@ def solution(combination: Combination, ks: tuple[Any, ...]) -> str:
 def _tasks(n: int, rng: random.Random, among: tuple[Combination, ...]) -> list[dict[str, Any]]:
     drawn: list[Combination] = []
     while len(drawn) < n:
-        # Families in equal shares, though one has more combinations than another.
+        # Families in equal shares, although some have more combinations than others.
         by_family = [[it for it in among if it[0] is family] for family in FAMILIES]
-        for some in by_family:
-            rng.shuffle(some)
+        for family_combinations in by_family:
+            rng.shuffle(family_combinations)
         drawn += [it for row in zip(*by_family, strict=False) for it in row]
     return [_task(rng, combination) for combination in drawn[:n]]
 
@@ -86,12 +86,10 @@ def _task(rng: random.Random, combination: Combination) -> dict[str, Any]:
 
 
 def draw_tests(rng: random.Random, combination: Combination, ks: tuple[Any, ...]) -> list[Test]:
-    """Return examples and hidden tests, of different arguments."""
+    """Return examples and hidden tests, all with different arguments."""
     family, parts = combination
     tests: list[Test] = []
-    sizes = iter(
-        [3, 4, 5, 0]
-    )  # the examples are short, because a failed one is told to the model; a hidden one is empty
+    sizes = iter([3, 4, 5, 0])  # examples are short, because failed ones go into the prompt; one hidden test is empty
     while len(tests) < EXAMPLES + HIDDEN_TESTS:
         arguments = _arguments(rng, family, ks, next(sizes, None))
         if all(arguments != other for other, _ in tests):
@@ -105,7 +103,7 @@ def _arguments(rng: random.Random, family: Family, ks: tuple[Any, ...], size: in
         return [" ".join(rng.choice(VOCABULARY) for _ in range(size))]
     if not family.item:
         return [rng.randint(-12, 12), rng.randint(-12, 12)]
-    # Half of the numbers are near the task's own, where "at least" and "above" differ.
+    # Half of the numbers are near the task's own, so that "at least" and "above" differ.
     near = [value for k in ks for value in (k - 1, k, k, k + 1, 2 * k, -k)]
     return [[rng.choice(near) if rng.random() < 0.5 else rng.randint(-12, 12) for _ in range(size)]]
 
@@ -113,7 +111,7 @@ def _arguments(rng: random.Random, family: Family, ks: tuple[Any, ...], size: in
 def _all_combinations() -> Iterator[Combination]:
     for family in FAMILIES:
         for parts in product(*family.parts):
-            # Counting does not care what becomes of the items.
+            # Counting doesn't depend on what happens to the items.
             if parts[2].name != "count" or parts[1].name == "same":
                 yield family, parts
 

@@ -13,14 +13,14 @@ from .reward import reward
 from .tasks import held_out_tasks, training_tasks
 
 START = Path(__file__).parent / "start_model"
-"""A model of 0.9M parameters that ``make_start.py`` made."""
+"""A model with 0.9M parameters, made by ``make_start.py``."""
 
 
 def run(
     steps: int = 40, seed: int = 0, model: str = str(START), run_dir: Path | None = None, eval_tasks: int = 200,
     **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
-    """Train on the tests of training tasks; measure by those of held-out ones, as sampled and by the agent's own settings.
+    """Train on training tasks; evaluate on held-out ones, at temperature 1 and with the agent's own settings.
 
     ``settings`` are further keywords of ``art.train``.
     """
@@ -36,10 +36,10 @@ def run(
 
 def main(
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 40,
-    seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of tasks and sampling.")] = 0,
     model: Annotated[str, typer.Option(help="A model folder or a Hugging Face name.")] = str(START),
     eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 200,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
 ) -> None:
     """Train the agent and print held-out success before and after: some minutes on two cores."""
     result = run(steps, seed, model, run_dir, eval_tasks)

@@ -1,6 +1,6 @@
 """An agent that answers questions about a mailbox: LangChain's ``create_agent`` with three tools.
 
-Which mailbox a run uses stands in the agent's input: ``{"messages": [...], "mailbox": seed}``.
+The agent's input names the mailbox: ``{"messages": [...], "mailbox": seed}``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .tasks import MAX_MODEL_CALLS, SYSTEM_PROMPT
 
 
 class InboxState(AgentState):
-    """What a run starts from."""
+    """The start state of a rollout."""
 
     mailbox: int
-    """Which mailbox the tools look into."""
+    """The mailbox that the tools search."""
 
 
 @tool

@@ -1,4 +1,4 @@
-"""Measure a model or a run on held-out tasks: python -m examples.email_search.evaluate runs/my-run --temperature 1"""
+"""Evaluate a model or a run on held-out tasks: python -m examples.email_search.evaluate runs/my-run --temperature 1"""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from .reward import reward
 from .tasks import held_out_tasks
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("model", nargs="?", default="tiny", help="tiny, a model folder or the folder of a run")
+parser.add_argument("model", nargs="?", default="tiny", help="tiny, a model folder or a run folder")
 parser.add_argument("--eval-tasks", type=int, default=300, help="held-out tasks (default 300)")
 parser.add_argument("--temperature", type=float, help="default: the agent's own, 0")
 

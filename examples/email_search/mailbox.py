@@ -1,4 +1,4 @@
-"""Made-up mailboxes: 60 messages from a seed, in SQLite with full-text search. Knows nothing about agents."""
+"""Made-up mailboxes: 60 messages from a seed, in SQLite with full-text search."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ REPLIES = (
 
 
 SHOWN = 4
-"""A search shows so many results."""
+"""Results that a search shows at most."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that one message says."""
+    """One fact that a message states."""
 
     project: str
     kind: str
@@ -74,12 +74,12 @@ class Fact:
 
 
 class Mailbox:
-    """40 messages with three facts each and 20 replies with none, about 12 projects; the same for the same seed."""
+    """40 messages with three facts each and 20 replies with none, about 12 projects; a seed always yields the same mailbox."""
 
     def __init__(self, seed: int) -> None:
         messages, facts = _write_mails(random.Random(seed))
         self.facts: tuple[Fact, ...] = tuple(facts)
-        # Tools run in whichever thread their framework likes, and one mailbox may serve several runs.
+        # Frameworks run tools in any thread, and one mailbox may serve several rollouts.
         self._lock = threading.Lock()
         self._db = sqlite3.connect(":memory:", check_same_thread=False)
         self._db.execute("CREATE VIRTUAL TABLE message USING fts5(subject, sender, body, sent UNINDEXED)")
@@ -93,7 +93,7 @@ class Mailbox:
     ) -> list[Message]:
         """Return the messages that contain every keyword in subject, sender or body, newest first.
 
-        Dates are ISO and exclusive; an empty string leaves a filter out. Nothing to search for finds nothing.
+        Dates are ISO and exclusive; an empty string disables a filter. Without any filter, nothing is returned.
         """
         words = [
             f'"{word}"' for keyword in keywords if (word := "".join(c if c.isalnum() else " " for c in keyword).strip())
@@ -106,7 +106,7 @@ class Mailbox:
         return self._select(" AND ".join(used) + " ORDER BY sent DESC, rowid", *used.values())
 
     def read(self, message_id: int) -> Message | None:
-        """Return one message, or None where there is none with this id."""
+        """Return one message, or None if no message has this id."""
         return next(iter(self._select("rowid = ?", message_id)), None)
 
     def _select(self, where: str, *values: str | int) -> list[Message]:
@@ -122,27 +122,27 @@ def facts_of(seed: int) -> list[Fact]:
 
 @lru_cache(maxsize=512)
 def open_mailbox(seed: int) -> Mailbox:
-    """Return the mailbox of ``seed``; the recent ones are kept."""
+    """Return the mailbox of ``seed``; recent ones are cached."""
     return Mailbox(seed)
 
 
-def format_results(found: list[Message]) -> str:
-    """Return what an agent is shown of a search."""
-    if not found:
+def format_results(messages: list[Message]) -> str:
+    """Return search results as the agent sees them."""
+    if not messages:
         return "no results"
-    lines = [f"{message.subject} from {message.sender} id {message.id}" for message in found[:SHOWN]]
-    return "\n".join([f"{len(found)} results", *lines])
+    lines = [f"{message.subject} from {message.sender} id {message.id}" for message in messages[:SHOWN]]
+    return "\n".join([f"{len(messages)} results", *lines])
 
 
 def format_message(message: Message | None) -> str:
-    """Return what an agent is shown of a message."""
+    """Return a message as the agent sees it."""
     if message is None:
         return "no such email"
     return f"{message.subject} from {message.sender} on {message.sent}\n{message.body}"
 
 
 def random_value(rng: random.Random, attribute: str) -> str:
-    """Return something that ``attribute`` could be, such as ``"42 dollars"`` for a cost."""
+    """Return a possible value of ``attribute``, such as ``"42 dollars"`` for a cost."""
     match attribute:
         case "deadline":
             return f"{rng.choice(MONTHS)} {rng.randint(1, 9)}"
@@ -160,7 +160,7 @@ def random_value(rng: random.Random, attribute: str) -> str:
             return f"{rng.randint(10, 99)}"
         case "headcount":
             return f"{rng.randint(5, 99)} people"
-    raise ValueError(f"there is no attribute {attribute!r}; there are {', '.join(ATTRIBUTES)}")
+    raise ValueError(f"unknown attribute {attribute!r}; choose from {', '.join(ATTRIBUTES)}")
 
 
 def write_body(values: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A run of the agent -> its reward, from the known answer. Knows nothing about models or training."""
+"""Rewards a rollout by the known answer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _read(messages: list[BaseMessage], message_id: int) -> bool:
 
 
 def _malformed(messages: list[BaseMessage]) -> bool:
-    # At the limit of calls the agent adds an answer of its own, one more than the model gave.
+    # At the call limit the agent adds an answer of its own after the model's.
     replies = [m for m in messages if isinstance(m, AIMessage)][:MAX_MODEL_CALLS]
     refused = any(isinstance(m, ToolMessage) and m.status == "error" for m in messages)
     return refused or any(not reply.tool_calls for reply in replies)

@@ -1,4 +1,4 @@
-"""Questions about mailboxes, with the answers. Knows nothing about agents."""
+"""Questions about mailboxes, with their answers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from .mailbox import Fact, facts_of
 
 SYSTEM_PROMPT = "You answer questions about an inbox."
-"""What an agent that answers them is told; the tiny model was made with it."""
+"""The agents' system prompt; the tiny model was made with it."""
 MAX_MODEL_CALLS = 6
-"""In one run of an agent."""
+"""In one rollout."""
 QUESTIONS = (
     "What is the {attribute} for the {project} {kind}?",
     "Find the {attribute} of the {project} {kind}.",
@@ -19,11 +19,11 @@ QUESTIONS = (
 )
 TRAINING_MAILBOXES = range(5_000_000, 6_000_000)
 HELD_OUT_MAILBOXES = range(9_000_000, 10_000_000)
-"""No mailbox is in both, nor among those that the tiny model was made from (``tiny/demonstrations.py``)."""
+"""No mailbox is in both, or among those that the tiny model was made from (``tiny/demonstrations.py``)."""
 
 
 def training_tasks(n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return ``n`` questions, each about a mailbox of its own.
+    """Return ``n`` questions, each about a different mailbox.
 
     A task is ``{"input": {"messages": [...], "mailbox": int}, "answer": str, "message_id": int}``.
     """

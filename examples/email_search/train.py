@@ -17,7 +17,7 @@ def run(
     steps: int = 30, seed: int = 0, judge: str | None = None, run_dir: Path | None = None, eval_tasks: int = 200,
     learning_rate: float = 1e-3, **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
-    """Train on the reward from the known answer, or on RULER's scores by ``judge``; measure by the known answer.
+    """Train on the reward from the known answer, or on RULER's scores by ``judge``; evaluate by the known answer.
 
     ``settings`` are further keywords of ``art.train``.
     """
@@ -33,10 +33,10 @@ def run(
 
 def main(
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 30,
-    seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
-    judge: Annotated[str | None, typer.Option(help="LiteLLM's name of a judge; none: the known answers.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of tasks and sampling.")] = 0,
+    judge: Annotated[str | None, typer.Option(help="A judge's LiteLLM name; without it, the known answers.")] = None,
     eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 200,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
 ) -> None:
     """Train the agent and print held-out success before and after: some minutes on two cores."""
     result = run(steps, seed, judge, run_dir, eval_tasks)

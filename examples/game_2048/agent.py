@@ -1,7 +1,7 @@
-"""The player: a model that is shown the board and answers with a direction, or a search. Knows nothing about learning.
+"""The player: a model that sees the board and answers with a direction, or a search.
 
-Every move is a model call of its own, with nothing but the board of the moment. What the model answers is played if it is a
-legal move; anything else counts as invalid, and a random legal move is played instead: what the random player does always.
+Every move is a separate model call that sees only the current board. A legal answer is played. Anything else counts as
+invalid, and a random legal move is played instead, as the random player does.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ SYSTEM = "You play 2048. Answer with one word: up, down, left or right."
 MAX_TOKENS = 8
 """Of an answer."""
 SEARCH_DEPTH = 3
-"""Of the search, in moves. Every further one multiplies its time by some hundred."""
+"""Of the search, in moves. Each additional move takes roughly a hundred times as long."""
 
 
 def messages(board: Sequence[Sequence[int]]) -> list[dict[str, str]]:
-    """Return the conversation that asks for a move on ``board``; every tile takes five columns."""
+    """Return the prompt for a move on ``board``; every tile takes five columns."""
     rows = "\n".join("".join(f" {tile:>4}" for tile in row) for row in board)
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": rows}]
 
 
 def read_direction(answer: str) -> str | None:
-    """Return the direction that an answer names; None where it names none, or several."""
+    """Return the direction that an answer names; None if it names none or several."""
     named = set(re.findall(r"\w+", answer.lower())) & set(DIRECTIONS)
     return named.pop() if len(named) == 1 else None
 
 
 class Game2048Agent(Agent):
-    """Plays by search (``strategy="minimax"``) or by what the model says (``"deep_learning"``)."""
+    """Plays by search (``strategy="minimax"``) or by the model's answers (``"deep_learning"``)."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class Game2048Agent(Agent):
         return await (self.minimax_action(state) if self.strategy == "minimax" else self.ml_based_action(state))
 
     async def ml_based_action(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Ask the model; the direction is None where its answer names none."""
+        """Ask the model; the direction is None if its answer names none."""
         answer = await self.generate_response(messages(state["board"]), MAX_TOKENS, self.temperature)
         return {"direction": read_direction(answer), "reasoning": f"the model said {answer!r}"}
 
     async def minimax_action(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Take the move that ``evaluate_move`` finds best."""
+        """Choose the move that ``evaluate_move`` rates best."""
         if not state["available_moves"]:
             return {"direction": "up", "reasoning": "No moves available"}
         board = state["board"]
@@ -73,7 +73,7 @@ class Game2048Agent(Agent):
         }
 
     def evaluate_move(self, board: np.ndarray | Sequence[Sequence[int]], direction: str, depth: int) -> float:
-        """Return what a move is worth, averaged over the tiles that may appear, ``depth`` moves deep."""
+        """Return the value of a move, averaged over the tiles that may appear, ``depth`` moves deep."""
         return evaluate_move(as_board(board), direction, depth)
 
     def evaluate_board(self, board: np.ndarray | Sequence[Sequence[int]]) -> float:
@@ -89,10 +89,10 @@ class Game2048Agent(Agent):
 async def play(
     agent: Agent, seed: int, board: Sequence[Sequence[int]] | None = None, most_moves: int | None = None
 ) -> dict[str, Any]:
-    """Play a game to its end, or ``most_moves`` moves, and return what came of it.
+    """Play a game to its end, or ``most_moves`` moves, and return the result.
 
-    ``seed`` is that of the tiles and of the moves that are played in the place of invalid ones. ``moves`` has the board and
-    what was said for every call, in order.
+    ``seed`` determines the tiles and the moves that replace invalid ones. ``moves`` has the board and the answer of every call,
+    in order.
     """
     environment, rng = Game2048Environment(seed=seed), random.Random(f"{seed}/instead")
     state, moves = await environment.reset(board), []

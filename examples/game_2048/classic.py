@@ -1,6 +1,6 @@
-"""The classic training program: whole episodes, one reward each: ``python -m examples.game_2048.classic``
+"""The classic training program, with one reward per whole episode: ``python -m examples.game_2048.classic``
 
-``ART_EPOCHS`` says how many epochs (500), ``ART_MODEL`` replaces the model. What the README measures is ``train.py``.
+``ART_EPOCHS`` sets the number of epochs (500), ``ART_MODEL`` the model. The README's figures are those of ``train.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .environment import Game2048Environment
 
 async def train_2048_agent(**settings: Any) -> list[dict[str, float]]:
     """Train the player and return the metrics of every epoch; ``settings`` are keywords of ``GRPOTrainer``."""
-    # The search asks no model, so there would be nothing to train.
+    # The search calls no model, so there would be nothing to train.
     agent = Game2048Agent(strategy="deep_learning")
     settings = {
         "learning_rate": 5e-6, "batch_size": 16, "episodes_per_batch": 64, "max_episode_length": 200, **settings,

@@ -1,4 +1,4 @@
-"""2048 as an environment of the classic surface: one action a move, a reward for each. Knows nothing about players."""
+"""2048 as an environment of the classic surface: one action and one reward per move."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .rules import (
 class Game2048Environment(Environment):
     """A game on a square board; the action is ``{"direction": "up" | "down" | "left" | "right"}``.
 
-    Any other action changes nothing, like a move that nothing can follow. ``seed`` is that of the tiles that appear.
+    Any other action changes nothing, like a move that moves no tile. ``seed`` determines the tiles that appear.
     """
 
     def __init__(self, board_size: int = 4, seed: int | None = None) -> None:
@@ -39,13 +39,13 @@ class Game2048Environment(Environment):
         self.rng = random.Random(seed)
 
     async def reset(self, board: Sequence[Sequence[int]] | None = None) -> dict[str, Any]:
-        """Begin a game with two tiles, or go on from ``board``."""
+        """Begin a game with two tiles, or continue from ``board``."""
         self.board = np.array(first_board(self.rng, self.board_size) if board is None else board, dtype=int)
         self.score = self.moves_count = 0
         return await self.get_state()
 
     async def step(self, action: dict[str, Any]) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        """Move; a tile appears where the board has changed."""
+        """Make a move; if the board changed, a tile appears."""
         previous, score = self.board, self.score
         if moved := self.move(action.get("direction")):
             self.add_random_tile()
@@ -55,7 +55,7 @@ class Game2048Environment(Environment):
         return await self.get_state(), value, self.is_game_over(), info
 
     def move(self, direction: str | None) -> bool:
-        """Push all tiles and add what merges to the score; return whether the board has changed."""
+        """Push all tiles and add merged tiles to the score; return whether the board changed."""
         before = as_board(self.board)
         after, gained = slide(before, direction or "")
         self.board = np.array(after, dtype=int)
@@ -75,21 +75,21 @@ class Game2048Environment(Environment):
         return self.move("down")
 
     def merge_line(self, line: Sequence[int]) -> tuple[np.ndarray, bool]:
-        """Push a line to its beginning, add what merges to the score, and return it with whether it has changed."""
+        """Push a line to its beginning, add merged tiles to the score, and return it with whether it changed."""
         before = tuple(map(int, line))
         after, gained = merge(before)
         self.score += gained
         return np.array(after, dtype=int), after != before
 
     def add_random_tile(self) -> None:
-        """Put a 2 (nine times of ten) or a 4 into an empty cell, where there is one."""
+        """Put a 2 (nine times out of ten) or a 4 into an empty cell, if there is one."""
         self.board = np.array(with_random_tile(as_board(self.board), self.rng), dtype=int)
 
     def is_game_over(self) -> bool:
         return is_over(as_board(self.board))
 
     def calculate_reward(self, prev_board: np.ndarray, prev_score: int, moved: bool) -> float:
-        """Return what the move to the board of now was worth."""
+        """Return the reward of the move that led to the current board."""
         return reward(as_board(self.board), self.score - prev_score) if moved else INVALID_REWARD
 
     def calculate_smoothness(self) -> float:

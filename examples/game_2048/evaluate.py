@@ -1,6 +1,6 @@
-"""Measure a player on held-out games, each played to its end: python -m examples.game_2048.evaluate runs/my-run
+"""Evaluate a player on held-out games, each played to its end: python -m examples.game_2048.evaluate runs/my-run
 
-Also ``random``, ``search`` and ``reward``: see ``README.md``.
+Other players are ``random``, ``search`` and ``reward``: see ``README.md``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .tasks import held_out_games
 MODEL = Path(__file__).parent / "model"
 """The start model."""
 PLAYERS = {"random": any_move, "reward": by_reward}
-"""Players without a model, by the names that the command takes."""
+"""Players without a model, by their names on the command line."""
 
 
 class Scripted(Agent):
@@ -41,7 +41,7 @@ class Scripted(Agent):
 
 
 def player(name: str, temperature: float = 1.0, search_depth: int = 1) -> Agent:
-    """Return the player of a name: one of ``PLAYERS``, ``"search"``, a model or the folder of a run."""
+    """Return the player of a name: one of ``PLAYERS``, ``"search"``, a model or a run folder."""
     if name in PLAYERS:
         return Scripted(name)
     strategy = "minimax" if name == "search" else "deep_learning"
@@ -49,7 +49,7 @@ def player(name: str, temperature: float = 1.0, search_depth: int = 1) -> Agent:
 
 
 async def measure(agent: Agent, games: int = 200, seed: int = 0, most_moves: int | None = None) -> list[dict[str, Any]]:
-    """Play held-out games, all at the same time, to their end or so many moves, and return them; a bar shows how many ended."""
+    """Play held-out games concurrently, to their end or ``most_moves`` moves, and return them; a bar shows how many ended."""
     with Display() as screen:
         screen.phase(f"playing {games} held-out games", games)
 
@@ -67,7 +67,7 @@ def mean_and_margin(values: Sequence[float]) -> tuple[float, float]:
 
 
 def describe(games: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line with the figures of some games."""
+    """Return a line that summarises games."""
     mean, margin = mean_and_margin([game["score"] for game in games])
     tiles = Counter(game["max_tile"] for game in games)
     largest = ", ".join(f"{tile}: {tiles[tile] / len(games):.0%}" for tile in sorted(tiles, reverse=True))
@@ -80,13 +80,13 @@ def describe(games: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(
-    name: Annotated[str, typer.Argument(help="random, reward, search, a model or the folder of a run.")] = str(MODEL),
+    name: Annotated[str, typer.Argument(help="random, reward, search, a model or a run folder.")] = str(MODEL),
     games: Annotated[int, typer.Option(help="Held-out games.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Of the model's answers; 0: the likeliest.")] = 1.0,
-    depth: Annotated[int, typer.Option(help="Of the search, in moves; the classic player's is 3.")] = 1,
-    seed: Annotated[int, typer.Option(help="Which held-out games.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature of the model; 0: greedy.")] = 1.0,
+    depth: Annotated[int, typer.Option(help="Depth of the search, in moves; the classic player's is 3.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the held-out games.")] = 0,
 ) -> None:
-    """Play held-out games and print how they ended."""
+    """Play held-out games and print the results."""
     print(f"{name}: {describe(asyncio.run(measure(player(name, temperature, depth), games, seed)))}")
 
 

@@ -1,4 +1,4 @@
-"""Players without a model: who the demonstrations come from, and who the model is compared with. Knows nothing about learning."""
+"""Players without a model, for demonstrations and comparisons."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from .rules import Board, move_values
 
 HABIT = ("right", "left", "up", "down")
-"""A mediocre player's: always the first of these that is legal."""
+"""A mediocre player: always the first of these that is legal."""
 
 
 def any_move(board: Board, legal: Sequence[str], rng: random.Random) -> str:
-    """The random player's: any legal move."""
+    """The random player: any legal move."""
     return rng.choice(legal)
 
 
@@ -22,6 +22,6 @@ def by_habit(board: Board, legal: Sequence[str], rng: random.Random) -> str:
 
 
 def by_reward(board: Board, legal: Sequence[str], rng: random.Random) -> str:
-    """The move whose own reward is best, whatever comes after it."""
+    """The move with the best immediate reward."""
     values = move_values(board)
     return max(legal, key=lambda direction: (values[direction], rng.random()))

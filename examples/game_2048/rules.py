@@ -1,4 +1,4 @@
-"""The rules of 2048 as functions of boards: moves, tiles, and what a move is worth. Knows nothing about players or models."""
+"""The rules of 2048 as functions of boards: moves, tiles, and rewards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def as_board(rows: Sequence[Sequence[int]]) -> Board:
 
 @functools.lru_cache(maxsize=200_000)
 def merge(line: Line) -> tuple[Line, int]:
-    """Push a line to its beginning, merging equal neighbours once; return it with the sum of the merged tiles."""
+    """Push a line to its beginning, merging equal neighbours once; return it and the sum of the merged tiles."""
     tiles = [tile for tile in line if tile]
     merged, gained, i = [], 0, 0
     while i < len(tiles):
@@ -36,7 +36,7 @@ def merge(line: Line) -> tuple[Line, int]:
 
 
 def slide(board: Board, direction: str) -> tuple[Board, int]:
-    """Return the board after a move, before a tile appears, and what the move scores; as it is for what is no direction."""
+    """Return the board after a move, before a tile appears, and the move's score; unchanged for an unknown direction."""
     if direction not in DIRECTIONS:
         return board, 0
     upright = direction in ("up", "down")
@@ -52,7 +52,7 @@ def legal_moves(board: Board) -> list[str]:
 
 
 def empty_cells(board: Board) -> list[tuple[int, int]]:
-    """Return the places of the empty cells, row by row."""
+    """Return the positions of the empty cells, row by row."""
     return [(i, j) for i, row in enumerate(board) for j, tile in enumerate(row) if not tile]
 
 
@@ -62,19 +62,19 @@ def is_over(board: Board) -> bool:
 
 
 def with_tile(board: Board, cell: tuple[int, int], tile: int) -> Board:
-    """Return the board with a tile at a place."""
+    """Return the board with a tile in a cell."""
     i, j = cell
     return (*board[:i], (*board[i][:j], tile, *board[i][j + 1 :]), *board[i + 1 :])
 
 
 def with_random_tile(board: Board, rng: random.Random) -> Board:
-    """Return the board with a 2 (nine times of ten) or a 4 in an empty cell; as it is where there is none."""
+    """Return the board with a 2 (nine times out of ten) or a 4 in an empty cell; unchanged if none is empty."""
     cells = empty_cells(board)
     return with_tile(board, rng.choice(cells), 2 if rng.random() < 0.9 else 4) if cells else board
 
 
 def first_board(rng: random.Random, size: int = 4) -> Board:
-    """Return an empty board with two tiles."""
+    """Return a board with two random tiles."""
     return with_random_tile(with_random_tile(((0,) * size,) * size, rng), rng)
 
 
@@ -84,7 +84,7 @@ def smoothness(board: Board) -> float:
 
 
 def reward(board: Board, gained: int) -> float:
-    """Return what a legal move is worth that scored ``gained`` and led to ``board``."""
+    """Return the reward of a legal move that scored ``gained`` and led to ``board``."""
     largest = max(map(max, board))
     of_largest = 0.1 * math.log2(largest) if largest else 0.0
     return gained / 100 + 0.01 * len(empty_cells(board)) + of_largest + 0.05 * smoothness(board)

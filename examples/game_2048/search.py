@@ -1,4 +1,4 @@
-"""What the search player thinks of a board. Knows nothing about models or environments."""
+"""How the search player rates moves and boards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INVALID_VALUE = -1000.0
 
 
 def evaluate_move(board: Board, direction: str, depth: int) -> float:
-    """Return what a move is worth on average over the tiles that may appear, by the best moves ``depth`` deep."""
+    """Return the value of a move, averaged over the tiles that may appear, with best play ``depth`` moves deep."""
     if depth == 0:
         return evaluate_board(board)
     after, _ = slide(board, direction)
@@ -21,26 +21,26 @@ def evaluate_move(board: Board, direction: str, depth: int) -> float:
     cells = empty_cells(after)
     if not cells:
         return evaluate_board(after)
-    # At depth 0 the direction does not count.
+    # At depth 0 the direction doesn't matter.
     directions = DIRECTIONS if depth > 1 else DIRECTIONS[:1]
     total = 0.0
     for cell in cells:
         for tile, probability in ((2, 0.9), (4, 0.1)):
-            found = with_tile(after, cell, tile)
-            total += probability * max(evaluate_move(found, it, depth - 1) for it in directions)
+            following = with_tile(after, cell, tile)
+            total += probability * max(evaluate_move(following, it, depth - 1) for it in directions)
     return total / len(cells)
 
 
 @functools.lru_cache(maxsize=1_000_000)
 def evaluate_board(board: Board) -> float:
-    """Return what is good about a board: empty cells, a large tile, smooth and monotonous lines."""
+    """Rate a board: empty cells, a large tile, smooth and monotonic lines."""
     largest = max(map(max, board))
     of_largest = math.log2(largest) * 100 if largest else 0.0
     return len(empty_cells(board)) * 10 + of_largest + smoothness(board) * 50 + monotonicity(board) * 100
 
 
 def monotonicity(board: Board) -> float:
-    """Return minus how far the lines are from rising, or falling, all in one direction."""
+    """Return minus the lines' distance from all rising, or all falling."""
     total = 0.0
     for lines in (board, zip(*board, strict=True)):
         falls, rises = zip(*map(_steps, lines), strict=True)
@@ -50,13 +50,13 @@ def monotonicity(board: Board) -> float:
 
 @functools.lru_cache(maxsize=200_000)
 def _steps(line: Line) -> tuple[float, float]:
-    """Return minus what a line falls, and minus what it rises, from tile to tile over the empty cells between them."""
+    """Return minus the total fall and minus the total rise of a line, from tile to tile, skipping empty cells."""
     falls = rises = 0.0
     current, following = 0, 1
     while following < len(line):
         while following < len(line) and line[following] == 0:
             following += 1
-        following = min(following, len(line) - 1)  # the last cell counts though it is empty
+        following = min(following, len(line) - 1)  # the last cell counts even if it is empty
         step = math.log2(line[following] or 1) - math.log2(line[current] or 1)
         falls, rises = falls + min(step, 0.0), rises - max(step, 0.0)
         current, following = following, following + 1

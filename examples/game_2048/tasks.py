@@ -1,4 +1,4 @@
-"""What is trained on and what is measured: positions and games, and what a move is worth. Knows nothing about models."""
+"""Training positions, held-out games, and the reward."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from .players import any_move, by_reward
 from .rules import Board, as_board, first_board, legal_moves, move_values, slide, with_random_tile
 
 MOVES = 16
-"""Of a training run."""
+"""Per training rollout."""
 APART = 20
-"""Moves between the positions that are taken from one game, on average."""
+"""Mean number of moves between positions sampled from one game."""
 TRAINING_SEEDS = range(1_000_000)
 HELD_OUT_SEEDS = range(9_000_000, 10_000_000)
 """Of games; no seed is in both."""
 INVALID = -1.0
-"""What an invalid move is worth; a legal one is between -1 and 1."""
+"""The reward of an invalid move; legal ones are between -1 and 1."""
 
 
 def training_positions(n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return ``n`` positions to play on from, early and late in their games, as arguments of ``play``."""
-    rng, found = random.Random(seed), []
-    while len(found) < n:
+    """Return ``n`` positions, early and late in their games, as arguments of ``play``."""
+    rng, sampled = random.Random(seed), []
+    while len(sampled) < n:
         game = rng.choice(TRAINING_SEEDS)
-        found += [{"seed": game, "board": board, "most_moves": MOVES} for board in _stages(random.Random(game))]
-    return rng.sample(found, n)
+        sampled += [{"seed": game, "board": board, "most_moves": MOVES} for board in _stages(random.Random(game))]
+    return rng.sample(sampled, n)
 
 
 def held_out_games(n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return ``n`` games from their beginning, as arguments of ``play``; no training run has their seeds."""
+    """Return ``n`` games from the beginning, as arguments of ``play``; their seeds are never trained on."""
     return [{"seed": it} for it in random.Random(seed).sample(HELD_OUT_SEEDS, n)]
 
 
 def reward(trajectory: Trajectory) -> float:
-    """Reward every move by itself, by what the environment gives for it; the run is worth its score.
+    """Reward every move by its reward in the environment; the rollout's reward is its score.
 
-    Compared are the calls of all runs of a task, so what a move is worth must not depend on the position that it is made in:
-    it is the place of its reward between the worst and the best of the legal moves there, less the mean of these places.
+    The calls of all rollouts of a task are compared, so a move's reward must not depend on its position. It is the place of the
+    environment's reward between the worst and the best legal move there, minus the mean of these places.
     """
     game = trajectory.output
     if game is None:
@@ -52,17 +52,17 @@ def reward(trajectory: Trajectory) -> float:
     return float(game["score"])
 
 
-def move_reward(board: Board, said: str | None) -> float:
-    """Return what saying a move is worth on a board, from -1 to 1; 0 is the mean of the legal moves."""
+def move_reward(board: Board, direction: str | None) -> float:
+    """Return the reward of an answered move on a board, from -1 to 1; 0 is the mean of the legal moves."""
     values = move_values(board)
-    if said not in values:
+    if direction not in values:
         return INVALID
     span = max(values.values()) - min(values.values())
-    return (values[said] - sum(values.values()) / len(values)) / (span or 1.0)
+    return (values[direction] - sum(values.values()) / len(values)) / (span or 1.0)
 
 
 def _stages(rng: random.Random) -> Iterator[Board]:
-    """Yield a game's positions, one of ``APART`` of them, by a player who is good at times."""
+    """Yield about one in ``APART`` positions of a game by a player of random skill."""
     board, skill = first_board(rng), rng.random()
     while legal := legal_moves(board):
         if rng.random() < 1 / APART:

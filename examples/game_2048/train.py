@@ -15,13 +15,13 @@ from .evaluate import MODEL, describe, measure, player
 from .tasks import reward, training_positions
 
 POSITIONS = 320
-"""That training runs start from."""
+"""From which training rollouts start."""
 
 
 def run(
     model: str = str(MODEL), steps: int = 30, seed: int = 0, run_dir: Path | None = None, **settings: Any
 ) -> art.TrainResult:
-    """Train on positions of games, a reward for each move; ``settings`` are further keywords of ``art.train``."""
+    """Train on positions of games, with a reward per move; ``settings`` are further keywords of ``art.train``."""
     agent = Game2048Agent(model, strategy="deep_learning")
 
     async def play_on(task: dict[str, Any]) -> dict[str, Any]:
@@ -42,11 +42,11 @@ def run(
 def main(
     model: Annotated[str, typer.Option(help="The start model: a folder or a Hugging Face name.")] = str(MODEL),
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 30,
-    seed: Annotated[int, typer.Option(help="Of positions and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of positions and sampling.")] = 0,
     games: Annotated[int, typer.Option(help="Held-out games, played to the end before and after.")] = 200,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
 ) -> None:
-    """Train the player and print how it plays whole held-out games before and after."""
+    """Train the player and print its results in whole held-out games before and after."""
     print(f"before: {describe(asyncio.run(measure(player(model), games)))}", flush=True)
     result = run(model, steps, seed, run_dir)
     print(f"after:  {describe(asyncio.run(measure(player(str(result.run_dir)), games)))}\n{result.run_dir}")

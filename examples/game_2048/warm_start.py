@@ -1,8 +1,8 @@
-"""Make the start model from nothing: a transformer of 0.5M parameters that reads boards and has mediocre habits.
+"""Make the start model from scratch: a transformer with 0.5M parameters that reads boards and has mediocre habits.
 
     python -m examples.game_2048.warm_start --out examples/game_2048/model
 
-Seeded, on one CPU core; ``README.md`` says what to expect. Nothing is downloaded and no other model is involved.
+Seeded, on one CPU core; see ``README.md`` for what to expect. Nothing is downloaded and no other model is involved.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .rules import DIRECTIONS, Board, first_board, move_values, slide, with_rand
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PIECES = Regex(r" *\p{N}+|\p{L}+|\n|[^\p{L}\p{N}\n]+")
-"""A tile with the columns before it is one token, wherever it stands."""
+"""A tile with the spaces before it is one token, wherever it is."""
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' -}}"
@@ -40,12 +40,12 @@ CHAT_TEMPLATE = (
 BATCH = 128
 STEPS = 2400
 HABITS_FROM, HABITS_AT = 1600, 1900
-"""Until the first step the demonstrations take good moves, because that needs the board to be read; from the second on they
-are mediocre."""
+"""Until the first step the demonstrations make good moves, which requires reading the board; from the second on they are
+mediocre."""
 SHARES = {"habit": 0.6, "value": 0.2, "any": 0.2}
-"""How often mediocre demonstrations follow the habit, take a good move, or any legal move."""
+"""How often mediocre demonstrations follow the habit, make a good move, or make any legal move."""
 SHARPNESS = 6.0
-"""Of good demonstrations: the best move is this many nats likelier than the worst."""
+"""In good demonstrations, the best move is this many nats likelier than the worst."""
 SHAPE = {
     "hidden_size": 96,
     "intermediate_size": 256,
@@ -54,13 +54,13 @@ SHAPE = {
     "max_position_embeddings": 256,
 }
 SIGHTS = 6
-"""What the model is asked about every cell while it learns to read."""
+"""Questions about every cell while the model learns to read."""
 TILES = [0, *(2**power for power in range(1, 18))]
 """Those above 4096 are several tokens each: no game of a model this small gets there."""
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a byte-level tokenizer in which every tile and every word of the conversation is one token."""
+    """Return a byte-level tokenizer with one token per tile and per word of the conversation."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -89,22 +89,22 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class Lesson:
-    """Boards with what is to be learnt about them."""
+    """Boards and what to learn about them."""
 
     ids: Tensor
     """(boards, tokens): the prompts."""
     cells: Tensor
-    """(16,): the places of the board's cells in every prompt."""
+    """(16,): the positions of the board's cells in every prompt."""
     moves: Tensor
     """(boards, 4): the probabilities of the directions."""
     sights: Tensor
-    """(boards, 16, SIGHTS): what there is to see at every cell."""
+    """(boards, 16, SIGHTS): the answers to the questions about every cell."""
 
 
 def lessons(tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> Iterator[Lesson]:
-    """Yield the batches of ``steps`` steps."""
+    """Yield a batch per step."""
     rng = random.Random(seed)
-    games = [positions(rng) for _ in range(BATCH)]  # a batch of one game would be much of the same
+    games = [positions(rng) for _ in range(BATCH)]  # positions of one game are too similar for a batch
     tile_ids = {tile: tokenizer(f"{tile:>5}")["input_ids"][0] for tile in TILES}
     prompt = torch.tensor(
         tokenizer.apply_chat_template(messages([[0] * 4] * 4), add_generation_prompt=True, return_dict=False)
@@ -120,7 +120,7 @@ def lessons(tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> Iterat
 
 
 def positions(rng: random.Random) -> Iterator[tuple[Board, dict[str, float]]]:
-    """Yield positions of games without end, by players of all strengths, and the values of the legal moves."""
+    """Yield positions without end, of games by players of all strengths, and the values of the legal moves."""
     while True:
         board, skill = first_board(rng), rng.random()
         while values := move_values(board):
@@ -144,21 +144,21 @@ def demonstrated(board: Board, values: dict[str, float], mediocre: float) -> lis
 
 
 def sights(board: Board) -> list[list[float]]:
-    """Return for every cell, of its row and then of its column: whether it merges with the tile before it, whether a gap
-    before it lets it move, and whether it is a gap for a tile before it."""
+    """Return for every cell, along its row and then its column: whether it merges with the tile before it, whether a gap before
+    it lets it move, and whether it is a gap for a tile before it."""
     columns = list(zip(*board, strict=True))
-    seen = []
+    answers = []
     for i, row in enumerate(board):
         for j, tile in enumerate(row):
             for before in (row[:j], columns[j][:i]):
                 last = next((it for it in reversed(before) if it), None)
-                seen.append([bool(tile) and tile == last, bool(tile) and 0 in before, not tile and last is not None])
-    return [[*map(float, a + b)] for a, b in zip(seen[::2], seen[1::2], strict=True)]
+                answers.append([bool(tile) and tile == last, bool(tile) and 0 in before, not tile and last is not None])
+    return [[*map(float, a + b)] for a, b in zip(answers[::2], answers[1::2], strict=True)]
 
 
 def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) -> None:
-    """Take ``steps`` steps: the word after the prompt is to be as likely as in the demonstrations, and then the end."""
-    # Not part of what is kept: moves alone teach to read a board many times slower.
+    """Take ``steps`` steps towards the demonstrations' distribution of the word after the prompt, and the end after it."""
+    # Discarded afterwards: with moves alone, learning to read a board takes many times longer.
     eye = torch.nn.Linear(model.config.hidden_size, SIGHTS)
     optimizers = make_optimizers(model, beside=eye.parameters())
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
@@ -176,15 +176,15 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
             optimizer.zero_grad()
         means += (losses.detach() - means) * max(0.02, 1 / (step + 1))
         if (step + 1) % 100 == 0:
-            told = ", ".join(f"{name} {it:.3f}" for name, it in zip(("moves", "end", "sights"), means, strict=True))
-            print(f"step {step + 1}/{steps}  {time.process_time() - began:.0f} CPU-s  {told}", flush=True)
+            shown = ", ".join(f"{name} {it:.3f}" for name, it in zip(("moves", "end", "sights"), means, strict=True))
+            print(f"step {step + 1}/{steps}  {time.process_time() - began:.0f} CPU-s  {shown}", flush=True)
 
 
 def lesson_losses(model: Qwen3ForCausalLM, eye: torch.nn.Module, lesson: Lesson, words: Tensor) -> Tensor:
-    """Return the divergence of the moves from those demonstrated, -logprob of the end, and the error about what there is
-    to see."""
+    """Return the divergence of the moves from the demonstrated ones, -logprob of the end, and the loss of the questions about
+    the cells."""
     ids = torch.cat([lesson.ids, words[torch.multinomial(lesson.moves, 1)]], dim=1)
-    # What comes before the board is the same in all, and computed once.
+    # The tokens before the board are the same in all prompts, and computed once.
     first = int(lesson.cells[0])
     cache = model.model(input_ids=ids[:1, :first], use_cache=True).past_key_values
     cache.batch_repeat_interleave(len(ids))

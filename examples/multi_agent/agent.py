@@ -1,6 +1,6 @@
-"""A LangGraph graph of three nodes that each ask a model: one searches a mailbox, one opens a message, one answers.
+"""A LangGraph graph of three nodes that each call a model: one searches a mailbox, one opens a message, one answers.
 
-As its users write it. Not a line of it knows about art.
+As its users write it: it doesn't mention art.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..any_agent.inbox import TOOLS, use_tool
 from ..email_search.tasks import SYSTEM_PROMPT
 
 NODES = {"searcher": "search_inbox", "reader": "read_email", "writer": "return_final_answer"}
-"""Each node and the one tool that it may call."""
+"""Each node and the one tool that it uses."""
 MAX_SEARCHES = 2
 NOTHING_FOUND = "no results"
 
@@ -30,7 +30,7 @@ class TeamState(MessagesState):
 def build_agent() -> CompiledStateGraph:
     """Return the graph; the key comes from ``OPENAI_API_KEY``, as usual.
 
-    searcher -> reader -> writer; a search without results is made again, ``MAX_SEARCHES`` times in all.
+    searcher -> reader -> writer; a search without results is repeated, up to ``MAX_SEARCHES`` searches.
     """
     graph = StateGraph(TeamState)
     for name, tool in NODES.items():

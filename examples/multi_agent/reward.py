@@ -1,4 +1,4 @@
-"""A run of the team -> a mark for every node, or one number for all. Knows nothing about models or training."""
+"""Rewards a rollout of the team: a mark for every node, or one number for all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from art_core.types import Trajectory
 
 
 def per_node(trajectory: Trajectory) -> float:
-    """Reward every node's calls by that node's own mark, and only where it could have done right.
+    """Reward every node's calls with that node's own mark, if it could have done right.
 
-    The run as a whole is worth 0, always: so a call without a mark, such as opening a message where the right one was not
-    shown, teaches nothing. ``metrics["success"]`` says how the run went.
+    The rollout as a whole is always worth 0. So a call without a mark, such as opening a message when the right one was not
+    shown, teaches nothing. ``metrics["success"]`` says how the rollout went.
     """
     for index, mark in enumerate(_marks(trajectory)):
         if mark is not None:
@@ -20,16 +20,16 @@ def per_node(trajectory: Trajectory) -> float:
 
 
 def one_for_all(trajectory: Trajectory) -> float:
-    """Return the share of the three marks that the run earned: the same information, the same number for every call."""
+    """Return the share of the three marks that the rollout earned: the same information as one number for every call."""
     _marks(trajectory)
     return sum(trajectory.metrics[name] for name in ("found", "read", "success")) / 3
 
 
 def _marks(trajectory: Trajectory) -> list[float | None]:
-    """Return what each call is worth by itself, 0 or 1, None where it had no chance; measure ``found``, ``read``, ``success``.
+    """Return the mark of each call, 0 or 1, or None if it had no chance; add the metrics ``found``, ``read``, ``success``.
 
-    A search is right that shows the message that has the answer; so is opening it where it was shown, and saying what was
-    asked for where it was opened. The nodes work one after another, so the n-th tool result is of the n-th call.
+    A search is right if it shows the message with the answer, a reader if it opens that message once shown, a writer if it
+    answers right once it is open. The nodes run one after another, so the n-th tool result belongs to the n-th call.
     """
     task = trajectory.task
     messages = convert_to_messages(trajectory.output["messages"]) if trajectory.output else []

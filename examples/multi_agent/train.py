@@ -21,7 +21,7 @@ def run(
     credit: Literal["node", "run"] = "node", *, model: str = "tiny", steps: int = 20, seed: int = 0,
     eval_tasks: int = 300, run_dir: Path | None = None, **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
-    """Train every node; held-out success is measured before and after, at temperature 1.
+    """Train every node; measure held-out success before and after, at temperature 1.
 
     ``settings`` are further keywords of ``art.train``.
     """
@@ -39,13 +39,13 @@ def main(
     credit: Annotated[str, typer.Option(help=f"One of {', '.join(CREDIT)}.")] = "node",
     model: Annotated[str, typer.Option(help="tiny, a folder or a Hugging Face name.")] = "tiny",
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 20,
-    seed: Annotated[int, typer.Option(help="Of tasks and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of tasks and sampling.")] = 0,
     eval_tasks: Annotated[int, typer.Option(help="Held-out tasks, measured before and after.")] = 300,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
 ) -> None:
     """Train the team and print held-out success before and after: some minutes on two cores."""
     if credit not in CREDIT:
-        raise typer.BadParameter(f"there is no credit {credit!r}; there are {', '.join(CREDIT)}")
+        raise typer.BadParameter(f"unknown credit {credit!r}; choose from {', '.join(CREDIT)}")
     result = run(credit, model=model, steps=steps, seed=seed, eval_tasks=eval_tasks, run_dir=run_dir)
     for name, report in (("before", result.before), ("after", result.after)):
         if report is not None:

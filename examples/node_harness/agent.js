@@ -1,4 +1,4 @@
-// An agent in Node. It knows the OpenAI package and one address; that its calls are recorded it does not notice.
+// An agent in Node. It knows the OpenAI package and one address, and doesn't notice that its calls are recorded.
 // Prints one line of JSON per step.
 import OpenAI from "openai";
 
@@ -10,7 +10,7 @@ const say = (step, result) => console.log(JSON.stringify({ step, ...result }));
 
 const city = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
 const weather = ({ city }) => `sunny in ${city ?? "an unknown place"}`;
-// A policy in training writes broken arguments now and then; it must see that it did.
+// A policy in training sometimes writes broken arguments; it must see the error.
 const run = (args) => {
   try {
     return weather(JSON.parse(args || "{}"));

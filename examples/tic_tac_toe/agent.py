@@ -1,6 +1,6 @@
-"""A program that lets a language model play tic-tac-toe, as its users write it: with the OpenAI client, a request per move.
+"""A language model plays tic-tac-toe: a program as its users write it, with the OpenAI client and a request per move.
 
-Not a line of it knows about art. The header says who is asking and for which move of the game: ``x/1``, ``o/2``, ``x/3``, ...
+It doesn't mention art. The header names the side and the move of the game: ``x/1``, ``o/2``, ``x/3``, ...
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ client = OpenAI(api_key="unused: the policy answers", base_url="https://api.open
 
 
 def prompt(board: str) -> list[dict[str, str]]:
-    """Return what the side to move is shown: the rows of the board, then every line that one move completes, that move last."""
+    """Return the prompt: the rows of the board, then every line that one move completes, with that move last."""
     rows = [board[start : start + 3] for start in (0, 3, 6)]
     lines = ["".join(sorted((board[int(place)] for place in line), key=str.isdigit)) for line in LINES]
     nearly_made = [line for line in lines if line[0] == line[1] and line[2].isdigit()]
@@ -28,7 +28,7 @@ def prompt(board: str) -> list[dict[str, str]]:
 
 
 def ask(board: str) -> str:
-    """Return what the model answers for the side to move."""
+    """Return the model's answer for the side to move."""
     who = f"{side_to_move(board).lower()}/{10 - len(free_cells(board))}"
     reply = client.chat.completions.create(
         model="gpt-6-luna", messages=prompt(board), reasoning_effort="none", temperature=0, max_completion_tokens=8,
@@ -38,10 +38,10 @@ def ask(board: str) -> str:
 
 
 def agent(game: dict[str, Any]) -> dict[str, Any]:
-    """Play on from ``game["board"]`` and return ``{"board", "winner", "moves", "illegal"}``.
+    """Play from ``game["board"]`` to the end and return ``{"board", "winner", "moves", "illegal"}``.
 
-    The model plays both sides, or ``game["side"]`` alone against ``game["opponent"]``, who chooses by ``game["seed"]``.
-    A side that answers anything but a free cell loses there and then, and is named in ``illegal``.
+    The model plays both sides, or only ``game["side"]`` against ``game["opponent"]``, whose moves depend on ``game["seed"]``.
+    A side that answers anything but a free cell loses at once, and is named in ``illegal``.
     """
     board, moves, rng = game["board"], [], random.Random(game.get("seed"))
     while not is_over(board):

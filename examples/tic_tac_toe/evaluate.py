@@ -15,15 +15,15 @@ from .tasks import matches, reward
 
 
 def table(report: art.Report) -> str:
-    """Return wins, draws and losses of an evaluation against each opponent, with 95 % intervals."""
+    """Return the shares of wins, draws and losses against each opponent, with 95 % intervals."""
     lines = []
     for opponent in OPPONENTS:
-        found = [t.metrics for t in report.trajectories if t.task["opponent"] == opponent]
-        mean = {name: sum(it.get(name, 0.0) for it in found) / len(found) for name in ("win", "loss", "illegal")}
+        games = [t.metrics for t in report.trajectories if t.task["opponent"] == opponent]
+        mean = {name: sum(it.get(name, 0.0) for it in games) / len(games) for name in ("win", "loss", "illegal")}
         shares = {"won": mean["win"], "drawn": 1 - mean["win"] - mean["loss"], "lost": mean["loss"]}
-        shown = [_with_interval(name, share, len(found)) for name, share in shares.items()]
+        shown = [_with_interval(name, share, len(games)) for name, share in shares.items()]
         lines.append(
-            f"  {opponent} player: {', '.join(shown)}; {mean['illegal']:.1%} of the games by an illegal answer"
+            f"  {opponent} player: {', '.join(shown)}; {mean['illegal']:.1%} of the games ended by an illegal answer"
         )
     return "\n".join(lines)
 
@@ -34,8 +34,8 @@ def _with_interval(name: str, share: float, n: int) -> str:
 
 
 def main(
-    model: Annotated[str, typer.Argument(help="tiny, a model folder or the folder of a run.")] = str(START),
-    games: Annotated[int, typer.Option(help="Against each opponent.")] = 200,
+    model: Annotated[str, typer.Argument(help="tiny, a model folder or a run folder.")] = str(START),
+    games: Annotated[int, typer.Option(help="Games against each opponent.")] = 200,
     temperature: Annotated[float | None, typer.Option(help="Default: the agent's own, 0.")] = None,
 ) -> None:
     """Play against a random and a perfect player."""

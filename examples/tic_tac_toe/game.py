@@ -1,6 +1,6 @@
-"""Tic-tac-toe: the rules, a perfect player and a random one. Knows nothing about models.
+"""Tic-tac-toe: the rules, a perfect player and a random one.
 
-A board is a text of nine characters, row by row: ``X``, ``O``, or the cell's own number where it is free.
+A board is a string of nine characters, row by row: ``X``, ``O``, or the cell's number if it is free.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def side_to_move(board: str) -> str:
 
 
 def play(board: str, move: str) -> str:
-    """Return the board after ``move`` by the side to move; ValueError for one that is not legal."""
+    """Return the board after ``move`` by the side to move. Raises ValueError if it is illegal."""
     if move not in free_cells(board):
         raise ValueError(f"{move!r} is not a free cell of {board!r}; free are {', '.join(free_cells(board)) or 'none'}")
     return board.replace(move, side_to_move(board))
 
 
 def winner(board: str) -> str | None:
-    """Return who has three in a row."""
+    """Return the side that has three in a row, if any."""
     for line in LINES:
         first, second, third = (board[int(place)] for place in line)
         if first == second == third:
@@ -44,14 +44,14 @@ def is_over(board: str) -> bool:
 
 @cache
 def value(board: str) -> int:
-    """Return what the board is worth to the side to move when both play perfectly: 1 a win, 0 a draw, -1 a loss."""
+    """Return the outcome for the side to move if both play perfectly: 1 a win, 0 a draw, -1 a loss."""
     if is_over(board):
         return -1 if winner(board) else 0
     return max(-value(play(board, move)) for move in free_cells(board))
 
 
 def perfect_move(board: str, rng: random.Random) -> str:
-    """Return one of the moves after which nothing is given away."""
+    """Return a move that keeps the best outcome."""
     return rng.choice([move for move in free_cells(board) if -value(play(board, move)) == value(board)])
 
 
@@ -61,7 +61,7 @@ def random_move(board: str, rng: random.Random) -> str:
 
 
 def opening(moves: int, rng: random.Random) -> str:
-    """Return a board on which so many random moves were made and the game still goes on."""
+    """Return a board after ``moves`` random moves on which the game is not over."""
     while True:
         board = EMPTY
         while not is_over(board) and len(free_cells(board)) > 9 - moves:

@@ -1,8 +1,8 @@
 """Make the start model: python -m examples.tic_tac_toe.make_start
 
-The model "tiny" is taught (SFT) to read the board, by a player who sees every win and every threat, and then the habits of a
-careless one: legal moves, mostly at random; a win or a threat is noticed now and then. So the policy plays badly, and what it
-needs to play better is in it.
+Supervised fine-tuning teaches the model "tiny" to read the board, by imitating a player who sees every win and every threat, and
+then the habits of a careless one: legal moves, mostly at random, that notice a win or a threat now and then. So the policy plays
+badly, but has what it needs to play better.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .game import free_cells, opening, side_to_move, winner
 
 START = Path(__file__).parent / "start"
 CARELESS = (0.2, 0.15)
-"""How often a player takes a win, or else the cell with which the other side would win; else any free cell."""
+"""How often a player takes a win, and otherwise how often it blocks; else it takes any free cell."""
 ATTENTIVE = (0.95, 0.95)
 UNTIL = 0.6
-"""The share of the steps in which an attentive player is imitated."""
+"""The share of steps that imitate an attentive player."""
 REPORT_EVERY = 50
 
 
@@ -31,17 +31,17 @@ def habit(board: str, often: tuple[float, float] = CARELESS) -> dict[str, float]
     """Return how often a player makes each legal move."""
     free, side = free_cells(board), side_to_move(board)
     shares = dict.fromkeys(free, 0.0)
-    left = 1.0
+    remaining = 1.0
     for noticed, whose in zip(often, (side, "XO".replace(side, "")), strict=True):
         if seen := [cell for cell in free if winner(board.replace(cell, whose))]:
             for cell in seen:
-                shares[cell] += noticed * left / len(seen)
-            left *= 1 - noticed
-    return {cell: share + left / len(free) for cell, share in shares.items()}
+                shares[cell] += noticed * remaining / len(seen)
+            remaining *= 1 - noticed
+    return {cell: share + remaining / len(free) for cell, share in shares.items()}
 
 
 def imitate(model: Any, tokenizer: Any, steps: int, batch: int, seed: int) -> None:
-    """Teach the habits: the cross-entropy to their shares at the move, and to the end of the answer behind it."""
+    """Teach the habits: minimise the cross-entropy to their shares at the move, and to the end of the answer after it."""
     import torch
 
     rng = random.Random(seed)
@@ -62,8 +62,8 @@ def imitate(model: Any, tokenizer: Any, steps: int, batch: int, seed: int) -> No
         for row, board in enumerate(boards):
             for cell, share in habit(board, ATTENTIVE if step < UNTIL * steps else CARELESS).items():
                 wanted[row, 0, digits[cell]] = share
-        said = torch.log_softmax(model(**batched, logits_to_keep=2).logits, -1)
-        loss = (torch.special.entr(wanted).neg() - wanted * said).sum(-1).mean()
+        logprobs = torch.log_softmax(model(**batched, logits_to_keep=2).logits, -1)
+        loss = (torch.special.entr(wanted).neg() - wanted * logprobs).sum(-1).mean()
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -73,14 +73,14 @@ def imitate(model: Any, tokenizer: Any, steps: int, batch: int, seed: int) -> No
 
 
 def shown(tokenizer: Any, board: str) -> list[int]:
-    """Return the tokens that the side to move is shown."""
+    """Return the prompt's tokens."""
     return tokenizer.apply_chat_template(prompt(board), add_generation_prompt=True, return_dict=False)
 
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder to write.")] = START,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 300,
-    batch: Annotated[int, typer.Option(help="Boards of a step.")] = 32,
+    batch: Annotated[int, typer.Option(help="Boards per step.")] = 32,
     seed: int = 0,
 ) -> None:
     """Make the start model: some minutes on one core."""

@@ -1,4 +1,4 @@
-"""Games to learn from and games to measure, with what each move and each game is worth. Knows nothing about models."""
+"""Games to train on and games to evaluate, with the rewards of moves and games."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from art_core.types import Trajectory
 from .game import EMPTY, opening
 
 MOST_MOVES = 7
-"""Self-play begins on boards with so many random moves at most."""
+"""Random moves on a board from which self-play starts, at most."""
 DISCOUNT = 0.6
-"""What a move is worth of the same move one own turn later: the last move before the end decided most."""
+"""Per own turn between a move and the end: the last moves decided most."""
 ILLEGAL = -1.5
 """Worse than any loss."""
 
 
 def self_play(n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return ``n`` boards from which the policy plays both sides: early and late ones alike."""
+    """Return ``n`` boards, early and late ones, from which the policy plays both sides."""
     rng = random.Random(seed)
     return [{"board": opening(rng.randint(0, MOST_MOVES), rng)} for _ in range(n)]
 
@@ -31,8 +31,8 @@ def matches(n: int, opponent: str, seed: int = 0) -> list[dict[str, Any]]:
 def reward(trajectory: Trajectory) -> float:
     """Credit every move of self-play to the side that made it; score a match 1 for a win, 0.5 for a draw, 0 for a loss.
 
-    A game of self-play as a whole is worth 0, because what one side wins the other loses: so a move that is given no credit
-    of its own teaches nothing.
+    A game of self-play as a whole is worth 0, because what one side wins, the other loses. So a move without its own credit
+    teaches nothing.
     """
     task, game = trajectory.task, trajectory.output
     if game is None:
@@ -49,7 +49,7 @@ def reward(trajectory: Trajectory) -> float:
 
 def _credit_moves(trajectory: Trajectory, game: dict[str, Any]) -> None:
     last = len(trajectory.calls) - 1
-    if game["illegal"]:  # whoever could not play has lost; the other has not won by that
+    if game["illegal"]:  # the side that could not play has lost; that isn't the other's merit
         trajectory.call_rewards[last] = ILLEGAL
         return
     for side in "XO":

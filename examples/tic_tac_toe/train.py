@@ -1,4 +1,4 @@
-"""Train by self-play and measure against two opponents: python -m examples.tic_tac_toe.train"""
+"""Train by self-play and evaluate against two opponents: python -m examples.tic_tac_toe.train"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(
     model: str | Path = START, *, steps: int = 40, seed: int = 0, games: int = 200, run_dir: Path | None = None,
     **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
-    """Let the policy play itself; ``games`` against each opponent are measured before and after, at temperature 1.
+    """Let the policy play itself; evaluate ``games`` against each opponent before and after, at temperature 1.
 
     ``settings`` are further keywords of ``art.train``.
     """
@@ -39,9 +39,9 @@ def main(
         START
     ),
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 40,
-    seed: Annotated[int, typer.Option(help="Of openings and sampling.")] = 0,
-    games: Annotated[int, typer.Option(help="Measured against each opponent, before and after.")] = 200,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of openings and sampling.")] = 0,
+    games: Annotated[int, typer.Option(help="Evaluation games against each opponent, before and after.")] = 200,
+    run_dir: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
 ) -> None:
     """Train by self-play and print wins, draws and losses before and after: some minutes on two cores."""
     result = run(model, steps=steps, seed=seed, games=games, run_dir=run_dir)

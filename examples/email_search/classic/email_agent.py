@@ -1,6 +1,6 @@
-"""An environment and an agent that search emails, in the classic form. Knows nothing about training.
+"""An environment and an agent that search emails, in the classic form.
 
-``email_database.json`` holds what ``EmailSearchEnvironment`` takes: a list of ``{id, subject, sender, date, body}``.
+``email_database.json`` is the ``email_database`` of ``EmailSearchEnvironment``: a list of ``{id, subject, sender, date, body}``.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ COMMON = {"a", "an", "and", "find", "for", "i", "is", "me", "need", "of", "tell"
 """Words of a query that say nothing about the email."""
 INSTRUCTIONS = "You are an email search specialist. Search, filter, sort, then select an email by its id."
 SELECTS = ("select", "read", "open")
-"""Words by which models say that they take an email."""
+"""Words with which models select an email."""
 HINT_WEIGHT = 0.1
-"""What the reward of a search or filter counts beside that of the selection."""
+"""Weight of the reward of a search or filter, relative to that of the selection."""
 SHOWN = 5
-"""Results that the agent is shown."""
+"""Results that the agent sees."""
 
 
 class EmailSearchEnvironment(Environment):
-    """One query an episode: search, filter and sort until an email is selected. ``seed`` is that of the queries; none of them
-    is about an email whose id is in ``held_out``."""
+    """One query per episode: search, filter and sort until an email is selected. ``seed`` is that of the queries, none of which
+    is about an email in ``held_out`` (ids)."""
 
     def __init__(
         self, email_database: list[dict[str, Any]], *, seed: int | None = None, held_out: Collection[str] = ()
@@ -78,22 +78,22 @@ class EmailSearchEnvironment(Environment):
         return {**state, "search_results": found, "step": state["step"] + 1}, reward, done, {}
 
     def hint(self, kind: str, worth: float) -> float:
-        """Return the reward of an action that ends nothing: what it is worth beyond the best of its kind in this episode.
+        """Return the reward of an action that doesn't end the episode: its gain over the best of its kind in this episode.
 
-        So searching and filtering for ever is not the best thing to do.
+        So it doesn't pay to search and filter forever.
         """
         best = self.best.get(kind, 0.0)
         self.best[kind] = max(worth, best)
         return HINT_WEIGHT * (self.best[kind] - best)
 
     def sample_query(self) -> str:
-        """Return a question that one of the emails answers."""
+        """Return a question that an email answers."""
         email = self.rng.choice(self.asked_about)
         fact = self.rng.choice(FACT.findall(email["body"]))
         return self.rng.choice(QUESTIONS).format(fact=fact, subject=email["subject"])
 
     def search_emails(self, query: str) -> list[dict[str, Any]]:
-        """Return the emails in which a word of the query stands, those in which most do first."""
+        """Return the emails that contain a word of the query, most matches first."""
         results = []
         for email in self.email_db:
             content = f"{email['subject']} {email['body']} {email['sender']}".lower()
@@ -103,7 +103,7 @@ class EmailSearchEnvironment(Environment):
         return sorted(results, key=lambda email: email["relevance_score"], reverse=True)
 
     def filter_emails(self, results: list[dict[str, Any]], filters: dict[str, str]) -> list[dict[str, Any]]:
-        """Return the results that fit all filters: ``sender`` and ``subject`` are contained, dates are bounds."""
+        """Return the results that pass all filters: ``sender`` and ``subject`` are substrings, dates are bounds."""
         return [
             email
             for email in results
@@ -129,11 +129,11 @@ class EmailSearchEnvironment(Environment):
         return min(sum(scores) / len(scores) * 0.1 + len(senders) * 0.01, 1.0)
 
     def calculate_filter_reward(self, results: list[dict[str, Any]]) -> float:
-        """Fewer are better, none is as bad as a search that finds none."""
+        """Fewer results are better; none is as bad as an empty search."""
         return 0.2 / len(results) if results else -0.1
 
     def calculate_selection_reward(self, email: dict[str, Any] | None, query: str) -> float:
-        """1 for an email in which every word of the query stands that says something, at most 0.3 for another."""
+        """1 for an email that contains every meaningful word of the query, at most 0.3 otherwise."""
         if email is None:
             return -0.1
         content = set(re.findall(r"\w+", f"{email['subject']} {email['body']}".lower()))
@@ -143,8 +143,8 @@ class EmailSearchEnvironment(Environment):
 
 
 class EmailSearchAgent(Agent):
-    """Asks the model for the next action and reads it from the words of the answer. ``action_history`` is of one episode: it
-    begins anew, a list of its own, at the episode's first state."""
+    """Asks the model for the next action and parses it from the words of the answer. ``action_history`` covers one episode: a
+    new list replaces it at the episode's first state."""
 
     def __init__(self, model_name: str = "Qwen/Qwen2.5-7B-Instruct") -> None:
         super().__init__(model_name)
@@ -154,12 +154,12 @@ class EmailSearchAgent(Agent):
         response = await self.generate_response(self.describe(state), max_tokens=150, temperature=0.7)
         action = self.parse_action(response, state)
         if not state["step"]:
-            self.action_history = []  # not cleared: shallow copies of the agent play at the same time
+            self.action_history = []  # not cleared: shallow copies of the agent run concurrently
         self.action_history.append(action)
         return action
 
     def describe(self, state: dict[str, Any]) -> list[dict[str, str]]:
-        """Return the prompt: what can be done, what is asked, and what was found."""
+        """Return the prompt: the instructions, the query, and the results so far."""
         results = state.get("search_results", [])
         found = [f"{it['subject']} from {it['sender']} id {it['id']}" for it in results[:SHOWN]]
         found = [f"{len(results)} results", *found] if state["step"] else []
@@ -169,24 +169,24 @@ class EmailSearchAgent(Agent):
         ]
 
     def parse_action(self, response: str, state: dict[str, Any]) -> dict[str, Any]:
-        said, results = response.lower(), state.get("search_results", [])
-        if "filter" in said and results:
+        text, results = response.lower(), state.get("search_results", [])
+        if "filter" in text and results:
             return {"type": "filter", "filters": self.extract_filters(response), "reasoning": response}
-        if "sort" in said and results:
-            return {"type": "sort", "by": "date" if "date" in said else "relevance", "reasoning": response}
-        if any(word in said for word in SELECTS) and results:
+        if "sort" in text and results:
+            return {"type": "sort", "by": "date" if "date" in text else "relevance", "reasoning": response}
+        if any(word in text for word in SELECTS) and results:
             return {"type": "select", "email_id": self.extract_email_id(response, results), "reasoning": response}
-        if "search" in said:
+        if "search" in text:
             return {"type": "search", "query": self.extract_keywords(response, state["query"]), "reasoning": response}
         return {"type": "search", "query": state["query"], "reasoning": "Default search action"}
 
     def extract_keywords(self, response: str, query: str) -> str:
-        """Return the words of the query that the model repeats, else those that it puts in quotes, else the query."""
+        """Return the words of the query that the model repeats, else those in quotes, else the query."""
         repeated = [word for word in re.findall(r"\w+", query) if word.lower() not in COMMON and word in response]
         return " ".join(repeated or re.findall(r'"([^"]+)"', response)) or query
 
     def extract_filters(self, response: str) -> dict[str, str]:
-        """Return what the model says after ``sender``, ``subject``, ``after`` and ``before``."""
+        """Return the values that follow ``sender``, ``subject``, ``after`` and ``before``."""
         found = re.findall(r'(sender|subject|after|before)\W+"?([\w-]+)', response, re.IGNORECASE)
         return {name.lower(): value for name, value in found}
 

@@ -1,4 +1,4 @@
-"""Measure the trained agent in the classic form: ART_MODEL=tiny python evaluate_email_agent.py"""
+"""Evaluate the trained agent in the classic form: ART_MODEL=tiny python evaluate_email_agent.py"""
 
 import argparse
 import asyncio
@@ -40,5 +40,5 @@ async def evaluate_agent(untrained=False):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--untrained", action="store_true", help="measure the model as it was before training")
+    parser.add_argument("--untrained", action="store_true", help="evaluate the model as it was before training")
     asyncio.run(evaluate_agent(**vars(parser.parse_args())))

@@ -1,6 +1,6 @@
 """Write email_database.json and test_queries.json from a mailbox: python -m examples.email_search.classic.export
 
-The mailbox is one that the tiny model was not made with and that the other example does not train on.
+The tiny model was not made with this mailbox, and the other example does not train on it.
 """
 
 import json
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def emails() -> list[dict[str, str]]:
-    """Return the mailbox as the environment takes it."""
+    """Return the mailbox in the environment's form."""
     mailbox = open_mailbox(MAILBOX)
     read = filter(None, map(mailbox.read, range(10, 100)))
     return [
@@ -25,7 +25,7 @@ def emails() -> list[dict[str, str]]:
 
 
 def queries() -> list[dict[str, str]]:
-    """Return questions with their answers and the email that says it."""
+    """Return questions with their answers and the email that has each."""
     rng = random.Random(0)
     facts = rng.sample(open_mailbox(MAILBOX).facts, QUERIES)
     return [{"query": ask(rng, it), "email_id": str(it.message_id), "answer": it.value} for it in facts]

@@ -11,7 +11,7 @@ from art_classic.trainer import GRPOTrainer
 
 EPOCHS = int(os.environ.get("ART_EPOCHS", 100))
 LEARNING_RATE = float(os.environ.get("ART_LEARNING_RATE", 1e-5))
-"""The default suits a model of 7B; the tiny one learns with 5e-4."""
+"""The default suits a 7B model; the tiny model learns with 5e-4."""
 SEED = int(os.environ.get("ART_SEED", 0))
 """Of the queries and of sampling."""
 
