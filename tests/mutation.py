@@ -68,7 +68,6 @@ TESTS = {
     "losses": ["test_losses.py"],
     "token_tree": ["test_token_tree.py"],
     "scoring": ["test_scoring.py"],
-    "serving/child": PROCESS,
     "serving/proxy": ["test_door.py", *PROCESS],
     "capture/admission": ["test_gate.py", "test_activity.py"],
     "serving/engine_base": ["test_abilities.py", "test_door.py"],
@@ -83,7 +82,7 @@ TESTS = {
     "capture/shape": ["test_shape.py", "test_application.py"],
     "capture/upstream": ["test_upstream_shapes.py", *UPSTREAM, *STAMPED],
 }
-SAMPLED = {"serving/child": ["*3", "*7"], "serving/process": ["*3", "*7"]}
+SAMPLED = {"serving/process": ["*3", "*7"]}
 """Where every mutant starts processes: of these only the mutants whose name ends so, a fifth of them."""
 COPIED = ["conftest.py", "tests", "examples", "bench", "plugins", "integrations", "docs", "README.md"]
 PLUGINS = ["-p", "no:cacheprovider", "-p", "mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning"]

@@ -39,7 +39,6 @@ from capture_fakes import (
 from art_core.errors import CaptureError, ConfigError, UpstreamError
 from art_core.serving import ServingProxy, process, start_early
 from art_core.serving.process import ServingProcess
-from art_core.serving.service import ServingPlan
 from art_core.store import Store
 from art_core.types import Sampling, Weights
 
@@ -117,7 +116,7 @@ async def test_a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_o
 
 
 def serving_processes() -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "art_core.serving.child"], capture_output=True)
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "art_core.serving.process"], capture_output=True)
     return [int(pid) for pid in found.stdout.split()]
 
 
@@ -149,7 +148,7 @@ async def test_a_process_that_was_started_early_is_not_used_in_another_environme
 
 @pytest.mark.system
 def test_a_process_that_was_started_early_and_not_used_ends_with_its_program():
-    code = "from art_core.serving import process; process.start_early('time'); print(process._early[0].process.pid)"
+    code = "from art_core.serving import process; process.start_early('time'); print(process._early[0]._process.pid)"
     assert not running(int(subprocess.check_output([sys.executable, "-c", code])))
 
 
@@ -326,7 +325,7 @@ async def test_where_a_serving_process_hangs_is_asked_from_any_thread_and_not_wa
 @pytest.mark.system
 async def test_a_closure_is_refused_with_what_to_give_instead():
     engine = EchoEngine()
-    with pytest.raises(ConfigError, match=r"cannot be sent to it \(start: .*module that can be imported"):
+    with pytest.raises(ConfigError, match=r"cannot send 'start' to the serving process: .*module that can be imported"):
         await ServingProxy.start(lambda: engine, ListRecorder)
 
 
@@ -340,10 +339,10 @@ async def test_what_an_engine_raises_while_its_process_ends_is_raised_by_stop():
 
 @pytest.mark.system
 def test_a_process_whose_engine_never_stops_ends_after_its_time(monkeypatch):
-    soon = "import art_core.serving.child as _child\n_child.END_SECONDS = 0.5\n"
-    monkeypatch.setattr(process, "COMMAND", soon + process.COMMAND)
-    serving = ServingProcess(ServingPlan(NeverStopsEngine, ListRecorder))
-    serving.start().result(30)
+    soon = "import art_core.serving.process as _process\n_process.ORPHAN_SECONDS = 0.5\n"
+    monkeypatch.setattr(process, "PROGRAM", soon + process.PROGRAM)
+    serving = ServingProcess()
+    serving.start(NeverStopsEngine, ListRecorder).result(30)
     try:
         serving._pipe.connection.close()  # as if this process had died
         assert serving._process.wait(30) == 1
@@ -351,12 +350,19 @@ def test_a_process_whose_engine_never_stops_ends_after_its_time(monkeypatch):
         serving._process.kill()
 
 
+@pytest.fixture
+def unstarted(cold_starts, monkeypatch):
+    monkeypatch.setattr(process, "_begin", lambda *modules: (None, None))
+
+
+@pytest.mark.usefixtures("unstarted")
 def test_a_log_record_that_cannot_be_read_here_is_dropped():
-    ServingProcess(ServingPlan(EchoEngine, ListRecorder))._receive(None, True, b"no pickle")
+    ServingProcess()._receive(None, True, b"no pickle")
 
 
+@pytest.mark.usefixtures("unstarted")
 def test_what_fails_while_a_process_is_stopped_is_raised_by_stop(monkeypatch):
-    serving = ServingProcess(ServingPlan(EchoEngine, ListRecorder))
+    serving = ServingProcess()
     monkeypatch.setattr(serving, "_end", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         serving.stop().result(10)
@@ -369,14 +375,13 @@ async def test_what_only_this_process_has_is_refused_with_where_to_define_it(mon
     monkeypatch.setitem(sys.modules, "only_here", here)
     with pytest.raises(ConfigError) as refused:
         await ServingProxy.start(here.Engine, ListRecorder)
-    assert "cannot rebuild what it was sent (start: ModuleNotFoundError: No module named 'only_here')" in str(
-        refused.value
-    )
+    why = "cannot unpickle the arguments of 'start' (ModuleNotFoundError: No module named 'only_here')"
+    assert why in str(refused.value)
 
 
 @pytest.mark.system
 async def test_an_error_that_cannot_be_imported_here_says_so():
-    with pytest.raises(CaptureError, match="what cannot be read here: No module named 'only_there'"):
+    with pytest.raises(CaptureError, match="cannot read a reply of the serving process: No module named 'only_there'"):
         await ServingProxy.start(ThereEngine, ListRecorder)
 
 
@@ -401,9 +406,9 @@ async def test_what_an_engine_prints_is_not_mixed_with_what_this_program_prints(
 
 @pytest.mark.system
 def test_a_process_whose_start_has_failed_takes_no_orders_and_is_stopped():
-    serving = ServingProcess(ServingPlan(BrokenEngine, ListRecorder))
+    serving = ServingProcess()
     with pytest.raises(UpstreamError, match="no such model"):
-        serving.start().result(30)
+        serving.start(BrokenEngine, ListRecorder).result(30)
     with pytest.raises(CaptureError, match="the serving thread has ended; start a new server"):
         serving.request("flush").result(30)
     assert serving.stop().result(30) is None
@@ -454,7 +459,7 @@ def test_a_script_without_a_main_guard_runs_once_and_is_told_about_its_own_class
     with script(tmp_path, "await door.stop()") as run:
         out, err = run.communicate(timeout=60)
     assert out.count("the script runs") == 1
-    assert "refused: the serving process cannot rebuild" in out
+    assert "refused: the serving process cannot unpickle" in out
     assert "__main__" in out
     assert (run.returncode, err) == (0, "")
 

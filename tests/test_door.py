@@ -14,7 +14,7 @@ from capture_fakes import EchoEngine, ListRecorder, NeverEndsWell, chat, wait_un
 from art_core.capture import Stamped
 from art_core.errors import CaptureError, ConfigError
 from art_core.serving import ServingProxy
-from art_core.serving.service import ServingPlan, ServingThread
+from art_core.serving.service import ServingThread
 from art_core.types import Call, Sampling, Weights
 
 
@@ -333,8 +333,8 @@ async def test_a_door_that_was_stopped_says_so_for_every_order():
 @pytest.mark.system
 def test_an_order_that_comes_while_the_thread_ends_is_answered_cancelled_or_refused():
     for _ in range(25):
-        serving, asked = ServingThread(ServingPlan(EchoEngine, ListRecorder)), []
-        serving.start().result(10)
+        serving, asked = ServingThread(), []
+        serving.start(EchoEngine, ListRecorder).result(10)
         serving.stop()
         with pytest.raises(CaptureError, match="the serving thread has ended"):
             while True:
@@ -352,15 +352,15 @@ def test_an_address_is_given_once_its_server_has_started(monkeypatch):
         await startup(server, sockets)
 
     monkeypatch.setattr(uvicorn.Server, "startup", late)
-    serving = ServingThread(ServingPlan(EchoEngine, ListRecorder))
-    serving.start().result(10)
+    serving = ServingThread()
+    serving.start(EchoEngine, ListRecorder).result(10)
     assert serving._server.started
     serving.stop().result(10)
 
 
 def test_an_order_to_a_thread_that_has_ended_with_an_error_names_it():
-    serving = ServingThread(ServingPlan(NeverEndsWell, ListRecorder))
-    serving.start().result(10)
+    serving = ServingThread()
+    serving.start(NeverEndsWell, ListRecorder).result(10)
     ended = serving.stop().exception(10)
     assert str(ended) == "out of cheese while ending"
     with pytest.raises(CaptureError, match="the serving thread has ended") as refusal:

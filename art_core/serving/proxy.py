@@ -12,8 +12,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from art_core.capture.admission import Look
 from art_core.errors import CaptureError
-from art_core.serving.process import ServingProcess
-from art_core.serving.service import Serving, ServingPlan, ServingThread
+from art_core.serving.process import ServingProcess, early_or_new
+from art_core.serving.service import Serving, ServingThread
 from art_core.types import Engine, Recorder
 
 P = ParamSpec("P")
@@ -66,22 +66,29 @@ class ServingProxy:
         *,
         process: bool = True,
         timeout: float | None = None,
-        **plan: Any,
+        **settings: Any,
     ) -> ServingProxy:
-        """Start the engine and answer calls; ``plan`` has the other fields of ``ServingPlan``.
+        """Start the engine and answer calls.
 
-        With ``process`` a child process serves; the factories and the dialects then travel to it and must be picklable
-        by module name. Without it, a thread of this process does. ``timeout`` is in seconds, for the start and for
-        every command.
+        With ``process``, a child process serves, and everything passed here is pickled, functions and classes by the
+        name of their module; else a thread of this process does. ``timeout`` is in seconds, for the start and for each
+        command. The settings:
+
+        - ``host`` ("127.0.0.1"): an address of this machine that the agents can reach. Anyone who knows a rollout's
+          address can call the policy. ``port``: 0, the default, picks a free one.
+        - ``folder``: where the engine may write files.
+        - ``frozen``: a factory for the engine that answers the calls of nodes other than ``trained_nodes``.
+          ``frozen_start``: that engine serves the policy's start weights, so it isn't started if ``engine`` keeps those.
+        - ``trained_nodes``, ``dialects``, ``max_body`` and ``call_timeout``: as for ``CaptureApp``.
 
         Raises what the factories or the engine's start raise, ConfigError if the port is taken, and CaptureError if the
-        process cannot be started or the start takes too long.
+        process can't be started or the start takes too long.
         """
-        server = (ServingProcess if process else ServingThread)(ServingPlan(engine, recorder, **plan))
+        server = early_or_new() if process else ServingThread()
         try:
-            return cls(server, await _within(timeout, "start", server.start()), timeout)
+            return cls(server, await _within(timeout, "start", server.start(engine, recorder, **settings)), timeout)
         except BaseException:
-            # The failure of the start is raised, whatever stopping adds to it.
+            # What stopping raises must not replace this error.
             await asyncio.shield(asyncio.gather(asyncio.wrap_future(server.stop()), return_exceptions=True))
             raise
 
