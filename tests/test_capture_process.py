@@ -148,7 +148,8 @@ async def test_a_process_that_was_started_early_is_not_used_in_another_environme
 
 @pytest.mark.system
 def test_a_process_that_was_started_early_and_not_used_ends_with_its_program():
-    code = "from art_core.serving import process; process.start_early('time'); print(process._early[0]._process.pid)"
+    started = "from art_core.serving import process; process.start_early('time'); [early] = process._early.values()"
+    code = f"{started}; print(early._process.pid)"
     assert not running(int(subprocess.check_output([sys.executable, "-c", code])))
 
 

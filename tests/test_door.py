@@ -425,6 +425,12 @@ async def test_a_recorder_that_cannot_be_made_fails_the_start_and_gives_the_port
         assert door.address == f"http://127.0.0.1:{port}"
 
 
+@pytest.mark.parametrize("process", [pytest.param(True, marks=pytest.mark.system), False])
+async def test_a_setting_that_does_not_exist_fails_the_start(process):
+    with pytest.raises(TypeError, match="max_bodies"):
+        await ServingProxy.start(EchoEngine, ListRecorder, process=process, max_bodies=1)
+
+
 async def test_an_answer_says_the_version_that_it_is_stamped_with():
     engine = EchoEngine()
     engine.version = 7

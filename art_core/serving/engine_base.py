@@ -1,4 +1,4 @@
-"""The optional methods of an engine, each with a default that does nothing."""
+"""The optional methods of an engine, with defaults that do nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class EngineBase:
-    """Inherit this beside implementing ``types.Engine``, and override what the engine can do."""
+    """A base class for engines, beside the protocol ``types.Engine``: override what the engine can do."""
 
     loads_files = False
     """Whether ``load`` only accepts weights that have a ``path``."""
@@ -22,40 +22,40 @@ class EngineBase:
 
     async def score(self, ids: Sequence[int]) -> list[float] | None:
         """Return the logprob (nats, temperature 1) of every token but the first, given those before it, under the
-        newest weights: (len(ids) - 1,). None: not supported."""
+        newest weights, shape (len(ids) - 1,); None if not supported."""
         return None
 
     async def counters(self) -> Mapping[str, float]:
-        """Return totals since ``start``: ``prompt_tokens``, ``cached_tokens`` (the part of them that was not
-        recomputed) and ``sampled_tokens``."""
+        """Return totals since ``start``: ``prompt_tokens``, ``cached_tokens`` (those of them that weren't recomputed)
+        and ``sampled_tokens``."""
         return {}
 
     def overlaps(self, weights: Weights) -> bool:
-        """Whether these weights can be served beside the previous ones; ``load`` is then called with requests in
-        flight."""
+        """Whether these weights can be served beside the previous ones. If so, ``load`` is called while requests are
+        in flight."""
         return False
 
     def keeps_start(self) -> bool:
-        """Whether ``at(0)`` always works, for nodes that are not trained."""
+        """Whether ``at(0)`` always works, for nodes that aren't trained."""
         return False
 
     def at(self, version: int) -> Upstream:
-        """Return what answers with this version, which was loaded and not retired, or with the newest if that replaced
-        it."""
+        """Return an upstream that answers with this version, which was loaded and not retired; with the newest if that
+        replaced it."""
         return self  # type: ignore[return-value]
 
     async def retire(self, version: int) -> None:
-        """Drop a version: a newer one is served, and no open rollout began with it."""
+        """Drop a version. A newer one is served, and no open rollout began with this one."""
 
     async def rest(self) -> None:
-        """Release memory for the learner. No request is in flight, and none comes before ``wake``."""
+        """Release memory for the learner. No request is in flight, and none follows before ``wake``."""
 
     async def wake(self) -> None:
-        """Get ready for requests again, with the weights of before."""
+        """Get ready for requests again, with the weights from before ``rest``."""
 
 
 class _WithDefaults(EngineBase):
-    """An engine that doesn't inherit ``EngineBase``: its own methods, and defaults for those that it lacks."""
+    """An engine that doesn't inherit ``EngineBase``, with the defaults for the methods that it lacks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -84,7 +84,6 @@ class ServingProcess:
     """
 
     def __init__(self, *modules: str) -> None:
-        self._surroundings = _surroundings()
         try:
             self._process, connection = _begin(*modules)
         except OSError as error:
@@ -129,15 +128,15 @@ class ServingProcess:
         """As ``ServingThread.stop``. Kills a process that takes too long."""
         return in_thread("art-serving-stop", self._end)
 
+    def runs(self) -> bool:
+        """Whether the process is alive."""
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """End a process on which ``start`` was never called."""
         self._pipe.connection.close()
         self._process.kill()
         self._process.wait()
-
-    def usable(self) -> bool:
-        """Whether this process is as a new one would be."""
-        return self._surroundings == _surroundings() and self._process.poll() is None
 
     def _end(self) -> None:
         replied: set[Future[Any]] = set()
@@ -178,8 +177,8 @@ class ServingProcess:
         future.set_exception(error)
 
 
-_early: list[ServingProcess] = []
-"""At most one."""
+_early: dict[object, ServingProcess] = {}
+"""By what they have inherited; at most one."""
 
 
 def start_early(*modules: str) -> None:
@@ -190,28 +189,25 @@ def start_early(*modules: str) -> None:
     """
     if not _early:
         with contextlib.suppress(CaptureError):
-            _early.append(ServingProcess(*modules))
+            _early[_inherited()] = ServingProcess(*modules)
 
 
 def early_or_new() -> ServingProcess:
     """Return the process that was started early if a new one would be the same, else a new one."""
-    while _early:
-        early = _early.pop()
-        if early.usable():
-            return early
-        early.kill()
-    return ServingProcess()
+    early = _early.pop(_inherited(), None)
+    _kill_early()
+    return early if early and early.runs() else ServingProcess()
 
 
 @atexit.register
 def _kill_early() -> None:
     while _early:
-        _early.pop().kill()
+        _early.popitem()[1].kill()
 
 
-def _surroundings() -> object:
+def _inherited() -> object:
     """Return what a process inherits and can't be sent later."""
-    return dict(os.environ), os.getcwd()
+    return frozenset(os.environ.items()), os.getcwd()
 
 
 def _begin(*modules: str) -> tuple[subprocess.Popen[bytes], Connection]:

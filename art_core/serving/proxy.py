@@ -1,4 +1,4 @@
-"""The server as the agents' process holds it: an object whose methods run where the calls are answered."""
+"""The agents' process' view of what serves: an object whose methods run where the calls are answered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def _command(
 
 
 class ServingProxy:
-    """Every rollout's address. ``async with await ServingProxy.start(...) as serving``, or call ``stop`` yourself."""
+    """Commands what serves the policy: ``async with await ServingProxy.start(...) as serving``, or call ``stop`` yourself.
+
+    Every command raises CaptureError if it takes longer than ``timeout``, or if the serving process has died.
+    """
 
     open = _command(Serving.open)
     close = _command(Serving.close)
@@ -53,7 +56,7 @@ class ServingProxy:
     def __init__(self, server: ServingThread | ServingProcess, address: str, timeout: float | None) -> None:
         self._server, self._timeout = server, timeout
         self.pending: dict[object, tuple[str, float]] = {}
-        """Commands that were not answered yet, and since when (``time.monotonic``)."""
+        """Each command in flight: its name and when it was sent (``time.monotonic``)."""
         self._stopped: Future[None] | None = None
         self.address = address
         """``http://HOST:PORT``."""
@@ -93,8 +96,7 @@ class ServingProxy:
             raise
 
     async def stop(self) -> None:
-        """Abort what is in flight, stop the engine, close the recorder and leave nothing running. May be called
-        again."""
+        """Abort calls in flight, stop the engine and close the recorder; nothing is left running. May be called again."""
         if self._stopped is None:
             self._stopped = self._server.stop()
         await asyncio.shield(asyncio.wrap_future(self._stopped))
@@ -106,12 +108,12 @@ class ServingProxy:
         await self.stop()
 
     def look(self, seconds: float) -> tuple[Look | None, Mapping[str, float] | None]:
-        """Return what the calls do, and ``counters``; None for what is not known within ``seconds``. For any thread but
-        the loop's."""
+        """Return the state of all calls and ``counters``, each None if it takes longer than ``seconds``. For any thread
+        but the loop's."""
         return self._known(seconds, "activity"), self._known(seconds, "counters")
 
     def stacks(self, seconds: float) -> str:
-        """Return the stacks of the child process's threads and tasks; empty without a child process. For any thread."""
+        """Return the stacks of the child process's threads and tasks; empty without a child. For any thread."""
         if not isinstance(self._server, ServingProcess):
             return ""
         return self._known(seconds, "stacks") or f"no answer within {seconds:g} seconds"
@@ -122,7 +124,7 @@ class ServingProxy:
 
 
 async def _within(seconds: float | None, command: str, future: Future[T]) -> T:
-    """Return the future's result; CaptureError if it takes longer."""
+    """Return the future's result. Raises CaptureError if it takes longer than ``seconds``."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -132,7 +132,7 @@ class ServingThread:
 
     def start(self, *args: Any, **kwargs: Any) -> Future[str]:
         """Start what ``ServingProxy.start`` describes. The future's result is the address."""
-        self._finished = in_thread("art-capture", lambda: self._run(self._main(*args, **kwargs)))
+        self._finished = in_thread("art-capture", lambda: self._run(*args, **kwargs))
         return self._ready
 
     def request(self, command: str, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -149,11 +149,11 @@ class ServingThread:
             self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._stop()))
         return self._finished
 
-    def _run(self, main: Coroutine[Any, Any, None]) -> None:
+    def _run(self, *args: Any, **kwargs: Any) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
                 try:
-                    runner.run(main)
+                    runner.run(self._main(*args, **kwargs))
                 finally:
                     with self._requesting:
                         self._serving = None
