@@ -151,7 +151,7 @@ async def test_settings_that_are_replaced_are_named_once(caplog):
         await answered(app, asked_of("r1", chat("hi", **asks)))
     [record] = caplog.records
     assert (record.name, record.levelno) == ("art_core.capture", logging.WARNING)
-    expected = "asks for temperature=0.5, top_p=0.9, seed=7 but samples with temperature=1.0, top_p=1.0, seed=None:"
+    expected = "requests temperature=0.5, top_p=0.9, seed=7 but samples with temperature=1.0, top_p=1.0, seed=None:"
     assert expected in record.getMessage()
 
 

@@ -213,7 +213,7 @@ async def test_calls_of_the_process_are_read_here_and_its_log_is_heard_here(tmp_
             store.finish_rollout("r1", output="done")
         [call] = store.trajectory("r1").calls
         assert (bytes(call.sampled_ids), call.finish_reason, call.temperature) == (b"again", "stop", 1.0)
-    assert "the agent asks for temperature=0" in caplog.text
+    assert "the agent requests temperature=0" in caplog.text
     with sqlite3.connect(tmp_path / "run.sqlite") as db:
         kept = db.execute("SELECT finish_reason, replaced FROM calls ORDER BY seq").fetchall()
     db.close()

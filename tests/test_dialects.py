@@ -100,7 +100,7 @@ async def test_a_raw_prompt_is_one_text_or_its_token_ids(prompt):
         async with httpx.AsyncClient(trust_env=False) as client:
             refused = await client.post(f"{url}/raw", json={"prompt": prompt})
     assert refused.status_code == 400
-    assert "'prompt' must be a text or a list of token ids" in refused.json()["error"]["message"]
+    assert "'prompt' must be a string or a list of token ids" in refused.json()["error"]["message"]
 
 
 class Unspeakable:

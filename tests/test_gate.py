@@ -58,7 +58,7 @@ async def test_the_queue_has_an_end():
     gate, log, end = Gate(limit=1, queue=1), [], asyncio.Event()
     tasks = [asyncio.create_task(inside(gate, log, name, end)) for name in "ab"]
     await settle()
-    with pytest.raises(UpstreamError, match="1 calls are being answered and 1 wait") as refusal:
+    with pytest.raises(UpstreamError, match="1 calls are being answered and 1 are waiting") as refusal:
         async with gate:
             pass
     told = refusal.value.status, refusal.value.code, refusal.value.retry_after

@@ -59,7 +59,7 @@ async def test_a_temperature_that_is_nearly_zero_is_recorded_as_zero():
 
 @pytest.mark.parametrize("version", [2**63, None, 1.5, "1"])
 def test_an_answer_whose_policy_version_cannot_be_kept_is_refused(version):
-    with pytest.raises(UpstreamError, match="policy_version are not numbers"):
+    with pytest.raises(UpstreamError, match="policy_version has invalid values"):
         Recording({}, "q").add({"prompt_token_ids": [1], "policy_version": version, "choices": []})
 
 
@@ -139,16 +139,16 @@ def test_only_the_first_chunk_says_what_the_prompt_was():
     ("answer", "why"),
     [
         (whole() | {"prompt_token_ids": []}, "prompt_token_ids is missing or empty"),
-        (whole() | {"prompt_token_ids": [2**31]}, "prompt_token_ids are not numbers"),
+        (whole() | {"prompt_token_ids": [2**31]}, "prompt_token_ids has invalid values"),
         (whole(token_ids=None), "choice 0 has no token_ids"),
         (whole(index=4, token_ids=None), "choice 4 has no token_ids"),
         (whole(token_ids=[5]), "choice 0 has 1 token ids and 2 logprobs"),
         (whole(index=4, token_logprobs=None), "choice 4 has 2 token ids and 0 logprobs"),
-        (whole(token_ids=[5, 2**31]), "token_ids are not numbers"),
-        (whole(token_logprobs=[-0.5, "x"]), "logprobs are not numbers"),
-        (whole(forced=["x"]), "forced are not numbers"),
-        (whole(forced=[0, 2]), "choice 0 has no tokens at the forced places"),
-        (whole(forced=[-1], index=4), "choice 4 has no tokens at the forced places"),
+        (whole(token_ids=[5, 2**31]), "token_ids has invalid values"),
+        (whole(token_logprobs=[-0.5, "x"]), "logprobs has invalid values"),
+        (whole(forced=["x"]), "forced has invalid values"),
+        (whole(forced=[0, 2]), "choice 0 has no tokens at the forced positions"),
+        (whole(forced=[-1], index=4), "choice 4 has no tokens at the forced positions"),
     ],
 )
 def test_an_answer_that_cannot_be_trained_on_is_refused_by_its_gap(answer, why):

@@ -110,7 +110,7 @@ async def test_a_key_or_a_user_is_sent_and_never_said(user, key, sent):
 
 
 def test_a_user_and_a_key_are_one_too_many():
-    with pytest.raises(ConfigError, match=r"http://127.0.0.1:1/v1 is given with a user"):
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:1/v1 has a user in its address"):
         HttpUpstream("http://ada:pass@127.0.0.1:1/v1", api_key="secret")
 
 

@@ -73,7 +73,8 @@ class PolicyEngine:
         )
 
     def _maker(self, folder: str, config: TrainConfig) -> Callable[[], Engine]:
-        """Return the factory of the engine with the weights in ``folder``. For a name or an address it can be pickled."""
+        """Return the factory of the engine with the weights in ``folder``. For a name or an address it can be
+        pickled."""
         if not isinstance(self.engine, str):
             return lambda: self.engine
         address = {"base_url": self.engine} if is_address(self.engine) else {}

@@ -1,8 +1,9 @@
-"""The serving process, from both ends of the pipe: ``ServingProcess`` sends commands, and ``serve`` runs them in the child.
+"""The serving process, from both ends of the pipe: ``ServingProcess`` sends commands, and ``serve`` runs them in the
+child.
 
-The child is started with the command line in ``PROGRAM``, not by multiprocessing, which would run the user's script again.
-A command is (number, name, pickled (args, kwargs)), and its reply (number, success, pickled result or error). A log record
-travels as a reply without a number.
+The child is started with the command line in ``PROGRAM``, not by multiprocessing, which would run the user's script
+again. A command is (number, name, pickled (args, kwargs)), and its reply (number, success, pickled result or error). A
+log record travels as a reply without a number.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class _Pipe:
 
 
 def _pickled(content: object) -> bytes:
-    """Pickle ``content``. Tensors in shared memory travel as handles, because torch registers that when it is imported."""
+    """Pickle ``content``. Tensors in shared memory travel as handles, because torch registers that when it is
+    imported."""
     return bytes(ForkingPickler.dumps(content, pickle.HIGHEST_PROTOCOL))
 
 
@@ -79,8 +81,8 @@ def _pickled(content: object) -> bytes:
 class ServingProcess:
     """Runs a ``Serving`` in a child process, with the methods of ``ServingThread``.
 
-    The child starts at once, and imports ``modules`` while it waits for ``start``. Raises CaptureError if no process can be
-    started.
+    The child starts at once, and imports ``modules`` while it waits for ``start``. Raises CaptureError if no process
+    can be started.
     """
 
     def __init__(self, *modules: str) -> None:
@@ -112,8 +114,8 @@ class ServingProcess:
             # Which of the three depends on the object and on the version of Python.
             raise ConfigError(
                 f"cannot send {command!r} to the serving process: {error}; pass engines, recorders and dialects as "
-                "functions of a module that can be imported (functools.partial adds arguments), not as closures or open "
-                "objects"
+                "functions of a module that can be imported (functools.partial adds arguments), not as closures or "
+                "open objects"
             ) from error
         number, future = next(self._numbers), running_future()
         with self._lock:
@@ -334,8 +336,8 @@ class _Commands:
         except Exception as error:  # the boundary of the user's own modules
             raise ConfigError(
                 f"the serving process cannot unpickle the arguments of {command!r} ({type(error).__name__}: {error}); "
-                "engines, recorders and dialects are pickled by the name of their module, so define them in a module that "
-                "can be imported, not in the script that is run (__main__) and not inside a function"
+                "engines, recorders and dialects are pickled by the name of their module, so define them in a module "
+                "that can be imported, not in the script that is run (__main__) and not inside a function"
             ) from error
         if command == "stacks":  # in this thread, because the loop may be what hangs
             return _resolved(stacks(self._server and self._server.loop))

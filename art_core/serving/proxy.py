@@ -39,7 +39,8 @@ def _command(
 
 
 class ServingProxy:
-    """Commands what serves the policy: ``async with await ServingProxy.start(...) as serving``, or call ``stop`` yourself.
+    """Commands what serves the policy: ``async with await ServingProxy.start(...) as serving``, or call ``stop``
+    yourself.
 
     Every command raises CaptureError if it takes longer than ``timeout``, or if the serving process has died.
     """
@@ -81,7 +82,8 @@ class ServingProxy:
           address can call the policy. ``port``: 0, the default, picks a free one.
         - ``folder``: where the engine may write files.
         - ``frozen``: a factory for the engine that answers the calls of nodes other than ``trained_nodes``.
-          ``frozen_start``: that engine serves the policy's start weights, so it isn't started if ``engine`` keeps those.
+          ``frozen_start``: that engine serves the policy's start weights, so it isn't started if ``engine`` keeps
+          those.
         - ``trained_nodes``, ``dialects``, ``max_body`` and ``call_timeout``: as for ``CaptureApp``.
 
         Raises what the factories or the engine's start raise, ConfigError if the port is taken, and CaptureError if the
@@ -96,7 +98,8 @@ class ServingProxy:
             raise
 
     async def stop(self) -> None:
-        """Abort calls in flight, stop the engine and close the recorder; nothing is left running. May be called again."""
+        """Abort calls in flight, stop the engine and close the recorder; nothing is left running. May be called
+        again."""
         if self._stopped is None:
             self._stopped = self._server.stop()
         await asyncio.shield(asyncio.wrap_future(self._stopped))
