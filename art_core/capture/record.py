@@ -25,7 +25,7 @@ def no_token_ids(what: str) -> UpstreamError:
     """Return the error for an answer without exact tokens, because training on guessed ones would be wrong."""
     return UpstreamError(
         f"the upstream returned no token ids ({what}), so this call cannot be recorded; serve the policy with an "
-        "engine that returns them; vLLM (0.10.2 or newer) does for requests with return_token_ids=true and logprobs=true",
+        "engine that returns them; vLLM (0.10.2 or newer) does, given return_token_ids=true and logprobs=true",
         status=502,
         code="no_token_ids",
     )

@@ -1,9 +1,8 @@
-"""The serving process, from both ends of the pipe: ``ServingProcess`` sends commands, and ``serve`` runs them in the
-child.
+"""Both ends of the serving process's pipe: ``ServingProcess`` sends commands, and ``serve`` runs them in the child.
 
-The child is started with the command line in ``PROGRAM``, not by multiprocessing, which would run the user's script
-again. A command is (number, name, pickled (args, kwargs)), and its reply (number, success, pickled result or error). A
-log record travels as a reply without a number.
+The child runs ``PROGRAM``. It isn't started by multiprocessing, which would run the user's script again. A command is
+(number, name, pickled (args, kwargs)), and its reply (number, success, pickled result or error). A log record travels
+as a reply without a number.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class _Pipe:
 
 
 def _pickled(content: object) -> bytes:
-    """Pickle ``content``. Tensors in shared memory travel as handles, because torch registers that when it is
-    imported."""
+    """Pickle ``content``. Tensors in shared memory travel as handles, if torch has been imported."""
     return bytes(ForkingPickler.dumps(content, pickle.HIGHEST_PROTOCOL))
 
 
@@ -129,16 +127,6 @@ class ServingProcess:
     def stop(self) -> Future[None]:
         """As ``ServingThread.stop``. Kills a process that takes too long."""
         return in_thread("art-serving-stop", self._end)
-
-    def runs(self) -> bool:
-        """Whether the process is alive."""
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """End a process on which ``start`` was never called."""
-        self._pipe.connection.close()
-        self._process.kill()
-        self._process.wait()
 
     def _end(self) -> None:
         replied: set[Future[Any]] = set()
@@ -198,13 +186,15 @@ def early_or_new() -> ServingProcess:
     """Return the process that was started early if a new one would be the same, else a new one."""
     early = _early.pop(_inherited(), None)
     _kill_early()
-    return early if early and early.runs() else ServingProcess()
+    return early if early and early._process.poll() is None else ServingProcess()
 
 
 @atexit.register
 def _kill_early() -> None:
     while _early:
-        _early.popitem()[1].kill()
+        _, early = _early.popitem()
+        early._pipe.connection.close()
+        _exit_code(early._process, 0)
 
 
 def _inherited() -> object:
