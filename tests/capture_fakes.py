@@ -1,4 +1,5 @@
-"""An engine that answers by rule and a recorder that keeps calls in a list or a file; the serving process imports them."""
+"""An engine that echoes, broken variants of it, and recorders that keep calls in a list or a file; the serving process
+imports them."""
 
 import asyncio
 import json
@@ -36,7 +37,7 @@ def prompt_ids(messages: list) -> list[int]:
 
 
 class EchoEngine:
-    """Says the last message back, one token per byte, ``delay`` seconds per token; the message gives further orders."""
+    """Answers with the last message, one token per byte, ``delay`` seconds per token. Some messages are commands."""
 
     def __init__(self, delay: float = 0.0) -> None:
         self.delay = delay
@@ -144,7 +145,7 @@ class SlowStartEngine(EchoEngine):
 
 
 class DiesUnstarted(EchoEngine):
-    """Takes forever to start, and takes its process down if that is cancelled."""
+    """Takes forever to start, and ends its process if that is cancelled."""
 
     async def start(self) -> None:
         try:
@@ -154,7 +155,7 @@ class DiesUnstarted(EchoEngine):
 
 
 class ForksEngine(EchoEngine):
-    """Leaves a process behind that holds all that its own one had open, and writes down its number."""
+    """Forks a process that inherits all open files, and writes its id to ``path``."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -169,7 +170,7 @@ class ForksEngine(EchoEngine):
 
 
 class PickyError(Exception):
-    """Cannot be rebuilt by pickle."""
+    """Can't be unpickled."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
@@ -186,7 +187,7 @@ class PrintingEngine(EchoEngine):
 
 
 class ThereEngine(EchoEngine):
-    """Raises what only its own process can import."""
+    """Raises an error that only its own process can import."""
 
     async def start(self) -> None:
         there = sys.modules["only_there"] = ModuleType("only_there")

@@ -20,8 +20,8 @@ FOLDER = ROOT / ".mutation"
 UPSTREAM = [
     f"test_upstream.py::test_{name}"
     for name in (
-        "a_stream_has_ended_when_every_choice_has",
-        "a_servers_pause_is_passed_on_where_it_is_a_number_of_seconds",
+        "a_stream_ends_when_every_choice_has",
+        "retry_after_is_passed_on_if_it_is_a_number_of_seconds",
         "a_long_request_reaches_the_server_whole",
         "a_raw_prompt_is_answered_in_the_shape_of_a_chat_completion",
     )
@@ -30,37 +30,37 @@ UPSTREAM = [
 STAMPED = [
     f"test_door.py::test_{name}"
     for name in (
-        "an_answer_says_the_version_that_it_is_stamped_with",
-        "a_stamped_stream_that_nobody_reads_any_more_is_ended",
+        "a_stamped_answer_has_the_stamps_version",
+        "closing_a_stamped_stream_closes_the_engines",
     )
 ]
 PROCESS = [
     f"test_capture_process.py::test_{name}"
     for name in (
-        "an_engine_that_cannot_start_raises_its_own_error_here",
-        "a_process_that_was_started_early_serves_what_is_only_importable_later",
-        "a_process_that_was_started_early_is_not_used_in_another_environment",
-        "what_an_engine_prints_is_not_mixed_with_what_this_program_prints",
-        "a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_open",
-        "a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise",
-        "a_process_that_ends_before_it_takes_an_order_is_told_with_its_code",
-        "a_start_that_takes_too_long_is_told_even_if_the_process_dies_while_it_is_stopped",
-        "an_error_that_cannot_travel_is_told_in_words",
-        "calls_of_the_process_are_read_here_and_its_log_is_heard_here",
-        "a_log_handler_that_fails_here_leaves_the_process_answering",
-        "a_serving_process_that_dies_fails_what_waits_and_what_comes",
-        "a_killed_serving_process_is_told_with_its_signal",
-        "an_order_that_a_killed_process_has_not_read_is_told_of_its_death",
-        "the_death_of_a_serving_process_is_seen_though_a_child_of_it_lives_on",
-        "where_a_serving_process_hangs_is_asked_from_any_thread_and_not_waited_for",
-        "a_closure_is_refused_with_what_to_give_instead",
-        "what_an_engine_raises_while_its_process_ends_is_raised_by_stop",
-        "what_fails_while_a_process_is_stopped_is_raised_by_stop",
-        "a_process_whose_engine_never_stops_ends_after_its_time",
-        "what_only_this_process_has_is_refused_with_where_to_define_it",
-        "a_process_whose_start_has_failed_takes_no_orders_and_is_stopped",
-        "an_error_that_cannot_be_imported_here_says_so",
-        "idle_threads_of_the_process_do_not_spin_unless_they_are_told_to",
+        "an_engines_start_error_is_raised_here",
+        "an_early_process_can_import_from_a_path_added_later",
+        "an_early_process_is_not_used_in_another_environment",
+        "an_engines_prints_go_to_stderr",
+        "a_process_that_cannot_be_started_raises_and_leaves_no_file_open",
+        "too_many_open_files_is_an_error_that_names_the_limit",
+        "a_process_that_ends_before_its_first_command_is_reported_with_its_exit_code",
+        "a_start_that_times_out_is_reported_even_if_the_process_dies_while_stopping",
+        "an_error_that_cannot_be_pickled_is_raised_as_text",
+        "calls_and_log_records_of_the_process_reach_this_one",
+        "a_failing_log_handler_does_not_break_replies",
+        "a_dead_process_fails_pending_and_later_commands",
+        "a_killed_process_is_reported_with_its_signal",
+        "a_command_that_a_killed_process_has_not_read_fails",
+        "a_process_whose_child_lives_on_is_seen_to_be_dead",
+        "look_and_stacks_work_from_any_thread_and_time_out",
+        "a_closure_is_refused_with_what_to_pass_instead",
+        "stop_raises_the_engines_error_from_the_process",
+        "stop_raises_its_own_errors",
+        "an_orphan_whose_engine_never_stops_ends_in_time",
+        "an_engine_of_an_unimportable_module_is_refused_with_where_to_define_it",
+        "a_process_whose_start_failed_refuses_commands_and_can_be_stopped",
+        "an_error_that_cannot_be_unpickled_here_is_reported",
+        "idle_threads_of_the_process_do_not_spin_by_default",
     )
 ]
 """Those that need no torch and never wait many seconds for a process to end."""
@@ -68,7 +68,6 @@ TESTS = {
     "losses": ["test_losses.py"],
     "token_tree": ["test_token_tree.py"],
     "scoring": ["test_scoring.py"],
-    "serving/child": PROCESS,
     "serving/proxy": ["test_door.py", *PROCESS],
     "capture/admission": ["test_gate.py", "test_activity.py"],
     "serving/engine_base": ["test_abilities.py", "test_door.py"],
@@ -83,7 +82,7 @@ TESTS = {
     "capture/shape": ["test_shape.py", "test_application.py"],
     "capture/upstream": ["test_upstream_shapes.py", *UPSTREAM, *STAMPED],
 }
-SAMPLED = {"serving/child": ["*3", "*7"], "serving/process": ["*3", "*7"]}
+SAMPLED = {"serving/process": ["*3", "*7"]}
 """Where every mutant starts processes: of these only the mutants whose name ends so, a fifth of them."""
 COPIED = ["conftest.py", "tests", "examples", "bench", "plugins", "integrations", "docs", "README.md"]
 PLUGINS = ["-p", "no:cacheprovider", "-p", "mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning"]

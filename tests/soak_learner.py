@@ -88,7 +88,7 @@ async def soak(folder: Path, steps: int) -> list[Held]:
             groups = await run.collect(agent, tasks(numbers) if held else largest(), group_size=4)
             groups = await run.score(groups, lambda trajectory: int(trajectory.rollout_id[:8], 16) % 1000 / 1000)
             metrics = await run.learn(groups)
-            (engine,) = [it for it in trainer.children() if "art_core.serving.child" in " ".join(it.cmdline())]
+            (engine,) = [it for it in trainer.children() if "art_core.serving.process" in " ".join(it.cmdline())]
             held.append(Held(int(metrics["tokens"]), resident(trainer), resident(engine)))
             print(json.dumps(asdict(held[-1])), flush=True)
     return held

@@ -1,4 +1,4 @@
-"""What the calls at a door do: how many ended, which are on their way, and for how long nothing has moved."""
+"""The activity of calls: how many ended, which are open, and how long nothing has moved."""
 
 import asyncio
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_calls_are_counted_by_rollout_and_the_oldest_on_its_way_is_timed(clock):
+def test_calls_are_counted_by_rollout_and_the_oldest_open_one_is_timed(clock):
     activity, gate = Activity(), Gate()
     assert activity.look(gate).rollouts == {}
     with activity.call("a"):
@@ -29,7 +29,7 @@ def test_calls_are_counted_by_rollout_and_the_oldest_on_its_way_is_timed(clock):
     assert activity.look(gate).rollouts == {"a": (2, None), "b": (1, None)}
 
 
-def test_it_is_quiet_since_an_answer_has_come_on(clock):
+def test_quiet_is_the_time_since_the_last_progress(clock):
     activity, gate = Activity(), Gate()
     clock.now += 3
     assert activity.look(gate).quiet == 3.0
@@ -42,14 +42,14 @@ def test_it_is_quiet_since_an_answer_has_come_on(clock):
     assert activity.look(gate).quiet == 0.0, "it has ended"
 
 
-def test_a_call_that_fails_has_ended_too(clock):
+def test_a_failed_call_counts_as_ended(clock):
     activity, gate = Activity(), Gate()
     with pytest.raises(ValueError), activity.call("a"):
         raise ValueError
     assert activity.look(gate).rollouts == {"a": (1, None)}
 
 
-def test_a_rollout_that_is_closed_is_forgotten(clock):
+def test_a_closed_rollout_is_forgotten(clock):
     activity, gate = Activity(), Gate()
     for name in ("a", "b"):
         with activity.call(name):
@@ -59,7 +59,7 @@ def test_a_rollout_that_is_closed_is_forgotten(clock):
     assert activity.look(gate).rollouts == {"b": (1, None)}
 
 
-async def test_calls_that_are_held_back_are_told(clock):
+async def test_calls_that_the_gate_holds_are_counted(clock):
     activity, gate = Activity(), Gate()
     await gate.pause()
     held = asyncio.create_task(gate.__aenter__())

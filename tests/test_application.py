@@ -1,4 +1,4 @@
-"""The door's application without a socket: whose calls it answers, as what they are sampled, and what is recorded."""
+"""CaptureApp without a socket: whose calls it answers, with which sampling, and what is recorded."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ async def test_the_policy_is_the_only_model(path):
         ("POST", "/rollouts/r1/chat/completions"),
     ],
 )
-async def test_another_path_is_refused_with_those_that_there_are(method, path):
+async def test_an_unknown_path_is_refused_with_all_known_ones(method, path):
     app = CaptureApp(EchoEngine(), ListRecorder(), dialects={"/v1/other": Shouting()})
     app.open("r1", AS_ASKED)
     asked = await answered(app, Asked(path=path, method=method))
@@ -57,7 +57,7 @@ async def test_a_client_that_adds_v1_to_its_address_reaches_the_same_rollout():
     assert (asked.status, [rollout for rollout, _ in recorder.calls]) == (200, ["a/b"])
 
 
-async def test_of_a_client_that_leaves_before_it_has_asked_nothing_is_heard():
+async def test_a_disconnect_before_the_body_is_not_an_error():
     app = CaptureApp(engine := EchoEngine(), recorder := ListRecorder())
     app.open("r1", AS_ASKED)
     asked = Asked([], "/rollouts/r1/v1/chat/completions")
@@ -85,7 +85,7 @@ async def test_of_a_client_that_leaves_before_it_has_asked_nothing_is_heard():
         ({"prompt": {"x": 1}}, "'prompt' must be", None),
     ],
 )
-async def test_what_is_no_request_is_refused_with_what_is_missing(body, why, code):
+async def test_a_malformed_request_is_refused_with_the_reason(body, why, code):
     app = CaptureApp(engine := EchoEngine(), ListRecorder())
     app.open("r1", AS_ASKED)
     asked = await answered(app, asked_of("r1", body))
@@ -94,7 +94,7 @@ async def test_what_is_no_request_is_refused_with_what_is_missing(body, why, cod
 
 
 @pytest.mark.parametrize("prompt", ["text", [1, 2]])
-async def test_a_raw_prompt_is_passed_on_as_it_is(prompt):
+async def test_a_raw_prompt_is_passed_on_unchanged(prompt):
     class Raw(EchoEngine):
         async def chat(self, request):
             return await super().chat(chat(json.dumps(request["prompt"])))
@@ -111,7 +111,7 @@ async def test_a_body_beyond_the_limit_is_refused():
     assert (await answered(app, asked_of("r1", chat("x" * 100)))).status == 413
 
 
-async def test_who_asks_is_told_in_headers_that_may_be_percent_encoded():
+async def test_the_agents_headers_may_be_percent_encoded():
     app = CaptureApp(EchoEngine(), recorder := ListRecorder())
     app.open("r1", AS_ASKED)
     named = {"x_art_agent": "a%20b", "x_art_thread": "t%C3%A4", "x_art_request_id": "q"}
@@ -137,25 +137,25 @@ async def test_who_asks_is_told_in_headers_that_may_be_percent_encoded():
     ],
     ids=str,
 )
-async def test_the_rollouts_sampling_comes_before_the_agents(sampling, asks, sampled):
+async def test_the_rollouts_sampling_overrides_the_agents(sampling, asks, sampled):
     app = CaptureApp(engine := EchoEngine(), ListRecorder())
     app.open("r1", sampling)
     await answered(app, asked_of("r1", chat("hi", **asks)))
     assert engine.requests == [chat("hi", **sampled)]
 
 
-async def test_settings_that_are_replaced_are_named_once(caplog):
+async def test_overridden_settings_are_logged_once(caplog):
     app = CaptureApp(EchoEngine(), ListRecorder())
     app.open("r1", Sampling(temperature=1.0, top_p=1.0, top_k=-1))
     for asks in ({"temperature": 1.0, "top_k": None}, {"temperature": 0.5, "top_p": 0.9, "seed": 7}, {"top_k": 4}):
         await answered(app, asked_of("r1", chat("hi", **asks)))
     [record] = caplog.records
     assert (record.name, record.levelno) == ("art_core.capture", logging.WARNING)
-    expected = "asks for temperature=0.5, top_p=0.9, seed=7 but samples with temperature=1.0, top_p=1.0, seed=None:"
+    expected = "requests temperature=0.5, top_p=0.9, seed=7 but samples with temperature=1.0, top_p=1.0, seed=None:"
     assert expected in record.getMessage()
 
 
-async def test_calls_of_untrained_nodes_are_answered_as_they_ask_by_the_frozen_model():
+async def test_untrained_nodes_get_the_frozen_model_and_their_own_sampling():
     trained, frozen, own = EchoEngine(), EchoEngine(), EchoEngine()
     app = CaptureApp(trained, ListRecorder(), trained_nodes=["planner"], frozen=frozen)
     app.open("r1", Sampling(temperature=1.0))
@@ -168,7 +168,7 @@ async def test_calls_of_untrained_nodes_are_answered_as_they_ask_by_the_frozen_m
     assert frozen.requests == [chat("f", temperature=0.5), chat("n", temperature=0.5)] * 2
 
 
-async def test_without_a_frozen_model_the_policy_answers_untrained_nodes_as_they_ask():
+async def test_without_a_frozen_model_untrained_nodes_get_the_policy_and_their_own_sampling():
     app = CaptureApp(engine := EchoEngine(), ListRecorder(), trained_nodes=["planner"])
     app.open("r1", Sampling(temperature=1.0))
     await answered(app, asked_of("r1", chat("f", temperature=0.5), x_art_agent="team"))
@@ -200,7 +200,7 @@ class Shouting:
         return {"oops": message}
 
 
-async def test_another_api_is_prepared_once_in_a_thread_while_other_calls_are_answered():
+async def test_a_dialect_is_prepared_once_in_a_thread_while_other_calls_are_answered():
     other = Shouting()
     third = Shouting()
     third.may.set()
@@ -219,13 +219,13 @@ async def test_another_api_is_prepared_once_in_a_thread_while_other_calls_are_an
     assert len(recorder.calls) == 5 and len(third.prepared) == 1
 
 
-async def test_another_api_says_errors_of_the_door_itself():
+async def test_a_dialect_formats_the_servers_own_errors():
     app = CaptureApp(EchoEngine(), ListRecorder(), dialects={"/v1/shout": Shouting()})
     asked = await answered(app, asked_of("r1", {"text": "a"}, "/v1/shout"))
     assert asked.status == 404 and "'r1' is not open" in asked.json["oops"]
 
 
-async def test_what_cannot_be_said_in_the_clients_api_is_not_recorded_as_answered():
+async def test_an_answer_that_a_dialect_cannot_translate_is_not_recorded_as_answered():
     class Silent(Shouting):
         prepare = None
 
@@ -262,7 +262,7 @@ async def test_an_answer_that_cannot_be_stored_is_recorded_as_aborted_in_case_it
     assert [call.finish_reason for call in recorder.of("r1")] == ["stop", "aborted"]
 
 
-async def test_events_that_are_there_together_leave_together():
+async def test_events_that_arrive_together_are_sent_together():
     app = CaptureApp(EchoEngine(), ListRecorder())
     app.open("r1", AS_ASKED)
     asked = await answered(app, asked_of("r1", chat("abc", stream=True), x_art_request_id="q"))
@@ -276,7 +276,7 @@ async def test_events_that_are_there_together_leave_together():
     assert (asked.events[-1], len(asked.sent)) == ("[DONE]", 3)
 
 
-async def test_what_was_answered_before_is_answered_so_again():
+async def test_an_answered_call_is_replayed():
     first = CaptureApp(EchoEngine(), recorder := ListRecorder())
     first.open("r1", AS_ASKED)
     await answered(first, asked_of("r1", chat("hi")))
@@ -286,7 +286,7 @@ async def test_what_was_answered_before_is_answered_so_again():
     assert len(engine.requests) == 1
 
 
-async def test_an_upstreams_refusal_is_told_as_it_is():
+async def test_an_upstreams_refusal_is_passed_on():
     class Refusing(EchoEngine):
         async def chat(self, request):
             raise UpstreamError("later", status=429, code="busy", retry_after=2.0)

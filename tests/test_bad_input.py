@@ -267,7 +267,7 @@ async def test_a_misspelt_name_names_the_nearest(tmp_path):
 
 @pytest.mark.parametrize("engine", ["http", "127.0.0.1:8000/v1", "gpu-box:8000"])
 async def test_an_address_that_is_none(tmp_path, engine):
-    with pytest.raises(ConfigError, match="is not a whole address.*engine='http://HOST:PORT/v1'"):
+    with pytest.raises(ConfigError, match="isn't a complete address.*engine='http://HOST:PORT/v1'"):
         async with run_of(tmp_path, engine=engine):
             pass
 

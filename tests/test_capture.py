@@ -1,4 +1,4 @@
-"""The door through its front: real HTTP, the OpenAI client, streams, threads, clients that leave."""
+"""Capture over real HTTP: the OpenAI client, streams, threads, and clients that disconnect."""
 
 import asyncio
 import json
@@ -92,7 +92,7 @@ async def test_the_n_choices_of_a_request_are_calls_with_one_request_id(desk):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_stream_arrives_as_it_comes_and_records_what_no_stream_would(desk, n):
+async def test_a_stream_arrives_in_chunks_and_is_recorded_like_a_whole_answer(desk, n):
     client = desk.client(await desk.door.open("r1"))
     texts = [""] * n
     async for chunk in await client.chat.completions.create(**chat("hello"), n=n, stream=True):
@@ -147,7 +147,7 @@ async def test_an_async_agent_that_blocks_on_a_sync_client_does_not_deadlock(des
         assert client.chat.completions.create(**chat("blocking")).choices[0].message.content == "blocking"
 
 
-async def test_the_rollouts_sampling_replaces_the_agents_and_says_so_once(desk, caplog):
+async def test_the_rollouts_sampling_overrides_the_agents_and_is_logged_once(desk, caplog):
     url = await desk.door.open("r1", Sampling(temperature=1.0, top_p=1.0))
     for _ in range(2):
         await desk.post(url, chat("hello", temperature=0, top_p=1.0, seed=7))
@@ -160,12 +160,12 @@ async def test_the_rollouts_sampling_replaces_the_agents_and_says_so_once(desk, 
     assert "top_p" not in record.getMessage()
 
 
-async def test_models_are_listed_for_clients_that_look(desk):
+async def test_models_are_listed(desk):
     async with async_client(await desk.door.open("r1")) as client:
         assert [model.id async for model in await client.models.list()] == ["policy"]
 
 
-async def test_what_is_not_answered_here_says_what_is(desk):
+async def test_an_unknown_path_is_refused_with_the_known_ones(desk):
     url = await desk.door.open("r1")
     async with httpx.AsyncClient(trust_env=False) as client:
         for request in (
@@ -193,7 +193,7 @@ async def test_a_rollout_that_is_not_open_is_refused(desk):
     "body",
     [b"{", b"[]", b"{}", b'{"messages": []}', b'{"messages": ["hi"]}', b'{"messages": [{}], "temperature": "hot"}'],
 )
-async def test_a_body_that_is_no_chat_request_is_a_400(desk, body):
+async def test_a_body_that_is_not_a_chat_request_is_a_400(desk, body):
     url = await desk.door.open("r1")
     async with httpx.AsyncClient(trust_env=False) as client:
         response = await client.post(f"{url}/chat/completions", content=body)
@@ -221,7 +221,7 @@ async def test_an_upstreams_refusal_reaches_the_client_with_its_status_and_code(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_without_token_ids_is_an_error_and_never_a_guess(desk, stream):
+async def test_an_answer_without_token_ids_is_an_error(desk, stream):
     client = desk.client(await desk.door.open("r1"), max_retries=2)
     with pytest.raises(openai.InternalServerError, match="return_token_ids") as refusal:
         await client.chat.completions.create(**chat("no ids"), stream=stream)
@@ -230,7 +230,7 @@ async def test_an_answer_without_token_ids_is_an_error_and_never_a_guess(desk, s
     assert desk.recorder.calls == []
 
 
-async def test_a_stream_that_breaks_raises_in_the_client_and_keeps_what_was_sampled(desk):
+async def test_a_broken_stream_raises_in_the_client_and_is_recorded_as_aborted(desk):
     client = desk.client(await desk.door.open("r1"))
     with pytest.raises(openai.APIError, match="broke while sampling"):
         async for _ in await client.chat.completions.create(**chat("ab!cd"), stream=True):
@@ -240,7 +240,7 @@ async def test_a_stream_that_breaks_raises_in_the_client_and_keeps_what_was_samp
     assert (bytes(call.sampled_ids), call.finish_reason) == (b"ab!", "aborted")
 
 
-async def test_a_bug_behind_the_door_is_a_500_with_its_name_and_a_logged_traceback(desk, caplog):
+async def test_a_bug_in_the_engine_is_a_500_with_its_name_and_a_logged_traceback(desk, caplog):
     client = desk.client(await desk.door.open("r1"))
     with pytest.raises(openai.InternalServerError, match="RuntimeError: CUDA out of cheese"):
         await client.chat.completions.create(**chat("bug"))
@@ -248,7 +248,7 @@ async def test_a_bug_behind_the_door_is_a_500_with_its_name_and_a_logged_traceba
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_stops_the_sampling_and_what_was_sampled_is_kept(desk, stream):
+async def test_a_disconnect_stops_the_sampling_and_keeps_what_was_sampled(desk, stream):
     desk.engine.delay = 0.02
     url = await desk.door.open("r1")
     with pytest.raises((httpx.ReadTimeout, TimeoutError)):
@@ -262,7 +262,7 @@ async def test_a_client_that_leaves_stops_the_sampling_and_what_was_sampled_is_k
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_retry_ends_the_request_that_it_repeats(desk, stream):
+async def test_a_retry_cancels_the_request_that_it_repeats(desk, stream):
     desk.engine.delay = 0.02
     url = await desk.door.open("r1")
     headers = {"x-art-request-id": "q1"}
@@ -302,7 +302,7 @@ async def test_a_swap_waits_for_the_calls_in_flight_and_holds_new_ones(desk):
     assert versions == {b"x": 0, b"a": 1}
 
 
-async def test_a_client_that_stops_reading_does_not_hold_a_swap_up(desk):
+async def test_a_client_that_stops_reading_does_not_delay_a_swap(desk):
     desk.engine.fingerprint = "x" * 20_000
     url = await desk.door.open("r1")
     request = chat("x" * 800, stream=True)
@@ -313,7 +313,7 @@ async def test_a_client_that_stops_reading_does_not_hold_a_swap_up(desk):
         await desk.door.swap(Weights(version=1, path=None))
 
 
-async def test_paused_calls_wait_until_resumed_even_when_weights_load_meanwhile(desk):
+async def test_paused_calls_wait_for_resume_even_if_weights_load(desk):
     url = await desk.door.open("r1")
     await desk.door.pause()
     held = asyncio.create_task(desk.post(url))
@@ -333,7 +333,7 @@ async def test_what_cannot_be_stored_is_not_answered(desk):
         await desk.door.close("r1")
 
 
-async def test_a_rollout_id_may_hold_any_character(desk):
+async def test_a_rollout_id_may_contain_any_character(desk):
     url = await desk.door.open("task 1/run ä?#")
     assert (await desk.post(url)).status_code == 200
     assert len(desk.recorder.of("task 1/run ä?#")) == 1
@@ -357,14 +357,14 @@ async def test_two_hundred_connections_at_once_are_answered(desk):
     assert len(desk.recorder.calls) == 200
 
 
-async def test_a_port_in_use_is_named_before_the_engine_starts():
+async def test_a_port_in_use_is_reported_before_the_engine_starts():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
             await ServingProxy.start(EchoEngine, ListRecorder, process=False, port=port)
 
 
-async def test_nothing_is_left_running_after_stop_and_stop_may_come_twice():
+async def test_stop_leaves_nothing_running_and_may_be_called_twice():
     before = set(threading.enumerate())
     door = await ServingProxy.start(EchoEngine, ListRecorder, process=False)
     await door.open("r1")

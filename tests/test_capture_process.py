@@ -1,4 +1,4 @@
-"""The door with its serving process: what starts, what travels, and what is left when something dies."""
+"""ServingProxy with a child process: starting it, what is pickled, and what happens when something dies."""
 
 import asyncio
 import importlib
@@ -39,7 +39,6 @@ from capture_fakes import (
 from art_core.errors import CaptureError, ConfigError, UpstreamError
 from art_core.serving import ServingProxy, process, start_early
 from art_core.serving.process import ServingProcess
-from art_core.serving.service import ServingPlan
 from art_core.store import Store
 from art_core.types import Sampling, Weights
 
@@ -62,43 +61,43 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.system
-async def test_a_process_serves_swaps_shared_tensors_and_leaves_nothing_behind(tmp_path):
+async def test_a_process_serves_swaps_shared_tensors_and_ends(tmp_path):
     torch = pytest.importorskip("torch")
     tensor = torch.zeros(4).share_memory_()
-    door = await ServingProxy.start(EchoEngine, partial(FileRecorder, str(tmp_path / "calls")))
-    child = door._server._process
+    serving = await ServingProxy.start(EchoEngine, partial(FileRecorder, str(tmp_path / "calls")))
+    child = serving._server._process
     try:
-        url = await door.open("r1")
+        url = await serving.open("r1")
         assert await say(url, "hello") == "hello"
-        await door.swap(Weights(version=1, path=None, live={"weight": tensor}))
+        await serving.swap(Weights(version=1, path=None, live={"weight": tensor}))
         assert await say(url, "live") == "0.0"
         tensor.fill_(2.0)
         assert await say(url, "live") == "8.0", "the engine sees what the learner changes in place"
-        await door.swap(Weights(version=2, path=tmp_path, live={"weight": tensor}))
+        await serving.swap(Weights(version=2, path=tmp_path, live={"weight": tensor}))
         tensor.fill_(3.0)
         assert await say(url, "live") == "12.0"
-        await door.close("r1")
+        await serving.close("r1")
         lines = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
         assert [(line[0], line[3]) for line in lines] == [("r1", 0), ("r1", 1), ("r1", 1), ("r1", 2)]
     finally:
-        await door.stop()
-    await door.stop()
+        await serving.stop()
+    await serving.stop()
     assert child.returncode == 0
 
 
 @pytest.mark.system
 async def test_sixty_four_rollouts_open_at_once_while_weights_load(tmp_path):
-    async with await ServingProxy.start(EchoEngine, ListRecorder) as door:
-        load = asyncio.create_task(door.swap(Weights(version=1, path=None)))
-        urls = await asyncio.gather(*(door.open(f"r{number}") for number in range(64)))
+    async with await ServingProxy.start(EchoEngine, ListRecorder) as serving:
+        load = asyncio.create_task(serving.swap(Weights(version=1, path=None)))
+        urls = await asyncio.gather(*(serving.open(f"r{number}") for number in range(64)))
         answers = await asyncio.gather(*(say(url, f"{number}") for number, url in enumerate(urls)))
         assert answers == [str(number) for number in range(64)]
-        await asyncio.gather(*(door.close(f"r{number}") for number in range(64)), load)
+        await asyncio.gather(*(serving.close(f"r{number}") for number in range(64)), load)
 
 
 @pytest.mark.smoke
 @pytest.mark.system
-async def test_an_engine_that_cannot_start_raises_its_own_error_here():
+async def test_an_engines_start_error_is_raised_here():
     with pytest.raises(UpstreamError, match="no such model: 'tinny'") as failure:
         await ServingProxy.start(BrokenEngine, ListRecorder)
     assert (failure.value.status, failure.value.code) == (404, "model_not_found")
@@ -107,7 +106,7 @@ async def test_an_engine_that_cannot_start_raises_its_own_error_here():
 
 
 @pytest.mark.system
-async def test_a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_open(monkeypatch, tmp_path):
+async def test_a_process_that_cannot_be_started_raises_and_leaves_no_file_open(monkeypatch, tmp_path):
     before = os.listdir("/dev/fd")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     async with asyncio.timeout(20):
@@ -117,28 +116,28 @@ async def test_a_process_that_cannot_be_started_is_an_error_and_leaves_no_file_o
 
 
 def serving_processes() -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "art_core.serving.child"], capture_output=True)
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "art_core.serving.process"], capture_output=True)
     return [int(pid) for pid in found.stdout.split()]
 
 
 @pytest.mark.system
-async def test_a_process_that_was_started_early_serves_what_is_only_importable_later(tmp_path, monkeypatch):
+async def test_an_early_process_can_import_from_a_path_added_later(tmp_path, monkeypatch):
     start_early("no_such_module", "sqlite3")
     (early,) = serving_processes()
     (tmp_path / "imported_later.py").write_text(
         "from capture_fakes import EchoEngine\nclass LaterEngine(EchoEngine): pass"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    async with await ServingProxy.start(importlib.import_module("imported_later").LaterEngine, ListRecorder) as door:
+    async with await ServingProxy.start(importlib.import_module("imported_later").LaterEngine, ListRecorder) as serving:
         assert serving_processes() == [early]
-        assert await say(await door.open("r1"), "hello") == "hello"
+        assert await say(await serving.open("r1"), "hello") == "hello"
         async with await ServingProxy.start(EchoEngine, ListRecorder):
             assert len(serving_processes()) == 2
     assert serving_processes() == []
 
 
 @pytest.mark.system
-async def test_a_process_that_was_started_early_is_not_used_in_another_environment(monkeypatch):
+async def test_an_early_process_is_not_used_in_another_environment(monkeypatch):
     start_early()
     (early,) = serving_processes()
     monkeypatch.setenv("SET_BY_THE_AGENTS_MODULE", "1")
@@ -148,12 +147,13 @@ async def test_a_process_that_was_started_early_is_not_used_in_another_environme
 
 
 @pytest.mark.system
-def test_a_process_that_was_started_early_and_not_used_ends_with_its_program():
-    code = "from art_core.serving import process; process.start_early('time'); print(process._early[0].process.pid)"
+def test_an_unused_early_process_ends_with_its_program():
+    started = "from art_core.serving import process; process.start_early('time'); [early] = process._early.values()"
+    code = f"{started}; print(early._process.pid)"
     assert not running(int(subprocess.check_output([sys.executable, "-c", code])))
 
 
-async def test_a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise():
+async def test_too_many_open_files_is_an_error_that_names_the_limit():
     kept = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)
@@ -167,7 +167,7 @@ async def test_a_limit_of_open_files_that_is_reached_is_told_with_what_to_raise(
 
 
 @pytest.mark.system
-async def test_a_process_that_ends_before_it_takes_an_order_is_told_with_its_code(monkeypatch):
+async def test_a_process_that_ends_before_its_first_command_is_reported_with_its_exit_code(monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     async with asyncio.timeout(20):
         with pytest.raises(CaptureError, match="exit code 1"):
@@ -175,19 +175,19 @@ async def test_a_process_that_ends_before_it_takes_an_order_is_told_with_its_cod
 
 
 @pytest.mark.system
-async def test_a_start_that_takes_too_long_is_told_even_if_the_process_dies_while_it_is_stopped():
+async def test_a_start_that_times_out_is_reported_even_if_the_process_dies_while_stopping():
     with pytest.raises(CaptureError, match="did not finish 'start' within 3 seconds"):
         await ServingProxy.start(DiesUnstarted, ListRecorder, timeout=3)
 
 
 @pytest.mark.system
-async def test_an_error_that_cannot_travel_is_told_in_words():
+async def test_an_error_that_cannot_be_pickled_is_raised_as_text():
     with pytest.raises(CaptureError, match="PickyError: 1 and 2"):
         await ServingProxy.start(PickyEngine, ListRecorder)
 
 
 @pytest.mark.system
-async def test_a_start_that_is_given_up_leaves_no_process():
+async def test_a_cancelled_start_leaves_no_process():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.5):
             await ServingProxy.start(SlowStartEngine, ListRecorder)
@@ -195,13 +195,13 @@ async def test_a_start_that_is_given_up_leaves_no_process():
 
 
 @pytest.mark.system
-async def test_calls_of_the_process_are_read_here_and_its_log_is_heard_here(tmp_path, caplog):
+async def test_calls_and_log_records_of_the_process_reach_this_one(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="art_core")
     engine = partial(EchoEngine, 0.01)
     with Store(tmp_path / "run.sqlite") as store:
-        async with await ServingProxy.start(engine, partial(Store, tmp_path / "run.sqlite")) as door:
+        async with await ServingProxy.start(engine, partial(Store, tmp_path / "run.sqlite")) as serving:
             store.add_rollout("r1", task="a task", step=0)
-            url = await door.open("r1", Sampling(temperature=1.0))
+            url = await serving.open("r1", Sampling(temperature=1.0))
             body = {"messages": [{"role": "user", "content": "x" * 100}], "temperature": 0}
             headers = {"x-art-request-id": "q1"}
             async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
@@ -209,11 +209,11 @@ async def test_calls_of_the_process_are_read_here_and_its_log_is_heard_here(tmp_
                     await client.post(f"{url}/chat/completions", json=body, timeout=0.3)
                 body["messages"][0]["content"] = "again"
                 await client.post(f"{url}/chat/completions", json=body)
-            await door.close("r1")
+            await serving.close("r1")
             store.finish_rollout("r1", output="done")
         [call] = store.trajectory("r1").calls
         assert (bytes(call.sampled_ids), call.finish_reason, call.temperature) == (b"again", "stop", 1.0)
-    assert "the agent asks for temperature=0" in caplog.text
+    assert "the agent requests temperature=0" in caplog.text
     with sqlite3.connect(tmp_path / "run.sqlite") as db:
         kept = db.execute("SELECT finish_reason, replaced FROM calls ORDER BY seq").fetchall()
     db.close()
@@ -222,7 +222,7 @@ async def test_calls_of_the_process_are_read_here_and_its_log_is_heard_here(tmp_
 
 @pytest.mark.system
 @pytest.mark.parametrize("error", [OSError("no space left"), SystemExit(3)], ids=["raises", "exits"])
-async def test_a_log_handler_that_fails_here_leaves_the_process_answering(monkeypatch, error):
+async def test_a_failing_log_handler_does_not_break_replies(monkeypatch, error):
     heard = []
 
     class Fails(logging.Handler):
@@ -233,117 +233,117 @@ async def test_a_log_handler_that_fails_here_leaves_the_process_answering(monkey
     log = logging.getLogger("art_core")
     monkeypatch.setattr(log, "handlers", [Fails()])
     monkeypatch.setattr(log, "propagate", False)
-    async with asyncio.timeout(60), await ServingProxy.start(EchoEngine, ListRecorder) as door:
-        url = await door.open("r1", Sampling(temperature=1.0))
+    async with asyncio.timeout(60), await ServingProxy.start(EchoEngine, ListRecorder) as serving:
+        url = await serving.open("r1", Sampling(temperature=1.0))
         body = {"messages": [{"role": "user", "content": "one"}], "temperature": 0}
         async with httpx.AsyncClient(trust_env=False) as client:
             await client.post(f"{url}/chat/completions", json=body, timeout=30)
-        await door.close("r1")
+        await serving.close("r1")
         assert "temperature=0" in heard[0].getMessage()
-        assert await say(await door.open("r2", Sampling()), "two") == "two"
-        await door.close("r2")
+        assert await say(await serving.open("r2", Sampling()), "two") == "two"
+        await serving.close("r2")
 
 
 @pytest.mark.system
-async def test_a_serving_process_that_dies_fails_what_waits_and_what_comes():
-    door = await ServingProxy.start(EchoEngine, ListRecorder)
+async def test_a_dead_process_fails_pending_and_later_commands():
+    serving = await ServingProxy.start(EchoEngine, ListRecorder)
     try:
-        url = await door.open("r1")
-        await door.pause()
-        await door.resume()
+        url = await serving.open("r1")
+        await serving.pause()
+        await serving.resume()
         with pytest.raises(httpx.HTTPError):
             await say(url, "die")
         with pytest.raises(CaptureError, match=r"died: it ended \(exit code 7\)\. Its last output"):
             while True:
-                await door.swap(Weights(version=1, path=None))
+                await serving.swap(Weights(version=1, path=None))
         with pytest.raises(CaptureError, match="the serving process died"):
-            await door.open("r2")
+            await serving.open("r2")
     finally:
-        await door.stop()
+        await serving.stop()
 
 
 @pytest.mark.system
-async def test_a_killed_serving_process_is_told_with_its_signal():
-    door = await ServingProxy.start(partial(EchoEngine, 0.05), ListRecorder)
+async def test_a_killed_process_is_reported_with_its_signal():
+    serving = await ServingProxy.start(partial(EchoEngine, 0.05), ListRecorder)
     try:
-        url = await door.open("r1")
+        url = await serving.open("r1")
         asking = asyncio.create_task(say(url, "x" * 500))
         await asyncio.sleep(0.3)
-        closing = asyncio.create_task(door.close("r1", grace=30))
+        closing = asyncio.create_task(serving.close("r1", grace=30))
         await asyncio.sleep(0.1)
-        door._server._process.kill()
+        serving._server._process.kill()
         with pytest.raises(CaptureError, match="SIGKILL.*out of memory"):
             await closing
         with pytest.raises(httpx.HTTPError):
             await asking
     finally:
-        await door.stop()
+        await serving.stop()
 
 
 @pytest.mark.system
-async def test_an_order_that_a_killed_process_has_not_read_is_told_of_its_death():
-    door = await ServingProxy.start(EchoEngine, ListRecorder)
+async def test_a_command_that_a_killed_process_has_not_read_fails():
+    serving = await ServingProxy.start(EchoEngine, ListRecorder)
     try:
-        os.kill(door._server._process.pid, signal.SIGSTOP)
-        asked = door._server.request("flush")
-        door._server._process.kill()
+        os.kill(serving._server._process.pid, signal.SIGSTOP)
+        asked = serving._server.request("flush")
+        serving._server._process.kill()
         with pytest.raises(CaptureError, match="SIGKILL"):
             asked.result(30)
     finally:
-        await door.stop()
+        await serving.stop()
 
 
 @pytest.mark.system
-async def test_the_death_of_a_serving_process_is_seen_though_a_child_of_it_lives_on(tmp_path):
-    door = await ServingProxy.start(partial(ForksEngine, tmp_path / "child"), ListRecorder)
+async def test_a_process_whose_child_lives_on_is_seen_to_be_dead(tmp_path):
+    serving = await ServingProxy.start(partial(ForksEngine, tmp_path / "child"), ListRecorder)
     try:
-        door._server._process.kill()
+        serving._server._process.kill()
         with pytest.raises(CaptureError, match="SIGKILL"):
             async with asyncio.timeout(30):
-                await door.open("r1")
+                await serving.open("r1")
     finally:
         os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
-        await door.stop()
+        await serving.stop()
 
 
 @pytest.mark.system
-async def test_where_a_serving_process_hangs_is_asked_from_any_thread_and_not_waited_for():
-    async with await ServingProxy.start(partial(EchoEngine, 0.05), ListRecorder) as door:
-        asking = asyncio.create_task(say(await door.open("r1"), "x" * 20))
-        await asyncio.to_thread(wait_until, lambda: door.look(5.0)[0].rollouts.get("r1", (0, None))[1])
-        stacks = door.stacks(5.0)
+async def test_look_and_stacks_work_from_any_thread_and_time_out():
+    async with await ServingProxy.start(partial(EchoEngine, 0.05), ListRecorder) as serving:
+        asking = asyncio.create_task(say(await serving.open("r1"), "x" * 20))
+        await asyncio.to_thread(wait_until, lambda: serving.look(5.0)[0].rollouts.get("r1", (0, None))[1])
+        stacks = serving.stacks(5.0)
         assert "thread art-capture:" in stacks and "capture_fakes.py" in stacks
         await asking
-        door._server._process.send_signal(signal.SIGSTOP)
+        serving._server._process.send_signal(signal.SIGSTOP)
         try:
-            assert door.look(0.05) == (None, None)
-            assert door.stacks(0.05) == "no answer within 0.05 seconds"
+            assert serving.look(0.05) == (None, None)
+            assert serving.stacks(0.05) == "no answer within 0.05 seconds"
         finally:
-            door._server._process.send_signal(signal.SIGCONT)
-        assert await say(await door.open("r2"), "on") == "on"
+            serving._server._process.send_signal(signal.SIGCONT)
+        assert await say(await serving.open("r2"), "on") == "on"
 
 
 @pytest.mark.system
-async def test_a_closure_is_refused_with_what_to_give_instead():
+async def test_a_closure_is_refused_with_what_to_pass_instead():
     engine = EchoEngine()
-    with pytest.raises(ConfigError, match=r"cannot be sent to it \(start: .*module that can be imported"):
+    with pytest.raises(ConfigError, match=r"cannot send 'start' to the serving process: .*module that can be imported"):
         await ServingProxy.start(lambda: engine, ListRecorder)
 
 
 @pytest.mark.system
-async def test_what_an_engine_raises_while_its_process_ends_is_raised_by_stop():
-    door = await ServingProxy.start(NeverEndsWell, ListRecorder)
+async def test_stop_raises_the_engines_error_from_the_process():
+    serving = await ServingProxy.start(NeverEndsWell, ListRecorder)
     assert [it.daemon for it in threading.enumerate() if it.name == "art-serving"] == [True]
     with pytest.raises(UpstreamError, match="out of cheese while ending"):
-        await door.stop()
+        await serving.stop()
 
 
 @pytest.mark.system
-def test_a_process_whose_engine_never_stops_ends_after_its_time(monkeypatch):
-    soon = "import art_core.serving.child as _child\n_child.END_SECONDS = 0.5\n"
-    monkeypatch.setattr(process, "COMMAND", soon + process.COMMAND)
-    serving = ServingProcess(ServingPlan(NeverStopsEngine, ListRecorder))
-    serving.start().result(30)
+def test_an_orphan_whose_engine_never_stops_ends_in_time(monkeypatch):
+    soon = "import art_core.serving.process as _process\n_process.ORPHAN_SECONDS = 0.5\n"
+    monkeypatch.setattr(process, "PROGRAM", soon + process.PROGRAM)
+    serving = ServingProcess()
+    serving.start(NeverStopsEngine, ListRecorder).result(30)
     try:
         serving._pipe.connection.close()  # as if this process had died
         assert serving._process.wait(30) == 1
@@ -351,48 +351,54 @@ def test_a_process_whose_engine_never_stops_ends_after_its_time(monkeypatch):
         serving._process.kill()
 
 
-def test_a_log_record_that_cannot_be_read_here_is_dropped():
-    ServingProcess(ServingPlan(EchoEngine, ListRecorder))._receive(None, True, b"no pickle")
+@pytest.fixture
+def unstarted(cold_starts, monkeypatch):
+    monkeypatch.setattr(process, "_begin", lambda *modules: (None, None))
 
 
-def test_what_fails_while_a_process_is_stopped_is_raised_by_stop(monkeypatch):
-    serving = ServingProcess(ServingPlan(EchoEngine, ListRecorder))
+@pytest.mark.usefixtures("unstarted")
+def test_a_log_record_that_cannot_be_unpickled_is_dropped():
+    ServingProcess()._receive(None, True, b"no pickle")
+
+
+@pytest.mark.usefixtures("unstarted")
+def test_stop_raises_its_own_errors(monkeypatch):
+    serving = ServingProcess()
     monkeypatch.setattr(serving, "_end", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         serving.stop().result(10)
 
 
 @pytest.mark.system
-async def test_what_only_this_process_has_is_refused_with_where_to_define_it(monkeypatch):
+async def test_an_engine_of_an_unimportable_module_is_refused_with_where_to_define_it(monkeypatch):
     here = ModuleType("only_here")
     here.Engine = type("Engine", (EchoEngine,), {"__module__": "only_here"})
     monkeypatch.setitem(sys.modules, "only_here", here)
     with pytest.raises(ConfigError) as refused:
         await ServingProxy.start(here.Engine, ListRecorder)
-    assert "cannot rebuild what it was sent (start: ModuleNotFoundError: No module named 'only_here')" in str(
-        refused.value
-    )
+    why = "cannot unpickle the arguments of 'start' (ModuleNotFoundError: No module named 'only_here')"
+    assert why in str(refused.value)
 
 
 @pytest.mark.system
-async def test_an_error_that_cannot_be_imported_here_says_so():
-    with pytest.raises(CaptureError, match="what cannot be read here: No module named 'only_there'"):
+async def test_an_error_that_cannot_be_unpickled_here_is_reported():
+    with pytest.raises(CaptureError, match="cannot read a reply of the serving process: No module named 'only_there'"):
         await ServingProxy.start(ThereEngine, ListRecorder)
 
 
 @pytest.mark.system
-async def test_idle_threads_of_the_process_do_not_spin_unless_they_are_told_to(monkeypatch):
+async def test_idle_threads_of_the_process_do_not_spin_by_default(monkeypatch):
     for told, kept in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
         monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
         if told:
             monkeypatch.setenv("OMP_WAIT_POLICY", told)
-        async with await ServingProxy.start(EchoEngine, ListRecorder) as door:
-            environment = psutil.Process(door._server._process.pid).environ()
+        async with await ServingProxy.start(EchoEngine, ListRecorder) as serving:
+            environment = psutil.Process(serving._server._process.pid).environ()
         assert environment["OMP_WAIT_POLICY"] == kept and environment["PATH"] == os.environ["PATH"]
 
 
 @pytest.mark.system
-async def test_what_an_engine_prints_is_not_mixed_with_what_this_program_prints(capfd):
+async def test_an_engines_prints_go_to_stderr(capfd):
     async with await ServingProxy.start(PrintingEngine, ListRecorder):
         pass
     said = capfd.readouterr()
@@ -400,10 +406,10 @@ async def test_what_an_engine_prints_is_not_mixed_with_what_this_program_prints(
 
 
 @pytest.mark.system
-def test_a_process_whose_start_has_failed_takes_no_orders_and_is_stopped():
-    serving = ServingProcess(ServingPlan(BrokenEngine, ListRecorder))
+def test_a_process_whose_start_failed_refuses_commands_and_can_be_stopped():
+    serving = ServingProcess()
     with pytest.raises(UpstreamError, match="no such model"):
-        serving.start().result(30)
+        serving.start(BrokenEngine, ListRecorder).result(30)
     with pytest.raises(CaptureError, match="the serving thread has ended; start a new server"):
         serving.request("flush").result(30)
     assert serving.stop().result(30) is None
@@ -411,9 +417,9 @@ def test_a_process_whose_start_has_failed_takes_no_orders_and_is_stopped():
 
 
 @pytest.mark.system
-async def test_a_port_in_use_is_told_from_the_process_too():
-    async with await ServingProxy.start(EchoEngine, ListRecorder, process=False) as door:
-        port = int(door.address.rpartition(":")[2])
+async def test_a_port_in_use_is_reported_by_the_process_too():
+    async with await ServingProxy.start(EchoEngine, ListRecorder, process=False) as serving:
+        port = int(serving.address.rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"port {port}"):
             await ServingProxy.start(EchoEngine, ListRecorder, port=port)
 
@@ -435,8 +441,8 @@ async def main():
         await ServingProxy.start(MyEngine, ListRecorder)
     except ConfigError as error:
         print("refused:", error, flush=True)
-    door = await ServingProxy.start(EchoEngine, ListRecorder)
-    print(door._server._process.pid, flush=True)
+    serving = await ServingProxy.start(EchoEngine, ListRecorder)
+    print(serving._server._process.pid, flush=True)
     {then}
 
 asyncio.run(main())
@@ -450,18 +456,18 @@ def script(tmp_path: Path, then: str) -> subprocess.Popen:
 
 
 @pytest.mark.system
-def test_a_script_without_a_main_guard_runs_once_and_is_told_about_its_own_classes(tmp_path):
-    with script(tmp_path, "await door.stop()") as run:
+def test_a_script_without_a_main_guard_runs_once_and_cannot_serve_its_own_classes(tmp_path):
+    with script(tmp_path, "await serving.stop()") as run:
         out, err = run.communicate(timeout=60)
     assert out.count("the script runs") == 1
-    assert "refused: the serving process cannot rebuild" in out
+    assert "refused: the serving process cannot unpickle" in out
     assert "__main__" in out
     assert (run.returncode, err) == (0, "")
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_the_serving_process_ends_with_the_one_that_started_it(tmp_path, number):
+def test_the_process_ends_with_its_parent(tmp_path, number):
     with script(tmp_path, "await asyncio.sleep(60)") as run:
         assert run.stdout.readline() == "the script runs\n"
         assert run.stdout.readline().startswith("refused")

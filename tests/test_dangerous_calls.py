@@ -20,10 +20,9 @@ PRODUCT = sorted(
 )
 ALLOWED = {
     (
-        "art_core/serving/child.py",
+        "art_core/serving/process.py",
         "pickle.loads",
-    ): "orders from the parent, over a pipe that it alone has the other end of",
-    ("art_core/serving/process.py", "pickle.loads"): "replies of the child that this process started, over that pipe",
+    ): "commands from the parent and replies of the child that it started, over a pipe that only they have",
     (
         "integrations/art-ray/art_ray/travel.py",
         "pickle.loads",

@@ -1,4 +1,4 @@
-"""Other APIs at the door: made-up dialects beside chat completions, their errors and their raw prompts."""
+"""Made-up dialects beside chat completions: their answers, errors and raw prompts."""
 
 import asyncio
 import threading
@@ -55,7 +55,7 @@ class SlowDialect(ShoutDialect):
         return f"event: oops\ndata: {message}\n\n"
 
 
-async def test_a_dialect_that_loads_slowly_holds_up_no_other_call():
+async def test_a_slow_prepare_does_not_delay_other_calls():
     dialect = SlowDialect()
     async with await ServingProxy.start(
         EchoEngine, ListRecorder, process=False, dialects={"/v1/shout": dialect}
@@ -70,7 +70,7 @@ async def test_a_dialect_that_loads_slowly_holds_up_no_other_call():
     assert dialect.prepared == 1
 
 
-async def test_a_dialect_says_errors_in_its_own_shape():
+async def test_a_dialect_formats_errors():
     dialect = SlowDialect()
     dialect.may_go_on.set()
     dialects = {"/v1/shout": dialect}
@@ -90,7 +90,7 @@ async def test_a_dialect_says_errors_in_its_own_shape():
 
 
 @pytest.mark.parametrize("prompt", ["", [], [1, "2"], [[1], [2]], 7, None, [True]])
-async def test_a_raw_prompt_is_one_text_or_its_token_ids(prompt):
+async def test_a_raw_prompt_is_a_text_or_token_ids(prompt):
     class Raw(ShoutDialect):
         def to_chat(self, body):
             return body
@@ -100,7 +100,7 @@ async def test_a_raw_prompt_is_one_text_or_its_token_ids(prompt):
         async with httpx.AsyncClient(trust_env=False) as client:
             refused = await client.post(f"{url}/raw", json={"prompt": prompt})
     assert refused.status_code == 400
-    assert "'prompt' must be a text or a list of token ids" in refused.json()["error"]["message"]
+    assert "'prompt' must be a string or a list of token ids" in refused.json()["error"]["message"]
 
 
 class Unspeakable:
@@ -113,7 +113,7 @@ class Unspeakable:
         raise ValueError("no words")
 
 
-async def test_an_answer_that_a_dialect_cannot_tell_is_not_recorded():
+async def test_an_answer_that_a_dialect_cannot_translate_is_not_recorded():
     recorder = ListRecorder()
     dialects = {"/v1/unspeakable": Unspeakable()}
     async with (

@@ -1,4 +1,4 @@
-"""What comes before a request's body has a size and a time, byte by byte and without a clock."""
+"""Limits on the size and time of what comes before a request's body, byte by byte and without a clock."""
 
 import asyncio
 
@@ -94,7 +94,7 @@ def refusal(status: bytes, why: bytes) -> bytes:
     return head % (status, len(why)) + why
 
 
-async def test_headers_have_to_come_in_time_from_the_connection_on():
+async def test_headers_must_arrive_in_time_after_the_connection():
     connection = Connection()
     assert connection.timers.waits_for_head()
     assert await connection.send(HEAD) == b""
@@ -103,7 +103,7 @@ async def test_headers_have_to_come_in_time_from_the_connection_on():
     assert connection.wire.closed
 
 
-async def test_a_body_may_take_its_time_and_the_next_head_not():
+async def test_a_body_may_take_long_but_the_next_head_may_not():
     connection = Connection()
     await connection.send(HEAD + b"content-length: 4\r\n\r\n")
     assert not connection.timers.waits_for_head()
@@ -115,14 +115,14 @@ async def test_a_body_may_take_its_time_and_the_next_head_not():
     assert not connection.timers.waits_for_head()
 
 
-async def test_a_connection_that_is_lost_is_waited_for_no_more():
+async def test_a_lost_connection_stops_the_timer():
     connection = Connection()
     connection.protocol.connection_lost(None)
     assert not connection.timers.waits_for_head()
 
 
 @pytest.mark.parametrize("more", [0, 1])
-async def test_a_head_has_a_size(more):
+async def test_the_size_of_a_head_is_limited(more):
     connection = Connection()
     # What comes in one piece with the beginning is not counted.
     said = await connection.send(HEAD + b"a: ", *[b"x" * 1000] * 65, b"x" * (MAX_HEAD - 65_000 + more))
@@ -133,7 +133,7 @@ async def test_a_head_has_a_size(more):
         assert await connection.send() == b"", "it is refused once"
 
 
-async def test_the_bytes_of_a_body_and_of_earlier_requests_are_no_head():
+async def test_bytes_of_bodies_and_earlier_requests_do_not_count_as_head():
     connection = Connection()
     body = b"content-length: 100000\r\n\r\n"
     for _ in range(3):
@@ -144,7 +144,7 @@ async def test_the_bytes_of_a_body_and_of_earlier_requests_are_no_head():
     assert not connection.wire.closed
 
 
-async def test_what_stands_around_the_pieces_of_a_body_has_a_size_too():
+async def test_the_bytes_around_a_bodys_chunks_are_limited_too():
     connection = Connection()
     await connection.send(HEAD + b"transfer-encoding: chunked\r\n\r\n1;")
     said = await connection.send(*[b"x" * 10_000] * 7)

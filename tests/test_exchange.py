@@ -1,4 +1,4 @@
-"""One HTTP request and its answer: bodies and their limit, how errors are said, and which may be tried again."""
+"""One HTTP request and its answer: bodies and their limit, errors, and which of them may be retried."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def test_headers_are_read_by_name():
 
 
 @pytest.mark.parametrize("parts", [[b""], [b"abc"], [b"a", b"", b"bc"], [b"abcd", b"e"]], ids=repr)
-async def test_a_body_is_whole_however_it_came(parts):
+async def test_a_body_is_joined_from_its_parts(parts):
     assert await exchange_of(Asked(parts)).body(5) == b"".join(parts)
 
 
@@ -49,18 +49,18 @@ async def test_a_body_beyond_the_limit_is_read_to_its_end_and_refused(parts, pro
     assert refusal.value.status == 413 and not asked._left
 
 
-async def test_a_body_that_is_exactly_as_large_as_its_promise_and_the_limit_is_taken():
+async def test_a_body_of_exactly_the_limit_is_accepted():
     assert await exchange_of(Asked(b"abcde", headers={"content-length": "5"})).body(5) == b"abcde"
 
 
-async def test_of_a_client_that_leaves_before_its_body_has_come_there_is_no_body():
+async def test_a_disconnect_before_the_end_of_the_body_returns_none():
     asked = Asked([])
     asked.leave.set()
     assert await exchange_of(asked).body(5) is None
 
 
 @pytest.mark.parametrize("length", ["9", "90"])
-async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(monkeypatch, length):
+async def test_a_body_that_never_arrives_times_out(monkeypatch, length):
     monkeypatch.setattr("art_core.capture.http.BODY_SECONDS", 0.05)
     asked = Asked([b"a", b""], headers={"content-length": length})
     asked._left[-1]["more_body"] = True
@@ -71,7 +71,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(monkeypatch,
     assert asked.error["message"] == "the body of a request must arrive within 0.05 seconds"
 
 
-async def test_a_client_that_has_gone_is_noticed_after_what_it_still_sent():
+async def test_a_disconnect_is_noticed_after_the_rest_of_the_body():
     asked = Asked([b"a", b"b"])
     gone = asyncio.create_task(exchange_of(asked).disconnected())
     for _ in range(5):
@@ -94,7 +94,7 @@ async def test_an_answer_is_json_with_its_length():
     assert exchange.started and exchange.finished
 
 
-async def test_events_leave_together_and_the_last_ends_the_answer():
+async def test_events_are_sent_together_and_the_last_flush_ends_the_answer():
     asked = Asked()
     exchange = exchange_of(asked)
     exchange.event(b"a")
@@ -111,7 +111,7 @@ async def test_events_leave_together_and_the_last_ends_the_answer():
     assert asked.told == {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
-async def test_a_stream_without_events_is_an_answer_too():
+async def test_a_stream_may_have_no_events():
     asked = Asked()
     await exchange_of(asked).flush(last=True)
     assert (asked.status, asked.text) == (200, "")
@@ -145,25 +145,25 @@ async def test_an_error_has_openais_shape(status, kind):
         (Refused("x", status=409), False),
     ],
 )
-async def test_a_client_is_told_not_to_try_again_where_that_would_change_nothing(error, again):
+async def test_clients_are_told_not_to_retry_if_it_would_change_nothing(error, again):
     asked = await failed(error)
     assert asked.told.get("x-should-retry") == (None if again else "false")
     assert "retry-after" not in asked.told
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.0, "0"), (1.2, "2"), (5.0, "5"), (math.inf, None), (None, None)])
-async def test_when_to_try_again_is_told_in_whole_seconds(seconds, told):
+async def test_retry_after_is_in_whole_seconds(seconds, told):
     asked = await failed(UpstreamError("x", status=429, retry_after=seconds))
     assert asked.told.get("retry-after") == told
 
 
-async def test_what_cannot_be_stored_is_refused_for_good():
+async def test_a_store_error_is_a_503_without_retry():
     asked = await failed(StoreError("disk full"))
     assert (asked.status, asked.error["message"], asked.error["code"]) == (503, "disk full", "not_recorded")
     assert asked.told["x-should-retry"] == "false"
 
 
-async def test_a_bug_is_a_500_with_its_name_and_is_logged_with_where_it_came_from(caplog):
+async def test_a_bug_is_a_500_with_its_name_and_a_logged_traceback(caplog):
     asked = await failed(ValueError("no such thing"))
     assert (asked.status, asked.error["message"], asked.error["code"]) == (500, "ValueError: no such thing", None)
     [record] = caplog.records
@@ -183,7 +183,7 @@ def test_an_error_is_one_line_of_at_most_500_characters(error, line):
     assert error_line(error) == line
 
 
-async def test_nothing_is_said_after_the_whole_answer():
+async def test_an_error_after_the_whole_answer_is_dropped():
     asked = Asked()
     exchange = exchange_of(asked)
     async with exchange.errors_answered(log, "a call failed"):
@@ -205,7 +205,7 @@ async def test_inside_a_stream_an_error_is_the_last_event():
 
 
 @pytest.mark.parametrize("kind", [str, bytes])
-async def test_another_api_says_errors_in_its_own_shape(kind):
+async def test_errors_have_the_dialects_shape(kind):
     class Other:
         def error(self, *said):
             return {"said": said}

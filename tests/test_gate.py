@@ -1,4 +1,4 @@
-"""Who may enter the gate, in which order, and who is held."""
+"""Which calls the gate admits, in which order, and which it holds."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_calls_beyond_the_limit_enter_in_the_order_in_which_they_came():
+async def test_calls_beyond_the_limit_enter_in_order_of_arrival():
     gate, log = Gate(limit=1), []
     ends = [asyncio.Event() for _ in range(4)]
     tasks = [asyncio.create_task(inside(gate, log, name, end)) for name, end in zip("abcd", ends, strict=True)]
@@ -32,7 +32,7 @@ async def test_calls_beyond_the_limit_enter_in_the_order_in_which_they_came():
 
 
 @pytest.mark.parametrize(("limit", "enter"), [(None, 5), (3, 3)])
-async def test_as_many_as_may_are_inside_at_once(limit, enter):
+async def test_the_gate_admits_calls_up_to_its_limit(limit, enter):
     gate, log, end = Gate(limit), [], asyncio.Event()
     tasks = [asyncio.create_task(inside(gate, log, name, end)) for name in "abcde"]
     await settle()
@@ -42,7 +42,7 @@ async def test_as_many_as_may_are_inside_at_once(limit, enter):
     assert (log, gate.inside) == (list("abcde"), 0)
 
 
-async def test_all_who_waited_for_a_pause_to_end_are_counted_when_they_enter():
+async def test_calls_that_enter_after_a_pause_are_counted():
     gate, log, end = Gate(limit=2), [], asyncio.Event()
     await gate.pause()
     tasks = [asyncio.create_task(inside(gate, log, name, end)) for name in "abc"]
@@ -54,11 +54,11 @@ async def test_all_who_waited_for_a_pause_to_end_are_counted_when_they_enter():
     await asyncio.gather(*tasks)
 
 
-async def test_the_queue_has_an_end():
+async def test_a_full_queue_refuses_the_next_call():
     gate, log, end = Gate(limit=1, queue=1), [], asyncio.Event()
     tasks = [asyncio.create_task(inside(gate, log, name, end)) for name in "ab"]
     await settle()
-    with pytest.raises(UpstreamError, match="1 calls are being answered and 1 wait") as refusal:
+    with pytest.raises(UpstreamError, match="1 calls are being answered and 1 are waiting") as refusal:
         async with gate:
             pass
     told = refusal.value.status, refusal.value.code, refusal.value.retry_after
@@ -68,7 +68,7 @@ async def test_the_queue_has_an_end():
 
 
 @pytest.mark.parametrize("admitted", [False, True])
-async def test_a_waiting_call_that_is_cancelled_takes_no_place(admitted):
+async def test_a_cancelled_waiting_call_takes_no_place(admitted):
     gate, log, end = Gate(limit=1), [], asyncio.Event()
     first, second, third = (asyncio.create_task(inside(gate, log, name, end)) for name in "abc")
     await settle()
@@ -84,7 +84,7 @@ async def test_a_waiting_call_that_is_cancelled_takes_no_place(admitted):
     assert (gate.inside, gate.waiting) == (0, 0)
 
 
-async def test_a_waiting_call_that_is_cancelled_while_another_leaves_is_passed_over():
+async def test_a_waiting_call_that_is_cancelled_as_another_ends_is_skipped():
     gate, log = Gate(limit=1), []
     ends = [asyncio.Event() for _ in range(3)]
     first, second, third = (
@@ -101,7 +101,7 @@ async def test_a_waiting_call_that_is_cancelled_while_another_leaves_is_passed_o
     await asyncio.gather(first, third)
 
 
-async def test_pausing_twice_is_pausing_once_and_so_is_resuming():
+async def test_pause_and_resume_are_idempotent():
     gate = Gate()
     for _ in range(2):
         await gate.pause()
@@ -129,7 +129,7 @@ async def test_a_pause_that_begins_while_another_holds_outlives_it():
     await task
 
 
-async def test_a_held_gate_lets_nobody_in_until_the_last_holder_leaves():
+async def test_a_held_gate_admits_no_call_until_the_last_holder_is_done():
     gate, log, end = Gate(limit=2), [], asyncio.Event()
     end.set()
     await gate.pause()
@@ -143,7 +143,7 @@ async def test_a_held_gate_lets_nobody_in_until_the_last_holder_leaves():
     assert log == ["a"]
 
 
-async def test_a_holder_waits_for_those_inside_and_not_for_those_who_wait():
+async def test_a_holder_waits_for_calls_inside_but_not_for_waiting_ones():
     gate, log, end = Gate(limit=1), [], asyncio.Event()
     tasks = [asyncio.create_task(inside(gate, log, name, end)) for name in "ab"]
     await settle()

@@ -1,4 +1,4 @@
-"""Calls under way: clients that leave or ask again, rollouts that close, servers that stop. Without a socket."""
+"""Calls in flight: clients that disconnect or retry, rollouts that close, servers that stop. Without a socket."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ class Waiting(EchoEngine):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_aborts_its_call(stream):
+async def test_a_disconnect_aborts_the_call(stream):
     app = CaptureApp(engine := Waiting(), recorder := ListRecorder())
     app.open("r1", AS_ASKED)
     asked = asked_of("r1", chat("hi", stream=stream))
@@ -50,7 +50,7 @@ async def test_a_client_that_leaves_aborts_its_call(stream):
     app.open("r1", AS_ASKED)
 
 
-async def test_an_upstream_that_returns_what_it_has_when_it_is_stopped_is_recorded():
+async def test_what_a_cancelled_upstream_returns_is_recorded():
     class Obliging(Waiting):
         async def chat(self, request):
             try:
@@ -69,7 +69,7 @@ async def test_an_upstream_that_returns_what_it_has_when_it_is_stopped_is_record
     assert asked.status == 409
 
 
-async def test_a_client_that_has_its_answer_may_leave_while_it_is_still_being_ended():
+async def test_a_disconnect_after_the_whole_answer_does_not_cancel_the_call():
     class Slow(Asked):
         async def send(self, message):
             await super().send(message)
@@ -85,7 +85,7 @@ async def test_a_client_that_has_its_answer_may_leave_while_it_is_still_being_en
     assert [call.finish_reason for call in recorder.of("r1")] == ["stop"]
 
 
-async def test_a_request_that_is_sent_again_ends_the_first_and_is_answered_itself():
+async def test_a_retry_cancels_the_first_request_and_is_answered():
     app = CaptureApp(engine := Waiting(), recorder := ListRecorder())
     app.open("r1", AS_ASKED)
     first = under_way(app, asked_of("r1", chat("a"), x_art_request_id="q"))
@@ -112,7 +112,7 @@ async def test_an_id_is_open_once_until_it_is_closed():
     assert (await answered(app, asked_of("r1", chat("hi")))).status == 404
 
 
-async def test_a_rollout_that_closes_takes_no_new_calls_and_lets_those_in_flight_end():
+async def test_closing_a_rollout_refuses_new_calls_and_lets_those_in_flight_finish():
     app = CaptureApp(engine := Waiting(), recorder := ListRecorder())
     app.open("r1", AS_ASKED)
     under = under_way(app, asked_of("r1", chat("hi")))
@@ -129,7 +129,7 @@ async def test_a_rollout_that_closes_takes_no_new_calls_and_lets_those_in_flight
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_the_engine_does_not_answer_in_time_is_a_504_and_not_tried_again(stream):
+async def test_a_call_that_times_out_is_a_504_and_not_retried(stream):
     app = CaptureApp(Waiting(), recorder := ListRecorder(), call_timeout=0.5)
     app.open("r1", AS_ASKED)
     asked = await answered(app, asked_of("r1", chat("hi", stream=stream)))
@@ -144,7 +144,7 @@ async def test_a_call_that_the_engine_does_not_answer_in_time_is_a_504_and_not_t
 
 
 @pytest.mark.parametrize("end", ["close", "release"])
-async def test_what_a_rollout_does_is_known_until_its_end(end):
+async def test_a_rollouts_activity_is_known_until_it_closes(end):
     app = CaptureApp(engine := Waiting(), ListRecorder())
     app.open("r1", AS_ASKED)
     under = under_way(app, asked_of("r1", chat("hi")))
@@ -161,7 +161,7 @@ async def test_what_a_rollout_does_is_known_until_its_end(end):
     assert app.activity.look(app.gate).rollouts == {}
 
 
-async def test_a_rollout_that_closes_tells_which_errors_its_calls_had_and_how_often():
+async def test_close_returns_the_counts_of_error_answers():
     app = CaptureApp(EchoEngine(), ListRecorder())
     for rollout in ("r1", "r2"):
         app.open(rollout, AS_ASKED)
@@ -172,7 +172,7 @@ async def test_a_rollout_that_closes_tells_which_errors_its_calls_had_and_how_of
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_stops_tells_its_clients_when_to_try_again(stream):
+async def test_a_stopping_server_says_when_to_retry(stream):
     app = CaptureApp(Waiting(), recorder := ListRecorder())
     for rollout in ("r1", "r2"):
         app.open(rollout, AS_ASKED)
@@ -189,7 +189,7 @@ async def test_what_stops_tells_its_clients_when_to_try_again(stream):
     assert all(call.finish_reason == "aborted" for call in recorder.of("r1"))
 
 
-async def test_an_answer_that_was_sampled_to_its_end_and_not_sent_to_its_end_is_aborted():
+async def test_an_answer_that_was_not_sent_completely_is_recorded_as_aborted():
     reading = asyncio.Event()
 
     class Stalled(Asked):

@@ -1,4 +1,4 @@
-"""Where a server listens, how it is reached there, and what it is set to."""
+"""The listening socket, its address, and the server's settings."""
 
 import errno
 import socket
@@ -28,7 +28,7 @@ def test_only_names_of_this_machine_are_loopback():
     assert not any(is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "::", "node-3", "", None))
 
 
-def test_a_listener_takes_calls_at_once_and_sends_without_delay():
+def test_a_listener_accepts_connections_at_once_and_sends_without_delay():
     with listen("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP and listener.type == socket.SOCK_STREAM
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
@@ -38,7 +38,7 @@ def test_a_listener_takes_calls_at_once_and_sends_without_delay():
             listen("127.0.0.1", listener.getsockname()[1])
 
 
-def test_an_address_with_colons_is_one_of_ip_6(monkeypatch):
+def test_a_host_with_colons_is_ipv6(monkeypatch):
     families = []
 
     class Taken(socket.socket):
@@ -56,12 +56,12 @@ def test_an_address_with_colons_is_one_of_ip_6(monkeypatch):
     assert families == [socket.AF_INET6, socket.AF_INET]
 
 
-def test_a_host_that_is_not_this_machines_cannot_be_listened_on():
+def test_a_host_of_another_machine_is_refused():
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1 port 0: "):
         listen("192.0.2.1", 0)
 
 
-def test_the_server_trusts_no_proxy_writes_no_log_and_ends_soon():
+def test_the_server_trusts_no_proxy_logs_nothing_and_drains_briefly():
     config = http_server(lambda *_: None, drain=7).config
     assert (config.proxy_headers, config.access_log, config.lifespan, config.ws) == (False, False, "off", "none")
     assert (config.log_config, config.log_level, config.http) == (None, "critical", BoundedHead)

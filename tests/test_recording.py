@@ -27,7 +27,7 @@ def recorded(*answers: dict, **request):
     return recording.calls()
 
 
-async def test_ids_that_are_no_numbers_are_refused_before_they_reach_the_store():
+async def test_ids_that_are_not_numbers_are_refused_before_they_reach_the_store():
     class Words(EchoEngine):
         async def chat(self, request):
             answer = await super().chat(request)
@@ -58,12 +58,12 @@ async def test_a_temperature_that_is_nearly_zero_is_recorded_as_zero():
 
 
 @pytest.mark.parametrize("version", [2**63, None, 1.5, "1"])
-def test_an_answer_whose_policy_version_cannot_be_kept_is_refused(version):
-    with pytest.raises(UpstreamError, match="policy_version are not numbers"):
+def test_an_answer_with_an_invalid_policy_version_is_refused(version):
+    with pytest.raises(UpstreamError, match="policy_version has invalid values"):
         Recording({}, "q").add({"prompt_token_ids": [1], "policy_version": version, "choices": []})
 
 
-def test_a_call_holds_what_the_upstream_says_of_it():
+def test_a_call_has_the_fields_of_the_upstreams_answer():
     [call] = recorded(whole(index=2, forced=[1, 0, 1]) | {"logprobs_temperature": 0.7}, temperature=0.2)
     assert (call.prompt_ids, call.sampled_ids, call.logprobs) == ((1, 2), (5, 6), (-0.5, -1.0))
     assert (call.policy_version, call.request_id, call.choice) == (3, "q", 2)
@@ -72,7 +72,7 @@ def test_a_call_holds_what_the_upstream_says_of_it():
     assert (call.request, call.response) == ({"temperature": 0.2}, {"role": "assistant", "content": "ab"})
 
 
-def test_what_an_upstream_leaves_out_has_a_value_all_the_same():
+def test_missing_optional_fields_have_defaults():
     answer = whole()
     del answer["policy_version"]
     [call] = recorded(answer)
@@ -90,11 +90,11 @@ def test_what_an_upstream_leaves_out_has_a_value_all_the_same():
         (None, "aborted"),
     ],
 )
-def test_why_an_answer_ended_is_kept_in_the_ledgers_words(said, kept):
+def test_finish_reasons_are_normalized(said, kept):
     assert [call.finish_reason for call in recorded(whole(finish_reason=said))] == [kept]
 
 
-def test_an_answer_that_its_client_did_not_get_is_aborted_however_it_ended():
+def test_an_answer_that_its_client_did_not_get_is_aborted_whatever_its_finish_reason():
     recording = Recording({}, "q")
     recording.add(whole())
     assert [call.finish_reason for call in recording.calls(aborted=True)] == ["aborted"]
@@ -124,7 +124,7 @@ def test_a_stream_cut_anywhere_is_recorded_as_the_whole_answer(data):
         assert call.forced == tuple(sorted({place for chunk in mine for place in chunk.get("forced", ())}))
 
 
-def test_only_the_first_chunk_says_what_the_prompt_was():
+def test_the_prompt_comes_from_the_first_chunk():
     first = {"prompt_token_ids": [1], "policy_version": 4, "logprobs_temperature": 0.5, "choices": []}
     later = {"prompt_token_ids": [9], "policy_version": 5, "logprobs_temperature": 0.9} | {
         "choices": [{"delta": {"content": "a"}, "token_ids": [7], "token_logprobs": [0.0], "finish_reason": "stop"}]
@@ -139,26 +139,26 @@ def test_only_the_first_chunk_says_what_the_prompt_was():
     ("answer", "why"),
     [
         (whole() | {"prompt_token_ids": []}, "prompt_token_ids is missing or empty"),
-        (whole() | {"prompt_token_ids": [2**31]}, "prompt_token_ids are not numbers"),
+        (whole() | {"prompt_token_ids": [2**31]}, "prompt_token_ids has invalid values"),
         (whole(token_ids=None), "choice 0 has no token_ids"),
         (whole(index=4, token_ids=None), "choice 4 has no token_ids"),
         (whole(token_ids=[5]), "choice 0 has 1 token ids and 2 logprobs"),
         (whole(index=4, token_logprobs=None), "choice 4 has 2 token ids and 0 logprobs"),
-        (whole(token_ids=[5, 2**31]), "token_ids are not numbers"),
-        (whole(token_logprobs=[-0.5, "x"]), "logprobs are not numbers"),
-        (whole(forced=["x"]), "forced are not numbers"),
-        (whole(forced=[0, 2]), "choice 0 has no tokens at the forced places"),
-        (whole(forced=[-1], index=4), "choice 4 has no tokens at the forced places"),
+        (whole(token_ids=[5, 2**31]), "token_ids has invalid values"),
+        (whole(token_logprobs=[-0.5, "x"]), "logprobs has invalid values"),
+        (whole(forced=["x"]), "forced has invalid values"),
+        (whole(forced=[0, 2]), "choice 0 has no tokens at the forced positions"),
+        (whole(forced=[-1], index=4), "choice 4 has no tokens at the forced positions"),
     ],
 )
-def test_an_answer_that_cannot_be_trained_on_is_refused_by_its_gap(answer, why):
+def test_an_answer_that_cannot_be_trained_on_is_refused_with_the_reason(answer, why):
     with pytest.raises(UpstreamError, match=why) as refusal:
         recorded(answer)
     assert (refusal.value.status, refusal.value.code) == (502, "no_token_ids")
 
 
 @pytest.mark.parametrize("said", ["content", "tool_calls", "reasoning_content", "reasoning"])
-def test_a_chunk_that_says_something_has_tokens_and_one_that_says_nothing_needs_none(said):
+def test_a_chunk_with_text_must_have_tokens_and_an_empty_one_need_not(said):
     chunk = {"prompt_token_ids": [1], "choices": [{"delta": {"role": "assistant", said: None}}]}
     [call] = recorded(chunk)
     assert (call.sampled_ids, call.finish_reason) == ((), "aborted")
@@ -174,7 +174,7 @@ def merged(*deltas: dict) -> dict:
     return message
 
 
-def test_what_chunks_say_grows_together_by_name():
+def test_fields_of_chunks_are_appended_by_name():
     told = merged(
         {"role": "assistant", "content": "a", "reasoning": "x"},
         {"role": "assistant", "content": "b", "refusal": None, "extra": {"n": 1}},
@@ -183,7 +183,7 @@ def test_what_chunks_say_grows_together_by_name():
     assert told == {"role": "assistant", "content": "ab", "reasoning": "xy", "extra": {"n": 1}}
 
 
-def test_pieces_of_tool_calls_are_put_together_by_their_index():
+def test_parts_of_tool_calls_are_merged_by_index():
     told = merged(
         {"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{"}}]},
         {"tool_calls": [{"index": 0, "id": "a", "type": "custom", "function": {"name": "f"}}]},
@@ -196,7 +196,7 @@ def test_pieces_of_tool_calls_are_put_together_by_their_index():
     ]
 
 
-def test_a_piece_of_a_tool_call_without_an_index_belongs_to_the_last_one():
+def test_a_part_of_a_tool_call_without_an_index_belongs_to_the_last_one():
     named = {"function": {"name": "f", "arguments": "1"}}
     assert merged({"tool_calls": [named]})["tool_calls"] == [{"id": None, "type": "function", **named}]
     told = merged({"tool_calls": [{"index": 1, **named}]}, {"tool_calls": [{"function": {"arguments": "2"}}]})
@@ -205,7 +205,7 @@ def test_a_piece_of_a_tool_call_without_an_index_belongs_to_the_last_one():
     assert [call["type"] for call in told["tool_calls"]] == ["function", "function"]
 
 
-def test_a_client_sees_nothing_of_what_only_the_ledger_reads():
+def test_capture_fields_are_hidden_from_clients():
     inner = {"prompt_token_ids": [1], "policy_version": 2, "logprobs_temperature": 1.0}
     choice = {"index": 0, "delta": {"content": "a"}}
     answer = {
@@ -236,7 +236,7 @@ def test_a_client_sees_nothing_of_what_only_the_ledger_reads():
         {"delta": {"content": "a"}, "finish_reason": 5, "token_ids": [3], "token_logprobs": [-1.0]},
     ],
 )
-def test_an_answer_that_is_no_completion_is_refused_and_what_came_before_it_can_be_stored(tmp_path, choice):
+def test_a_malformed_chunk_is_refused_and_earlier_ones_can_be_stored(tmp_path, choice):
     recording = Recording({}, "q")
     recording.add(
         {"prompt_token_ids": [1], "choices": [{"delta": {"content": "a"}, "token_ids": [2], "token_logprobs": [-1.0]}]}

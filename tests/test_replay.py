@@ -1,4 +1,4 @@
-"""Answers that were given before, given again: to whom, how often, and in what shape."""
+"""Replayed answers: to which requests, how often, and in which shape."""
 
 import json
 
@@ -28,7 +28,7 @@ async def streamed(upstream, request: dict) -> list[dict]:
     return [chunk async for chunk in upstream.stream(request)]
 
 
-async def test_each_answer_is_given_once_in_the_order_of_the_first_time_and_then_the_engine_is_asked():
+async def test_each_answer_is_replayed_once_in_order_before_the_engine_is_asked():
     engine = EchoEngine()
     upstream = Answers([made(1), made(2, "other"), made(3)]).before(engine)
     given = [sampled(await upstream.chat(chat(text))) for text in ("hi", "hi", "hi", "other", "other")]
@@ -36,13 +36,13 @@ async def test_each_answer_is_given_once_in_the_order_of_the_first_time_and_then
     assert engine.requests == [chat("hi"), chat("other")]
 
 
-async def test_a_stream_of_what_was_not_asked_before_is_the_engines():
+async def test_a_stream_for_a_new_request_is_the_engines():
     upstream = Answers([made(1)]).before(EchoEngine())
     chunks = await streamed(upstream, chat("new", stream=True))
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk["choices"]) == "new"
 
 
-def test_the_order_of_a_requests_fields_is_not_part_of_the_question():
+def test_the_order_of_a_requests_fields_does_not_matter():
     request = chat("hi", temperature=0.5)
     answers = Answers([made(1, request=request)])
     assert answers.take(dict(reversed(request.items()))) == [made(1, request=request)]
@@ -59,12 +59,12 @@ def test_the_order_of_a_requests_fields_is_not_part_of_the_question():
     ],
     ids=["none", "aborted", "one choice aborted", "logprobs"],
 )
-def test_where_no_answer_is_whole_the_engine_itself_is_asked(calls):
+def test_aborted_answers_are_not_replayed(calls):
     engine = EchoEngine()
     assert Answers(calls).before(engine) is engine
 
 
-async def test_an_answer_that_is_given_again_is_recorded_as_it_was():
+async def test_a_replayed_answer_is_recorded_unchanged():
     said = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {"name": "f"}}]}
     calls = [made(7, response=said), made(7, choice=1, finish_reason="length", forced=(1,))]
     answer = await Answers(calls).before(EchoEngine()).chat(chat("hi"))
@@ -76,7 +76,7 @@ async def test_an_answer_that_is_given_again_is_recorded_as_it_was():
     assert answer["id"].startswith("chatcmpl-") and type(answer["created"]) is int
 
 
-async def test_an_answer_of_a_request_without_a_model_is_the_policys():
+async def test_a_replayed_answer_to_a_request_without_a_model_names_the_policy():
     request = {"messages": chat("hi")["messages"]}
     answer = await Answers([made(1, request=request)]).before(EchoEngine()).chat(request)
     assert answer["model"] == "policy"
@@ -87,7 +87,7 @@ async def test_an_answer_of_a_request_without_a_model_is_the_policys():
 
 @pytest.mark.parametrize("usage", [None, {}, {"include_usage": False}, {"include_usage": True}], ids=json.dumps)
 @pytest.mark.parametrize("choices", [1, 2])
-async def test_a_stream_that_is_given_again_is_recorded_as_it_was(usage, choices):
+async def test_a_replayed_stream_is_recorded_unchanged(usage, choices):
     tools = [{"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in range(2)]
     said = {"role": "assistant", "content": "x", "tool_calls": tools}
     request = chat("hi", stream=True) | ({} if usage is None else {"stream_options": usage})

@@ -1,4 +1,4 @@
-"""What of an upstream's answer is no completion: field by field, and what JSON holds that cannot be written again."""
+"""Malformed answers of upstreams, field by field, and JSON that can't be written again."""
 
 import copy
 import json
@@ -70,7 +70,7 @@ def refused(answer):
     return rest
 
 
-def test_a_whole_answer_and_an_empty_one_are_completions():
+def test_full_and_empty_answers_are_completions():
     check_answer(WHOLE)
     check_answer({})
     check_answer({"choices": [], "usage": {}})
@@ -78,7 +78,7 @@ def test_a_whole_answer_and_an_empty_one_are_completions():
 
 
 @pytest.mark.parametrize(("place", "name", "kind", "what"), FIELDS)
-def test_a_field_of_another_kind_is_refused_by_name_and_its_words_are_not_shown(place, name, kind, what):
+def test_a_field_of_another_kind_is_named_and_its_text_is_not_quoted(place, name, kind, what):
     for value in ONE_OF_EACH:
         if isinstance(value, kind):
             continue
@@ -87,7 +87,7 @@ def test_a_field_of_another_kind_is_refused_by_name_and_its_words_are_not_shown(
 
 
 @pytest.mark.parametrize(("place", "name", "kind", "what"), FIELDS)
-def test_a_field_may_be_null_but_for_what_a_token_is(place, name, kind, what):
+def test_a_field_may_be_null_except_in_tokens(place, name, kind, what):
     answer = changed(place, **{name: None})
     if name in ("token", "logprob"):
         assert refused(answer) == "a token of logprobs is of type dict"
@@ -99,12 +99,12 @@ def test_a_field_may_be_null_but_for_what_a_token_is(place, name, kind, what):
 
 @pytest.mark.parametrize(("place", "name"), [(place, name) for place, name, kind, _ in FIELDS if kind == NUMBER])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_is_finite(place, name, value):
+def test_numbers_must_be_finite(place, name, value):
     assert refused(changed(place, **{name: value})).endswith(f"is {value!r}")
 
 
 @pytest.mark.parametrize("place", PLACES[1:])
-def test_what_should_be_an_object_is_one(place):
+def test_objects_must_be_objects(place):
     *parents, last = place
     answer = changed(())
     it = answer
@@ -118,7 +118,7 @@ def test_what_should_be_an_object_is_one(place):
     ("place", "end", "what"),
     [(CHOICES, 2**31, "a choice"), ((*CHOICES, "message", "tool_calls", 0), 1024, "a tool call")],
 )
-def test_an_index_is_a_whole_number_that_makes_no_endless_list(place, end, what):
+def test_an_index_is_an_integer_within_its_limit(place, end, what):
     for index in (0, 1, end - 1):
         check_answer(changed(place, index=index))
     for index in (-1, end, 1.0, None):
@@ -128,7 +128,7 @@ def test_an_index_is_a_whole_number_that_makes_no_endless_list(place, end, what)
     assert refused(changed(place, index=True)) == f"'index' of {what} is True"
 
 
-def test_what_is_not_read_later_may_be_anything():
+def test_unread_fields_may_be_anything():
     check_answer(changed((), id=3, model=[], choices=[{"message": {"audio": 3}, "stop_reason": 5}]))
 
 
@@ -136,18 +136,18 @@ def nested(depth):
     return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 
 
-def test_as_deep_as_can_be_written_is_not_too_deep():
+def test_the_deepest_writable_json_is_accepted():
     assert read_object(nested(MAX_DEPTH)) == json.loads(nested(MAX_DEPTH))
     for text in (nested(MAX_DEPTH + 1), b'{"a":' * 255 + b"1" + b"}" * 255):
         with pytest.raises(ValueError, match="^is nested deeper than 254 levels$"):
             read_object(text)
 
 
-def test_many_lists_beside_one_another_are_not_deep():
+def test_many_sibling_lists_are_not_deep():
     assert read_object(b'{"a":[' + b"[]," * 1000 + b"{}]}") == {"a": [[]] * 1000 + [{}]}
 
 
 @pytest.mark.parametrize(("text", "why"), [(b"{", "^is not JSON \\("), (b"[]", "^is a list, not a JSON object$")])
-def test_what_is_no_json_object_is_refused(text, why):
+def test_anything_but_a_json_object_is_refused(text, why):
     with pytest.raises(ValueError, match=why):
         read_object(text)

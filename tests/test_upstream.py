@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server that returns token ids, behind the door: a small one that speaks vLLM's dialect."""
+"""HttpUpstream with a small server that speaks vLLM's dialect."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ async def test_a_servers_token_ids_and_logprobs_become_the_call(vllm, served, st
     assert vllm.keys[-1] == "Bearer secret"
 
 
-async def test_an_agent_that_asks_for_logprobs_gets_them(served):
+async def test_an_agent_that_requests_logprobs_gets_them(served):
     client, recorder = served
     answer = await client.chat.completions.create(**asking("hi"), logprobs=True)
     assert [token.logprob for token in answer.choices[0].logprobs.content] == list(recorder.calls[0][1].logprobs)
@@ -81,7 +81,7 @@ async def test_a_long_request_reaches_the_server_whole(vllm):
     await upstream.stop()
 
 
-async def test_the_version_is_what_the_owner_of_the_server_says(vllm):
+async def test_the_version_is_the_one_that_was_set(vllm):
     upstream = HttpUpstream(vllm.url)
     upstream.policy_version = 4
     assert (await upstream.chat(asking("hi")))["policy_version"] == 4
@@ -101,7 +101,7 @@ async def test_the_version_is_what_the_owner_of_the_server_says(vllm):
         ("slow", 504, "upstream_timeout", "did not answer in time"),
     ],
 )
-async def test_a_servers_refusal_keeps_its_status_and_words(served, stream, text, status, code, message):
+async def test_a_servers_refusal_keeps_its_status_and_message(served, stream, text, status, code, message):
     client, recorder = served
     with pytest.raises(openai.APIStatusError, match=message) as refusal:
         await client.chat.completions.create(**asking(text), stream=stream)
@@ -116,7 +116,7 @@ async def test_an_answer_that_is_not_json_is_a_bad_gateway(served):
     assert refusal.value.status_code == 502
 
 
-async def test_a_server_that_fails_in_the_middle_of_a_stream_is_told(served):
+async def test_a_stream_that_breaks_off_is_an_error(served):
     client, recorder = served
     with pytest.raises(openai.APIError, match="engine died"):
         async for _ in await client.chat.completions.create(**asking("ab!"), stream=True):
@@ -125,7 +125,7 @@ async def test_a_server_that_fails_in_the_middle_of_a_stream_is_told(served):
     assert (bytes(recorder.calls[0][1].sampled_ids), recorder.calls[0][1].finish_reason) == (b"ab", "aborted")
 
 
-async def test_a_client_that_leaves_a_stream_leaves_the_server_too(vllm, served):
+async def test_a_disconnect_from_a_stream_disconnects_from_the_server(vllm, served):
     client, recorder = served
     stream = await client.chat.completions.create(**asking("x" * 500), stream=True)
     async for chunk in stream:
@@ -156,7 +156,7 @@ async def saying(head: bytes, body: bytes = b""):
     ("asked", "finished", "whole"),
     [(2, [0, 1], True), (2, [0], False), (2, [1], False), (1, [0], True), (1, [], False), (None, [0, 1], True)],
 )
-async def test_a_stream_has_ended_when_every_choice_has(asked, finished, whole):
+async def test_a_stream_ends_when_every_choice_has(asked, finished, whole):
     def chunk(index, reason=None):
         choice = {"index": index, "delta": {"content": "x"}, "finish_reason": reason, "token_ids": [1]}
         choice["logprobs"] = {"content": [{"token": "x", "logprob": -1.0}]}
@@ -181,7 +181,7 @@ async def test_a_stream_has_ended_when_every_choice_has(asked, finished, whole):
 @pytest.mark.parametrize(
     ("said", "seconds"), [("7", "7"), ("0.5", "1"), ("-5", "0"), ("nan", None), ("inf", None), ("soon", None)]
 )
-async def test_a_servers_pause_is_passed_on_where_it_is_a_number_of_seconds(said, seconds):
+async def test_retry_after_is_passed_on_if_it_is_a_number_of_seconds(said, seconds):
     async with (
         saying(f"429 X\r\nretry-after: {said}\r\ncontent-length: 0".encode()) as url,
         await ServingProxy.start(lambda: HttpUpstream(url), ListRecorder, process=False) as door,
@@ -192,7 +192,7 @@ async def test_a_servers_pause_is_passed_on_where_it_is_a_number_of_seconds(said
     assert refusal.value.response.headers.get("retry-after") == seconds
 
 
-async def test_a_server_that_is_not_there_is_a_bad_gateway():
+async def test_an_unreachable_server_is_a_bad_gateway():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     upstream = HttpUpstream(f"http://127.0.0.1:{port}/v1")
@@ -202,7 +202,7 @@ async def test_a_server_that_is_not_there_is_a_bad_gateway():
     await upstream.stop()
 
 
-async def test_a_plain_address_cannot_take_weights_and_says_what_to_use_instead():
+async def test_a_plain_address_cannot_load_weights_and_says_what_to_use_instead():
     with pytest.raises(ConfigError, match="serves fixed weights.*engine='embedded'.*evaluate"):
         await HttpUpstream("http://127.0.0.1:1/v1").load(Weights(version=1, path=None))
 
@@ -216,7 +216,7 @@ async def test_proxy_settings_of_the_machine_are_not_used(vllm, monkeypatch):
 
 @pytest.mark.system
 @pytest.mark.parametrize("stream", [False, True])
-async def test_thinking_has_the_name_that_clients_know(served, stream):
+async def test_reasoning_has_the_name_that_clients_know(served, stream):
     client, recorder = served
     answer = await client.chat.completions.create(**asking("think"), stream=stream)
     if stream:

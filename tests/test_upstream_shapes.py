@@ -1,4 +1,4 @@
-"""What an upstream is sent, byte by byte, and how each shape of its answers is read."""
+"""The requests that HttpUpstream sends, byte by byte, and how it reads each shape of answer."""
 
 import asyncio
 import base64
@@ -70,7 +70,7 @@ async def refused(server: Server, **options) -> UpstreamError:
     return refusal.value
 
 
-async def test_a_request_asks_for_tokens_and_is_otherwise_the_agents():
+async def test_a_request_is_the_agents_plus_the_request_for_tokens():
     server = Server({"choices": []})
     async with asking(server, "/v1/") as upstream:
         await upstream.chat(ASKING | {"model": "mine", "logprobs": False, "n": 2})
@@ -84,7 +84,7 @@ async def test_a_request_asks_for_tokens_and_is_otherwise_the_agents():
     assert second == ASKING | {"return_token_ids": True, "logprobs": True}
 
 
-async def test_a_model_of_the_upstreams_own_replaces_the_agents():
+async def test_the_upstreams_model_replaces_the_agents():
     server = Server({"choices": []})
     async with asking(server, model="served") as upstream:
         await upstream.chat(ASKING | {"model": "mine"})
@@ -99,7 +99,7 @@ async def test_a_model_of_the_upstreams_own_replaces_the_agents():
         ("ada@", None, "Basic " + base64.b64encode(b"ada:").decode()),
     ],
 )
-async def test_a_key_or_a_user_is_sent_and_never_said(user, key, sent):
+async def test_a_key_or_a_user_is_sent_but_never_shown(user, key, sent):
     server = Server(b"no: a-long-secret is wrong", "401 X")
     async with asking(server, user=user, api_key=key) as upstream:
         with pytest.raises(UpstreamError) as refusal:
@@ -109,8 +109,8 @@ async def test_a_key_or_a_user_is_sent_and_never_said(user, key, sent):
     assert ("a-long-secret" in str(refusal.value)) == (user == "ada@")
 
 
-def test_a_user_and_a_key_are_one_too_many():
-    with pytest.raises(ConfigError, match=r"http://127.0.0.1:1/v1 is given with a user"):
+def test_a_user_together_with_a_key_is_refused():
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:1/v1 has a user in its address"):
         HttpUpstream("http://ada:pass@127.0.0.1:1/v1", api_key="secret")
 
 
@@ -118,7 +118,7 @@ def test_a_user_and_a_key_are_one_too_many():
     ("asked", "sent"), [({}, 1), ({"logprobs": None}, 1), ({"logprobs": 0}, 1), ({"logprobs": 5}, 5)]
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_raw_prompt_asks_for_at_least_one_logprob(asked, sent, stream):
+async def test_a_raw_prompt_requests_at_least_one_logprob(asked, sent, stream):
     raw = {"index": 0, "text": None, "token_ids": [7], "prompt_token_ids": [1], "finish_reason": "stop"}
     answer = {"choices": [raw | {"logprobs": {"token_logprobs": [-0.5]}}]}
     server = Server(b"data: " + json.dumps(answer).encode() + b"\n\ndata: [DONE]\n\n" if stream else answer)
@@ -134,7 +134,7 @@ async def test_a_raw_prompt_asks_for_at_least_one_logprob(asked, sent, stream):
 
 
 @pytest.mark.parametrize(("asked", "shown"), [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, LOGPROBS)])
-async def test_logprobs_are_read_always_and_shown_where_they_were_asked_for(asked, shown):
+async def test_logprobs_are_always_read_but_only_shown_if_requested(asked, shown):
     async with asking(Server({"choices": [CHOICE | {"logprobs": LOGPROBS}]})) as upstream:
         upstream.policy_version = 3
         answer = await upstream.chat(ASKING | asked)
@@ -180,14 +180,14 @@ async def test_a_refusal_is_read_in_every_shape(status, body, text, code):
         ({"choices": [{"logprobs": {"content": [{}]}}]}, r"isn't a completion \('logprob'\)"),
     ],
 )
-async def test_what_is_no_completion_is_a_bad_gateway(body, why):
+async def test_an_answer_that_is_not_a_completion_is_a_bad_gateway(body, why):
     refusal = await refused(Server(body))
     assert refusal.status == 502
     with pytest.raises(UpstreamError, match=why):
         raise refusal
 
 
-async def test_another_address_that_a_server_names_is_not_asked():
+async def test_redirects_are_not_followed():
     server = Server(b"", "302 Found\r\nlocation: /elsewhere")
     assert (await refused(server)).status == 502
     assert len(server.requests) == 1
@@ -196,13 +196,13 @@ async def test_another_address_that_a_server_names_is_not_asked():
 @pytest.mark.parametrize(
     ("hours", "expected"), [(1, pytest.approx(3600, abs=60)), (-1, 0.0), (None, None)], ids=["later", "past", "no zone"]
 )
-async def test_a_pause_may_be_a_date(hours, expected):
+async def test_retry_after_may_be_a_date(hours, expected):
     when = datetime.now(UTC) + timedelta(hours=hours or 1)
     said = format_datetime(when if hours else when.replace(tzinfo=None))
     assert (await refused(Server(b"", f"429 X\r\nretry-after: {said}"))).retry_after == expected
 
 
-async def test_other_questions_are_posted_as_they_are_or_got():
+async def test_other_requests_are_posted_or_got():
     server = Server({"data": []})
     async with asking(server, api_key="secret") as upstream:
         assert await upstream.models() == {"data": []}
@@ -233,7 +233,7 @@ def event(index: int = 0, reason: str | None = None, line: bytes = b"\n\n") -> b
     ],
     ids=["comments and an end", "cut anywhere", "no last line", "other line ends"],
 )
-async def test_the_events_of_a_stream_are_read_however_they_come(pieces, chunks):
+async def test_events_are_read_whatever_the_packets(pieces, chunks):
     async with asking(Server(pieces=pieces)) as upstream:
         answer = [chunk async for chunk in upstream.stream(ASKING)]
     assert [chunk["choices"][0]["delta"] for chunk in answer] == [{"content": "x"}] * chunks
@@ -251,7 +251,7 @@ async def test_the_events_of_a_stream_are_read_however_they_come(pieces, chunks)
     ],
     ids=["refused", "bad", "died", "half", "empty", "no json"],
 )
-async def test_a_stream_that_fails_says_how(server, status, code, why):
+async def test_a_failing_stream_says_how(server, status, code, why):
     async with asking(server) as upstream:
         with pytest.raises(UpstreamError, match=why) as refusal:
             async for _ in upstream.stream(ASKING):
@@ -260,7 +260,7 @@ async def test_a_stream_that_fails_says_how(server, status, code, why):
     assert refusal.value.retry_after == (3.0 if status == 429 else None)
 
 
-async def test_thinking_is_renamed_and_nothing_is_where_there_is_none():
+async def test_reasoning_is_renamed_if_there_is_any():
     said = CHOICE["message"]
     choices = [CHOICE | {"message": said | {"reasoning": "hm"}}, CHOICE | {"message": said | {"reasoning": None}}]
     async with asking(Server({"choices": choices})) as upstream:
@@ -268,7 +268,7 @@ async def test_thinking_is_renamed_and_nothing_is_where_there_is_none():
     assert [choice["message"] for choice in answer["choices"]] == [said | {"reasoning_content": "hm"}, said]
 
 
-async def test_thinking_in_a_stream_is_renamed_too():
+async def test_reasoning_in_a_stream_is_renamed_too():
     choice = {"index": 0, "delta": {"reasoning": "hm"}, "finish_reason": "stop"}
     async with asking(Server(b"data: " + json.dumps({"choices": [choice]}).encode())) as upstream:
         answers = [answer async for answer in upstream.stream(ASKING)]
@@ -276,7 +276,7 @@ async def test_thinking_in_a_stream_is_renamed_too():
 
 
 @pytest.mark.parametrize("ask", ["chat", "stream", "models"])
-async def test_a_server_that_says_nothing_is_given_up(ask):
+async def test_a_silent_server_times_out(ask):
     class Silent(Server):
         async def serve(self, reader, writer):
             await reader.read()
@@ -291,7 +291,7 @@ async def test_a_server_that_says_nothing_is_given_up(ask):
     assert (refusal.value.status, refusal.value.code) == (504, "upstream_timeout")
 
 
-async def test_more_calls_than_a_hundred_are_under_way_at_once():
+async def test_more_than_a_hundred_calls_run_at_once():
     class Together(Server):
         met = asyncio.Barrier(101)
 

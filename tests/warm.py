@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 from multiprocessing import Pipe as connection_pair
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 
 from art_core.serving import process
-from art_core.serving.child import COMMAND
 
 PRELOADED = ["art_embedded.engine", "art_core.learner.torch_learner", "art_cli.main"]
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
@@ -73,12 +73,12 @@ def _opened(file) -> File:
     return File(file.detach())
 
 
-def begin(*modules: str) -> process._Waiting:
+def begin(*modules: str) -> tuple[Forked, Connection]:
     """Stand in for the function of this name in ``art_core.serving.process``."""
     ours, theirs = connection_pair()
     with theirs:
         started = _fork(_serve, (theirs, list(sys.path), modules), os.getcwd(), 2, 2)
-    return process._Waiting(started, ours)
+    return started, ours
 
 
 def program(code: str, arguments, *, cwd, stdout: int, stderr: int) -> Forked:
@@ -120,9 +120,9 @@ def _within(surroundings, target, arguments) -> None:
     target(*arguments)
 
 
-def _serve(orders, path, modules) -> None:
-    sys.argv[:] = ["-c", str(orders.fileno()), chr(0x1F).join(path), *modules]
-    exec(COMMAND, {"__name__": "__main__"})
+def _serve(commands, path, modules) -> None:
+    sys.argv[:] = ["-c", str(commands.fileno()), chr(0x1F).join(path), *modules]
+    exec(process.PROGRAM, {"__name__": "__main__"})
 
 
 def _run(code, arguments) -> None:

@@ -1,4 +1,4 @@
-"""Which calls may enter, and which are on their way."""
+"""Which calls may be answered now, and which are in flight."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from art_core.errors import UpstreamError
 
 
 class Gate:
-    """``async with gate:`` around a call; ``async with gate.held():`` runs when no call is inside and none can enter.
+    """``async with gate:`` wraps a call; ``async with gate.held():`` runs its block while no call is inside.
 
-    At most ``limit`` calls are inside, the others wait in order of arrival; if ``queue`` of them wait already, the next one is
-    refused (429). None: no limit.
+    At most ``limit`` calls are inside, and others wait in order of arrival. If ``queue`` calls are waiting, the next
+    one is refused (429). None: no limit.
     """
 
     def __init__(self, limit: int | None = None, queue: int | None = None) -> None:
@@ -28,11 +28,11 @@ class Gate:
         self.paused = False
         """Whether ``pause`` holds new calls."""
         self.inside = 0
-        """Calls that are being answered."""
+        """How many calls are being answered."""
 
     @property
     def waiting(self) -> int:
-        """Calls that may not enter yet."""
+        """How many calls are waiting."""
         return len(self._waiting)
 
     async def __aenter__(self) -> None:
@@ -41,8 +41,8 @@ class Gate:
             return
         if len(self._waiting) >= self._queue:
             raise UpstreamError(
-                f"{self.inside} calls are being answered and {len(self._waiting)} wait, which is the limit; try again later, "
-                "run fewer agents at a time, or raise the limits",
+                f"{self.inside} calls are being answered and {len(self._waiting)} are waiting, which is the limit; "
+                "retry later, run fewer agents at a time, or raise the limits",
                 status=429,
                 code="too_many_calls",
                 retry_after=1.0,
@@ -55,7 +55,7 @@ class Gate:
             if turn.done() and not turn.cancelled():
                 await self.__aexit__()
             else:
-                # It may have been passed over already.
+                # ``_admit`` may have removed it already.
                 with suppress(ValueError):
                     self._waiting.remove(turn)
             raise
@@ -80,7 +80,7 @@ class Gate:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Hold new calls, and run the block when those inside have left. Several blocks may hold calls at once."""
+        """Hold new calls, and run the block once those inside have ended. Several blocks may hold calls at once."""
         self._holders += 1
         try:
             await self._emptied()
@@ -90,7 +90,7 @@ class Gate:
             self._admit()
 
     async def pause(self) -> None:
-        """Hold new calls until ``resume``; return when none is inside. A second pause changes nothing."""
+        """Hold new calls until ``resume``, and return when none is inside. A second pause changes nothing."""
         if not self.paused:
             self.paused = True
             self._holders += 1
@@ -106,25 +106,25 @@ class Gate:
 
 @dataclass(frozen=True)
 class Look:
-    """All calls as of one moment."""
+    """The state of all calls at one moment."""
 
     quiet: float
     """Seconds since a call ended or sent a chunk."""
     waiting: int
     """Calls that the gate holds."""
     rollouts: dict[str, tuple[int, float | None]]
-    """By rollout: how many calls have ended, and for how many seconds the oldest open one has run (None: none is open)."""
+    """By rollout id: how many calls have ended, and the age of the oldest open one in seconds (None: none is open)."""
 
 
 @dataclass
 class _Calls:
     ended: int = 0
     began: list[float] = field(default_factory=list)
-    """When each open call began, oldest first."""
+    """When each open call began (``time.monotonic``), oldest first."""
 
 
 class Activity:
-    """The calls of every rollout, for those who want to know why nothing ends."""
+    """Counts the calls of every rollout, so that the watchdog can see why nothing ends."""
 
     def __init__(self) -> None:
         self._moved = time.monotonic()
@@ -147,11 +147,11 @@ class Activity:
         self._moved = time.monotonic()
 
     def forget(self, rollout_id: str) -> None:
-        """Drop a rollout that closed."""
+        """Drop a closed rollout."""
         self._rollouts.pop(rollout_id, None)
 
     def look(self, gate: Gate) -> Look:
-        """Return what the calls do now; ``gate`` admits them."""
+        """Return the state of all calls now. ``gate`` is the one that admits them."""
         now = time.monotonic()
         rollouts = {
             name: (calls.ended, now - calls.began[0] if calls.began else None) for name, calls in self._rollouts.items()

@@ -1,4 +1,4 @@
-"""How an API looks to its clients: requests, answers and errors, translated to and from OpenAI's chat completions."""
+"""An API's requests, answers and errors, translated to and from OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_
 
 
 class Dialect:
-    """Chat completions, which need no translation; another API overrides what differs.
+    """Chat completions, which need no translation.
 
-    It has to override ``to_chat``, ``from_chat`` and ``stream_from_chat``; the other methods are optional.
+    Another API must override ``to_chat``, ``from_chat`` and ``stream_from_chat``, and may override the other methods.
     """
 
     def prepare(self) -> None:
-        """Load what is slow to load. Called once, in a thread, before the first call."""
+        """Do slow imports and other preparation. Called once, in a thread, before the first call."""
 
     def to_chat(self, body: JsonDict) -> JsonDict:
-        """Return the chat request, or one with ``prompt`` (text or token ids) in place of ``messages``."""
+        """Return the chat request for ``body``, or one with ``prompt`` (text or token ids) instead of ``messages``."""
         return body
 
     def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
-        """Return the answer to ``body``."""
+        """Return the answer to ``body``, made from a chat completion."""
         return completion
 
     async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[str | bytes]:
-        """Yield the answer to ``body`` as whole server-sent events, framing included."""
+        """Yield the answer to ``body`` as complete server-sent events, including their framing."""
         async for chunk in chunks:
             yield b"data: " + orjson.dumps(chunk) + b"\n\n"
         yield b"data: [DONE]\n\n"
@@ -48,7 +48,7 @@ CHAT_COMPLETIONS = Dialect()
 
 
 def as_dialect(methods: object) -> Dialect:
-    """Return ``methods``, an object with some of a Dialect's methods, with the base class's in place of those it lacks."""
+    """Return a Dialect with the methods of this object, and the defaults for those that it lacks."""
     if isinstance(methods, Dialect):
         return methods
     dialect = Dialect()

@@ -28,7 +28,7 @@ RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
 
 
 class Refused(UpstreamError):
-    """Refused by this server, whatever the upstream is. Clients are told not to retry: they would be refused again."""
+    """Refused by this server, not by the upstream. Clients are told not to retry, because it would be refused again."""
 
 
 def error_line(error: Exception) -> str:
@@ -38,7 +38,7 @@ def error_line(error: Exception) -> str:
 
 
 class Exchange:
-    """A request's headers and body, and the one answer to it. Errors are in the shape of ``dialect``."""
+    """One request and its answer. Errors have the shape of ``dialect``."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
@@ -54,22 +54,22 @@ class Exchange:
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """The request's, by their names in lower case."""
+        """The request's headers, by lower-case name."""
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._scope["headers"]}
 
     def name(self, header: str) -> str | None:
-        """Return a name that clients send percent-encoded, because headers are Latin-1."""
+        """Return a header that clients percent-encode, because headers are Latin-1. None if it is missing or empty."""
         return unquote(self.headers.get(header, "")) or None
 
     async def body(self, limit: int) -> bytes | None:
-        """Return the whole body, or None if the client left before its end.
+        """Return the whole body, or None if the client disconnected first.
 
-        Raises Refused beyond ``limit`` bytes (413) and after ``BODY_SECONDS`` (408).
+        Raises Refused if the body has more than ``limit`` bytes (413) or takes longer than ``BODY_SECONDS`` (408).
         """
         parts: list[bytes] = []
         size, more = 0, True
-        promised = self.headers.get("content-length", "")
-        keep = not (promised.isdecimal() and int(promised) > limit)
+        length = self.headers.get("content-length", "")
+        fits = not (length.isdecimal() and int(length) > limit)
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 while more:
@@ -78,8 +78,8 @@ class Exchange:
                         return None
                     part, more = message.get("body", b""), message.get("more_body")
                     size += len(part)
-                    # Beyond the limit it is read but not kept: a client that is still sending would miss the answer.
-                    if keep and size <= limit:
+                    # A body beyond the limit is read and dropped: a client that is still sending would miss the answer.
+                    if fits and size <= limit:
                         parts.append(part)
                     else:
                         parts.clear()
@@ -90,7 +90,7 @@ class Exchange:
         return b"".join(parts)
 
     async def disconnected(self) -> None:
-        """Return when the client has left."""
+        """Return when the client has disconnected."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -107,7 +107,7 @@ class Exchange:
         self._events.append(event.encode() if isinstance(event, str) else event)
 
     async def flush(self, *, last: bool = False) -> None:
-        """Send the added events in one packet. The first one starts the answer, the last one ends it."""
+        """Send the added events in one packet. The first flush starts the answer, and ``last`` ends it."""
         if not self.started:
             self.started = True
             head = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
@@ -119,9 +119,9 @@ class Exchange:
 
     @asynccontextmanager
     async def errors_answered(self, log: logging.Logger, what: str) -> AsyncIterator[None]:
-        """Answer with the exception that the block raises, so that one request can't break the others.
+        """Turn an exception in the block into an error answer, so that one request can't break others.
 
-        A bug, in art or in an engine, is logged as ``what`` and answered with a 500.
+        A bug in art or in an engine is answered with a 500, and logged with the message ``what``.
         """
         try:
             yield
@@ -134,16 +134,16 @@ class Exchange:
             await self._fail(UpstreamError(f"{type(error).__name__}: {error}", status=500))
 
     async def _fail(self, error: UpstreamError) -> None:
-        """Answer with an error: inside a stream it is the last event, after the whole answer it is lost."""
+        """Answer with an error. In a stream it is the last event; after a whole answer it is dropped."""
         if self.finished:
             return
-        words = str(error), error.status, error.code
+        details = str(error), error.status, error.code
         if self.started:
-            self.event(self.dialect.error_event(*words))
+            self.event(self.dialect.error_event(*details))
             return await self.flush(last=True)
-        # A retry would be refused again, or double the work that took too long.
+        # A retry would be refused again, or repeat the work that took too long.
         final = isinstance(error, Refused) or error.code in ("no_token_ids", TIMED_OUT) or error.status not in RETRIED
         headers = [(b"x-should-retry", b"false")] if final else []
         if error.retry_after is not None and math.isfinite(error.retry_after):
             headers.append((b"retry-after", str(math.ceil(error.retry_after)).encode()))
-        await self.answer(error.status, self.dialect.error(*words), tuple(headers))
+        await self.answer(error.status, self.dialect.error(*details), tuple(headers))

@@ -1,6 +1,6 @@
 """The HTTP server of an ASGI application: its socket, and the limits on what comes before a request's body.
 
-uvicorn's faster parser accepts request heads of any size and waits for them for ever, for anyone who reaches the port.
+uvicorn's faster parser accepts request heads of any size and waits for them forever, from anyone who reaches the port.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 MAX_HEAD = 64 * 2**10
-"""Bytes in a row that aren't body: a request line with its headers, a chunk's size, or what follows the last chunk."""
+"""Bytes in a row that aren't body: a request line with headers, a chunk's size, or what follows the last chunk."""
 HEAD_SECONDS = 20.0
 """From the connection, or a request's first byte, to the end of its headers."""
 LATE = f"the headers of a request must arrive within {HEAD_SECONDS:g} seconds"
 
 
 class BoundedHead(HttpToolsProtocol):
-    """One connection, whose request heads have a maximum size and time."""
+    """A connection that limits the size of request heads and the time they take."""
 
     _head_bytes = 0
-    """Bytes since the last that were body. Counted as they come from the socket, up to 256 KiB late."""
+    """Bytes since the last body byte. They are counted as they come from the socket, so up to 256 KiB late."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -79,7 +79,7 @@ class BoundedHead(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to its caller: uvicorn would raise them again before the recorded calls are on disk."""
+    """Leaves signals to its caller, because uvicorn would raise them again before the recorded calls are on disk."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -87,7 +87,7 @@ class _Server(uvicorn.Server):
 
 
 def http_server(app: ASGIApp, *, drain: int = 1) -> uvicorn.Server:
-    """Return a server for ``app`` that ends when ``should_exit`` is set. Calls in flight get ``drain`` more seconds."""
+    """Return a server that stops when ``should_exit`` is set. Calls in flight then have ``drain`` seconds left."""
     config = uvicorn.Config(
         app,
         http=BoundedHead,
@@ -97,7 +97,7 @@ def http_server(app: ASGIApp, *, drain: int = 1) -> uvicorn.Server:
         log_level="critical",
         access_log=False,
         proxy_headers=False,
-        # Longer than clients keep an unused connection (httpx 5 s), so that none is closed while a request is on its way.
+        # Longer than clients keep an idle connection (httpx: 5 s), so that none closes as a request is sent on it.
         timeout_keep_alive=30,
         timeout_graceful_shutdown=drain,
     )
@@ -105,7 +105,7 @@ def http_server(app: ASGIApp, *, drain: int = 1) -> uvicorn.Server:
 
 
 def address_of(host: str, port: int) -> str:
-    """Return the URL of a listener for this machine; for others, ``host`` must be an address that they can reach."""
+    """Return a listener's URL for this machine's clients; for others, ``host`` must be an address they can reach."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -120,18 +120,19 @@ def is_loopback(host: str | None) -> bool:
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket bound to ``host``. Raises ConfigError if the port is taken or the host isn't this machine's."""
-    # With TCP by name: without it asyncio doesn't send small packets at once, which costs 40 ms per call.
+    # IPPROTO_TCP is explicit because asyncio sets TCP_NODELAY only then; without it a call takes 40 ms longer.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        # Now, not when the engine is ready: two that only bind the same port both believe that they have it.
+        # Now rather than when the engine is ready, because two processes can both bind a port that neither listens on.
         listener.listen(2048)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {port} on {host} is in use; stop what listens there, pass another port, or port=0 for a free one"
+                f"port {port} on {host} is in use; stop the program that listens there, or pass another port "
+                "(0 picks a free one)"
             ) from error
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
     return listener

@@ -1,4 +1,4 @@
-"""An upstream's answer -> Calls for the store, and the part of it that the client sees."""
+"""Turns an upstream's answer into Calls for the store, and into what the client sees."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from art_core.capture.shape import check_answer
 from art_core.errors import UpstreamError
 from art_core.types import Call, FinishReason, JsonDict
 
-INNER = frozenset({"prompt_token_ids", "policy_version", "logprobs_temperature"})
-INNER_CHOICE = frozenset({"token_ids", "token_logprobs", "forced"})
+HIDDEN = frozenset({"prompt_token_ids", "policy_version", "logprobs_temperature"})
+HIDDEN_IN_CHOICES = frozenset({"token_ids", "token_logprobs", "forced"})
 ANSWER = "chatcmpl-"
-"""What the ids of answers begin with; the id of the request follows."""
+"""An answer's id is this prefix and the request's id."""
 SAMPLED_FIELDS = ("content", "tool_calls", "reasoning_content", "reasoning")
 """Fields of a message or delta that are made of tokens."""
 _FINISH = {reason: reason for reason in get_args(FinishReason)} | {"abort": "aborted", "function_call": "tool_calls"}
 
 
 def no_token_ids(what: str) -> UpstreamError:
-    """Return the error for an answer without exact tokens: training on a guess at them would be wrong."""
+    """Return the error for an answer without exact tokens, because training on guessed ones would be wrong."""
     return UpstreamError(
-        f"the upstream gives no token ids ({what}), so this call cannot be recorded; serve the policy with an engine that "
-        "returns them: vLLM does with return_token_ids=true and logprobs=true in the request (0.10.2 or newer)",
+        f"the upstream returned no token ids ({what}), so this call cannot be recorded; serve the policy with an "
+        "engine that returns them; vLLM (0.10.2 or newer) does, given return_token_ids=true and logprobs=true",
         status=502,
         code="no_token_ids",
     )
 
 
 def _numbers(name: str, kind: str, values: Sequence[object]) -> list:
-    """Return int32 (``kind`` "i"), int64 ("q") or finite floats ("d"), as the store keeps them. Raises UpstreamError."""
+    """Return int32 (``kind`` "i"), int64 ("q") or finite floats ("d"), as stored; UpstreamError for other values."""
     try:
         numbers = array(kind, values).tolist()
     except (TypeError, ValueError, OverflowError) as error:
-        raise no_token_ids(f"{name} are not numbers as they should be: {error}") from error
+        raise no_token_ids(f"{name} has invalid values: {error}") from error
     if kind == "d" and not all(map(math.isfinite, numbers)):
-        raise no_token_ids(f"{name} are not all finite")
+        raise no_token_ids(f"{name} has values that aren't finite")
     return numbers
 
 
 def visible(answer: JsonDict, request_id: str | None = None) -> JsonDict:
-    """Return a completion or chunk as OpenAI would send it, without the fields for capture.
+    """Return a completion or chunk as OpenAI would send it, without the fields that are only for capture.
 
-    A ``request_id`` becomes the answer's id, after ``ANSWER``, so that clients can find its calls in the store.
+    The answer's id becomes ``ANSWER`` and the ``request_id``, if set, so that clients can find its calls in the store.
     """
-    shown = {key: value for key, value in answer.items() if key not in INNER}
+    visible_answer = {key: value for key, value in answer.items() if key not in HIDDEN}
     if request_id is not None:
-        shown["id"] = f"{ANSWER}{request_id}"
-    shown["choices"] = [
-        {key: value for key, value in choice.items() if key not in INNER_CHOICE}
+        visible_answer["id"] = f"{ANSWER}{request_id}"
+    visible_answer["choices"] = [
+        {key: value for key, value in choice.items() if key not in HIDDEN_IN_CHOICES}
         for choice in answer.get("choices") or ()
     ]
-    return shown
+    return visible_answer
 
 
 @dataclass
@@ -66,7 +66,7 @@ class _Choice:
     message: JsonDict = field(default_factory=lambda: {"role": "assistant", "content": None})
 
     def add(self, part: JsonDict) -> None:
-        """Add a whole choice, or its next part."""
+        """Add a whole choice, or the next part of a streamed one."""
         index = part.get("index", 0)
         delta = part.get("delta") or {}
         if "message" in part:
@@ -78,11 +78,11 @@ class _Choice:
         token_ids, logprobs = part.get("token_ids") or (), part.get("token_logprobs") or ()
         if len(token_ids) != len(logprobs):
             raise no_token_ids(f"choice {index} has {len(token_ids)} token ids and {len(logprobs)} logprobs")
-        # All are checked before any is added: what came before is recorded whatever follows.
+        # Everything is checked before anything is added, so that earlier parts can still be recorded.
         token_ids, logprobs = _numbers("token_ids", "i", token_ids), _numbers("logprobs", "d", logprobs)
         forced = _numbers("forced", "i", part.get("forced") or ())
-        if any(not 0 <= place < len(self.token_ids) + len(token_ids) for place in forced):
-            raise no_token_ids(f"choice {index} has no tokens at the forced places {forced}")
+        if any(not 0 <= position < len(self.token_ids) + len(token_ids) for position in forced):
+            raise no_token_ids(f"choice {index} has no tokens at the forced positions {forced}")
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.forced += forced
@@ -91,7 +91,7 @@ class _Choice:
 
 @dataclass
 class Recording:
-    """One request and what was sampled for it: add a completion, or a stream's chunks as they come."""
+    """One request and what was sampled for it: add the completion, or a stream's chunks as they come."""
 
     request: Mapping[str, object]
     request_id: str
@@ -100,11 +100,11 @@ class Recording:
     prompt_ids: tuple[int, ...] = ()
     policy_version: int = 0
     temperature: float | None = None
-    """Of the logprobs, if the upstream reports it; None: the request's."""
+    """The logprobs' temperature, if the upstream reports it; None: the request's."""
     choices: dict[int, _Choice] = field(default_factory=dict)
 
     def add(self, answer: JsonDict) -> None:
-        """Add a whole completion or the next chunk. Raises UpstreamError (502) if it is neither, or lacks token ids."""
+        """Add the completion or the next chunk. Raises UpstreamError (502) if it is malformed or lacks token ids."""
         check_answer(answer)
         if not self.prompt_ids:
             ids = answer.get("prompt_token_ids")
@@ -118,10 +118,10 @@ class Recording:
             self.choices.setdefault(part.get("index", 0), _Choice()).add(part)
 
     def calls(self, *, aborted: bool = False) -> tuple[Call, ...]:
-        """Return one Call per choice, in the order of their index; none if nothing was sampled yet.
+        """Return one Call per choice, ordered by index; none if nothing was sampled yet.
 
-        ``aborted`` marks all of them, because the client did not get its whole answer. A choice without a finish reason is
-        aborted anyway.
+        ``aborted`` marks all of them, because the client didn't get its whole answer. Choices without a finish reason
+        are always aborted.
         """
         temperature = self.request.get("temperature") if self.temperature is None else self.temperature
         return tuple(
@@ -147,7 +147,7 @@ class Recording:
 
 
 def merge_delta(message: JsonDict, delta: JsonDict) -> None:
-    """Add a chunk's delta to its message: strings grow, tool calls are matched by their index."""
+    """Add a chunk's delta to the message: strings are appended, and tool calls are matched by index."""
     for key, value in delta.items():
         if key == "tool_calls":
             for part in value or ():

@@ -1,6 +1,6 @@
-"""A resumed rollout's recorded answers, each returned once, so that nothing is sampled twice.
+"""The recorded answers of an interrupted rollout, each returned once, so that nothing is sampled twice.
 
-The agent starts anew and repeats its requests: as long as they are the same, it gets the tokens that were sampled before.
+The agent starts again and repeats its requests. As long as they are the same, it gets the tokens sampled before.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from art_core.types import Call, JsonDict, Upstream
 
 
 class Answers:
-    """The recorded calls of one rollout by request; equal requests are answered in the order of the first time."""
+    """The recorded calls of one rollout, by request. Equal requests are answered in their original order."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
         self._answers: dict[str, deque[list[Call]]] = {}
         for _, group in groupby(calls, key=lambda call: call.request_id):
             choices = list(group)
-            # The texts of tokens, which a client with logprobs asks to see, are not stored.
+            # A client that requests logprobs expects the tokens' texts, which aren't stored.
             if all(call.finish_reason != "aborted" for call in choices) and not choices[0].request.get("logprobs"):
                 self._answers.setdefault(_key(choices[0].request), deque()).append(choices)
 
     def before(self, upstream: Upstream) -> Upstream:
-        """Return an upstream that returns these answers, and those of ``upstream`` to other requests."""
+        """Return an upstream that gives these answers, and passes other requests to ``upstream``."""
         return _Replay(self, upstream) if self._answers else upstream
 
     def take(self, request: Mapping[str, object]) -> list[Call] | None:
-        """Return the next answer to ``request``, one call per choice, or None."""
+        """Remove and return the next answer to ``request``, one call per choice; None if there is none."""
         key = _key(request)
         answers = self._answers.get(key)
         if answers is None:
@@ -66,7 +66,7 @@ async def _chunks(calls: list[Call]) -> AsyncIterator[JsonDict]:
 
 
 def _completion(calls: list[Call], message: str) -> JsonDict:
-    """Return the calls as an ``Upstream`` answers, with the message under ``message``: "message" or "delta"."""
+    """Return the calls as an ``Upstream``'s answer, with the text under the key ``message``: "message" or "delta"."""
     first, sampled = calls[0], sum(len(call.sampled_ids) for call in calls)
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",

@@ -2,13 +2,13 @@
 
 A call to ``/rollouts/{rollout_id}/v1/chat/completions`` goes through these steps:
 
-1. ``answer`` reads the body and finds the rollout and the dialect of the path (chat completions, or a plugin's API).
-2. ``_call`` imposes the rollout's sampling settings. If an unanswered call has the same request id, this one is its retry and
-   takes its place. The call ends early if its client leaves or its rollout closes.
-3. ``_complete`` or ``_stream`` passes the request through the gate to the upstream (the engine), and adds the sampled tokens to
-   a Recording.
-4. ``_commit`` records one Call per choice and waits until they would survive this process.
-5. Only then does the last byte of the answer leave. A call that ends before that is recorded as aborted and never trained.
+1. ``answer`` reads the body, and looks up the rollout and the path's dialect (chat completions, or a plugin's API).
+2. ``_call`` imposes the rollout's sampling settings. If a call in flight has the same request id, this one is its retry
+   and replaces it. The call is cancelled if its client disconnects or its rollout closes.
+3. ``_complete`` or ``_stream`` passes the request through the gate to the upstream (the engine), and adds the sampled
+   tokens to a Recording.
+4. ``_commit`` records one Call per choice and waits until they would survive the death of this process.
+5. Only then is the last byte of the answer sent. A call that ends earlier is recorded as aborted and never trained on.
 """
 
 from __future__ import annotations
@@ -62,17 +62,18 @@ class _Answering:
     recording: Recording
     exchange: Exchange
     body: JsonDict
-    """As the client sent it, in its dialect."""
+    """What the client sent, in its dialect."""
     recorded: bool = False
 
 
 class CaptureApp:
-    """Answers ``/rollouts/{rollout_id}/v1/...`` for the rollouts that are open. Lives in one event loop.
+    """Answers ``/rollouts/{rollout_id}/v1/...`` for open rollouts. Must be used from one event loop.
 
-    ``max_body`` is in bytes. ``dialects`` are further paths (``"/v1/responses"``), each with its Dialect or an object with the
-    three methods that a Dialect must have. ``gate`` may limit the calls that are answered at a time; ``call_timeout`` is for one
-    of these, in seconds, streaming between two chunks. Calls of nodes other than ``trained_nodes`` keep the agent's own
-    sampling, and ``frozen``, if set, answers them.
+    ``dialects`` maps further paths (``"/v1/responses"``) to a Dialect, or to an object with at least the three methods
+    that a Dialect must override. ``max_body`` is in bytes. ``gate`` may limit how many calls are answered at a time.
+    ``call_timeout`` is how many seconds the upstream may take for a whole answer or, in a stream, until the next chunk.
+    If ``trained_nodes`` isn't empty, calls of other nodes keep the agent's own sampling settings, and ``frozen``, if
+    set, answers them.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class CaptureApp:
         self.upstream = upstream
         self.recorder = recorder
         self.gate = gate or Gate()
-        self.dialects = {CHAT: CHAT_COMPLETIONS, **{path: as_dialect(it) for path, it in (dialects or {}).items()}}
+        self.dialects = {CHAT: CHAT_COMPLETIONS, **{path: as_dialect(api) for path, api in (dialects or {}).items()}}
         self._max_body = max_body
         self._model = model
         self._trained_nodes = tuple(trained_nodes)
@@ -106,18 +107,19 @@ class CaptureApp:
     def open(
         self, rollout_id: str, sampling: Sampling, upstream: Upstream | None = None, answered: Sequence[Call] = ()
     ) -> None:
-        """Answer this rollout's calls from now on, from its own upstream if it has one.
+        """Answer this rollout's calls from now on, from ``upstream`` if set.
 
-        A request that an ``answered`` call made before gets the same answer again. Raises CaptureError if the rollout is open.
+        A request that one of the ``answered`` calls made before gets the same answer again. Raises CaptureError if the
+        rollout is open already.
         """
         if rollout_id in self._rollouts:
-            raise CaptureError(f"rollout {rollout_id!r} is open already; every rollout needs an id of its own")
+            raise CaptureError(f"rollout {rollout_id!r} is open already; every rollout needs its own id")
         self._rollouts[rollout_id] = _Rollout(sampling, upstream or self.upstream, Answers(answered))
 
     async def close(self, rollout_id: str, grace: float) -> Mapping[str, int]:
-        """Refuse further calls of this rollout and return when those in flight are recorded. Unknown rollouts are ignored.
+        """Refuse further calls of this rollout, and return the counts of its error answers once its calls are recorded.
 
-        Calls have ``grace`` seconds to end, then they are aborted. Returns the errors that they were answered with, counted.
+        Calls in flight are aborted after ``grace`` seconds. Does nothing if the rollout isn't open.
         """
         rollout = self._rollouts.get(rollout_id)
         if rollout is None:
@@ -132,7 +134,7 @@ class CaptureApp:
         return rollout.errors
 
     def release(self, rollout_id: str) -> None:
-        """Forget a rollout unless it has calls in flight, for those who open it again at its next call."""
+        """Forget a rollout unless it has calls in flight. For callers that open it again at its next call."""
         rollout = self._rollouts.get(rollout_id)
         if rollout is not None and all(task.done() for task in rollout.answering.values()):
             self._forget(rollout_id)
@@ -152,24 +154,24 @@ class CaptureApp:
             await self.answer(exchange)
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answer and record a request at a rollout's address. Raises errors for ``Exchange.errors_answered`` to send."""
+        """Answer and record a request at a rollout's address. Its errors are for ``Exchange.errors_answered``."""
         head, _, tail = exchange.path.rpartition("/v1/")
         # Anthropic's clients add /v1 themselves to a base URL that ends in it.
         path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/").removesuffix("/v1")
         exchange.dialect = self.dialects.get(path, CHAT_COMPLETIONS)
         try:
-            await self._answer(exchange, path, rollout_id, known=head.startswith("/rollouts/"))
+            await self._answer(exchange, path, rollout_id if head.startswith("/rollouts/") else None)
         except Exception as error:
             if rollout := self._rollouts.get(rollout_id):
                 rollout.errors[error_line(error)] += 1
             raise
 
-    async def _answer(self, exchange: Exchange, path: str, rollout_id: str, *, known: bool) -> None:
+    async def _answer(self, exchange: Exchange, path: str, rollout_id: str | None) -> None:
         is_models = (exchange.method, path) == ("GET", MODELS)
-        if not known or not (is_models or (exchange.method == "POST" and path in self.dialects)):
+        if rollout_id is None or not (is_models or (exchange.method == "POST" and path in self.dialects)):
             paths = "".join(f"POST /rollouts/{{rollout_id}}{path}, " for path in self.dialects)
             raise Refused(
-                f"{exchange.method} {exchange.path} isn't answered here; use {paths}GET /rollouts/{{rollout_id}}{MODELS}",
+                f"{exchange.method} {exchange.path} doesn't exist; use {paths}GET /rollouts/{{rollout_id}}{MODELS}",
                 status=404,
                 code="unknown_path",
             )
@@ -181,7 +183,7 @@ class CaptureApp:
             model = {"id": self._model, "object": "model", "created": 0, "owned_by": "art"}
             return await exchange.answer(200, {"object": "list", "data": [model]})
         if exchange.dialect is not CHAT_COMPLETIONS:
-            # In a thread: other calls are answered meanwhile.
+            # In a thread, so that other calls are answered meanwhile.
             if path not in self._prepared:
                 self._prepared[path] = asyncio.create_task(asyncio.to_thread(exchange.dialect.prepare))
             await asyncio.shield(self._prepared[path])
@@ -197,14 +199,15 @@ class CaptureApp:
             raise stopping()
         if rollout is None or rollout.closing:
             raise Refused(
-                f"rollout {rollout_id!r} is not open: it ended or never started here; make model calls before the agent returns",
+                f"rollout {rollout_id!r} is not open: it has ended or never started; make model calls before the agent "
+                "returns",
                 status=404,
                 code="rollout_not_open",
             )
         return rollout
 
     async def _call(self, rollout_id: str, rollout: _Rollout, exchange: Exchange, body: JsonDict) -> None:
-        """Answer a model call, unless it is ended before: by its client, its retry or the end of its rollout."""
+        """Answer a model call, unless its client, its retry or the end of its rollout cancels it first."""
         agent = exchange.name("x-art-agent")
         trained = not self._trained_nodes or within(agent, self._trained_nodes)
         request = exchange.dialect.to_chat(body)
@@ -221,37 +224,37 @@ class CaptureApp:
         task = asyncio.create_task(self._stream(call) if request.get("stream") else self._complete(call))
         rollout.answering[request_id] = task
         task.add_done_callback(lambda _: rollout.answering.pop(request_id, None))
-        left = asyncio.create_task(exchange.disconnected())
+        disconnect = asyncio.create_task(exchange.disconnected())
         try:
             with self.activity.call(rollout_id):
-                await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            left.cancel()
+            disconnect.cancel()
             if not task.done():
-                # A client that has the whole answer may leave; what follows the answer must not be cancelled.
+                # A client that has the whole answer may disconnect, which must not cancel the rest of the work.
                 if not exchange.finished:
                     task.cancel()
                 await asyncio.wait({task})
         if task.cancelled():
             if self._stopping:
                 raise stopping()
-            raise Refused("this call was stopped: its rollout ended, or its client sent it again", status=409)
+            raise Refused("this call was cancelled: its rollout ended, or its client sent it again", status=409)
         task.result()
 
     async def _complete(self, call: _Answering) -> None:
         """Answer with a whole completion."""
         recording = call.recording
         async with self.gate, self._time_limit() as limit:
-            # When it is cancelled, an upstream may still return what it has sampled.
+            # A cancelled upstream may still return what it has sampled.
             completion = await call.upstream.chat(dict(recording.request))
             recording.add(completion)
-        stopped = asyncio.current_task().cancelling() > 0
-        if stopped or limit.expired():
+        cancelled = asyncio.current_task().cancelling() > 0
+        if cancelled or limit.expired():
             self._record(call, aborted=True)
-            raise asyncio.CancelledError if stopped else self._timed_out()
+            raise asyncio.CancelledError if cancelled else self._timed_out()
         if not recording.choices or any("message" not in choice for choice in completion["choices"]):
             raise no_token_ids("it has no message")
-        # Translated before it is recorded: an answer that can't be translated wasn't given.
+        # Translated before it is recorded, because a client never gets an answer that can't be translated.
         answer = call.exchange.dialect.from_chat(call.body, visible(completion, recording.request_id))
         await self._commit(call)
         await call.exchange.answer(200, answer)
@@ -260,7 +263,7 @@ class CaptureApp:
         """Answer with server-sent events, and commit the call before the last one."""
         exchange = call.exchange
         chunks: asyncio.Queue[JsonDict | None] = asyncio.Queue()
-        # A task of its own: an agent that stops reading must not keep the engine from its next weights.
+        # In its own task, because an agent that stops reading must not delay the engine's next weights.
         sampling = asyncio.create_task(self._sample(call, chunks))
 
         async def relay() -> AsyncIterator[JsonDict]:
@@ -275,7 +278,7 @@ class CaptureApp:
             async with aclosing(exchange.dialect.stream_from_chat(call.body, relay())) as events:
                 async for event in events:
                     exchange.event(event)
-                    # Chunks that came in one packet leave in one.
+                    # Chunks that arrived in one packet are sent in one.
                     if chunks.empty():
                         await exchange.flush()
             await exchange.flush(last=True)
@@ -286,7 +289,7 @@ class CaptureApp:
                 self._record(call, aborted=True)
 
     async def _sample(self, call: _Answering, chunks: asyncio.Queue[JsonDict | None]) -> None:
-        """Record what the upstream streams, and queue it for the client; None ends the queue."""
+        """Record the upstream's chunks, and queue them for the client. None ends the queue."""
         recording = call.recording
         try:
             async with (
@@ -321,12 +324,12 @@ class CaptureApp:
         return UpstreamError(message, status=504, code=TIMED_OUT)
 
     async def _commit(self, call: _Answering) -> None:
-        """Record a whole answer and return when it would survive this process: only then may the client have its end."""
+        """Record a whole answer, and return when it would survive this process. Only then may its end be sent."""
         self._record(call)
         try:
             await asyncio.wrap_future(self.recorder.saved())
         except StoreError:
-            self._record(call, aborted=True)  # in place of the answer that the client never gets
+            self._record(call, aborted=True)  # replaces the answer, which the client never gets
             raise
 
     def _record(self, call: _Answering, *, aborted: bool = False) -> None:
@@ -338,13 +341,13 @@ class CaptureApp:
         """Return the request with the rollout's settings in place of the agent's."""
         imposed = {name: value for name, value in vars(sampling).items() if value is not None}
         if sampling.temperature:
-            imposed["seed"] = None  # A seed of the agent's would make the runs of a group equal.
+            imposed["seed"] = None  # the agent's own seed would make the rollouts of a group equal
         replaced = {name: request[name] for name in imposed if request.get(name) not in (None, imposed[name])}
         if replaced and not self._warned:
             self._warned = True
             logger.warning(
-                "the agent asks for %s but samples with %s: the run's temperature= comes first (1.0 in training, because the "
-                "runs of a group must differ); logged once",
+                "the agent requests %s but samples with %s: the run's temperature= overrides it (1.0 in training, "
+                "because the rollouts of a group must differ); logged once",
                 ", ".join(f"{name}={value}" for name, value in replaced.items()),
                 ", ".join(f"{name}={imposed[name]}" for name in replaced),
             )
@@ -352,10 +355,10 @@ class CaptureApp:
         if sampling.temperature:
             del request["seed"]
         if 0 < (request.get("temperature") or 0) < GREEDY:
-            request["temperature"] = 0  # as engines read it; logprobs can't be divided by so little
+            request["temperature"] = 0  # engines treat it as 0, and logprobs can't be divided by so little
         return request
 
 
 def stopping() -> UpstreamError:
-    """Return the error for a call while its server stops; another server may start at the same address."""
+    """Return the error for a call to a server that is stopping. Another one may start at the same address."""
     return UpstreamError("the server of this address is stopping", status=503, code="stopping", retry_after=5.0)

@@ -1,6 +1,6 @@
-"""Checks the JSON of clients and upstreams before anything is made of it.
+"""Checks the JSON of clients and upstreams before it is used.
 
-Only the fields that capture reads are checked; the others pass unchanged.
+Only the fields that capture reads are checked; others pass unchanged.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from art_core.errors import UpstreamError
 from art_core.types import JsonDict
 
 MAX_DEPTH = 254
-"""Lists and objects in one another that orjson writes; it reads more."""
+"""How deeply nested lists and objects orjson can write; it can read more."""
 NUMBER = (int, float)
 
 
 class Shape(NamedTuple):
     """A JSON object: its name in errors, and the kind of each field.
 
-    A kind is a type, NUMBER (finite), a ``range`` of integers, the Shape of an object, or ``[Shape]`` for a list of them.
+    A kind is a type, NUMBER (finite), a ``range`` of integers, an object's Shape, or ``[Shape]`` for a list of objects.
     """
 
     name: str
     fields: dict[str, Any]
     required: tuple[str, ...] = ()
     other_fields: Any = None
-    """The kind of all fields that aren't in ``fields``; None: they aren't checked."""
+    """The kind of all other fields; None: they aren't checked."""
 
 
 NOT_NULL = frozenset({"message", "index"})
-"""Fields that may be missing but not null, unlike all others."""
+"""Fields that may be missing but, unlike all others, not null."""
 FUNCTION = Shape("a function", {}, other_fields=str)
-# At most 1024 tool calls: the index of one makes room for all before it.
+# At most 1024 tool calls, because a high index makes room for all before it.
 TOOL_CALL = Shape("a tool call", {"id": str, "type": str, "function": FUNCTION, "index": range(1024)})
 TEXTS = dict.fromkeys(("role", "content", "reasoning_content", "reasoning", "refusal"), str)
 MESSAGE = Shape("a message", {**TEXTS, "tool_calls": [TOOL_CALL]})
@@ -76,7 +76,7 @@ def check_answer(answer: Any, shape: Shape = ANSWER) -> None:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value that holds no others is of this kind."""
+    """Whether a value that isn't checked field by field is of this kind."""
     if kind is NUMBER:
         return isinstance(value, NUMBER) and math.isfinite(value)
     if type(kind) is range:
@@ -85,19 +85,20 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _misshapen(what: str, value: object) -> UpstreamError:
-    # Only numbers are shown: a text may be the key that the upstream was sent.
-    shown = repr(value) if isinstance(value, int | float | None) else f"of type {type(value).__name__}"
-    return UpstreamError(f"the upstream's answer isn't a completion: {what} is {shown}", status=502)
+    # Text isn't quoted, because it may be the key that the upstream was sent.
+    description = repr(value) if isinstance(value, int | float | None) else f"of type {type(value).__name__}"
+    return UpstreamError(f"the upstream's answer isn't a completion: {what} is {description}", status=502)
 
 
 def check_request(request: JsonDict) -> None:
-    """Raise UpstreamError (400) unless ``request`` is a chat request, or one with ``prompt`` in place of ``messages``."""
+    """Raise UpstreamError (400) unless ``request`` is a chat request, or has a ``prompt`` instead of ``messages``."""
     messages, prompt, temperature = request.get("messages"), request.get("prompt"), request.get("temperature")
     if "prompt" in request and "messages" not in request:
         ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
         if not prompt or not (ids or isinstance(prompt, str)):
             raise UpstreamError(
-                "'prompt' must be a text or a list of token ids, and not empty; send several prompts as several requests",
+                "'prompt' must be a string or a list of token ids, and not empty; send several prompts as several "
+                "requests",
                 status=400,
             )
     elif not messages or not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -107,14 +108,14 @@ def check_request(request: JsonDict) -> None:
 
 
 def read_object(text: bytes) -> JsonDict:
-    """Return the JSON object in ``text``. Raises ValueError with what is wrong, as the rest of a sentence."""
+    """Return the JSON object in ``text``. Raises ValueError, whose message is the predicate of a sentence."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise ValueError(f"is a {type(value).__name__}, not a JSON object")
-    # What has few brackets can't be deep; the others are written again to see.
+    # Writing it shows whether it is too deep, which it can't be if it has few brackets.
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         try:
             orjson.dumps(value)

@@ -1,8 +1,8 @@
-"""An OpenAI-compatible server that returns token ids, as an Upstream.
+"""An Upstream that asks an OpenAI-compatible server, which must return token ids.
 
-The dialect is vLLM's: ``return_token_ids`` and ``logprobs`` in the request; ``prompt_token_ids`` beside the choices,
-``token_ids`` and ``logprobs.content[].logprob`` in them; in streaming the same chunk by chunk. A request with ``prompt``
-(text or token ids) instead of ``messages`` goes to ``/completions`` and is answered in the shape of a chat completion.
+The dialect is vLLM's. A request has ``return_token_ids`` and ``logprobs``; an answer, or each chunk of it, has
+``prompt_token_ids``, and its choices have ``token_ids`` and ``logprobs.content[].logprob``. A request with ``prompt``
+(text or token ids) instead of ``messages`` goes to ``/completions``, and its answer is turned into a chat completion.
 """
 
 from __future__ import annotations
@@ -40,28 +40,29 @@ TIMED_OUT = "upstream_timeout"
 UNREACHABLE = "upstream_unreachable"
 """The error code of a connection that failed before or during the answer."""
 CONTEXT_FULL = ("maximum context length", "max_tokens must be at least 1, got 0")
-"""vLLM's words for it, which come without a code; the second if the prompt alone fills the context."""
+"""vLLM's messages for a full context, which come without a code; the second if the prompt alone fills it."""
 LONG_BODY = 2**20
-"""Bytes."""
-SHOWN_CHARS = 200
-"""Of an unreadable answer. It is cut after keys are hidden: half a key wouldn't be found."""
+"""Bytes from which on a body is sent in pieces."""
+QUOTED_CHARS = 200
+"""How much of an unreadable answer is quoted. It is cut after keys are hidden: half a key wouldn't be recognized."""
 REFUSAL_CHARS = 2000
+"""How much of a server's error message is kept."""
 CONNECT_SECONDS = 10.0
 COMMAND_SECONDS = 600.0
-"""For a server's other work, such as loading new weights."""
+"""Time limit for other requests, such as loading new weights."""
 IDLE_SECONDS = 4.0
-"""How long an unused connection is kept: less than the 5 seconds after which uvicorn closes its end."""
+"""How long an idle connection is kept: less than the 5 seconds after which uvicorn closes its end."""
 
 
 class HttpUpstream:
-    """Answers from ``base_url`` (``http://host:port/v1``); usable in one event loop, with one connection pool.
+    """Answers from ``base_url`` (``http://host:port/v1``), in one event loop and with one connection pool.
 
-    ``model`` replaces the model that the agent names; ``timeout`` is in seconds, for a whole answer or between two chunks;
-    None: no limit. ``ask`` has ``COMMAND_SECONDS`` whatever ``timeout`` is.
-    The server's logprobs must be of the distribution at the request's temperature (vLLM: ``--logprobs-mode
-    processed_logprobs``). It is also an Engine whose weights never change.
+    ``model`` replaces the model that the agent names. ``timeout`` is in seconds, for a whole answer or between two
+    chunks; None: no limit. ``ask`` always has ``COMMAND_SECONDS``. The server's logprobs must be of the distribution at
+    the request's temperature (vLLM: ``--logprobs-mode processed_logprobs``). This is also an Engine whose weights never
+    change.
 
-    A user and a password in ``base_url`` are sent and never shown; ConfigError if there is an ``api_key`` too.
+    A user and a password in ``base_url`` are sent but never shown. Raises ConfigError if there is an ``api_key`` too.
     """
 
     def __init__(
@@ -74,15 +75,15 @@ class HttpUpstream:
         self.base_url = (base_url if address.user is None else str(address.with_user(None))).rstrip("/")
         self.model = model
         self.policy_version = 0
-        """The version in every answer; whoever swaps the server's weights sets it."""
-        # Between two processes of one machine or rack, compression costs more than it saves.
+        """The version in every answer, set by the code that swaps the server's weights."""
+        # Within a machine or a rack, compression costs more than it saves.
         self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
         self._secrets: tuple[str | None, ...] = ()
         if address.user is not None:
             if api_key:
                 raise ConfigError(
-                    f"{self.base_url} is given with a user in its address and with a key (api_key, ART_UPSTREAM_API_KEY), but a "
-                    "request can send only one of them; leave the other out"
+                    f"{self.base_url} has a user in its address as well as a key (api_key, ART_UPSTREAM_API_KEY), but "
+                    "a request can only send one of them; remove the other"
                 )
             pair = base64.b64encode(f"{address.user}:{address.password or ''}".encode()).decode()
             self._headers["authorization"] = f"Basic {pair}"
@@ -98,12 +99,12 @@ class HttpUpstream:
         self._client: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Nothing to load; the connection pool opens with the first request."""
+        """Do nothing: the connection pool opens with the first request."""
 
     async def load(self, weights: Weights) -> None:
         """Raise ConfigError: a plain address can't change its weights."""
         raise ConfigError(
-            f"{self.base_url} serves fixed weights, so version {weights.version} cannot be loaded into it; train with "
+            f"{self.base_url} serves fixed weights, so it cannot load version {weights.version}; train with "
             "engine='embedded' or an engine that a plugin registers, or measure what it serves with evaluate"
         )
 
@@ -114,7 +115,7 @@ class HttpUpstream:
             self._client = None
 
     async def chat(self, request: JsonDict) -> JsonDict:
-        """Answer a request. Cancelling closes the connection, which stops the sampling but loses what was sampled."""
+        """Answer a request. Cancelling closes the connection: sampling stops, and what was sampled is lost."""
         async with self._post(request, self._whole) as response:
             return self._normal(self._read(await response.read()), request)
 
@@ -144,7 +145,7 @@ class HttpUpstream:
             return self._read(await response.read())
 
     async def ask(self, url: str, body: JsonDict | None = None) -> bytes:
-        """Send the server another request: POST if it has a ``body``, else GET. Raises UpstreamError."""
+        """Send the server any other request, POST with a ``body`` and GET without. Raises UpstreamError."""
         async with self._response(url, body, self._command) as response:
             return await response.read()
 
@@ -154,7 +155,7 @@ class HttpUpstream:
             body["model"] = self.model
         url = self._chat
         if "prompt" in request:
-            # 1, not 0: servers read 0 as none. An agent's own larger number is kept.
+            # At least 1, because servers read 0 as none.
             url, body["logprobs"] = self._raw, max(int(request.get("logprobs") or 0), 1)
         return self._response(url, body, timeout, allow_redirects=False)
 
@@ -162,11 +163,11 @@ class HttpUpstream:
     async def _response(
         self, url: str | URL, body: JsonDict | None, timeout: aiohttp.ClientTimeout, *, allow_redirects: bool = True
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request; the block reads the response. Raises UpstreamError for whatever fails on the way."""
+        """Send a request, whose response the block reads. Raises UpstreamError for whatever fails on the way."""
         import aiohttp
 
         content = None if body is None else orjson.dumps(body)
-        # A long body is sent in pieces: one write of it would hold up all other calls.
+        # aiohttp sends a file in pieces; a long body in one write would hold up all other calls.
         data = io.BytesIO(content) if content and len(content) >= LONG_BODY else content
         settings = {"headers": self._headers, "timeout": timeout, "allow_redirects": allow_redirects}
         try:
@@ -207,7 +208,7 @@ class HttpUpstream:
         try:
             return read_object(content)
         except ValueError as error:
-            raise UpstreamError(f"the upstream's answer {error}: {self._shown(content)}", status=502) from error
+            raise UpstreamError(f"the upstream's answer {error}: {self._quoted(content)}", status=502) from error
 
     def _normal(self, answer: JsonDict, request: JsonDict) -> JsonDict:
         answer["policy_version"] = self.policy_version
@@ -216,21 +217,22 @@ class HttpUpstream:
                 _normal_choice(answer, choice, request)
         except (AttributeError, KeyError, TypeError) as error:
             raise UpstreamError(
-                f"the answer of {self.base_url} isn't a completion ({self._hidden(str(error))}): {self._shown(answer)}",
+                f"the answer of {self.base_url} isn't a completion ({self._hidden(str(error))}): "
+                f"{self._quoted(answer)}",
                 status=502,
             ) from error
         return answer
 
     def _hidden(self, text: str) -> str:
-        """Return a server's words without the keys that it was sent: a refusal may quote them."""
+        """Return a server's message without the keys that it was sent, which it may quote."""
         return printable(without_keys(text, *self._secrets))
 
-    def _shown(self, answer: object) -> str:
-        return self._hidden(repr(answer))[:SHOWN_CHARS]
+    def _quoted(self, answer: object) -> str:
+        return self._hidden(repr(answer))[:QUOTED_CHARS]
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the data of server-sent events, without a pause between those of one packet."""
+    """Yield the data of server-sent events, those of one packet without a pause."""
     rest = b""
     async for piece in content.iter_any():
         *lines, rest = (rest + piece).split(b"\n")
@@ -242,7 +244,7 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _normal_choice(answer: JsonDict, choice: JsonDict, request: JsonDict) -> None:
-    """Turn a choice into what ``Upstream`` promises, and one of ``/completions`` into one of a chat completion."""
+    """Turn a choice into what ``Upstream`` promises, also one of ``/completions``."""
     logprobs = choice.get("logprobs") or {}
     if "prompt" in request:
         if ids := choice.pop("prompt_token_ids", None):
@@ -255,12 +257,12 @@ def _normal_choice(answer: JsonDict, choice: JsonDict, request: JsonDict) -> Non
     if not request.get("logprobs"):
         choice["logprobs"] = None
     message = choice.get("message") or choice.get("delta") or {}
-    if (thought := message.pop("reasoning", None)) is not None:
-        message["reasoning_content"] = thought  # clients don't know vLLM's name
+    if (reasoning := message.pop("reasoning", None)) is not None:
+        message["reasoning_content"] = reasoning  # clients don't know vLLM's name
 
 
 def _message_and_code(status: int, content: bytes) -> tuple[str, str | None]:
-    """Read OpenAI's error shape, vLLM's older one, or anything else as text."""
+    """Return what an error answer says, in OpenAI's shape, in vLLM's older one, or as plain text."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -271,14 +273,14 @@ def _message_and_code(status: int, content: bytes) -> tuple[str, str | None]:
         text, code = str(error.get("message") or error), error.get("code")
     else:
         text = error if isinstance(error, str) else content.decode(errors="replace")
-    if status == 400 and any(words in text for words in CONTEXT_FULL):
+    if status == 400 and any(message in text for message in CONTEXT_FULL):
         code = TOO_LONG
     text = text or f"the upstream answered with status {status} and no body"
     return text, code if isinstance(code, str) else None
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Read a Retry-After header: seconds, or a date."""
+    """Parse a Retry-After header, which has seconds or a date."""
     with suppress(ValueError):
         seconds = float(retry_after)
         return max(seconds, 0.0) if math.isfinite(seconds) else None
@@ -289,7 +291,7 @@ def _seconds(retry_after: str) -> float | None:
 
 
 class Stamped:
-    """An engine that answers as ``engine`` does, with its own ``policy_version``."""
+    """An upstream that answers as ``engine`` does, but with its own ``policy_version``."""
 
     def __init__(self, engine: Engine, policy_version: int) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Starts what serves the policy, in a child process by default, and commands it."""
+"""Starts the engine and its server, in a child process by default, and commands them."""
 
 from art_core.serving.process import start_early
 from art_core.serving.proxy import ServingProxy

@@ -1,5 +1,4 @@
-"""The engines of a run: that of the policy, given by name, address or object, and that of the nodes that are not
-trained."""
+"""The engines of a run: the policy's, passed by name, address or object, and that of the untrained nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from art_core.errors import ConfigError
 from art_core.redaction import without_keys
 from art_core.serving.proxy import ServingProxy
 from art_core.store import Store
-from art_core.types import Engine, EngineBase, Weights, with_defaults
+from art_core.types import Engine, EngineBase, with_defaults
 
 if TYPE_CHECKING:
     from art_core.hookspecs import Offer
@@ -29,16 +28,16 @@ HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
 
 @dataclass(frozen=True)
 class PolicyEngine:
-    """The engine of a run, before it is started. ``choose`` returns what is offered under a name."""
+    """The engine of a run, before it is started. ``choose`` returns what is registered under a name."""
 
     engine: str | Engine
     choose: Callable[[str], Offer]
 
     def _offer(self) -> Offer:
-        """Return what is offered for a name or an address."""
+        """Return what is registered for a name or an address."""
         if self.engine == "http" or HOST_AND_PORT.match(self.engine):
             raise ConfigError(
-                f"engine={self.engine!r} is not a whole address; pass the one that clients of the server use: "
+                f"engine={self.engine!r} isn't a complete address; pass the one that the server's clients use: "
                 "engine='http://HOST:PORT/v1'"
             )
         return self.choose("http" if is_address(self.engine) else self.engine)
@@ -57,12 +56,12 @@ class PolicyEngine:
             self._offer().check()
 
     async def start(self, folder: str, config: TrainConfig, run_dir: Path, dialects: Mapping[str, Any]) -> ServingProxy:
-        """Start it with the weights in ``folder``, and answer agents."""
+        """Start the engine with the weights in ``folder``, and answer agents."""
         frozen = self._frozen(folder, config)
         return await ServingProxy.start(
             self._maker(folder, config),
             functools.partial(Store, run_dir / "run.sqlite"),
-            # An object is in this process already, so capture runs in a thread beside it.
+            # An object can't move to another process, so a thread serves it.
             process=isinstance(self.engine, str),
             timeout=config.engine_timeout,
             host=config.host,
@@ -76,17 +75,18 @@ class PolicyEngine:
         )
 
     def _maker(self, folder: str, config: TrainConfig) -> Callable[[], Engine]:
-        """Return what makes the engine, with the weights in ``folder``; it travels to the process that serves."""
+        """Return the factory of the engine with the weights in ``folder``. For a name or an address it can be
+        pickled."""
         if not isinstance(self.engine, str):
             return lambda: self.engine
         address = {"base_url": self.engine} if is_address(self.engine) else {}
         return functools.partial(self._factory(), folder, config, **address)
 
     def _frozen(self, folder: str, config: TrainConfig) -> Callable[[], Engine] | None:
-        """Return what makes the engine of the nodes that ``config.train_nodes`` leaves out; None if they need none.
+        """Return the factory of the engine for the nodes that aren't in ``config.train_nodes``; None if they need none.
 
-        ``folder`` has the start weights. Raises ConfigError for an object or a server, of which there is only one, if
-        it does not keep its start weights.
+        ``folder`` has the start weights. Raises ConfigError if the policy's engine is an object or a server, so that
+        there can't be a second one, and doesn't keep its start weights.
         """
         model = config.frozen_model
         if not config.train_nodes or config.other_nodes != "frozen":
@@ -98,7 +98,7 @@ class PolicyEngine:
             server = isinstance(self.engine, str)
             one = f"{self.engine!r} is one server" if server else f"{type(self.engine).__name__}(...) is one object"
             raise ConfigError(
-                f"train_nodes={config.train_nodes} needs a second engine for the other nodes, and "
+                f"train_nodes={config.train_nodes} needs a second engine for the other nodes, but "
                 f"engine={without_keys(one)}; pass frozen_model='http://HOST:PORT/v1', an engine by name, or "
                 "other_nodes='policy'"
             )
@@ -107,7 +107,7 @@ class PolicyEngine:
 
 
 class FrozenEngine(Stamped):
-    """Another engine, whose answers all have one version."""
+    """An engine whose weights never change: every answer has the same version."""
 
     def __init__(self, make: Callable[[], Engine], version: int) -> None:
         super().__init__(make(), version)
@@ -116,12 +116,8 @@ class FrozenEngine(Stamped):
         await super().start()
         if isinstance(self._engine, HttpUpstream):
             models = (await self._engine.models()).get("data") or ()
-            if len(models) == 1:
-                # Else the model that the agent names is requested.
+            if len(models) == 1:  # with several, the agent's own model name chooses
                 self._engine.model = models[0]["id"]
-
-    async def load(self, weights: Weights) -> None:
-        raise ConfigError(f"version {weights.version} cannot be loaded: the model of the untrained nodes is frozen")
 
 
 def _server(base_url: str, timeout: float | None) -> HttpUpstream:
@@ -129,11 +125,10 @@ def _server(base_url: str, timeout: float | None) -> HttpUpstream:
 
 
 def is_address(engine: object) -> bool:
-    """Whether this is a server's address, not a name, a folder or an object."""
+    """Whether this is a server's address rather than a name, a folder or an object."""
     return isinstance(engine, str) and engine.startswith(("http://", "https://"))
 
 
 def sampling_seed(seed: int, openings: int) -> int:
-    """Return what the engine draws from in a run that was opened so often before; the first time it is the run's own
-    seed."""
+    """Return the engine's seed for a run that was opened ``openings`` times before; the first time, the run's own."""
     return random.Random(f"{seed}/{openings}").getrandbits(31) if openings else seed

@@ -1,4 +1,4 @@
-"""The server as the agents' process holds it: an object whose methods run where the calls are answered."""
+"""The agents' process' view of what serves: an object whose methods run where the calls are answered."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from art_core.capture.admission import Look
 from art_core.errors import CaptureError
-from art_core.serving.process import ServingProcess
-from art_core.serving.service import Serving, ServingPlan, ServingThread
+from art_core.serving.process import ServingProcess, early_or_new
+from art_core.serving.service import Serving, ServingThread
 from art_core.types import Engine, Recorder
 
 P = ParamSpec("P")
@@ -39,7 +39,11 @@ def _command(
 
 
 class ServingProxy:
-    """Every rollout's address. ``async with await ServingProxy.start(...) as serving``, or call ``stop`` yourself."""
+    """Commands what serves the policy: ``async with await ServingProxy.start(...) as serving``, or call ``stop``
+    yourself.
+
+    Every command raises CaptureError if it takes longer than ``timeout``, or if the serving process has died.
+    """
 
     open = _command(Serving.open)
     close = _command(Serving.close)
@@ -53,7 +57,7 @@ class ServingProxy:
     def __init__(self, server: ServingThread | ServingProcess, address: str, timeout: float | None) -> None:
         self._server, self._timeout = server, timeout
         self.pending: dict[object, tuple[str, float]] = {}
-        """Commands that were not answered yet, and since when (``time.monotonic``)."""
+        """Each command in flight: its name and when it was sent (``time.monotonic``)."""
         self._stopped: Future[None] | None = None
         self.address = address
         """``http://HOST:PORT``."""
@@ -66,27 +70,35 @@ class ServingProxy:
         *,
         process: bool = True,
         timeout: float | None = None,
-        **plan: Any,
+        **settings: Any,
     ) -> ServingProxy:
-        """Start the engine and answer calls; ``plan`` has the other fields of ``ServingPlan``.
+        """Start the engine and answer calls.
 
-        With ``process`` a child process serves; the factories and the dialects then travel to it and must be picklable
-        by module name. Without it, a thread of this process does. ``timeout`` is in seconds, for the start and for
-        every command.
+        With ``process``, a child process serves, and everything passed here is pickled, functions and classes by the
+        name of their module; else a thread of this process does. ``timeout`` is in seconds, for the start and for each
+        command. The settings:
+
+        - ``host`` ("127.0.0.1"): an address of this machine that the agents can reach. Anyone who knows a rollout's
+          address can call the policy. ``port``: 0, the default, picks a free one.
+        - ``folder``: where the engine may write files.
+        - ``frozen``: a factory for the engine that answers the calls of nodes other than ``trained_nodes``.
+          ``frozen_start``: that engine serves the policy's start weights, so it isn't started if ``engine`` keeps
+          those.
+        - ``trained_nodes``, ``dialects``, ``max_body`` and ``call_timeout``: as for ``CaptureApp``.
 
         Raises what the factories or the engine's start raise, ConfigError if the port is taken, and CaptureError if the
-        process cannot be started or the start takes too long.
+        process can't be started or the start takes too long.
         """
-        server = (ServingProcess if process else ServingThread)(ServingPlan(engine, recorder, **plan))
+        server = early_or_new() if process else ServingThread()
         try:
-            return cls(server, await _within(timeout, "start", server.start()), timeout)
+            return cls(server, await _within(timeout, "start", server.start(engine, recorder, **settings)), timeout)
         except BaseException:
-            # The failure of the start is raised, whatever stopping adds to it.
+            # What stopping raises must not replace this error.
             await asyncio.shield(asyncio.gather(asyncio.wrap_future(server.stop()), return_exceptions=True))
             raise
 
     async def stop(self) -> None:
-        """Abort what is in flight, stop the engine, close the recorder and leave nothing running. May be called
+        """Abort calls in flight, stop the engine and close the recorder; nothing is left running. May be called
         again."""
         if self._stopped is None:
             self._stopped = self._server.stop()
@@ -99,12 +111,12 @@ class ServingProxy:
         await self.stop()
 
     def look(self, seconds: float) -> tuple[Look | None, Mapping[str, float] | None]:
-        """Return what the calls do, and ``counters``; None for what is not known within ``seconds``. For any thread but
-        the loop's."""
+        """Return the state of all calls and ``counters``, each None if it takes longer than ``seconds``. For any thread
+        but the loop's."""
         return self._known(seconds, "activity"), self._known(seconds, "counters")
 
     def stacks(self, seconds: float) -> str:
-        """Return the stacks of the child process's threads and tasks; empty without a child process. For any thread."""
+        """Return the stacks of the child process's threads and tasks; empty without a child. For any thread."""
         if not isinstance(self._server, ServingProcess):
             return ""
         return self._known(seconds, "stacks") or f"no answer within {seconds:g} seconds"
@@ -115,7 +127,7 @@ class ServingProxy:
 
 
 async def _within(seconds: float | None, command: str, future: Future[T]) -> T:
-    """Return the future's result; CaptureError if it takes longer."""
+    """Return the future's result. Raises CaptureError if it takes longer than ``seconds``."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:

@@ -1,51 +1,27 @@
-"""A thread with an event loop of its own, in which engine, recorder and HTTP server answer calls."""
+"""The thread whose event loop runs the engine, the recorder and the HTTP server."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from art_core.capture.admission import Look
 from art_core.capture.listening import address_of, http_server, listen
-from art_core.capture.server import CaptureApp, Dialect
+from art_core.capture.server import CaptureApp
 from art_core.errors import CaptureError
 from art_core.types import Call, Engine, EngineBase, Recorder, Sampling, Weights, with_defaults
 
-
-@dataclass(frozen=True)
-class ServingPlan:
-    """What to serve, and where. Pickled by module name for a child process."""
-
-    engine: Callable[[], Engine]
-    recorder: Callable[[], Recorder]
-    host: str = "127.0.0.1"
-    """An address of this machine that the agents can reach; whoever knows a rollout's address can call the policy."""
-    port: int = 0
-    """0 takes a free one."""
-    dialects: Mapping[str, Dialect] = field(default_factory=dict)
-    max_body: int = 64 * 2**20
-    """Of a request, in bytes."""
-    trained_nodes: Sequence[str] = ()
-    """Empty: all."""
-    frozen: Callable[[], Engine] | None = None
-    """Answers the calls of the other nodes; None: ``engine`` does."""
-    frozen_start: bool = False
-    """Whether ``frozen`` has the policy's start weights; an engine that keeps those needs no second one beside it."""
-    folder: Path | None = None
-    """Where the engine may write files."""
-    call_timeout: float | None = None
-    """Seconds that the engine may take to answer a call."""
+T = TypeVar("T")
 
 
 class Serving:
-    """The commands. Runs in the loop that answers the calls; ``ServingProxy`` sends them there."""
+    """The commands, as methods that run in the loop that answers the calls. ``ServingProxy`` sends them there."""
 
     def __init__(self, engine: Any, recorder: Recorder, app: CaptureApp, address: str) -> None:
         self._engine, self._recorder, self._app, self._address = engine, recorder, app, address
@@ -53,9 +29,9 @@ class Serving:
         self._resting = False
         self._newest = 0
         self._loaded = {0}
-        """Versions that are not retired."""
+        """Versions that aren't retired."""
         self._began_with: dict[str, int] = {}
-        """The version of every open rollout that does not follow the newest."""
+        """The version of every open rollout that doesn't follow the newest one."""
 
     async def open(
         self,
@@ -67,9 +43,9 @@ class Serving:
     ) -> str:
         """Answer a rollout's calls from now on and return its base URL, for any OpenAI-compatible client.
 
-        ``newest`` answers every call with the newest weights, even if the engine could stay with those that the rollout
-        began with: for an address that outlives steps. ``answered`` are calls of an interrupted rollout: the same
-        requests get the same answers again, each once.
+        With ``newest``, every call is answered with the newest weights, even if the engine could keep serving those
+        that the rollout began with; for addresses that outlive a step. ``answered`` has the calls of an interrupted
+        rollout: the same requests get the same answers again, each once.
         """
         upstream = None if newest else self._engine.at(self._newest)
         self._app.open(rollout_id, sampling or Sampling(), upstream, answered)
@@ -78,9 +54,9 @@ class Serving:
         return f"{self._address}/rollouts/{quote(rollout_id, safe='')}/v1"
 
     async def close(self, rollout_id: str, grace: float = 1.0) -> Mapping[str, int]:
-        """Refuse further calls of a rollout; return when its calls are on disk, with its error answers, counted.
+        """Refuse further calls of a rollout, and return the counts of its error answers once its calls are on disk.
 
-        Calls in flight get ``grace`` seconds, then they are aborted. Raises StoreError if they cannot be written.
+        Calls in flight are aborted after ``grace`` seconds. Raises StoreError if the calls can't be written.
         """
         failed = await self._app.close(rollout_id, grace)
         self._began_with.pop(rollout_id, None)
@@ -89,12 +65,12 @@ class Serving:
         return failed
 
     async def flush(self) -> None:
-        """Return when every answered call is on disk. Raises StoreError if they cannot be written."""
+        """Return when every answered call is on disk. Raises StoreError if the calls can't be written."""
         await asyncio.to_thread(self._recorder.flush)
 
     async def pause(self, *, rest: bool = False) -> None:
-        """Hold new calls; return when none is in flight. ``rest`` lets the engine release memory until the next
-        ``swap`` or ``resume``."""
+        """Hold new calls, and return when none is in flight. With ``rest``, the engine may release memory until the
+        next ``swap`` or ``resume``."""
         await self._app.gate.pause()
         if rest:
             await self._engine.rest()
@@ -108,9 +84,8 @@ class Serving:
             await self._app.gate.resume()
 
     async def swap(self, weights: Weights, probe: Sequence[int] = ()) -> list[float] | None:
-        """Serve these weights to new calls or, if the engine serves several versions, to new rollouts; calls in flight
-        end with the old ones. Return the logprobs of ``probe`` under them, as ``score`` does. Paused calls stay
-        paused."""
+        """Serve these weights to new calls or, if the engine serves several versions, to new rollouts. Calls in flight
+        finish with the old weights; paused calls stay paused. Return ``score(probe)`` under the new weights."""
         async with self._swapping:
             await self._wake()
             async with contextlib.nullcontext() if self._engine.overlaps(weights) else self._app.gate.held():
@@ -121,7 +96,7 @@ class Serving:
         return await self.score(probe)
 
     async def score(self, ids: Sequence[int]) -> list[float] | None:
-        """Return what ``EngineBase.score`` returns; None for an empty text or if the engine cannot score."""
+        """Return what ``EngineBase.score`` returns; None for no ids or if the engine can't score."""
         return await self._engine.score(ids) if ids else None
 
     async def counters(self) -> Mapping[str, float]:
@@ -129,7 +104,7 @@ class Serving:
         return dict(await self._engine.counters())
 
     async def activity(self) -> Look:
-        """Return what the calls do at this moment."""
+        """Return the state of all calls at this moment."""
         return self._app.activity.look(self._app.gate)
 
     async def _wake(self) -> None:
@@ -147,78 +122,81 @@ class Serving:
 class ServingThread:
     """Runs a ``Serving`` in a thread of this process."""
 
-    def __init__(self, plan: ServingPlan) -> None:
-        self._plan = plan
-        self._ready: concurrent.futures.Future[str] = concurrent.futures.Future()
-        self._finished: concurrent.futures.Future[None] = concurrent.futures.Future()
-        for future in (self._ready, self._finished):
-            # Its waiter may be cancelled; it is set all the same.
-            future.set_running_or_notify_cancel()
-        self._thread = threading.Thread(target=self._run, name="art-capture", daemon=True)
-        self._requesting = threading.Lock()
-        self._ended = False
-        """Whether the loop accepts no more commands."""
-
-    def start(self) -> concurrent.futures.Future[str]:
-        """Start; the future has the address, or what kept the engine, the recorder or the port from starting."""
+    def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread.start()
+        self._ready: Future[str] = running_future()
+        self._serving: Serving | None = None
+        """None once the loop accepts no more commands."""
+        self._requesting = threading.Lock()
+
+    def start(self, *args: Any, **kwargs: Any) -> Future[str]:
+        """Start what ``ServingProxy.start`` describes. The future's result is the address."""
+        self._finished = in_thread("art-capture", lambda: self._run(*args, **kwargs))
         return self._ready
 
-    def request(self, command: str, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+    def request(self, command: str, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a command, from any thread. Raises CaptureError if the loop has ended."""
         with self._requesting:
-            if self._ended:
+            if self._serving is None:
                 why = self._finished.exception() if self._finished.done() else None
                 raise CaptureError("the serving thread has ended; start a new server") from why
             return asyncio.run_coroutine_threadsafe(getattr(self._serving, command)(*args, **kwargs), self.loop)
 
-    def stop(self) -> concurrent.futures.Future[None]:
-        """End the loop, even in the middle of the start. The future has what was raised while ending."""
-        # A closed loop has ended by itself.
-        with contextlib.suppress(RuntimeError):
+    def stop(self) -> Future[None]:
+        """Stop everything, even during the start. The future raises what was raised while stopping."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
             self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._stop()))
         return self._finished
 
-    def _run(self) -> None:
+    def _run(self, *args: Any, **kwargs: Any) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
                 try:
-                    runner.run(self._main())
+                    runner.run(self._main(*args, **kwargs))
                 finally:
                     with self._requesting:
-                        self._ended = True
-                    # What was requested until now becomes tasks, which the runner cancels as it closes.
+                        self._serving = None
+                    # Turns the last requests into tasks, which the runner cancels when it closes.
                     runner.run(asyncio.sleep(0))
-        except BaseException as error:  # noqa: BLE001  the thread's boundary: whoever waits for it raises the error
+        except BaseException as error:
             if self._ready.done():
-                return self._finished.set_exception(error)
+                raise
             self._ready.set_exception(error)
-        self._finished.set_result(None)
 
-    async def _main(self) -> None:
-        plan = self._plan
+    async def _main(
+        self,
+        make_engine: Callable[[], Engine],
+        make_recorder: Callable[[], Recorder],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        folder: Path | None = None,
+        frozen: Callable[[], Engine] | None = None,
+        frozen_start: bool = False,
+        **capture: Any,
+    ) -> None:
         self._main_task = asyncio.current_task()
         async with contextlib.AsyncExitStack() as stack:
-            # The port first: it fails at once, an engine may take minutes.
-            listener = stack.enter_context(listen(plan.host, plan.port))
-            address = address_of(plan.host, listener.getsockname()[1])
-            recorder = plan.recorder()
+
+            async def started(make: Callable[[], Engine]) -> Any:
+                engine = with_defaults(make(), EngineBase)
+                if folder is not None:
+                    engine.begin(folder)
+                await engine.start()
+                stack.push_async_callback(engine.stop)
+                return engine
+
+            # The port comes first, because it fails at once; an engine may take minutes.
+            listener = stack.enter_context(listen(host, port))
+            address = address_of(host, listener.getsockname()[1])
+            recorder = make_recorder()
             stack.callback(recorder.close)
-            engine = frozen = await self._started(plan.engine, stack)
-            if plan.frozen_start and engine.keeps_start():
-                frozen = engine.at(0)
-            elif plan.frozen:
-                frozen = await self._started(plan.frozen, stack)
-            self._app = CaptureApp(
-                engine,
-                recorder,
-                dialects=plan.dialects,
-                max_body=plan.max_body,
-                trained_nodes=plan.trained_nodes,
-                frozen=None if frozen is engine else frozen,
-                call_timeout=plan.call_timeout,
-            )
+            engine = await started(make_engine)
+            if frozen_start and engine.keeps_start():
+                capture["frozen"] = engine.at(0)
+            elif frozen:
+                capture["frozen"] = await started(frozen)
+            self._app = CaptureApp(engine, recorder, **capture)
             self._serving = Serving(engine, recorder, self._app, address)
             self._server = http_server(self._app)
             serving = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -227,17 +205,30 @@ class ServingThread:
             self._ready.set_result(address)
             await serving
 
-    async def _started(self, make: Callable[[], Engine], stack: contextlib.AsyncExitStack) -> Any:
-        engine = with_defaults(make(), EngineBase)
-        if self._plan.folder is not None:
-            engine.begin(self._plan.folder)
-        await engine.start()
-        stack.push_async_callback(engine.stop)
-        return engine
-
     async def _stop(self) -> None:
         if not self._ready.done():
             self._main_task.cancel()
             return
         await self._app.close_all()
         self._server.should_exit = True
+
+
+def running_future() -> Future[Any]:
+    """Return a future that its waiter can't cancel, so that it can always be set."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def in_thread(name: str, function: Callable[[], T]) -> Future[T]:
+    """Run ``function`` in a daemon thread: an engine that hangs must not keep the program from ending."""
+    future = running_future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001  the thread's boundary: the future's waiter raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
