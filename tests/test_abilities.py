@@ -137,12 +137,12 @@ async def test_an_address_that_outlives_steps_is_answered_by_the_newest_weights(
     engine = Versioned()
     async with art.open_run(tmp_path / "run", engine=engine, learner=CountingLearner(), max_staleness=1) as run:
         run.store.add_rollout("long", task="t")
-        address = SimpleNamespace(base_url=await run.door.open("long", newest=True))
+        address = SimpleNamespace(base_url=await run.serving.open("long", newest=True))
         for _ in range(3):
             await ask(address)
             await run.learn([group()])
         assert [it for it in engine.said if it.startswith("retire")] == ["retire 0", "retire 1"]
-        await run.door.flush()
+        await run.serving.flush()
         assert [call.policy_version for call in run.store.calls("long")] == [0, 1, 2]
 
 
@@ -199,7 +199,7 @@ async def test_an_engine_rests_while_the_learner_works_and_files_do_not_pile_up(
         assert engine.folder == tmp_path / "run"
         for _ in range(4):
             await run.learn([group()])
-        assert await run.door.counters() == {"prompt_tokens": 0.0, "cached_tokens": 5.0, "sampled_tokens": 1.0}
+        assert await run.serving.counters() == {"prompt_tokens": 0.0, "cached_tokens": 5.0, "sampled_tokens": 1.0}
     assert engine.said[:7] == ["begin", "start", "rest", "step", "wake", "load 1", "retire 0"]
     assert sorted(it.name for it in (tmp_path / "run" / "serving").iterdir()) == ["3", "4"]
 

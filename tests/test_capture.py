@@ -20,7 +20,7 @@ class Desk:
     """A door in a thread of this process, with the fakes behind it within reach."""
 
     def __init__(self, door: ServingProxy, engine: EchoEngine, recorder: ListRecorder) -> None:
-        self.door, self.engine, self.recorder = door, engine, recorder
+        self.serving, self.engine, self.recorder = door, engine, recorder
         self.clients: list[openai.AsyncOpenAI] = []
 
     def client(self, url: str, max_retries: int = 0) -> openai.AsyncOpenAI:
@@ -55,7 +55,7 @@ async def desk():
 
 
 async def test_a_call_is_answered_and_recorded_with_its_exact_tokens(desk):
-    url = await desk.door.open("r1")
+    url = await desk.serving.open("r1")
     headers = {"x-art-agent": "planner", "x-art-request-id": "q1"}
     response = await desk.post(url, chat("hello", temperature=0.7, tools=[{"type": "function"}]), headers=headers)
     assert response.json() == {
@@ -75,14 +75,14 @@ async def test_a_call_is_answered_and_recorded_with_its_exact_tokens(desk):
 
 
 async def test_a_request_without_a_temperature_is_sampled_at_openais_default(desk):
-    await desk.post(await desk.door.open("r1"))
+    await desk.post(await desk.serving.open("r1"))
     [call] = desk.recorder.of("r1")
     assert call.temperature == 1.0
     assert call.request_id
 
 
 async def test_the_n_choices_of_a_request_are_calls_with_one_request_id(desk):
-    client = desk.client(await desk.door.open("r1"))
+    client = desk.client(await desk.serving.open("r1"))
     completion = await client.chat.completions.create(**chat("abc"), n=3)
     assert [choice.message.content for choice in completion.choices] == ["abc", "abc1", "abc2"]
     calls = desk.recorder.of("r1")
@@ -93,7 +93,7 @@ async def test_the_n_choices_of_a_request_are_calls_with_one_request_id(desk):
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_stream_arrives_in_chunks_and_is_recorded_like_a_whole_answer(desk, n):
-    client = desk.client(await desk.door.open("r1"))
+    client = desk.client(await desk.serving.open("r1"))
     texts = [""] * n
     async for chunk in await client.chat.completions.create(**chat("hello"), n=n, stream=True):
         assert "token_ids" not in chunk.choices[0].model_extra
@@ -108,7 +108,7 @@ async def test_a_stream_arrives_in_chunks_and_is_recorded_like_a_whole_answer(de
 
 
 async def test_a_raw_stream_ends_with_done(desk):
-    response = await desk.post(await desk.door.open("r1"), chat("hi", stream=True))
+    response = await desk.post(await desk.serving.open("r1"), chat("hi", stream=True))
     events = response.text.strip().split("\n\n")
     assert response.headers["content-type"].startswith("text/event-stream")
     assert events[-1] == "data: [DONE]"
@@ -120,7 +120,7 @@ async def test_a_raw_stream_ends_with_done(desk):
 async def test_sixty_four_rollouts_on_threads_and_tasks_do_not_mix(desk):
     async def rollout(number: int) -> None:
         name = f"r{number}"
-        url = await desk.door.open(name)
+        url = await desk.serving.open(name)
         if number % 2:
             with sync_client(url) as client:
                 for turn in range(3):
@@ -132,7 +132,7 @@ async def test_sixty_four_rollouts_on_threads_and_tasks_do_not_mix(desk):
                     stream = await client.chat.completions.create(**chat(f"{name} {turn}"), stream=True)
                     said = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
                     assert said == f"{name} {turn}"
-        await desk.door.close(name)
+        await desk.serving.close(name)
 
     await asyncio.gather(*(rollout(number) for number in range(64)))
     for number in range(64):
@@ -142,13 +142,13 @@ async def test_sixty_four_rollouts_on_threads_and_tasks_do_not_mix(desk):
 
 
 async def test_an_async_agent_that_blocks_on_a_sync_client_does_not_deadlock(desk):
-    url = await desk.door.open("r1")
+    url = await desk.serving.open("r1")
     with sync_client(url) as client:
         assert client.chat.completions.create(**chat("blocking")).choices[0].message.content == "blocking"
 
 
 async def test_the_rollouts_sampling_overrides_the_agents_and_is_logged_once(desk, caplog):
-    url = await desk.door.open("r1", Sampling(temperature=1.0, top_p=1.0))
+    url = await desk.serving.open("r1", Sampling(temperature=1.0, top_p=1.0))
     for _ in range(2):
         await desk.post(url, chat("hello", temperature=0, top_p=1.0, seed=7))
     assert [(r["temperature"], r["top_p"]) for r in desk.engine.requests] == [(1.0, 1.0)] * 2
@@ -161,18 +161,18 @@ async def test_the_rollouts_sampling_overrides_the_agents_and_is_logged_once(des
 
 
 async def test_models_are_listed(desk):
-    async with async_client(await desk.door.open("r1")) as client:
+    async with async_client(await desk.serving.open("r1")) as client:
         assert [model.id async for model in await client.models.list()] == ["policy"]
 
 
 async def test_an_unknown_path_is_refused_with_the_known_ones(desk):
-    url = await desk.door.open("r1")
+    url = await desk.serving.open("r1")
     async with httpx.AsyncClient(trust_env=False) as client:
         for request in (
             client.post(f"{url}/embeddings", json={}),
             client.get(f"{url}/chat/completions"),
-            client.post(f"{desk.door.address}/v1/chat/completions", json=chat("x")),
-            client.get(desk.door.address),
+            client.post(f"{desk.serving.address}/v1/chat/completions", json=chat("x")),
+            client.get(desk.serving.address),
         ):
             response = await request
             assert response.status_code == 404
@@ -180,11 +180,11 @@ async def test_an_unknown_path_is_refused_with_the_known_ones(desk):
 
 
 async def test_a_rollout_that_is_not_open_is_refused(desk):
-    url = await desk.door.open("r1")
-    await desk.door.close("r1")
+    url = await desk.serving.open("r1")
+    await desk.serving.close("r1")
     with pytest.raises(openai.NotFoundError, match="'r1' is not open"):
         await desk.client(url).chat.completions.create(**chat("late"))
-    response = await desk.post(f"{desk.door.address}/rollouts/r2/v1")
+    response = await desk.post(f"{desk.serving.address}/rollouts/r2/v1")
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "rollout_not_open"
 
@@ -194,7 +194,7 @@ async def test_a_rollout_that_is_not_open_is_refused(desk):
     [b"{", b"[]", b"{}", b'{"messages": []}', b'{"messages": ["hi"]}', b'{"messages": [{}], "temperature": "hot"}'],
 )
 async def test_a_body_that_is_not_a_chat_request_is_a_400(desk, body):
-    url = await desk.door.open("r1")
+    url = await desk.serving.open("r1")
     async with httpx.AsyncClient(trust_env=False) as client:
         response = await client.post(f"{url}/chat/completions", content=body)
     assert response.status_code == 400
@@ -213,7 +213,7 @@ async def test_a_body_beyond_the_limit_is_a_413():
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_upstreams_refusal_reaches_the_client_with_its_status_and_code(desk, stream):
-    client = desk.client(await desk.door.open("r1"))
+    client = desk.client(await desk.serving.open("r1"))
     with pytest.raises(openai.BadRequestError) as refusal:
         await client.chat.completions.create(**chat("refuse 400 context_length_exceeded"), stream=stream)
     assert refusal.value.code == "context_length_exceeded"
@@ -222,7 +222,7 @@ async def test_an_upstreams_refusal_reaches_the_client_with_its_status_and_code(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_without_token_ids_is_an_error(desk, stream):
-    client = desk.client(await desk.door.open("r1"), max_retries=2)
+    client = desk.client(await desk.serving.open("r1"), max_retries=2)
     with pytest.raises(openai.InternalServerError, match="return_token_ids") as refusal:
         await client.chat.completions.create(**chat("no ids"), stream=stream)
     assert refusal.value.status_code == 502
@@ -231,17 +231,17 @@ async def test_an_answer_without_token_ids_is_an_error(desk, stream):
 
 
 async def test_a_broken_stream_raises_in_the_client_and_is_recorded_as_aborted(desk):
-    client = desk.client(await desk.door.open("r1"))
+    client = desk.client(await desk.serving.open("r1"))
     with pytest.raises(openai.APIError, match="broke while sampling"):
         async for _ in await client.chat.completions.create(**chat("ab!cd"), stream=True):
             pass
-    await desk.door.close("r1")
+    await desk.serving.close("r1")
     [call] = desk.recorder.of("r1")
     assert (bytes(call.sampled_ids), call.finish_reason) == (b"ab!", "aborted")
 
 
 async def test_a_bug_in_the_engine_is_a_500_with_its_name_and_a_logged_traceback(desk, caplog):
-    client = desk.client(await desk.door.open("r1"))
+    client = desk.client(await desk.serving.open("r1"))
     with pytest.raises(openai.InternalServerError, match="RuntimeError: CUDA out of cheese"):
         await client.chat.completions.create(**chat("bug"))
     assert "Traceback" in caplog.text
@@ -250,7 +250,7 @@ async def test_a_bug_in_the_engine_is_a_500_with_its_name_and_a_logged_traceback
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_disconnect_stops_the_sampling_and_keeps_what_was_sampled(desk, stream):
     desk.engine.delay = 0.02
-    url = await desk.door.open("r1")
+    url = await desk.serving.open("r1")
     with pytest.raises((httpx.ReadTimeout, TimeoutError)):
         async with asyncio.timeout(0.3):
             await desk.post(url, chat("x" * 500, stream=stream))
@@ -264,7 +264,7 @@ async def test_a_disconnect_stops_the_sampling_and_keeps_what_was_sampled(desk, 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_retry_cancels_the_request_that_it_repeats(desk, stream):
     desk.engine.delay = 0.02
-    url = await desk.door.open("r1")
+    url = await desk.serving.open("r1")
     headers = {"x-art-request-id": "q1"}
     first = asyncio.create_task(desk.post(url, chat("x" * 500, stream=stream), headers=headers))
     await asyncio.to_thread(wait_until, lambda: desk.engine.sampling == 1)
@@ -278,11 +278,11 @@ async def test_a_retry_cancels_the_request_that_it_repeats(desk, stream):
 
 async def test_closing_a_rollout_waits_for_its_calls_then_aborts_them(desk):
     desk.engine.delay = 0.02
-    url = await desk.door.open("r1")
+    url = await desk.serving.open("r1")
     short = asyncio.create_task(desk.post(url, chat("abc")))
     long = asyncio.create_task(desk.post(url, chat("x" * 500)))
     await asyncio.to_thread(wait_until, lambda: desk.engine.sampling == 2)
-    await desk.door.close("r1", grace=0.3)
+    await desk.serving.close("r1", grace=0.3)
     assert sorted(call.finish_reason for call in desk.recorder.of("r1")) == ["aborted", "stop"]
     assert desk.recorder.flushes == 1
     assert (await short).status_code == 200
@@ -291,10 +291,10 @@ async def test_closing_a_rollout_waits_for_its_calls_then_aborts_them(desk):
 
 async def test_a_swap_waits_for_the_calls_in_flight_and_holds_new_ones(desk):
     desk.engine.delay = 0.01
-    url = await desk.door.open("r1")
+    url = await desk.serving.open("r1")
     before = asyncio.create_task(desk.post(url, chat("x" * 30, stream=True)))
     await asyncio.to_thread(wait_until, lambda: desk.engine.sampling == 1)
-    load = asyncio.create_task(desk.door.swap(Weights(version=1, path=None)))
+    load = asyncio.create_task(desk.serving.swap(Weights(version=1, path=None)))
     await asyncio.sleep(0.05)
     after = asyncio.create_task(desk.post(url, chat("after")))
     await asyncio.gather(before, load, after)
@@ -304,51 +304,51 @@ async def test_a_swap_waits_for_the_calls_in_flight_and_holds_new_ones(desk):
 
 async def test_a_client_that_stops_reading_does_not_delay_a_swap(desk):
     desk.engine.fingerprint = "x" * 20_000
-    url = await desk.door.open("r1")
+    url = await desk.serving.open("r1")
     request = chat("x" * 800, stream=True)
     async with (
         httpx.AsyncClient(trust_env=False) as client,
         client.stream("POST", f"{url}/chat/completions", json=request),
     ):
-        await desk.door.swap(Weights(version=1, path=None))
+        await desk.serving.swap(Weights(version=1, path=None))
 
 
 async def test_paused_calls_wait_for_resume_even_if_weights_load(desk):
-    url = await desk.door.open("r1")
-    await desk.door.pause()
+    url = await desk.serving.open("r1")
+    await desk.serving.pause()
     held = asyncio.create_task(desk.post(url))
-    await desk.door.swap(Weights(version=1, path=None))
+    await desk.serving.swap(Weights(version=1, path=None))
     await asyncio.sleep(0.05)
     assert not held.done()
-    await desk.door.resume()
+    await desk.serving.resume()
     assert (await held).status_code == 200
 
 
 async def test_what_cannot_be_stored_is_not_answered(desk):
     desk.recorder.full = True
-    client = desk.client(await desk.door.open("r1"))
+    client = desk.client(await desk.serving.open("r1"))
     with pytest.raises(openai.InternalServerError, match="disk full"):
         await client.chat.completions.create(**chat("hello"))
     with pytest.raises(StoreError, match="disk full"):
-        await desk.door.close("r1")
+        await desk.serving.close("r1")
 
 
 async def test_a_rollout_id_may_contain_any_character(desk):
-    url = await desk.door.open("task 1/run ä?#")
+    url = await desk.serving.open("task 1/run ä?#")
     assert (await desk.post(url)).status_code == 200
     assert len(desk.recorder.of("task 1/run ä?#")) == 1
 
 
 async def test_an_id_cannot_be_open_twice(desk):
-    await desk.door.open("r1")
+    await desk.serving.open("r1")
     with pytest.raises(CaptureError, match="open already"):
-        await desk.door.open("r1")
+        await desk.serving.open("r1")
 
 
 @pytest.mark.system
 async def test_two_hundred_connections_at_once_are_answered(desk):
     desk.engine.delay = 0.01
-    url = await desk.door.open("r1")
+    url = await desk.serving.open("r1")
     async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
         answers = await asyncio.gather(
             *(client.post(f"{url}/chat/completions", json=chat(f"{i:03}"), timeout=60) for i in range(200))

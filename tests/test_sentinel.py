@@ -101,7 +101,7 @@ async def test_an_engine_that_loses_weights_between_steps_stops_the_run_before_t
         with pytest.raises(StaleWeightsError, match="no longer serves version 1 of the weights.*restarted"):
             await run.learn([group()])
         assert run.step == learner.version == 1
-        await run.door.swap(learner.weights())
+        await run.serving.swap(learner.weights())
         assert (await run.learn([group()]))["mismatch"] == 0
 
 

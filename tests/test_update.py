@@ -105,7 +105,7 @@ async def test_leaving_the_block_waits_for_the_step_under_way_and_saves_it(tmp_p
 )
 async def test_a_step_sends_few_commands_to_what_serves(tmp_path, monkeypatch, settings, commands):
     async with run_of(tmp_path, **settings) as run:
-        server, sent = run.door._server, []
+        server, sent = run.serving._server, []
         request = server.request
         monkeypatch.setattr(
             server, "request", lambda name, *args, **how: sent.append(name) or request(name, *args, **how)

@@ -165,7 +165,7 @@ async def evaluate(
             run.on_rollout = screen.advance
             run.store.set_meta("reward", reward_name(scored_by))
             if weights is not None:
-                await run.door.swap(weights)
+                await run.serving.swap(weights)
             key, rescore = _begin_or_continue(run, identities, screen)
             evaluator = Evaluator(run, agent, tasks, reward, (temperature,), screen, shape)
             try:

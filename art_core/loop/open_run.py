@@ -61,7 +61,7 @@ async def opened(setup: Setup) -> AsyncIterator[Run]:
         # Another process of this run has drawn from its seed: rollouts of one group must not be the same.
         config = replace(setup.config, seed=sampling_seed(setup.config.seed, len(store.openings())))
         start = setup.engine.start(setup.folder, config, setup.run_dir, dialects)
-        serving = watch.door = await stack.enter_async_context(await watch.during("the engine to start", start))
+        serving = watch.serving = await stack.enter_async_context(await watch.during("the engine to start", start))
         if isinstance(setup.executor, AbstractAsyncContextManager):
             await stack.enter_async_context(setup.executor)
         learning = Learning(setup, store, serving, watch)

@@ -39,7 +39,7 @@ class Rollout:
     """
 
     task: Any
-    door: ServingProxy
+    serving: ServingProxy
     store: Store
     model: str = "policy"
     sampling: Sampling = field(default_factory=Sampling)
@@ -100,7 +100,7 @@ class Rollout:
             continues=self.continues,
         )
         answered = await _in_reader(self.store.calls, self.continues) if self.continues else ()
-        base_url = await self.door.open(self.rollout_id, self.sampling, answered=answered)
+        base_url = await self.serving.open(self.rollout_id, self.sampling, answered=answered)
         self.address = RolloutAddress(self.rollout_id, base_url, API_KEY, self.model, self.passthrough, self.nodes)
         self._started = time.monotonic()
         self._stack = ExitStack()
@@ -112,7 +112,7 @@ class Rollout:
         self._stack.close()
         if error is not None and self.error is None:
             self.fail(error)
-        unrecorded["failed"] = await self.door.close(self.rollout_id)
+        unrecorded["failed"] = await self.serving.close(self.rollout_id)
         seconds = time.monotonic() - self._started
         self.store.finish_rollout(self.rollout_id, output=self.output, error=self.error, seconds=seconds)
         self._trajectory = Trajectory(

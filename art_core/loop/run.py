@@ -36,7 +36,7 @@ class Run:
     def __init__(self, setup: Setup, store: Store, serving: ServingProxy, learning: Learning, watch: Watchdog) -> None:
         self.run_dir, self.folder = setup.run_dir, setup.folder
         self.plugins, self.rewards = setup.plugins, setup.rewards
-        self.store, self.door, self.watch = store, serving, watch
+        self.store, self.serving, self.watch = store, serving, watch
         self._setup, self._learning = setup, learning
         self.used = learning.loaded
         """Whether there may be rollouts or steps in it."""
@@ -71,7 +71,7 @@ class Run:
 
     def throughput(self) -> Throughput:
         """Return a count of what the engine computes from now on."""
-        return Throughput(self.door.counters)
+        return Throughput(self.serving.counters)
 
     async def learner(self) -> Learner:
         """Return the learner, loaded at the first call."""
@@ -105,7 +105,7 @@ class Run:
         self.used = True
         return Rollout(
             task,
-            self.door,
+            self.serving,
             self.store,
             # Training imposes these, whatever the agent asks for.
             sampling=sampling or Sampling(self.config.temperature, top_p=1.0, top_k=0),

@@ -72,7 +72,7 @@ class Watchdog:
 
     def __init__(self, run_dir: Path, seconds: float | None) -> None:
         self._run_dir, self._seconds = run_dir, seconds or 0.0
-        self.door: ServingProxy | None = None
+        self.serving: ServingProxy | None = None
         """To be set once the engine is served."""
         self._activities: list[Activity] = []
         self._progress_at = time.monotonic()
@@ -130,11 +130,11 @@ class Watchdog:
         advice = self._swapping_advice()
         activities = list(self._activities)
         calls = counters = None
-        if self.door:
-            commands = list(self.door.pending.values())
+        if self.serving:
+            commands = list(self.serving.pending.values())
             activities += [Activity(COMMANDS[name], began) for name, began in commands if name in COMMANDS]
             if activities:
-                calls, counters = self.door.look(ANSWER_SECONDS)
+                calls, counters = self.serving.look(ANSWER_SECONDS)
         now = time.monotonic()
         if counters and self._counters not in (None, counters):
             self._progress_at = now  # the engine computes, however slowly
@@ -158,7 +158,7 @@ class Watchdog:
 
     def _reasons(self, activities: Sequence[Activity], calls: Look | None) -> Iterator[str]:
         """Yield what the run waits for."""
-        if self.door is not None and calls is None:
+        if self.serving is not None and calls is None:
             yield "the serving process, which does not answer"
         if place := self._blocked_at():
             yield f"the event loop, which is blocked at {place}"
@@ -191,7 +191,7 @@ class Watchdog:
 
     def _write_stacks(self) -> None:
         text = f"process {os.getpid()}\n\n{stacks(self._loop)}\n"
-        if self.door and (serving := self.door.stacks(ANSWER_SECONDS)):
+        if self.serving and (serving := self.serving.stacks(ANSWER_SECONDS)):
             text += f"\nthe serving process\n\n{serving}\n"
         file = self._run_dir / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         with suppress(OSError):  # nobody may read stderr any more

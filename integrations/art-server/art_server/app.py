@@ -72,7 +72,7 @@ def make_app(
                 app.state.failed = error  # for whoever serves it to say
                 raise
             run.store.set_meta("planned_steps", None)  # whoever connects decides
-            proxy = Proxy(run.door.address)
+            proxy = Proxy(run.serving.address)
 
             def learnt() -> None:
                 url = f"/api/runs/{run.run_dir.name}/checkpoints" if run.step else None

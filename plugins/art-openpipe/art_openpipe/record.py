@@ -71,7 +71,7 @@ class Record:
     async def _opened(self, rollout_id: str | None = None, calls: list[Call] | None = None) -> str:
         rollout_id = rollout_id or uuid.uuid4().hex
         self.run.store.add_rollout(rollout_id, task={"model": self.model}, split=CAPTURE, step=self.run.step)
-        base_url = await self.run.door.open(rollout_id, newest=True)
+        base_url = await self.run.serving.open(rollout_id, newest=True)
         self._open[rollout_id] = calls
         return base_url + BASE
 
@@ -79,7 +79,7 @@ class Record:
         if rollout_id not in self._open:
             return  # the run was closed meanwhile, and its store with it
         calls = self._open.pop(rollout_id)
-        await self.run.door.close(rollout_id)
+        await self.run.serving.close(rollout_id)
         self.run.store.touch_rollout(rollout_id)
         if calls is not None:
             calls += await asyncio.to_thread(self.run.store.calls, rollout_id)
@@ -104,7 +104,7 @@ class Record:
         wanted = [key_of(choice) for choice in choices]
         if strict and None in wanted:
             raise CaptureError(_UNMARKED)
-        await self.run.door.flush()
+        await self.run.serving.flush()
         found = await asyncio.to_thread(self._find, {key for key in wanted if key})
         missing = [key for key in wanted if key and key not in found]
         if strict and missing:

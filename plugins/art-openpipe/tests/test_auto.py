@@ -83,7 +83,7 @@ async def test_several_choices_threads_and_streams_that_were_left_are_all_there(
 
 async def test_what_a_rollout_asks_another_model_is_not_captured(desk, tmp_path):
     async with open_run(tmp_path / "judge", engine=FakeEngine("judged")) as somebody_elses:
-        address = {"inference_base_url": await somebody_elses.door.open("judge"), "inference_api_key": "k"}
+        address = {"inference_base_url": await somebody_elses.serving.open("judge"), "inference_api_key": "k"}
         judge = art.Model(name="judge", project="p", **address)
 
         async def rollout():

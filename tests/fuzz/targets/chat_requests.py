@@ -10,8 +10,8 @@ import orjson
 from art_core.store.values import from_json, request_to_json
 from art_gateway import dialects
 from fuzz.choices import Choices, changed, spelled, written
-from fuzz.door import Reply, ask, check_error, run
 from fuzz.policy import SAID, Policy
+from fuzz.serving import Reply, ask, check_error, run
 
 TOOL = {
     "type": "function",

@@ -16,7 +16,7 @@ from art_core.store.values import to_json
 from art_core.types import Call
 from art_gateway import dialects
 from fuzz.choices import Choices, changed, spelled, written
-from fuzz.door import Reply, ask, check_error, run
+from fuzz.serving import Reply, ask, check_error, run
 
 URL = "http://127.0.0.1:1/v1"
 HEAD = {"id": "c", "created": 1, "model": "m", "object": "chat.completion.chunk"}

@@ -17,7 +17,7 @@ from art_server.requests import JobRequest
 from art_server.roster import MOST_BAD, TrainingServer
 from art_server.wire import group_from_wire, group_to_wire
 from fuzz.choices import Choices, changed, spelled, written
-from fuzz.door import run
+from fuzz.serving import run
 
 logging.getLogger("art_server").setLevel(logging.CRITICAL + 1)
 STATUS = {
