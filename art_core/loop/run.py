@@ -79,9 +79,9 @@ class Run:
         return await self._learning.load()
 
     def reward(self, reward: str | Reward | GroupReward) -> Reward | GroupReward:
-        """Return what a reward's name stands for, anything else as it is; made and begun at the first call.
+        """Return the reward that is registered under a name, anything else as it is.
 
-        Raises ConfigError for an unknown name, RewardError for what is no reward.
+        Raises ConfigError for an unknown name, RewardError for what isn't a reward.
         """
         return self.rewards.find(reward)
 
@@ -97,8 +97,8 @@ class Run:
     ) -> Rollout:
         """Return a rollout to open with ``async with``; every call to its address is recorded.
 
-        ``step`` is noted in the store; None: the one to be done next, and for an evaluation the last that was done. What was
-        answered in the rollout that it ``continues`` is answered again.
+        ``step`` is stored with it; None means the next step, and for an evaluation the last finished one. ``continues`` is the
+        id of a rollout whose recorded answers are given again.
         """
         if step is None:
             step = self.step + 1 if split == "train" else self.step
@@ -107,7 +107,7 @@ class Run:
             task,
             self.serving,
             self.store,
-            # Training imposes these, whatever the agent asks for.
+            # Training imposes these, whatever the agent requests.
             sampling=sampling or Sampling(self.config.temperature, top_p=1.0, top_k=0),
             split=split,
             step=step,
@@ -134,10 +134,10 @@ class Run:
     ) -> list[Group]:
         """Run ``agent`` ``group_size`` times on every task and return a group per task, in order.
 
-        A run that fails is a trajectory with ``error``. With a ``key``, runs that were finished under the same one before, by
-        this process or one that ended, are read from the store and not made again, with their scores where the reward named
-        ``scored_by`` gave them to all of a group; runs that were cut off go on from their last answer, as long as the agent asks
-        the same. Raises CaptureError where no run made a recorded call, unless ``allow_no_calls``, or at first none of
+        A rollout that fails is a trajectory with ``error``. With a ``key``, rollouts that ended under the same key before, in this
+        process or an earlier one, are read from the store, with their scores if the reward named ``scored_by`` scored the whole
+        group. Interrupted rollouts resume after their last answer, as long as the agent makes the same requests. Raises
+        CaptureError if no rollout made a recorded call, unless ``allow_no_calls``, and in the first step if no call was made by
         ``train_nodes``. ``step`` is as in ``rollout``.
         """
         check_tasks(tasks)
@@ -163,7 +163,7 @@ class Run:
         return finished_trajectories(self.store, group_id(key, index))
 
     async def score(self, groups: Sequence[Group], reward: str | Reward | GroupReward) -> list[Group]:
-        """Return the groups with rewards and advantages, which are stored; RewardError if the reward raises for all."""
+        """Store rewards and advantages, and return the groups with both. Raises RewardError if the reward raises for all."""
         resolved = self.reward(reward)
         name = reward_name(resolved)
 
@@ -180,11 +180,11 @@ class Run:
     async def learn(self, groups: Sequence[Group], *, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
         """Take one optimizer step on the groups that have contrast, serve the new weights, and return metrics.
 
-        Groups without advantages get them from their rewards. Counts as a step, and is written to the run folder as one,
-        even where no group had contrast. With ``max_staleness`` groups with an older call are left out and counted as
-        ``groups_stale``. Once begun it is finished, also where the caller is cancelled meanwhile; steps that are asked for at
-        the same time are taken one after the other. ``seconds`` are those that the groups took, by arrow; None: what this
-        run's ``collect`` and ``score`` took since the last step.
+        Groups without advantages get them from their rewards. It counts as a step and is written to the run folder even if no
+        group has contrast. With ``max_staleness``, groups with an older call are left out and counted as ``groups_stale``. A
+        step that has begun is finished even if the caller is cancelled; concurrent calls are taken one after the other.
+        ``seconds`` are the seconds that the groups took, by arrow; None means what this run's ``collect`` and ``score`` took since
+        the last step.
         """
         return await finished(self._learn(groups, self._timer.taken() if seconds is None else dict(seconds)))
 
@@ -209,11 +209,11 @@ class Run:
     ) -> list[dict[str, float]]:
         """Imitate the trajectories: raise the likelihood of what was sampled in them, by supervised steps (``losses.sft``).
 
-        Taken are those without an error and, with ``min_reward``, with at least that reward; of them the calls of
-        ``train_nodes``. Every epoch goes through them in an order of its own, ``batch_size`` for one optimizer step. Each step
-        counts as one of the run: it is served, written to the run folder and checkpointed, and its metrics are an item of the
-        list. Only sampled tokens are trained, at temperature 1, whatever theirs was: the model itself should say them; calls
-        that were cut off at their token limit too, whatever ``overlong`` says. Raises ConfigError where nothing is left.
+        Trajectories with an error are left out, and with ``min_reward`` those below it; of the others, the calls of ``train_nodes``
+        are trained. Every epoch shuffles them, with ``batch_size`` trajectories per optimizer step. Each step counts as a step of
+        the run: it is served, written to the run folder and checkpointed. Returns the metrics of each step. Only sampled
+        tokens are trained, at temperature 1 whatever theirs was, because the model itself should say them, and calls that were cut
+        off at their token limit too, whatever ``overlong`` says. Raises ConfigError if nothing is left.
         """
         good, seed = sft.chosen(trajectories, min_reward, self.config.train_nodes), f"{self.config.seed}/{self.step}"
         return [await finished(self._imitate(groups)) for groups in sft.batches(good, epochs, batch_size, seed)]
@@ -222,7 +222,7 @@ class Run:
         async with self._learning:
             with self._timer.timed("learn_seconds"), self.watch.doing(f"step {self.step + 1} to be learnt"):
                 learnt = await self._update(groups, sft.tree, losses.sft)
-            # Other weights may have sampled these, at another temperature: the gap would say nothing.
+            # Other weights may have sampled these, at another temperature: the gap would mean nothing.
             learnt.pop("logprob_gap", None)
             return await self._finish_step(joined(summary(groups), learnt), {})
 
@@ -238,7 +238,7 @@ class Run:
         return metrics
 
     def teachable(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups that a step learns from, with the calls of ``train_nodes`` only: those with contrast in these."""
+        """Return the groups that a step learns from: those with contrast in the calls of ``train_nodes``, with only these calls."""
         trained = [scoring.of_nodes(group, self.config.train_nodes) for group in groups]
         return [g for g in trained if scoring.has_contrast(g) and any(t.calls for t in g.trajectories)]
 
@@ -248,10 +248,7 @@ class Run:
         return group_tree(scoring.of_nodes(group, self.config.train_nodes), drop_overlong=overlong == "drop")
 
     async def _update_within_bound(self, teachable: Sequence[Group], metrics: dict[str, float]) -> dict[str, float]:
-        """Train on the groups that are new enough; without ``max_staleness`` on all, because nothing runs ahead.
-
-        Returns ``metrics`` with those of the update.
-        """
+        """Train on the groups that are recent enough for ``max_staleness``, and add the metrics of the update."""
         version, bound = (await self.learner()).version, self.config.max_staleness
         trained = [group for group in teachable if not bound or oldest(group, version) <= bound]
         if bound:
@@ -263,7 +260,7 @@ class Run:
     async def _update(
         self, groups: Sequence[Group], tree: Callable[[Group], TokenTree], loss: Loss | None = None
     ) -> dict[str, float]:
-        """Take one optimizer step on the groups and serve its weights; return the learner's metrics, and what was left out."""
+        """Take one optimizer step on the groups and serve its weights; return the learner's metrics and what was left out."""
         trees = await in_thread(lambda: [tree(group) for group in groups])
         await self.learner()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -275,7 +272,7 @@ class Run:
         write_metrics(self.run_dir, self.history())
 
     def history(self) -> list[tuple[int, dict[str, float]]]:
-        """Return (step, metrics) of the steps done; of a step that was done again after an interruption, the last."""
+        """Return (step, metrics) of the finished steps; of a step that was repeated after an interruption, the last."""
         return self.store.history(self.step)
 
     @property
@@ -284,6 +281,6 @@ class Run:
         return checkpoint_of(self.run_dir, self.step)
 
     async def checkpoint(self) -> Path:
-        """Save weights, optimizer and random states under ``checkpoints/``, once a step; drop the oldest, but not the best."""
+        """Save weights, optimizer and random states under ``checkpoints/``, once per step; drop old ones, but not the best."""
         async with self._learning:
             return await self._learning.checkpoint()
