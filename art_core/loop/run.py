@@ -134,8 +134,8 @@ class Run:
     ) -> list[Group]:
         """Run ``agent`` ``group_size`` times on every task and return a group per task, in order.
 
-        A rollout that fails is a trajectory with ``error``. With a ``key``, rollouts that ended under the same key before, in this
-        process or an earlier one, are read from the store, with their scores if the reward named ``scored_by`` scored the whole
+        A rollout that fails is a trajectory with ``error``. With a ``key``, rollouts that ended under the same key before, in
+        this process or an earlier one, are read from the store, with their scores if the reward named ``scored_by`` scored the whole
         group. Interrupted rollouts resume after their last answer, as long as the agent makes the same requests. Raises
         CaptureError if no rollout made a recorded call, unless ``allow_no_calls``, and in the first step if no call was made by
         ``train_nodes``. ``step`` is as in ``rollout``.
@@ -180,8 +180,8 @@ class Run:
     async def learn(self, groups: Sequence[Group], *, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
         """Take one optimizer step on the groups that have contrast, serve the new weights, and return metrics.
 
-        Groups without advantages get them from their rewards. It counts as a step and is written to the run folder even if no
-        group has contrast. With ``max_staleness``, groups with an older call are left out and counted as ``groups_stale``. A
+        Groups without advantages get them from their rewards. It counts as a step and is written to the run folder even if
+        no group has contrast. With ``max_staleness``, groups with an older call are left out and counted as ``groups_stale``. A
         step that has begun is finished even if the caller is cancelled; concurrent calls are taken one after the other.
         ``seconds`` are the seconds that the groups took, by arrow; None means what this run's ``collect`` and ``score`` took since
         the last step.
@@ -209,11 +209,11 @@ class Run:
     ) -> list[dict[str, float]]:
         """Imitate the trajectories: raise the likelihood of what was sampled in them, by supervised steps (``losses.sft``).
 
-        Trajectories with an error are left out, and with ``min_reward`` those below it; of the others, the calls of ``train_nodes``
-        are trained. Every epoch shuffles them, with ``batch_size`` trajectories per optimizer step. Each step counts as a step of
+        Trajectories with an error are left out, and with ``min_reward`` those below it; of the others, the calls of
+        ``train_nodes`` are trained. Every epoch shuffles them, with ``batch_size`` trajectories per optimizer step. Each step counts as a step of
         the run: it is served, written to the run folder and checkpointed. Returns the metrics of each step. Only sampled
-        tokens are trained, at temperature 1 whatever theirs was, because the model itself should say them, and calls that were cut
-        off at their token limit too, whatever ``overlong`` says. Raises ConfigError if nothing is left.
+        tokens are trained, at temperature 1 whatever theirs was, because the model itself should say them, and calls that were
+        cut off at their token limit too, whatever ``overlong`` says. Raises ConfigError if nothing is left.
         """
         good, seed = sft.chosen(trajectories, min_reward, self.config.train_nodes), f"{self.config.seed}/{self.step}"
         return [await finished(self._imitate(groups)) for groups in sft.batches(good, epochs, batch_size, seed)]
@@ -221,10 +221,10 @@ class Run:
     async def _imitate(self, groups: Sequence[Group]) -> dict[str, float]:
         async with self._learning:
             with self._timer.timed("learn_seconds"), self.watch.doing(f"step {self.step + 1} to be learnt"):
-                learnt = await self._update(groups, sft.tree, losses.sft)
+                learned = await self._update(groups, sft.tree, losses.sft)
             # Other weights may have sampled these, at another temperature: the gap would mean nothing.
-            learnt.pop("logprob_gap", None)
-            return await self._finish_step(joined(summary(groups), learnt), {})
+            learned.pop("logprob_gap", None)
+            return await self._finish_step(joined(summary(groups), learned), {})
 
     async def _finish_step(self, metrics: dict[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
         metrics |= seconds_of_step({**seconds, **self._timer.taken()})
@@ -238,7 +238,7 @@ class Run:
         return metrics
 
     def teachable(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups that a step learns from: those with contrast in the calls of ``train_nodes``, with only these calls."""
+        """Return the groups that a step learns from: those with contrast in the calls of ``train_nodes``, with these alone."""
         trained = [scoring.of_nodes(group, self.config.train_nodes) for group in groups]
         return [g for g in trained if scoring.has_contrast(g) and any(t.calls for t in g.trajectories)]
 
@@ -264,8 +264,8 @@ class Run:
         trees = await in_thread(lambda: [tree(group) for group in groups])
         await self.learner()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        learnt = await self._learning.take(trees, trajectories, loss=loss, step=self.step + 1)
-        return learnt | left_out(trees, trajectories)
+        learned = await self._learning.take(trees, trajectories, loss=loss, step=self.step + 1)
+        return learned | left_out(trees, trajectories)
 
     def write_metrics(self) -> None:
         """Write ``metrics.jsonl`` anew, without the steps after the one that was resumed."""
