@@ -158,7 +158,7 @@ async def test_a_learner_that_hangs_is_named(tmp_path, messages):
             return super().step(trees, loss=loss)
 
     await message_with(
-        "step 1 to be learnt (for ", train(tmp_path, ScriptedAgent(), learner=Learner()), messages, release
+        "step 1 to be learned (for ", train(tmp_path, ScriptedAgent(), learner=Learner()), messages, release
     )
 
 

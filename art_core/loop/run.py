@@ -97,8 +97,8 @@ class Run:
     ) -> Rollout:
         """Return a rollout to open with ``async with``; every call to its address is recorded.
 
-        ``step`` is stored with it; None means the next step, and for an evaluation the last finished one. ``continues`` is the
-        id of a rollout whose recorded answers are given again.
+        ``step`` is stored with it; None means the next step, and for an evaluation the last finished one. ``continues``
+        is the id of a rollout whose recorded answers are given again.
         """
         if step is None:
             step = self.step + 1 if split == "train" else self.step
@@ -134,11 +134,11 @@ class Run:
     ) -> list[Group]:
         """Run ``agent`` ``group_size`` times on every task and return a group per task, in order.
 
-        A rollout that fails is a trajectory with ``error``. With a ``key``, rollouts that ended under the same key before, in
-        this process or an earlier one, are read from the store, with their scores if the reward named ``scored_by`` scored the whole
-        group. Interrupted rollouts resume after their last answer, as long as the agent makes the same requests. Raises
-        CaptureError if no rollout made a recorded call, unless ``allow_no_calls``, and in the first step if no call was made by
-        ``train_nodes``. ``step`` is as in ``rollout``.
+        A rollout that fails is a trajectory with ``error``. With a ``key``, rollouts that ended under the same key
+        before, in this process or an earlier one, are read from the store, with their scores if the reward named
+        ``scored_by`` scored the whole group. Interrupted rollouts resume after their last answer, as long as the agent
+        makes the same requests. Raises CaptureError if no rollout made a recorded call, unless ``allow_no_calls``, and
+        in the first step if no call was made by ``train_nodes``. ``step`` is as in ``rollout``.
         """
         check_tasks(tasks)
         rollouts_have_threads()
@@ -180,11 +180,11 @@ class Run:
     async def learn(self, groups: Sequence[Group], *, seconds: Mapping[str, float] | None = None) -> dict[str, float]:
         """Take one optimizer step on the groups that have contrast, serve the new weights, and return metrics.
 
-        Groups without advantages get them from their rewards. It counts as a step and is written to the run folder even if
-        no group has contrast. With ``max_staleness``, groups with an older call are left out and counted as ``groups_stale``. A
-        step that has begun is finished even if the caller is cancelled; concurrent calls are taken one after the other.
-        ``seconds`` are the seconds that the groups took, by arrow; None means what this run's ``collect`` and ``score`` took since
-        the last step.
+        Groups without advantages get them from their rewards. It counts as a step and is written to the run folder even
+        if no group has contrast. With ``max_staleness``, groups with an older call are left out and counted as
+        ``groups_stale``. A step that has begun is finished even if the caller is cancelled; concurrent calls are taken
+        one after the other. ``seconds`` are the seconds that the groups took, by arrow; None means what this run's
+        ``collect`` and ``score`` took since the last step.
         """
         return await finished(self._learn(groups, self._timer.taken() if seconds is None else dict(seconds)))
 
@@ -194,7 +194,7 @@ class Run:
         check_sampled(teachable)
         metrics = {**summary(groups), "groups_with_contrast": float(len(teachable))}
         async with self._learning:
-            with self._timer.timed("learn_seconds"), self.watch.doing(f"step {self.step + 1} to be learnt"):
+            with self._timer.timed("learn_seconds"), self.watch.doing(f"step {self.step + 1} to be learned"):
                 if teachable:
                     metrics = await self._update_within_bound(teachable, metrics)
             return await self._finish_step(metrics, seconds)
@@ -210,17 +210,18 @@ class Run:
         """Imitate the trajectories: raise the likelihood of what was sampled in them, by supervised steps (``losses.sft``).
 
         Trajectories with an error are left out, and with ``min_reward`` those below it; of the others, the calls of
-        ``train_nodes`` are trained. Every epoch shuffles them, with ``batch_size`` trajectories per optimizer step. Each step counts as a step of
-        the run: it is served, written to the run folder and checkpointed. Returns the metrics of each step. Only sampled
-        tokens are trained, at temperature 1 whatever theirs was, because the model itself should say them, and calls that were
-        cut off at their token limit too, whatever ``overlong`` says. Raises ConfigError if nothing is left.
+        ``train_nodes`` are trained. Every epoch shuffles them, with ``batch_size`` trajectories per optimizer step.
+        Each step counts as a step of the run: it is served, written to the run folder and checkpointed. Returns the
+        metrics of each step. Only sampled tokens are trained, at temperature 1 whatever theirs was, because the model
+        itself should say them, and calls that were cut off at their token limit too, whatever ``overlong`` says. Raises
+        ConfigError if nothing is left.
         """
         good, seed = sft.chosen(trajectories, min_reward, self.config.train_nodes), f"{self.config.seed}/{self.step}"
         return [await finished(self._imitate(groups)) for groups in sft.batches(good, epochs, batch_size, seed)]
 
     async def _imitate(self, groups: Sequence[Group]) -> dict[str, float]:
         async with self._learning:
-            with self._timer.timed("learn_seconds"), self.watch.doing(f"step {self.step + 1} to be learnt"):
+            with self._timer.timed("learn_seconds"), self.watch.doing(f"step {self.step + 1} to be learned"):
                 learned = await self._update(groups, sft.tree, losses.sft)
             # Other weights may have sampled these, at another temperature: the gap would mean nothing.
             learned.pop("logprob_gap", None)
