@@ -130,7 +130,7 @@ class AddressEngine(EngineBase):
         """
         if error.status != 404 or version not in self._adapters:
             return False
-        async with self._bringing_back:
+        async with self._reloading:
             if version in self._adapters and not await self._client.serves(self._adapter_name(version)):
                 log.warning(
                     "%s has lost version %d of the weights (was it restarted?); loading it again",

@@ -164,7 +164,7 @@ def test_the_number_format_is_the_start_weights_unless_another_is_asked_for(trai
 def test_what_a_number_format_takes_away_is_said(tmp_path):
     asyncio.run(train(tmp_path / "run", steps=1, lora_rank=8, learning_rate=1e-5))
     exported = export(tmp_path / "run", tmp_path / "out", dtype="bfloat16")
-    assert "bfloat16 is coarser than what was trained" in exported.notes[0]
+    assert "rounding to bfloat16 removes what was trained" in exported.notes[0]
 
 
 def test_the_record_holds_where_it_comes_from_and_every_file(trained, exported):
