@@ -74,12 +74,12 @@ class Chat:
         Raises UpstreamError 400 if that is empty, or if the template changes the prompt once it has an answer.
         """
         prompt = self.render(messages, tools, {})
-        whole = self.render([*messages, answer], tools, {}, answered=True)
-        if not whole.startswith(prompt):
+        answered_text = self.render([*messages, answer], tools, {}, answered=True)
+        if not answered_text.startswith(prompt):
             raise refuse(
                 "the model's chat template renders the prompt differently once it has an answer, so the answer can't be isolated"
             )
-        text = whole[len(prompt) :]
+        text = answered_text[len(prompt) :]
         end = max((text.rfind(end) + len(end) for end in self._ends if end in text), default=len(text))
         if not text[:end].strip():
             raise refuse("the model's chat template renders nothing for this answer")

@@ -11,8 +11,8 @@ from art_embedded.formats.thinking import Place
 from art_embedded.requests import Schema, Shape, refuse
 
 WHITESPACE = r" |\n {0,24}"
-"""Whitespace in JSON: a space, or a line break with indentation. It is bounded because a weak policy could generate it endlessly,
-which is still possible with llguidance before 1.9, where it may repeat."""
+"""Whitespace in JSON: a space, or a line break with indentation. It is bounded because a weak policy could generate it
+endlessly. With llguidance before 1.9, which repeats the pattern, it still could."""
 ANY = "(?s:.*)"
 
 

