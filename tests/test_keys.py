@@ -218,7 +218,7 @@ def test_an_address_of_langfuse_that_is_none_is_not_shown(keys, monkeypatch):
 
 
 def test_keys_among_the_servers_options_are_refused_by_name(keys):
-    with pytest.raises(ConfigError, match="engine_args cannot give hf-token, ssl-keyfile-password") as told:
+    with pytest.raises(ConfigError, match="engine_args can't contain hf-token, ssl-keyfile-password") as told:
         given = {"hf_token": MARK, "--ssl-keyfile-password": MARK, "max-num-batched-tokens": "8k"}
         options(str(TINY), TrainConfig(engine_args=given), cuda=False)
     assert MARK not in str(told.value)

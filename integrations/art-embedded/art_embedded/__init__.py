@@ -1,4 +1,4 @@
-"""The embedded engine, which serves any transformers causal LM without a server, and the model ``"tiny"``."""
+"""The embedded engine, which serves any transformers causal LM in-process, and the model ``"tiny"``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from art_embedded.engine import EmbeddedEngine
 
 TINY = Path(__file__).parent / "models" / "tiny"
-"""The folder of the model ``"tiny"``: about one million parameters, made by ``tiny/make.py`` beside this package."""
+"""Folder of the model ``"tiny"``, about one million parameters, created by ``tiny/make.py`` next to this package."""
 
 
 @hookimpl
 def register_engines(register: Register) -> None:
-    """Offer ``engine="embedded"``."""
+    """Register ``engine="embedded"``."""
     register("embedded", embedded_engine)
 
 
@@ -29,6 +29,6 @@ def embedded_engine(model_folder: str, config: TrainConfig) -> EmbeddedEngine:
         from art_embedded.engine import EmbeddedEngine
     except ImportError as error:
         raise ConfigError(
-            f"the embedded engine needs torch and transformers ({error}); install art-core[train], as docs/install.md says"
+            f"the embedded engine needs torch and transformers ({error}); install art-core[train], see docs/install.md"
         ) from error
     return EmbeddedEngine(model_folder, config)

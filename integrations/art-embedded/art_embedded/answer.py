@@ -1,7 +1,4 @@
-"""Sampled text -> the parts of an assistant message: thinking, content and tool calls. Knows nothing about tokens or models.
-
-How calls are written is the business of ``formats``.
-"""
+"""Splits sampled text into the parts of an assistant message: thinking, content and tool calls."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from art_embedded.formats.thinking import Place
 
 
 class Answer:
-    """Takes the text as it comes and returns deltas as OpenAI's streams have them, each part as soon as it is certain."""
+    """Parses text incrementally into deltas of OpenAI's streaming format, each as soon as it is certain."""
 
     def __init__(
         self,
@@ -30,37 +27,37 @@ class Answer:
         self._stop = stop
         self._thinking, self._place = formats.thinking, place if formats.thinking else "after"
         self._schemas = schemas or {}
-        """The parameters of the functions that may be called: formats without JSON need them for the values' types."""
+        """Function name -> parameters; formats without JSON need them for the types of values."""
         self._pending = ""
         self._cut = False
         self._before: Before = "nothing"
         self._spaced = False
-        """Whether a call or thinking stands directly before the pending text: white space alone is then not said."""
+        """Whether a call or thinking directly precedes the pending text; then whitespace alone is dropped."""
         self.calls = 0
-        """Tool calls found so far."""
+        """Number of tool calls so far."""
 
     def feed(self, text: str, *, final: bool = False) -> list[JsonDict]:
-        """Return the deltas that ``text`` completes; with ``final`` everything that is left."""
+        """Return the deltas that ``text`` completes; with ``final``, everything that remains."""
         if self._cut:
             return []
         self._pending += text
-        places = [place for stop in self._stop if (place := self._pending.find(stop)) >= 0]
-        if places:
-            self._pending, self._cut, final = self._pending[: min(places)], True, True
+        stops = [start for stop in self._stop if (start := self._pending.find(stop)) >= 0]
+        if stops:
+            self._pending, self._cut, final = self._pending[: min(stops)], True, True
         deltas = []
         while self._pending and (delta := self._next(final)) is not None:
             deltas += delta
         return deltas
 
     def _next(self, final: bool) -> list[JsonDict] | None:
-        """Take one part off the pending text; None where more text is needed first."""
+        """Consume one part of the pending text; return its deltas, or None if more text is needed."""
         if self._place == "before":
             return self._begin(final)
         if self._place == "inside":
             return self._think(final)
         start = self._format.find(self._pending, self._before) if self._format else None
-        unsaid = start if self._spaced and self._pending[:start].isspace() else 0
-        if self._format is None or start is None or start > unsaid:
+        skipped = start if self._spaced and self._pending[:start].isspace() else 0
+        if self._format is None or start is None or start > skipped:
             return self._text(start, final)
         read = self._format.read(self._pending[start:], self._schemas, final)
         if read is None:
@@ -72,19 +69,19 @@ class Answer:
         return [self._call(call) for call in read.calls]
 
     def _begin(self, final: bool) -> list[JsonDict] | None:
-        """See whether the answer begins with thinking."""
+        """Determine whether the answer begins with thinking."""
         opening = self._thinking.opening
-        said = self._pending.lstrip()
-        if said.startswith(opening):
-            self._pending, self._place = said[len(opening) :], "inside"
-        elif final or not opening.startswith(said):
+        text = self._pending.lstrip()
+        if text.startswith(opening):
+            self._pending, self._place = text[len(opening) :], "inside"
+        elif final or not opening.startswith(text):
             self._place = "after"
         else:
             return None
         return []
 
     def _think(self, final: bool) -> list[JsonDict] | None:
-        """Take what is certainly thinking."""
+        """Consume the text that is certainly thinking."""
         closing = self._thinking.closing
         end = self._pending.find(closing)
         held = 0 if final else held_back(self._pending, [closing, *self._stop])
@@ -97,7 +94,7 @@ class Answer:
         return [{"reasoning_content": thought}] if thought else []
 
     def _text(self, call: int | None, final: bool) -> list[JsonDict] | None:
-        """Take what is certainly content off pending text in which a call begins at ``call``, or nowhere."""
+        """Consume the text that is certainly content; the next call begins at ``call`` (None: no call)."""
         certain = len(self._pending) - (0 if final else held_back(self._pending, self._stop))
         certain = certain if call is None else min(call, certain)
         if self._spaced and not final and self._pending[:certain].isspace():
@@ -105,7 +102,7 @@ class Answer:
         return self._take(certain) if certain else None
 
     def _take(self, length: int) -> list[JsonDict]:
-        """Take ``length`` characters as content."""
+        """Consume ``length`` characters as content."""
         text, self._pending = self._pending[:length], self._pending[length:]
         if self._spaced and text.isspace():
             return []
@@ -122,7 +119,7 @@ class Answer:
 
 
 def message(deltas: Iterable[JsonDict]) -> JsonDict:
-    """Put deltas together to an assistant message; content is None where there are only tool calls."""
+    """Merge deltas into an assistant message; content is None if there are only tool calls."""
     content, thought, calls = "", "", []
     for delta in deltas:
         content += delta.get("content", "")

@@ -1,7 +1,7 @@
-"""Messages -> prompt ids through the tokenizer's own chat template, and sampled ids -> text.
+"""Renders messages to prompt ids with the tokenizer's chat template, and decodes sampled ids to text.
 
-Knows nothing about sampling or HTTP. Remembers which ids a text was sampled as: when a conversation comes back with the
-answer in it, the prompt continues those very ids, which re-tokenizing the text need not give.
+Remembers the ids that a text was sampled as: when a conversation comes back with its answer, the prompt continues those
+ids, because tokenizing the text again may give others.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from art_embedded.overtime import Overtime, interrupted_after
 from art_embedded.requests import refuse
 
 RENDER_SECONDS = 10.0
-"""What a chat template may take: it runs in the loop that answers all calls."""
+"""Time limit of a chat template, which runs in the event loop that answers all calls."""
 REMEMBERED = 1024
-"""Texts whose ids are kept."""
+"""Number of texts whose ids are kept."""
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-"""Part of the text, also where a tokenizer calls them special and they are not of the formats that are read."""
+"""Part of the text even if the tokenizer marks them as special and they aren't in the formats that the engine parses."""
 REPLACEMENT = "�"
 
 
 class Chat:
-    """One tokenizer with its chat template."""
+    """A tokenizer with its chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: frozenset[int], formats: Formats = HERMES) -> None:
         self.tokenizer = tokenizer
@@ -47,47 +47,51 @@ class Chat:
     def render(
         self, messages: list[JsonDict], tools: list[JsonDict] | None, arguments: JsonDict, *, answered: bool = False
     ) -> str:
-        """Return the prompt's text, or with ``answered`` that of a conversation whose last message is the answer.
+        """Return the prompt's text; with ``answered``, the text of a conversation that ends with the answer.
 
-        Raises UpstreamError 400 where the template cannot render the messages.
+        Raises UpstreamError 400 if the template can't render the messages.
         """
         if not self.tokenizer.chat_template:
             raise refuse(
-                f"{self.tokenizer.name_or_path} has no chat template, so there is no right way to show it messages; "
+                f"{self.tokenizer.name_or_path} has no chat template, so messages can't be rendered; "
                 "use an instruction-tuned model, or save a chat template with its tokenizer"
             )
         plain = [self._plain(message) for message in messages]
         try:
             text = interrupted_after(RENDER_SECONDS, lambda: self._apply(plain, tools, arguments, answered))
         except Overtime as error:
-            raise refuse(f"the model's chat template took more than {RENDER_SECONDS:g} s for these messages") from error
-        except Exception as error:  # the boundary to the template, a program that came with the model
-            raise refuse(f"the model's chat template cannot render these messages: {error}") from error
-        # Models write half a pair of UTF-16 into a call's JSON at times; no token stands for it.
+            raise refuse(
+                f"the model's chat template took longer than {RENDER_SECONDS:g} s for these messages; send fewer or shorter ones"
+            ) from error
+        except Exception as error:  # the template is the model's own code
+            raise refuse(f"the model's chat template can't render these messages: {error}") from error
+        # Models sometimes write a lone UTF-16 surrogate into a call's JSON, which can't be tokenized.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def render_answer(self, messages: list[JsonDict], answer: JsonDict, tools: list[JsonDict] | None) -> str:
-        """Return what the template writes for ``answer`` after the prompt of ``messages``, to the end of the turn.
+        """Return the text that the template adds for ``answer`` to the prompt of ``messages``, up to the end of the turn.
 
-        Raises UpstreamError 400 where that is nothing, or the prompt is another one once it is answered.
+        Raises UpstreamError 400 if that is empty, or if the template changes the prompt once it has an answer.
         """
         prompt = self.render(messages, tools, {})
-        whole = self.render([*messages, answer], tools, {}, answered=True)
-        if not whole.startswith(prompt):
+        answered_text = self.render([*messages, answer], tools, {}, answered=True)
+        if not answered_text.startswith(prompt):
             raise refuse(
-                "the model's chat template writes another prompt once it is answered, so its answer has no place"
+                "the model's chat template renders the prompt differently once it has an answer, so the answer can't be isolated"
             )
-        said = whole[len(prompt) :]
-        end = max((said.rfind(end) + len(end) for end in self._ends if end in said), default=len(said))
-        if not said[:end].strip():
-            raise refuse("the model's chat template writes nothing for this answer")
-        return said[:end]
+        text = answered_text[len(prompt) :]
+        end = max((text.rfind(end) + len(end) for end in self._ends if end in text), default=len(text))
+        if not text[:end].strip():
+            raise refuse("the model's chat template renders nothing for this answer")
+        return text[:end]
 
     def control_token(self, messages: Sequence[JsonDict], tools: Sequence[JsonDict] | None) -> str | None:
-        """Return a control token, such as the end of a turn, that stands as text in what the messages or tools say: rendered,
-        it would be one."""
-        said = "\0".join(_strings([*map(self._plain, messages), tools]))
-        return next((token for token in self._control_tokens if token in said), None)
+        """Return a control token, such as the end of a turn, that the messages or tools contain as text, or None.
+
+        Rendered, that text would become the token.
+        """
+        text = "\0".join(_strings([*map(self._plain, messages), tools]))
+        return next((token for token in self._control_tokens if token in text), None)
 
     @functools.cached_property
     def _control_tokens(self) -> list[str]:
@@ -107,7 +111,7 @@ class Chat:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a rendered prompt, continuing the ids of the longest conversation remembered in it."""
+        """Return the ids of a rendered prompt; they continue those of the longest remembered conversation in it."""
         known, start = self._texts.get(text), len(text)
         if known is None:
             known, start = self._remembered_prefix(text)
@@ -116,11 +120,11 @@ class Chat:
         return known
 
     def answer_ids(self, text: str) -> list[int]:
-        """Return the ids of a rendered answer: what is sampled begins with a token of its own."""
+        """Return the ids of a rendered answer, tokenized separately: a sampled answer begins with a new token."""
         return self._tokenize(text)
 
     def raw_ids(self, prompt: str | list[int]) -> list[int]:
-        """Return the ids of a raw completion's prompt, with what the tokenizer puts before a text."""
+        """Return the ids of a raw completion's prompt, with the tokens that the tokenizer puts before a text."""
         if isinstance(prompt, str):
             return self.tokenizer(prompt)["input_ids"]
         return prompt
@@ -128,10 +132,10 @@ class Chat:
     def _remembered_prefix(self, text: str) -> tuple[list[int], int]:
         cuts = []
         for end in self._ends:
-            place = text.find(end)
-            while place >= 0:
-                cuts.append(place + len(end))
-                place = text.find(end, place + 1)
+            position = text.find(end)
+            while position >= 0:
+                cuts.append(position + len(end))
+                position = text.find(end, position + 1)
         for cut in sorted(cuts, reverse=True):
             known = self._texts.get(text[:cut])
             if known is not None:
@@ -139,14 +143,14 @@ class Chat:
         return [], 0
 
     def remember(self, text: str, prompt: list[int], sampled: Sequence[int]) -> None:
-        """Keep the ids of a conversation with its answer, where the answer ended by itself."""
+        """Remember the ids of a conversation with its answer, if the answer ended by itself."""
         answer = self.tokenizer.decode(list(sampled), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if REPLACEMENT not in answer and any(answer.endswith(end) for end in self._ends):
             self._remember(text + answer, [*prompt, *sampled])
 
     def _remember(self, text: str, ids: list[int]) -> None:
         if self._texts.get(text, ids) != ids:
-            # The same text, sampled in other tokens: what goes on from the old ones would be found before these.
+            # The same text was sampled as other tokens before: forget its continuations, which would be found first.
             for longer in [known for known in self._texts if known.startswith(text)]:
                 del self._texts[longer]
         self._texts[text] = ids
@@ -158,7 +162,7 @@ class Chat:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text that a client sees: without the end of turn and other special tokens."""
+        """Return the text for the client: without the end of turn and other special tokens."""
         visible = [token for token in ids if token not in self._hidden]
         return self.tokenizer.decode(visible, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
@@ -167,17 +171,19 @@ class Chat:
         return self.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _splits_at(self, end: str) -> bool:
-        """Whether text after ``end`` has the same ids alone as in its place."""
+        """Return whether text after ``end`` has the same ids on its own as after ``end``."""
         return all(
             self._tokenize("a" + end) + self._tokenize(rest) == self._tokenize("a" + end + rest)
             for rest in ("\n", "\nb", "b", " b", f"\n{end}b")
         )
 
     def _plain(self, message: JsonDict) -> JsonDict:
-        """Return the message as templates expect it: content a string, arguments a mapping where they need one, thinking under
-        the one of its two names that they read."""
+        """Return the message as templates expect it.
+
+        Content is a string, tool arguments are a mapping if the template needs one, and thinking is in ``reasoning_content``.
+        """
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise refuse(f"a message is {message!r}; it must be an object with a role")
+            raise refuse(f"a message must be an object with a role, got {message!r}")
         plain = {**message, "content": _text(message.get("content"))}
         if plain["role"] == "developer":
             plain["role"] = "system"
@@ -185,28 +191,30 @@ class Chat:
             plain["reasoning_content"] = message["reasoning"]
         if calls := message.get("tool_calls"):
             if not isinstance(calls, list):
-                raise refuse(f"a message's tool_calls are {calls!r:.200}; they must be a list")
+                raise refuse(f"a message's tool_calls must be a list, got {calls!r:.200}")
             plain["tool_calls"] = [self._plain_call(call) for call in calls]
         return plain
 
     def _plain_call(self, call: Any) -> JsonDict:
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict | None):
-            raise refuse(f"a message has the tool call {call!r:.200}; it must be an object with a function")
+            raise refuse(f"a message's tool call must be an object with a function, got {call!r:.200}")
         function = dict(call.get("function") or {})
         arguments = function.get("arguments")
         if isinstance(arguments, str) and not self._takes_text_arguments:
-            with suppress(ValueError, RecursionError):  # malformed, an integer too long for Python, or nested too deep
+            with suppress(
+                ValueError, RecursionError
+            ):  # malformed, an integer too long for Python, or nested too deeply
                 function["arguments"] = json.loads(arguments)
         return {**call, "function": function}
 
     def _accepts_text_arguments(self) -> bool:
-        """Whether the template shows arguments given as JSON text as they are, and does not quote them once more."""
+        """Return whether the template accepts arguments as JSON text, without quoting them again."""
         function = {"name": "f", "arguments": '{"a":  1}'}
         call = {"id": "call_1", "type": "function", "function": function}
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
         try:
             return function["arguments"] in interrupted_after(RENDER_SECONDS, lambda: self._apply(messages))
-        except Exception:  # noqa: BLE001 - as in render, which then says what is wrong
+        except Exception:  # noqa: BLE001 - ``render`` will report the error
             return False
 
 
@@ -216,43 +224,45 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise refuse(f"message content is {content!r}; it must be a string or a list of text parts")
+        raise refuse(f"message content must be a string or a list of text parts, got {content!r}")
     parts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "refusal"):
-            raise refuse(f"a message has a part of type {kind!r}; the embedded engine serves text models only")
+            raise refuse(
+                f"a message has a part of type {kind!r}, but the embedded engine serves text models only; send text parts"
+            )
         if not isinstance(part.get(kind), str):
-            raise refuse(f"a message has the part {part!r:.200}; its {kind!r} must be a string")
+            raise refuse(f"{kind!r} of a message part must be a string, got the part {part!r:.200}")
         parts.append(part[kind])
     return "".join(parts)
 
 
 def _strings(value: Any) -> Iterator[str]:
-    left = [value]
-    while left:
-        it = left.pop()
-        if isinstance(it, str):
-            yield it
-        elif isinstance(it, Mapping):
-            left += [*it.keys(), *it.values()]
-        elif isinstance(it, list | tuple):
-            left += it
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            pending += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple):
+            pending += item
 
 
 class Detokenizer:
-    """Ids in, text out as soon as it is certain: never half a character."""
+    """Decodes ids to text as soon as it is certain, never half a character."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._ids: list[int] = []
         self._context = 0
-        """Where decoding starts: some tokenizers write a token differently at the start of a text."""
+        """Where decoding starts: before new ids, because some tokenizers decode a token differently at the start of a text."""
         self._read = 0
-        """Ids before this are in the text that was returned."""
+        """Number of ids whose text was already returned."""
 
     def feed(self, ids: Sequence[int], *, final: bool = False) -> str:
-        """Return the text that ``ids`` complete; with ``final`` everything that is left."""
+        """Return the text that ``ids`` complete; with ``final``, all remaining text."""
         self._ids += ids
         before = self._chat.decode(self._ids[self._context : self._read])
         text = self._chat.decode(self._ids[self._context :])

@@ -1,7 +1,7 @@
-"""The embedded engine: answers chat-completions requests from a transformers model in this process.
+"""The embedded engine: answers chat-completions requests with a transformers model in this process.
 
-The event loop renders prompts and builds answers; one thread (``scheduler.py``) runs the model. Structured output and forced
-tool calls are held to by ``grammar.py``. Knows nothing about HTTP, rollouts or training.
+The event loop renders prompts and builds answers; one thread (``scheduler.py``) runs the model. ``grammar.py`` enforces
+structured output and forced tool calls.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from art_embedded.loading import bind, load_adapter, load_model, make_key_values
 from art_embedded.requests import ChatRequest, parse, refuse
 from art_embedded.sampling import Draw, Sampled
 from art_embedded.scheduler import Generation, Scheduler
-from art_embedded.score import MOST_SCORED, score
+from art_embedded.score import MAX_SCORED, score
 
 STOP_WINDOW = 8
-"""Tokens that are decoded to look for a stop string, besides one for each of its characters."""
+"""Tokens that are decoded to search for a stop string, in addition to one per character of it."""
 
 
 class EmbeddedEngine(EngineBase):
-    """Serves a causal LM. ``model_folder`` is a folder or a hub name; ``config`` is the run's."""
+    """Serves a causal LM from ``model_folder``, a folder or hub name, with the run's ``config``."""
 
     def __init__(self, model_folder: str, config: TrainConfig) -> None:
         self._folder = model_folder
@@ -51,11 +51,11 @@ class EmbeddedEngine(EngineBase):
         self._grammars: Grammars | None = None
         self._model: PreTrainedModel | None = None
         self.max_context = 0
-        """Tokens of prompt plus answer; known once started."""
+        """Most tokens of prompt plus answer; set by ``start``."""
 
     async def start(self) -> None:
-        """Load tokenizer and model. Raises ConfigError where the folder has no causal LM, or a format is unknown."""
-        scheduler = Scheduler(most_rows=2 * self._config.max_concurrent)
+        """Load tokenizer and model. Raises ConfigError if the folder has no causal LM, or a setting is invalid."""
+        scheduler = Scheduler(max_rows=2 * self._config.max_concurrent)
         try:
             await scheduler.call(lambda: self._open(scheduler))
         except BaseException:
@@ -66,7 +66,7 @@ class EmbeddedEngine(EngineBase):
     def _open(self, scheduler: Scheduler) -> None:
         bound_heap()
         tokenizer = load_tokenizer(self._folder)
-        # Now, because the template of a model from the hub has been fetched with its tokenizer.
+        # After the tokenizer, because loading it downloads a hub model's chat template.
         self._formats = find_formats(self._folder, self._config)
         model = load_model(self._folder)
         if self._config.threads or model.num_parameters() < SMALL_MODEL:
@@ -74,8 +74,8 @@ class EmbeddedEngine(EngineBase):
         limit = positions(model.config)
         if self._config.max_context and limit and self._config.max_context > limit:
             raise ConfigError(
-                f"max_context={self._config.max_context} is more than the {limit} positions of {self._folder}; "
-                "give at most that, or leave it out"
+                f"max_context={self._config.max_context} exceeds the {limit} positions of {self._folder}; "
+                f"pass at most {limit}, or omit it"
             )
         self.max_context = self._config.max_context or limit or 4096
         scheduler.stop_ids = stop_ids(model.generation_config, tokenizer.eos_token_id)
@@ -88,9 +88,9 @@ class EmbeddedEngine(EngineBase):
         scheduler.set_key_values(make_key_values(model), memory_budget())
 
     async def load(self, weights: Weights) -> None:
-        """Serve ``weights`` from the next request on: ``live`` tensors without a copy, else what is in ``path``.
+        """Serve ``weights`` from the next request on: ``live`` tensors without copying, else those in ``path``.
 
-        Raises ConfigError where they do not fit the model.
+        Raises ConfigError if they don't fit the model.
         """
         scheduler = self._started()
         await scheduler.call(lambda: self._load(weights, scheduler))
@@ -101,7 +101,9 @@ class EmbeddedEngine(EngineBase):
             bind(self._model, weights.live)
             scheduler.forget()
         elif weights.path is None:
-            raise ConfigError(f"weights of version {weights.version} have neither tensors nor a folder; give one")
+            raise ConfigError(
+                f"version {weights.version} of the weights has neither live tensors nor a folder; pass live= or path="
+            )
         elif (weights.path / "adapter_config.json").is_file():
             self._serve(load_adapter(self._folder, weights.path), scheduler)
         else:
@@ -109,51 +111,56 @@ class EmbeddedEngine(EngineBase):
         self._version = weights.version
 
     async def score(self, ids: Sequence[int]) -> list[float]:
-        """Return the logprob of every token but the first, as ``EngineBase.score`` says, when what runs now has ended.
+        """Return the logprob of every token except the first, as in ``EngineBase.score``; waits for running answers to end.
 
-        Raises UpstreamError 400 for more than 4096 tokens, none, or what the model has no token for.
+        Raises UpstreamError 400 for no tokens, more than 4096, or an unknown token id.
         """
-        scheduler, wanted = self._started(), list(ids)
-        most = min(MOST_SCORED, self.max_context)
-        if not 0 < len(wanted) <= most:
-            raise refuse(f"a text of {len(wanted)} tokens cannot be scored; give 1 to {most}")
-        self._check_known(wanted)
-        return await scheduler.call(lambda: score(scheduler.rows.kv, wanted))
+        scheduler, tokens = self._started(), list(ids)
+        limit = min(MAX_SCORED, self.max_context)
+        if not 0 < len(tokens) <= limit:
+            raise refuse(f"score takes 1 to {limit} tokens, got {len(tokens)}")
+        self._check_vocabulary(tokens)
+        return await scheduler.call(lambda: score(scheduler.rows.kv, tokens))
 
     async def counters(self) -> dict[str, float]:
-        """Return what has been computed since ``start``, as ``EngineBase.counters`` says."""
+        """Return the totals since ``start``, as in ``EngineBase.counters``."""
         return {name: float(count) for name, count in self._started().counts.items()}
 
     async def stop(self) -> None:
-        """End the decode thread; requests that still run fail. A second call does nothing."""
+        """Stop the decode thread; running requests fail. A second call does nothing."""
         if self._scheduler is not None:
             await self._scheduler.stop()
 
     def close(self) -> None:
-        """As ``stop``, where no event loop runs or can be started: at the exit of the process."""
+        """Like ``stop``, but without an event loop: for the exit of the process."""
         if self._scheduler is not None:
             self._scheduler.close()
 
     def _started(self) -> Scheduler:
         if self._scheduler is None:
-            raise UpstreamError("the embedded engine has not been started; await engine.start() first", status=503)
+            raise UpstreamError("the embedded engine hasn't been started; await engine.start() first", status=503)
         return self._scheduler
 
     async def chat(self, request: JsonDict) -> JsonDict:
-        """Answer a chat-completions request, as ``Upstream`` says; cancelled, it returns what was sampled so far."""
+        """Answer a chat-completions request, as in ``Upstream``; if cancelled, return what was sampled so far."""
         async with self._sample(request, streaming=False) as running:
             with suppress(asyncio.CancelledError):
                 while not all(choice.ended() for choice in running.choices):
                     await running.wait()
-            choices = [choice.whole() for choice in running.choices]
-            return {**running.head("chat.completion"), **running.shown(), "choices": choices, "usage": running.usage()}
+            choices = [choice.complete() for choice in running.choices]
+            return {
+                **running.head("chat.completion"),
+                **running.prompt_fields(),
+                "choices": choices,
+                "usage": running.usage(),
+            }
 
     async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
-        """Answer with chunks, as ``Upstream`` says. Closing the iterator stops the sampling."""
+        """Answer with chunks, as in ``Upstream``. Closing the iterator stops the sampling."""
         async with self._sample(request, streaming=True) as running:
             head = running.head("chat.completion.chunk")
             for choice in running.choices:
-                first = running.shown() if choice is running.choices[0] else {}
+                first = running.prompt_fields() if choice is running.choices[0] else {}
                 yield {**head, **first, "choices": [choice.chunk([], {"role": "assistant", "content": ""})]}
             open_choices = list(running.choices)
             while open_choices:
@@ -173,7 +180,7 @@ class EmbeddedEngine(EngineBase):
 
     @asynccontextmanager
     async def _sample(self, body: JsonDict, *, streaming: bool) -> AsyncIterator[_Running]:
-        """Start sampling what ``body`` asks for; whatever still runs at the end is cancelled."""
+        """Start sampling the answers to ``body``; cancel those that still run when the block ends."""
         scheduler = self._started()
         running = await self._prepare(body, streaming)
         scheduler.submit([choice.generation for choice in running.choices])
@@ -189,7 +196,7 @@ class EmbeddedEngine(EngineBase):
         draws = [self._draw(request, index) for index in range(request.n)]
         text, prompt = self._prompt(request, self._chat)
         thinking = self._formats.thinking
-        # A raw completion is answered as it was sampled.
+        # The answer to a raw completion isn't split into thinking and content.
         place: Place = "after" if thinking is None or text is None else thinking.place(text)
         if request.shape is not None:
             grammar = await asyncio.to_thread(self._grammars.begin, request.shape, place)
@@ -215,13 +222,13 @@ class EmbeddedEngine(EngineBase):
         )
 
     def _prompt(self, request: ChatRequest, chat: Chat) -> tuple[str | None, list[int]]:
-        """Return the prompt's text, None for a raw one, and its ids."""
+        """Return the prompt's text (None for a raw prompt) and its ids."""
         if request.prompt is None:
             text = chat.render(request.messages, request.tools, request.template_arguments)
             prompt = chat.encode(text)
         else:
             text, prompt = None, chat.raw_ids(request.prompt)
-            self._check_known(prompt)
+            self._check_vocabulary(prompt)
         if not prompt:
             raise refuse("the prompt is empty; send at least one message with content, or one token")
         if len(prompt) >= self.max_context:
@@ -233,22 +240,22 @@ class EmbeddedEngine(EngineBase):
             )
         return text, prompt
 
-    def _check_known(self, ids: list[int]) -> None:
+    def _check_vocabulary(self, ids: list[int]) -> None:
         vocab_size = _vocab_size(self._model)
         if unknown := [token for token in ids if not 0 <= token < vocab_size]:
-            raise refuse(f"prompt has the token id {unknown[0]}; the model's ids are 0 to {vocab_size - 1}")
+            raise refuse(f"token id {unknown[0]} is out of range; the model's ids are 0 to {vocab_size - 1}")
 
     def _draw(self, request: ChatRequest, index: int) -> Draw:
         self._requests += 1
-        # With the version, a resumed run, which counts its requests anew, does not draw the first step's numbers again.
-        drawn = f"{self._config.seed}/{self._version}/{self._requests}"
-        seed = drawn if request.seed is None else f"seed {request.seed}/{index}"
+        # The version is included because a resumed run counts its requests from 0 and would repeat the first step's draws.
+        default = f"{self._config.seed}/{self._version}/{self._requests}"
+        seed = default if request.seed is None else f"seed {request.seed}/{index}"
         top_logprobs = request.top_logprobs if request.logprobs else 0
         return Draw(request.temperature, request.top_p, request.top_k, top_logprobs, random.Random(seed))
 
 
 class _Choice:
-    """One of a request's answers: reads what was sampled and puts it into OpenAI's form."""
+    """One answer to a request: converts sampled tokens to OpenAI's format."""
 
     def __init__(
         self,
@@ -267,7 +274,7 @@ class _Choice:
         self._unsent: list[Sampled] = []
 
     def ended(self) -> bool:
-        """Whether there is nothing more to come; raises where the engine failed."""
+        """Return whether the answer is complete. Raises UpstreamError if the engine failed."""
         if self.generation.error is not None:
             raise self.generation.error
         return self.generation.finish_reason is not None
@@ -275,7 +282,7 @@ class _Choice:
     def read(self, *, final: bool = False) -> tuple[list[Sampled], list[JsonDict]]:
         """Return the deltas that can be sent now, and the tokens to send with the first of them.
 
-        With ``final`` everything that has been sampled is returned, also where more is to come.
+        With ``final``, return everything sampled so far, even if more is to come.
         """
         ended = self.ended() or final
         new = self.generation.sampled[self._read :]
@@ -290,9 +297,9 @@ class _Choice:
             self._chat.remember(self._prompt_text, self.generation.prompt, [s.token for s in self.generation.sampled])
         return fresh, deltas
 
-    def whole(self) -> JsonDict:
-        """Return the choice of a completion; as far as it has come, and aborted, where it has not ended."""
-        # Asked first: the decode thread may end the generation between the two.
+    def complete(self) -> JsonDict:
+        """Return the choice of a completion; if it hasn't ended, return what exists, with finish reason "aborted"."""
+        # Check before reading: the decode thread may end the generation in between.
         ended = self.ended()
         sampled, deltas = self.read(final=True)
         reason = self.finish_reason() if ended else "aborted"
@@ -304,14 +311,14 @@ class _Choice:
         return "tool_calls" if reason == "stop" and self._answer.calls and not named else reason
 
     def tokens(self, sampled: list[Sampled]) -> JsonDict:
-        """Return a choice's fields that say which tokens it is made of: the last of those that were read."""
+        """Return a choice's token fields for ``sampled``, the last tokens that were read."""
         fields: JsonDict = {
             "index": self.index,
             "logprobs": {"content": [self._logprob(s) for s in sampled]} if self._request.logprobs else None,
             "token_ids": [s.token for s in sampled],
             "token_logprobs": [s.logprob for s in sampled],
         }
-        forced = [place for place, s in enumerate(sampled, self._read - len(sampled)) if s.forced]
+        forced = [position for position, s in enumerate(sampled, self._read - len(sampled)) if s.forced]
         return fields | {"forced": forced} if forced else fields
 
     def _logprob(self, sampled: Sampled) -> JsonDict:
@@ -328,7 +335,7 @@ class _Choice:
 
 
 class _Running:
-    """A request being answered."""
+    """A request that is being answered."""
 
     def __init__(
         self, request: ChatRequest, prompt: list[int], choices: list[_Choice], changed: asyncio.Event, version: int
@@ -338,15 +345,15 @@ class _Running:
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
 
     async def wait(self) -> None:
-        """Return when something has been sampled or has ended since the last call."""
+        """Wait until something has been sampled or has ended since the last call."""
         await self._changed.wait()
         self._changed.clear()
 
     def head(self, kind: str) -> JsonDict:
         return {"id": self._id, "object": kind, "created": self._created, "model": self.request.model}
 
-    def shown(self) -> JsonDict:
-        """What the policy was shown and which policy it is."""
+    def prompt_fields(self) -> JsonDict:
+        """Return the prompt's ids and the policy's version."""
         return {"prompt_token_ids": self.prompt, "policy_version": self._version}
 
     def usage(self) -> JsonDict:

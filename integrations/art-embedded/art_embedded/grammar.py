@@ -1,8 +1,8 @@
-"""The shape that an answer must have -> which tokens may come next, by llguidance. Knows nothing about models or sampling.
+"""Computes which tokens a constrained answer may continue with, using llguidance.
 
-A mask changes what is sampled and not what is recorded: logprobs stay those of the model's own distribution, and positions
-where one token was legal are reported as forced (docs/design.md, "Grammars", says what that means for training). What a shape
-is in llguidance's language is ``lark.py``'s to say. llguidance is imported at the first request that needs it.
+A mask changes what is sampled, but not what is recorded: logprobs stay those of the unmasked distribution, and positions with
+one legal token are reported as forced (for the effect on training see "Grammars" in docs/design.md). ``lark.py`` writes the
+grammars. llguidance is imported at the first request that needs it.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from art_embedded.requests import Shape, refuse
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-COMPILED = 64
-"""Grammars that are kept."""
-STUCK = "the grammar of the request cannot be followed any further"
+MAX_COMPILED = 64
+"""Number of compiled grammars that are cached."""
+STUCK = "the answer can't continue under the request's grammar"
 
 
 class Grammar:
-    """One answer on its way through its grammar. For the decode thread."""
+    """The state of one answer in its grammar. For the decode thread."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._bits = np.zeros((1, (vocab_size + 31) // 32), np.int32)
         self.error: str | None = None
-        """Why the answer cannot go on; None while it can."""
+        """Why the answer can't continue; None while it can."""
 
     def copy(self) -> Grammar:
-        """Return another answer at the same point."""
+        """Return a copy of this state for another answer."""
         return Grammar(self._matcher.deep_copy(), 32 * self._bits.shape[1])
 
     def legal(self, width: int) -> np.ndarray:
-        """Return (width,) bool: which tokens may come next. All, where there is an ``error``."""
+        """Return (width,) bool: which tokens may come next; all if there is an ``error``."""
         from llguidance.numpy import fill_next_token_bitmask
 
         fill_next_token_bitmask(self._matcher, self._bits)
@@ -50,19 +50,19 @@ class Grammar:
         if self._matcher.is_error():
             self.error = f"{STUCK}: {_reason(self._matcher)}"
         elif not legal.any():
-            self.error = f"{STUCK}: the model has no token for what must come"
+            self.error = f"{STUCK}: the model has no token for the required text"
         return legal if self.error is None else np.ones(width, bool)
 
     def take(self, token: int, *, possible: bool = True) -> None:
-        """Go on by a legal token; not ``possible``: the model gives it, and so every legal one, a probability of zero."""
+        """Advance by a legal token. ``possible=False``: the model gives it, and so every legal token, zero probability."""
         if not possible:
-            self.error = f"{STUCK}: the model rules out all that must come"
+            self.error = f"{STUCK}: the model gives every legal token zero probability"
         elif self.error is None and not self._matcher.consume_token(token):
             self.error = f"{STUCK}: {_reason(self._matcher)}"
 
 
 class Grammars:
-    """The grammars for one tokenizer. ``begin`` may be called from any thread."""
+    """Compiles and caches grammars for one tokenizer. ``begin`` is thread-safe."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class Grammars:
         self._lock = threading.Lock()
 
     def begin(self, shape: Shape, place: Place = "after") -> Grammar:
-        """Return a grammar at its start, for an answer that begins at ``place``.
+        """Return the initial grammar state of an answer that begins at ``place``.
 
-        Raises UpstreamError 400 where the format of the model's calls, or llguidance, cannot follow the shape.
+        Raises UpstreamError 400 if the model's call format or llguidance doesn't support the shape.
         """
         with self._lock:
             if self._lark is None:
@@ -91,7 +91,7 @@ class Grammars:
             if text not in self._compiled:
                 self._compiled[text] = self._compile(text, shape)
             self._compiled.move_to_end(text)
-            if len(self._compiled) > COMPILED:
+            if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
             return self._compiled[text].copy()
 
@@ -116,7 +116,7 @@ class Grammars:
                 self._tokenizer, n_vocab=self._vocab_size, eos_token=sorted(self._stop_ids) or None
             )
         except ValueError as error:
-            raise refuse(f"llguidance cannot read the model's tokenizer: {error}; use another model") from error
+            raise refuse(f"llguidance doesn't support the model's tokenizer: {error}; use another model") from error
         special = {
             text: token
             for text, token in self._tokenizer.get_added_vocab().items()
@@ -126,20 +126,20 @@ class Grammars:
         return Lark(self._formats, self._tokenizer.get_vocab(), special)
 
     def _complaint(self, shape: Shape, whole: LLMatcher) -> str:
-        """Say which of the shape's schemas llguidance refuses, and why."""
+        """Return the message about the schema that llguidance rejects, and why."""
         from llguidance import LLMatcher
 
         schemas = {f"the parameters of the tool {name}": schema for name, schema in shape.calls.items()}
         if shape.content is not None:
             schemas["the schema of response_format"] = shape.content
-        for place, schema in schemas.items():
+        for source, schema in schemas.items():
             alone = LLMatcher(self._compiler, LLMatcher.grammar_from_lark(f"start: {json_rule(schema)}"), log_level=0)
             if alone.is_error():
-                return f"{place} cannot be followed: {_reason(alone)}"
-        return f"the tools and schemas of the request cannot be followed together: {_reason(whole)}"
+                return f"{source} can't be enforced: {_reason(alone)}"
+        return f"the request's tools and schemas can't be enforced together: {_reason(whole)}"
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Return llguidance's message without the place in a text that nobody has seen."""
+    """Return llguidance's message without positions in the grammar, which users never see."""
     message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", matcher.get_error())
     return re.split(r"\n +\d+ \| ", message)[0]

@@ -1,7 +1,6 @@
-"""Keys and values of many conversations in one tensor, and one forward pass over tokens of all of them.
+"""Stores the keys and values of many conversations in one tensor, and runs one forward pass over tokens of all of them.
 
-Knows nothing about requests, sampling or text. Works with every transformers model whose attention goes through
-``AttentionInterface``; ``plain.py`` serves the others.
+Works with every transformers model whose attention uses ``AttentionInterface``; ``plain.py`` serves the others.
 """
 
 from __future__ import annotations
@@ -16,37 +15,37 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 ATTENTION = "art_packed"
-"""The name under which models find ``_attend``. transformers builds no masks for a name it does not know, so none is
-built and thrown away at every step."""
+"""Registered name of ``_attend``. transformers builds no mask for attention that it doesn't know, which saves building an unused
+one at every step."""
 
 
 @dataclass
 class Batch:
-    """The tokens of one forward pass: first one for each of the rows 0, 1, ... that decode, then runs of prompts."""
+    """The tokens of one forward pass: first one token for each decoding row 0, 1, ..., then runs of prompt tokens."""
 
     ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    """Of each token in its row; all the row's tokens before it are stored already or stand before it in this batch."""
+    """Position of each token in its row. The row's earlier tokens are already stored, or precede it in this batch."""
     rows: list[int] = field(default_factory=list)
-    """Of each token."""
+    """Row of each token."""
     decoding: int = 0
     """The first ``decoding`` tokens belong to rows 0 to ``decoding - 1``, one each."""
     runs: list[tuple[int, int]] = field(default_factory=list)
     """(start, stop) in ``ids`` of each run of prompt tokens; a run has one row and consecutive positions."""
     outputs: list[int] = field(default_factory=list)
-    """The tokens whose logits are wanted, ascending."""
+    """Indices of the tokens whose logits are needed, ascending."""
 
 
 class KeyValues(Protocol):
     """The stored keys and values of rows, and the forward pass that reads and extends them."""
 
     shares_prefixes: bool
-    """Whether the front part of a row can be copied or kept; else only a whole row can be continued."""
+    """Whether the front part of a row can be copied or kept; else rows can only be continued as a whole."""
     token_bytes: int
-    """Memory per token and row."""
+    """Bytes per token."""
 
     def resize(self, rows: int, capacity: int) -> None:
-        """Make room for ``rows`` rows of ``capacity`` tokens; what is stored in rows that remain stays."""
+        """Resize to ``rows`` rows of ``capacity`` tokens; remaining rows keep their content."""
         ...
 
     def copy(self, source: int, target: int, length: int) -> None: ...
@@ -58,12 +57,12 @@ class KeyValues(Protocol):
         ...
 
     def fresh(self) -> KeyValues:
-        """Return others for the same model, which hold nothing."""
+        """Return an empty cache for the same model."""
         ...
 
 
 class PackedKeyValues:
-    """Rows of one tensor. Rows that decode are kept at the front, so that attention reads a view and gathers nothing."""
+    """All rows in one tensor. Decoding rows are at the front, so that attention reads a view without gathering."""
 
     shares_prefixes = True
 
@@ -75,8 +74,8 @@ class PackedKeyValues:
         self.windows = _windows(text_config)
         self.rows, self.capacity = 0, 0
         self.stored: list[Tensor] = []
-        """Keys and values, each (rows, layers, capacity, heads * head size): a row's layers are together so that copying a
-        row is one operation, and a token's heads are together so that storing tokens is one ``index_copy_``."""
+        """Keys and values, each (rows, layers, capacity, heads * head size). A row's layers are contiguous, so that a row is
+        copied in one operation, and so are a token's heads, so that tokens are stored with one ``index_copy_``."""
         self.seen_windows: set[int] = set()
 
     @property
@@ -88,7 +87,7 @@ class PackedKeyValues:
         self.stored = [self._resized(stored) for stored in self.stored]
 
     def _resized(self, old: Tensor) -> Tensor:
-        # Zeros: whatever lies in uninitialised memory is masked, but NaN times a masked weight of 0 is still NaN.
+        # Not uninitialized memory: it could contain NaN, and NaN times a masked weight of 0 is still NaN.
         new = old.new_zeros(self.rows, self.layers, self.capacity, old.shape[-1])
         rows, capacity = min(old.shape[0], self.rows), min(old.shape[2], self.capacity)
         new[:rows, :, :capacity] = old[:rows, :, :capacity]
@@ -101,9 +100,9 @@ class PackedKeyValues:
     def swap(self, a: int, b: int, lengths: tuple[int, int]) -> None:
         length_a, length_b = lengths
         for stored in self.stored:
-            kept = stored[a, :, :length_a].clone()
+            row_a = stored[a, :, :length_a].clone()
             stored[a, :, :length_b] = stored[b, :, :length_b]
-            stored[b, :, :length_a] = kept
+            stored[b, :, :length_a] = row_a
 
     def forward(self, batch: Batch) -> Tensor:
         device = self.device
@@ -129,39 +128,39 @@ class PackedKeyValues:
         return PackedKeyValues(self.model)
 
     def store(self, layer: int, flat: Tensor, key: Tensor, value: Tensor) -> None:
-        """Write the batch's keys and values, each (1, heads, tokens, head size), to the places ``flat``."""
+        """Write the batch's keys and values, each (1, heads, tokens, head size), to the flat indices ``flat``."""
         fresh = [states.transpose(1, 2).reshape(states.shape[2], -1) for states in (key, value)]
         if not self.stored:
             self.stored = [new.new_zeros(self.rows, self.layers, self.capacity, new.shape[1]) for new in fresh]
         for stored, new in zip(self.stored, fresh, strict=True):
             stored.view(-1, stored.shape[-1]).index_copy_(0, flat[layer], new)
 
-    def window(self, layer: int, said: int | None) -> int | None:
-        """The sliding window of ``layer``: what its attention module said, else what the config says."""
-        window = said if said is not None else self.windows[layer]
+    def window(self, layer: int, reported: int | None) -> int | None:
+        """Return the sliding window of ``layer``: what its attention module ``reported``, else the config's."""
+        window = reported if reported is not None else self.windows[layer]
         if window is not None:
             self.seen_windows.add(window)
         return window
 
 
 class _Step:
-    """One batch on its way through the layers."""
+    """The state of one forward pass."""
 
     def __init__(self, kv: PackedKeyValues, batch: Batch, positions: Tensor, flat: Tensor) -> None:
         self.kv, self.batch, self.positions, self.flat = kv, batch, positions, flat
         self.longest = max(batch.positions[: batch.decoding], default=0) + 1
         self.masks: dict[tuple[int, int, int | None], Tensor | None] = {}
-        """The same in every layer of one kind, so built once."""
+        """Masks are the same in all layers of one kind, so they are built once."""
 
     def views(self, layer: int, rows: slice, length: int, heads: int) -> list[Tensor]:
-        """Keys and values (rows, heads, length, head size), as views."""
+        """Return views of keys and values, each (rows, heads, length, head size)."""
         return [s[rows, layer, :length].unflatten(-1, (heads, -1)).transpose(1, 2) for s in self.kv.stored]
 
     def decode(self, layer: int, query: Tensor, heads: int, window: int | None, attention: _Attention) -> Tensor:
         """Attend with one query per row; ``query`` is (heads, rows, head size)."""
         count = self.batch.decoding
         key, value = self.views(layer, slice(0, count), self.longest, heads)
-        # The queries that share a key head stand where a sequence would: no key is repeated.
+        # The queries that share a key head use the sequence dimension, so that no key is repeated.
         grouped = query[:, :count].transpose(0, 1).reshape(count, heads, -1, query.shape[-1])
         mask_key = (-1, self.longest, window)
         if mask_key not in self.masks:
@@ -177,9 +176,9 @@ class _Step:
         key, value = self.views(layer, slice(row, row + 1), length, heads)
         mask_key = (past, length, window)
         if mask_key not in self.masks:
-            everything = stop - start == 1 and (window is None or window >= length)
+            unmasked = stop - start == 1 and (window is None or window >= length)
             self.masks[mask_key] = (
-                None if everything else _mask(self.positions[start:stop, None], length, window, query.dtype)
+                None if unmasked else _mask(self.positions[start:stop, None], length, window, query.dtype)
             )
         groups = query.shape[0] // heads
         if groups > 1:
@@ -189,12 +188,12 @@ class _Step:
 
 @dataclass
 class _Attention:
-    """Attention proper: what a layer asks for besides queries, keys, values and a mask."""
+    """Attention with a layer's own parameters."""
 
     scaling: float | None
     softcap: float | None
     sinks: Tensor | None
-    """(query heads,): a logit per head that takes weight and gives nothing (gpt-oss)."""
+    """(query heads,): a logit per head that absorbs attention weight without a value (gpt-oss)."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return (rows, heads, queries, head size). ``mask`` is added to the scores."""
@@ -208,7 +207,7 @@ class _Attention:
             scores = scores + mask
         if self.sinks is not None:
             rows, heads, queries, _ = scores.shape
-            # Folded queries of a group are as many as the sinks of one key head; else each head has one sink.
+            # In ``decode``, a key head's grouped queries match its sinks one to one; in ``run``, each head has one sink.
             sinks = self.sinks.float().reshape(1, heads, -1, 1).expand(rows, heads, queries, 1)
             scores = torch.cat([scores, sinks], dim=-1)
         weights = scores.softmax(-1).to(value.dtype)
@@ -216,11 +215,11 @@ class _Attention:
 
 
 def _mask(positions: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Return (..., length), 0 where a query at ``positions`` (..., 1) attends and minus infinity elsewhere."""
-    places = torch.arange(length, device=positions.device)
-    hidden = places > positions
+    """Return (..., length): 0 for keys that a query at ``positions`` (..., 1) attends to, else minus infinity."""
+    keys = torch.arange(length, device=positions.device)
+    hidden = keys > positions
     if window is not None:
-        hidden = hidden | (places <= positions - window)
+        hidden = hidden | (keys <= positions - window)
     return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
 
 
@@ -236,7 +235,7 @@ def _attend(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Answer transformers' attention interface: store the batch's keys and values, then attend row by row's own past."""
+    """Implement transformers' attention interface: store the batch's keys and values, then attend within each row."""
     step: _Step = _running.step
     kv, batch, layer, heads = step.kv, step.batch, module.layer_idx, key.shape[1]
     kv.store(layer, step.flat, key, value)
@@ -257,6 +256,6 @@ def _windows(text_config: Any) -> list[int | None]:
 
 
 _running = threading.local()
-"""The step that this thread's model call belongs to: not every model hands extra arguments down to its attention."""
+"""Holds this thread's current ``_Step``, because not every model passes extra arguments to its attention."""
 
 AttentionInterface.register(ATTENTION, _attend)

@@ -1,4 +1,4 @@
-"""The shape that an answer must have -> its grammar, in llguidance's variant of Lark. Knows nothing about compiling one."""
+"""Writes the grammar of a constrained answer in llguidance's variant of Lark."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from art_embedded.formats.thinking import Place
 from art_embedded.requests import Schema, Shape, refuse
 
 WHITESPACE = r" |\n {0,24}"
-"""Between the parts of JSON: a space, or a line break with an indentation. Without a bound a weak policy wanders off in it,
-as it may with llguidance before 1.9, which repeats it."""
+"""Whitespace in JSON: a space, or a line break with indentation. It is bounded because a weak policy could generate it
+endlessly. With llguidance before 1.9, which repeats the pattern, it still could."""
 ANY = "(?s:.*)"
 
 
 class Lark:
-    """Writes grammars for one tokenizer and the formats that its model speaks."""
+    """Writes grammars for one tokenizer and its model's formats."""
 
     def __init__(self, formats: Formats, vocabulary: Mapping[str, int], special: Mapping[str, int]) -> None:
         self._formats, self._vocabulary, self._special = formats, vocabulary, special
-        """``special``: tokens that llguidance takes for no part of any text, but those that end an answer."""
+        """``special``: tokens that llguidance never matches as text, except those that end an answer."""
 
     def marker(self, text: str) -> str:
         return f"<[{self._vocabulary[text]}]>" if text in self._vocabulary else self.text(text)
@@ -36,25 +36,25 @@ class Lark:
         return json_rule(schema)
 
     def describe(self, shape: Shape, place: Place) -> str:
-        """Return the grammar. Raises UpstreamError 400 where the model's format cannot have the shape."""
+        """Return the grammar. Raises UpstreamError 400 if the model's format doesn't support the shape."""
         rules = self._calls(shape) if shape.calls else []
         if shape.required:
-            said = "calls"
+            body = "calls"
         elif shape.content is not None:
-            said = "content | calls" if rules else "content"
+            body = "content | calls" if rules else "content"
             rules.append(f"content: {self.json(shape.content)}")
         else:
-            said = "free"
+            body = "free"
             rules += self._free(shape)
-        return "\n".join(["%llguidance {}", *self._start(place), f"said: {said}", *rules])
+        return "\n".join(["%llguidance {}", *self._start(place), f"answer: {body}", *rules])
 
     def _start(self, place: Place) -> list[str]:
-        """Return the rules of an answer as a whole: ``said``, after thinking where there may be some."""
+        """Return the top rules of an answer: ``answer``, with thinking before it if there may be some."""
         thinking = self._formats.thinking
         if thinking is None or place == "after":
-            return ["start: said"]
+            return ["start: answer"]
         opening, closing = map(self.marker, thinking)
-        start = "start: thought said" if place == "inside" else f"start: said | {opening} thought said"
+        start = "start: thought answer" if place == "inside" else f"start: answer | {opening} thought answer"
         others = self._tokens(thinking)
         if closing.startswith("<["):
             rules = [f"THOUGHT: /{ANY}/", f"last_thought: THOUGHT {closing}"]
@@ -66,12 +66,12 @@ class Lark:
         return [start, *rules, *([f"other_thought: {others}"] if others else [])]
 
     def _calls(self, shape: Shape) -> list[str]:
-        """Return the rules of ``calls``, and of the ``body`` that follows their opening."""
+        """Return the rules of ``calls`` and of ``body``, which follows their opening."""
         form = self._formats.calls
         if form is None and shape.required:
             raise refuse(
-                "the embedded engine knows no format in which this model calls tools, so a call cannot be demanded; "
-                "choose one with tool_parser=, or leave out tool_choice"
+                "the embedded engine doesn't know this model's format of tool calls, so it can't force a call; "
+                "choose a format with tool_parser=, or omit tool_choice"
             )
         if form is None:
             return []
@@ -81,7 +81,7 @@ class Lark:
         return [f"calls: {opening}body", *form.rules(shape.calls, several, self)]
 
     def _free(self, shape: Shape) -> list[str]:
-        """Return the rules of text that may have calls in it, with the opening of one there only."""
+        """Return the rules of text that may contain calls; an opening may only start a call."""
         form = self._formats.calls
         others = self._tokens(form.markers if form else ())
         rules = [f"other: {others}", "before: (TEXT other)*"] if others else ['before: ""']
@@ -98,12 +98,12 @@ class Lark:
         return [*rules, "with_call: before lead body", f"lead[lazy]: /{ANY}/ {self.marker(form.openings[0])}"]
 
     def _tokens(self, without: tuple[str, ...]) -> str:
-        """Return the special tokens but those of some texts; empty where there are none."""
+        """Return the special tokens, except those of the texts ``without``, as a set of tokens; empty if there are none."""
         tokens = sorted(token for text, token in self._special.items() if text not in without)
         return f"<[{','.join(map(str, tokens))}]>" if tokens else ""
 
 
 def json_rule(schema: Schema) -> str:
-    """Return JSON that ``schema`` accepts, as a part of a rule."""
+    """Return the part of a rule that matches JSON accepted by ``schema``."""
     options = {"whitespace_pattern": WHITESPACE, "lenient": not schema.strict}
     return "%json " + json.dumps(schema.schema | {"x-guidance": options}, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""A folder or hub name -> a transformers model ready to serve, and new weights into it. Knows nothing about requests."""
+"""Loads transformers models for serving, and new weights into them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from art_embedded.plain import PlainKeyValues
 log = logging.getLogger("art_core.engine.loading")
 
 
-# The decode thread is in inference mode, and what is made there cannot take live weights: it has no version counter, which
-# experts' kernels ask for.
+# The decode thread runs in inference mode. Tensors created in that mode have no version counter, which the experts' kernels
+# need, so they can't be replaced by live weights.
 @torch.inference_mode(False)
 def load_model(folder: str) -> PreTrainedModel:
-    """Load a causal LM for inference: bfloat16 on a GPU where there is one, else float32 on the CPU.
+    """Load a causal LM for inference: bfloat16 on a GPU if there is one, else float32 on the CPU.
 
-    Raises ConfigError where ``folder`` has no model or one that is not a causal LM.
+    Raises ConfigError if ``folder`` has no causal LM.
     """
     cuda = torch.cuda.is_available()
     model = pretrained.load_causal_lm(folder, torch.bfloat16 if cuda else torch.float32)
@@ -45,10 +45,10 @@ def load_adapter(base: str, folder: Path) -> PreTrainedModel:
 
 
 def bind(model: PreTrainedModel, live: Mapping[str, Tensor]) -> None:
-    """Make ``live`` parameters of ``model``; where device and type are the same, without copying.
+    """Use the tensors in ``live`` as ``model``'s parameters, without copying if device and dtype match.
 
-    Parameters that ``live`` leaves out stay as they are: training an adapter changes only some. A tied weight may be given
-    under any of its names. Raises ConfigError where ``live`` is empty, or a name or a shape is not the model's.
+    Parameters that ``live`` omits stay unchanged, because training an adapter changes only some. A tied weight may have any
+    of its names. Raises ConfigError if ``live`` is empty, or if a name or shape doesn't match the model.
     """
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -57,9 +57,8 @@ def bind(model: PreTrainedModel, live: Mapping[str, Tensor]) -> None:
     unknown = sorted(set(live) - set(model.state_dict()) - {name for aliases in names.values() for name in aliases})
     if unknown or len(missing) == len(names):
         raise ConfigError(
-            f"the live weights are not those of {model.name_or_path}: {len(missing)} of its parameters are missing "
-            f"(first: {missing[:3]}) and {len(unknown)} names are not its own (first: {unknown[:3]}); "
-            "give parameters of the same model, with adapters merged in"
+            f"the live weights don't match {model.name_or_path}: {len(missing)} parameters are missing (first: {missing[:3]}) "
+            f"and {len(unknown)} are unknown (first: {unknown[:3]}); pass parameters of the same model, with adapters merged in"
         )
     for parameter in model.parameters():
         name = next((name for name in names[id(parameter)] if name in live), None)
@@ -68,8 +67,8 @@ def bind(model: PreTrainedModel, live: Mapping[str, Tensor]) -> None:
         tensor = live[name].detach()
         if tensor.shape != parameter.shape:
             raise ConfigError(
-                f"the live weight {name} has shape {tuple(tensor.shape)} and the model's has {tuple(parameter.shape)}; "
-                "give the parameters of the same model"
+                f"the live weight {name} has shape {tuple(tensor.shape)}, the model's has {tuple(parameter.shape)}; "
+                "pass the parameters of the same model"
             )
         if tensor.device == parameter.device and tensor.dtype == parameter.dtype:
             parameter.data = tensor
@@ -78,9 +77,9 @@ def bind(model: PreTrainedModel, live: Mapping[str, Tensor]) -> None:
 
 
 def memory_budget() -> int:
-    """Return the bytes that keys and values may take: a share of what there is, because agents and learner need theirs.
+    """Return the bytes that keys and values may use: a share of the memory, because agents and learner need some too.
 
-    What there is: the GPU's free memory, else the machine's, or a container's limit where that is smaller.
+    That is a share of the GPU's free memory, else of the machine's memory or the container's limit, if that is smaller.
     """
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
@@ -90,48 +89,50 @@ def memory_budget() -> int:
 
 @torch.inference_mode()
 def make_key_values(model: PreTrainedModel) -> KeyValues:
-    """Return the fast cache if the model computes the same with it as without, else the plain one."""
-    own = model.config._attn_implementation
-    # The eager attention is the definition; the others leave out what their kernels cannot do (Gemma 2's soft cap).
+    """Return the fast cache if the model computes the same logits with it, else the plain cache."""
+    original = model.config._attn_implementation
+    # Eager attention is the reference; other kernels omit what they don't support (Gemma 2's soft cap).
     model.set_attn_implementation("eager")
-    ids = [(7 * place + 3) % model.config.get_text_config().vocab_size for place in range(24)]
+    ids = [(7 * position + 3) % model.config.get_text_config().vocab_size for position in range(24)]
     expected = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0].float()
     try:
         reason = _packed_differs(model, ids, expected)
-    except Exception as error:  # noqa: BLE001 - a foreign model may fail in any way here, and the plain cache serves it
+    except Exception as error:  # noqa: BLE001 - models may fail here in any way; the plain cache can still serve them
         reason = f"{type(error).__name__}: {error}"
     if reason is None:
         packed = PackedKeyValues(model)
         packed.resize(1, 1)
         packed.forward(Batch(ids=[ids[0]], positions=[0], rows=[0], runs=[(0, 1)], outputs=[0]))
         return packed
-    model.set_attn_implementation(own)
-    log.warning("%s is served one sequence at a time, which is slow: %s", model.name_or_path, reason)
+    model.set_attn_implementation(original)
+    log.warning("serving %s one sequence at a time, which is slow: %s", model.name_or_path, reason)
     return PlainKeyValues(model)
 
 
 def _packed_differs(model: PreTrainedModel, ids: list[int], expected: Tensor) -> str | None:
-    """Run two rows of a prompt in three pieces through the packed cache; return why it cannot be used, or None."""
+    """Run a prompt through the packed cache, as two rows in three pieces; return why it can't be used, or None."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     if other := kinds - {"full_attention", "sliding_attention"}:
-        return f"its layers are of kind {', '.join(sorted(other))}"
+        return f"it has layers of type {', '.join(sorted(other))}"
     if not model._supports_attention_backend:
         return "its attention cannot be replaced"
     model.set_attn_implementation(ATTENTION)
     packed = PackedKeyValues(model)
     packed.resize(2, len(ids))
     head, last = len(ids) // 2, len(ids) - 1
-    places = list(range(head))
-    packed.forward(Batch(ids[:head] * 2, places * 2, [0] * head + [1] * head, 0, [(0, head), (head, 2 * head)], [head]))
-    places = list(range(head, last))
-    middle = len(places)
+    positions = list(range(head))
+    packed.forward(
+        Batch(ids[:head] * 2, positions * 2, [0] * head + [1] * head, 0, [(0, head), (head, 2 * head)], [head])
+    )
+    positions = list(range(head, last))
+    middle = len(positions)
     rows = [0] * middle + [1] * middle
-    packed.forward(Batch(ids[head:last] * 2, places * 2, rows, 0, [(0, middle), (middle, 2 * middle)], [0]))
-    got = packed.forward(Batch(ids[last:] * 2, [last] * 2, [0, 1], decoding=2, outputs=[0, 1]))
+    packed.forward(Batch(ids[head:last] * 2, positions * 2, rows, 0, [(0, middle), (middle, 2 * middle)], [0]))
+    logits = packed.forward(Batch(ids[last:] * 2, [last] * 2, [0, 1], decoding=2, outputs=[0, 1]))
     windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     if windowed and kinds != {"full_attention"} and not packed.seen_windows:
-        return "its attention does not say its sliding window"
+        return "its attention doesn't report its sliding window"
     tolerance = (1e-3 if model.dtype == torch.float32 else 0.1) * max(1.0, float(expected.abs().max()))
-    difference = float((got - expected[-1]).abs().max())
+    difference = float((logits - expected[-1]).abs().max())
     return None if difference <= tolerance else f"its logits differ by {difference:.3g}"

@@ -1,7 +1,7 @@
-"""Models that this process serves to itself, by an embedded engine for each: for agents outside every rollout.
+"""Serves models inside this process, with one embedded engine each, for agents outside of rollouts.
 
-An engine is started at the first call, shared by all who ask for the same weights, and ended when its users have left and
-another is wanted, or at exit. Knows nothing about agents, rollouts or HTTP.
+An engine starts at the first call and is shared by all users of the same weights. An unused engine stops when another user
+leaves, when another engine starts, or at exit.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Served:
-    """Which weights are served."""
+    """The weights that an engine serves."""
 
     model: str
-    """A folder with a causal LM, or a hub name."""
+    """Folder of a causal LM, or a hub name."""
     weights: Path | None = None
-    """An adapter's folder or a file of safetensors, loaded into the model."""
+    """Adapter folder or safetensors file to load into the model."""
     saved: str = ""
-    """Another text where other weights have been saved at the same place since."""
+    """Identifies the file content: changes when other weights are saved at the same path."""
 
 
 class User:
-    """Somebody who asks; an engine is kept while one of its users is referred to, and has not left."""
+    """A user of engines. An engine runs as long as one of its users is referenced and hasn't left."""
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class _Started:
 
 
 def find_model(model: str) -> Served:
-    """Return what ``model`` names: a model as ``train`` takes it, or all that ``find_checkpoint`` finds."""
+    """Return the weights that ``model`` names: a model as in ``train``, or anything that ``find_checkpoint`` accepts."""
     path = Path(model).expanduser()
     if any((path / name).is_file() for name in ("run.sqlite", "learner.json", "adapter_config.json")):
         return find_checkpoint(path, model)
@@ -59,33 +59,33 @@ def find_model(model: str) -> Served:
 
 
 def find_checkpoint(path: str | Path, model: str) -> Served:
-    """Return what was saved at ``path``: a checkpoint, the newest one of a run folder, a model, an adapter, or one file of
-    safetensors with an adapter or all the weights of ``model``.
+    """Return the weights saved at ``path``.
 
-    An adapter is put on the model that it was trained on; where that is a folder that is not on this machine, on ``model``.
-    Raises ConfigError where nothing of this is there, StoreError where it is damaged.
+    ``path`` is a checkpoint, a run folder (its newest checkpoint counts), a model, an adapter, or a safetensors file with an
+    adapter or all weights of ``model``. An adapter is loaded into the model that it was trained on, or into ``model`` if that
+    model's folder doesn't exist. Raises ConfigError if ``path`` is none of these, StoreError if it is damaged.
     """
-    found = Path(path).expanduser()
-    if not found.exists():
+    saved_at = Path(path).expanduser()
+    if not saved_at.exists():
         raise ConfigError(
-            f"there is no checkpoint {path}; give a run folder, a folder in its checkpoints/, or what was saved"
+            f"checkpoint {path} doesn't exist; pass a run folder, a folder in its checkpoints/, or a file from save_checkpoint"
         )
-    if found.is_file():
-        return _file(found, model)
-    if (found / "run.sqlite").is_file():
-        newest = last_checkpoint(found)
+    if saved_at.is_file():
+        return _file(saved_at, model)
+    if (saved_at / "run.sqlite").is_file():
+        newest = last_checkpoint(saved_at)
         if newest is None:
-            raise ConfigError(f"the run {path} has no checkpoint yet; give another run, or wait for its first step")
-        found = newest
-    state, saved = _state(found)
-    if (found / "config.json").is_file():
-        return Served(str(found), None, saved)
-    for adapter in (found / "adapter", found):
+            raise ConfigError(f"the run {path} has no checkpoint yet; pass another run, or wait for its first step")
+        saved_at = newest
+    state, saved = _state(saved_at)
+    if (saved_at / "config.json").is_file():
+        return Served(str(saved_at), None, saved)
+    for adapter in (saved_at / "adapter", saved_at):
         if (adapter / "adapter_config.json").is_file():
             base = state.get("base_model") or _json(adapter / "adapter_config.json").get("base_model_name_or_path")
             return Served(_base(str(base or model), model), adapter, saved)
     raise ConfigError(
-        f"{path} is no checkpoint: it has neither config.json nor adapter_config.json; give a run folder, a folder in its "
+        f"{path} isn't a checkpoint: it has neither config.json nor adapter_config.json; pass a run folder, a folder in its "
         "checkpoints/, or a folder that save_pretrained wrote"
     )
 
@@ -104,7 +104,7 @@ def _base(base: str, model: str) -> str:
 
 
 def _state(folder: Path) -> tuple[dict[str, Any], str]:
-    """Return what the manifest of a checkpoint says, and a digest of it: it has the hashes of all the other files."""
+    """Return a checkpoint's manifest and its digest. The manifest contains the hashes of all other files."""
     manifest = folder / "learner.json"
     if not manifest.is_file():
         return {}, ""
@@ -115,18 +115,18 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise StoreError(f"{file} is damaged ({error}); give another checkpoint") from error
+        raise StoreError(f"{file} is damaged ({error}); use another checkpoint") from error
 
 
 _started: dict[Served, _Started] = {}
 _lock = threading.Lock()
-"""Held while an engine is started or ended."""
+"""Held while an engine starts or stops."""
 
 
 async def upstream(served: Served, user: User) -> Upstream:
-    """Return what answers with these weights; where nothing does yet, it is started. For any event loop of this process.
+    """Return an upstream that answers with these weights; start its engine if needed. Works from any event loop.
 
-    Raises ConfigError where the model cannot be loaded.
+    Raises ConfigError if the model can't be loaded.
     """
     started = _started.get(served)
     if started is None or user not in started.users:
@@ -154,7 +154,7 @@ def _engine(served: Served) -> EmbeddedEngine:
                 await engine.load(weights)
 
     try:
-        asyncio.run(begin())  # a loop of its own: callers' loops come and go, and the engine stays
+        asyncio.run(begin())  # a separate loop: the engine outlives its callers' loops
     except BaseException:
         engine.close()
         raise
@@ -162,7 +162,7 @@ def _engine(served: Served) -> EmbeddedEngine:
 
 
 async def leave(user: User) -> None:
-    """Ask for nothing more; engines that nobody else uses are ended, with what they are answering."""
+    """Remove ``user``; engines without other users stop, even while they answer."""
     await asyncio.to_thread(_leave, user)
 
 
@@ -185,7 +185,7 @@ def _close_all() -> None:
 
 
 def _start_over() -> None:
-    """In a fork: the decode threads are not in it."""
+    """Forget the engines in a forked child, which doesn't have their decode threads."""
     global _lock
     _lock = threading.Lock()
     _started.clear()

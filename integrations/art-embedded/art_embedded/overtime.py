@@ -1,4 +1,4 @@
-"""Interrupts code of others that may never end, such as a chat template."""
+"""Interrupts third-party code that may never end, such as a chat template."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 class Overtime(Exception):
-    """Work took longer than it may."""
+    """Work exceeded its time limit."""
 
 
 def interrupted_after(seconds: float, work: Callable[[], T]) -> T:
-    """Return what ``work`` returns; Overtime is raised in the midst of it where its Python code takes longer.
+    """Return the result of ``work``; raise Overtime inside it if its Python code takes longer than ``seconds``.
 
-    For code of others, which may never end. One call into C cannot be interrupted, however long it takes.
+    A call into C can't be interrupted, however long it takes.
     """
     ending, ended, sent, over = threading.Lock(), False, False, threading.Event()
     thread = ctypes.c_ulong(threading.get_ident())
@@ -36,29 +36,29 @@ def interrupted_after(seconds: float, work: Callable[[], T]) -> T:
                     return
                 sent = True
                 send()
-            pause = 1.0  # once more: what is raised in a destructor is lost
+            pause = 1.0  # repeat, because an exception raised in a destructor is lost
 
     ending.acquire()
     threading.Thread(target=watch, name="art-overtime", daemon=True).start()
     try:
         try:
-            # Not earlier: what interrupts the start of a thread can leave its locks taken for ever.
+            # Not earlier: an interrupt while a thread starts can leave its locks held forever.
             ending.release()
             return work()
         finally:
             with ending:
                 ended = True
     finally:
-        if sent:  # one may still be on its way, and must not be raised after this function
-            _take(send)
+        if sent:  # one may still be pending, and must not be raised after this function
+            _absorb(send)
         over.set()
 
 
-def _take(send: Callable[[], None]) -> None:
-    """Raise and drop what is on its way to this thread.
+def _absorb(send: Callable[[], None]) -> None:
+    """Raise and drop the exception that is pending in this thread.
 
-    Taking it back with None leaves a flag in CPython 3.11 and 3.12 that nothing clears: every later call is slower, and under
-    a tracer (a debugger, coverage) Python 3.11 never gets past the next one.
+    Cancelling it with None leaves a flag in CPython 3.11 and 3.12 that nothing clears: every later call is slower, and under
+    a tracer (a debugger, coverage) Python 3.11 hangs at the next one.
     """
     with suppress(Overtime):
         send()

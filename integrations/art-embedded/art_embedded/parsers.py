@@ -1,7 +1,7 @@
-"""A model's folder or name -> the formats of its tool calls and of its thinking, by vLLM's parser names.
+"""Detects the formats of a model's tool calls and thinking, by vLLM's parser names.
 
-Knows nothing about how a format is read. What the chat template writes counts first, because a model is trained on it; then
-the model type; of a model that is not at hand, the name.
+The chat template counts first, because the model was trained on it; then the model type; then, for a model that isn't on
+this machine, its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOOL_PARSERS = {
     "olmo3", "openai", "phi4_mini_json", "plamo3", "poolside_v1", "pythonic", "qwen3_coder", "qwen3_json",
     "qwen3_xml", "seed_oss", "step3", "step3p5", "xlam",
 }  # fmt: skip
-"""Of vLLM 0.32."""
+"""In vLLM 0.32."""
 REASONING_PARSERS = {
     "cohere_command3", "cohere_command4", "deepseek_r1", "deepseek_v3", "deepseek_v4", "deepseek_v41",
     "ernie45", "gemma4", "glm45", "glm47", "granite", "granite_thinking_parser", "hf", "holo2", "hunyuan_a13b",
@@ -31,7 +31,7 @@ REASONING_PARSERS = {
     "minimax_m2_append_think", "minimax_m3", "mistral", "muse_glimmer", "nemotron_v3", "olmo3", "openai_gptoss",
     "plamo3", "poolside_v1", "qwen3", "seed_oss", "step3", "step3p5",
 }  # fmt: skip
-"""Of vLLM 0.32."""
+"""In vLLM 0.32."""
 
 WRITES_CALLS = (
     ("<|tool_calls_section_begin|>", "kimi_k2"),
@@ -54,7 +54,7 @@ WRITES_CALLS = (
     ("<function_calls>", "olmo3"),
     ("<tool_calls>", "jamba"),
 )
-"""What a template writes -> the format that it is part of; the first that fits."""
+"""Text in a chat template -> format of tool calls; the first match counts."""
 
 CALLS_OF_TYPES = {
     "qwen2": "hermes", "qwen2_moe": "hermes", "qwen3": "hermes", "qwen3_moe": "hermes", "qwen3_next": "hermes",
@@ -65,14 +65,14 @@ CALLS_OF_TYPES = {
     "phi3": "phi4_mini_json", "glm4_moe": "glm45", "gpt_oss": "openai", "jamba": "jamba", "lfm2": "lfm2", "olmo3": "olmo3",
     "internlm2": "internlm", "seed_oss": "seed_oss", "minimax_m2": "minimax_m2", "longcat_flash": "longcat",
 }  # fmt: skip
-"""A config's model type -> the format that its chat models are trained on."""
+"""Model type -> format of the tool calls that its chat models were trained on."""
 THINKING_OF_TYPES = {
     "qwen3": "qwen3", "qwen3_moe": "qwen3", "qwen3_next": "qwen3", "qwen3_5": "qwen3", "qwen3_5_moe": "qwen3",
     "glm4_moe": "glm45", "gpt_oss": "openai_gptoss", "seed_oss": "seed_oss", "minimax_m2": "minimax_m2", "olmo3": "olmo3",
     "nemotron_h": "nemotron_v3", "ernie4_5_moe": "ernie45", "kimi_k2": "kimi_k2", "kimi_k25": "kimi_k2",
     "step3_vl": "step3", "mimo": "mimo",
 }  # fmt: skip
-"""The same for thinking; of the types that are not here most models do not think."""
+"""Model type -> format of thinking. Most models of other types don't think."""
 
 
 class Spoken(NamedTuple):
@@ -107,21 +107,23 @@ NAMES = (
     (r"glm-4\.[5-9]", Spoken("glm45", "glm45")),
     (r"gpt-oss", Spoken("openai", "openai_gptoss")),
 )
-"""A pattern in the name of a model, without regard to case -> what it speaks; the first that fits."""
+"""Case-insensitive pattern in a model's name -> its formats; the first match counts."""
 
 
 def tool_parser(model_folder: str, chosen: str | None = None) -> str | None:
-    """Return the format of the model's tool calls; None where it has none.
+    """Return the format of the model's tool calls; None if it has none.
 
-    ``model_folder`` is a folder or a hub name; nothing is downloaded. ``chosen`` wins; ``"none"`` says that there is none.
-    Raises ConfigError for a name that vLLM does not know either.
+    ``model_folder`` is a folder or a hub name; nothing is downloaded. ``chosen`` takes precedence; ``"none"`` means no format.
+    Raises ConfigError for a name that vLLM doesn't know either.
     """
-    return _found(model_folder).tools if chosen is None else _checked("tool_parser", chosen, TOOL_PARSERS)
+    return _detected(model_folder).tools if chosen is None else _checked("tool_parser", chosen, TOOL_PARSERS)
 
 
 def reasoning_parser(model_folder: str, chosen: str | None = None) -> str | None:
-    """Return the format of the model's thinking; None where it does not think. As ``tool_parser`` otherwise."""
-    return _found(model_folder).thinking if chosen is None else _checked("reasoning_parser", chosen, REASONING_PARSERS)
+    """Return the format of the model's thinking; None if it doesn't think. Otherwise like ``tool_parser``."""
+    return (
+        _detected(model_folder).thinking if chosen is None else _checked("reasoning_parser", chosen, REASONING_PARSERS)
+    )
 
 
 def _checked(setting: str, chosen: str, known: set[str]) -> str | None:
@@ -129,23 +131,23 @@ def _checked(setting: str, chosen: str, known: set[str]) -> str | None:
         return None
     if chosen not in known:
         near = difflib.get_close_matches(chosen, sorted(known), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known))}"
-        raise ConfigError(f"{setting}={chosen!r} is no format that is known here or to vLLM; {hint}")
+        hint = f"did you mean {near[0]!r}?" if near else f"pass 'none' or one of: {', '.join(sorted(known))}"
+        raise ConfigError(f"{setting}={chosen!r} isn't a known format; {hint}")
     return chosen
 
 
-def _found(model: str) -> Spoken:
+def _detected(model: str) -> Spoken:
     config, template = _config(model), _template(model)
     kind = str(config.get("model_type", ""))
     if template is not None:
-        return Spoken(_calls_written(template, kind), _thinking_written(template, kind))
+        return Spoken(_calls_in_template(template, kind), _thinking_in_template(template, kind))
     if kind:
         return Spoken(CALLS_OF_TYPES.get(kind), THINKING_OF_TYPES.get(kind))
     named = (spoken for pattern, spoken in NAMES if re.search(pattern, model, re.IGNORECASE))
     return next(named, Spoken(None, None))
 
 
-def _calls_written(template: str, kind: str) -> str | None:
+def _calls_in_template(template: str, kind: str) -> str | None:
     for marker, name in WRITES_CALLS:
         if marker in template:
             return name
@@ -155,12 +157,12 @@ def _calls_written(template: str, kind: str) -> str | None:
         return {"gemma4": "gemma4", "phi3": "phi4_mini_json"}.get(kind, "granite")
     if "<tool_call>" in template:
         return CALLS_OF_TYPES.get(kind, "granite") if kind.startswith("granite") else "hermes"
-    # A template that does not show tools belongs to a model that was not trained to call them: Moonlight's, for example,
-    # whose type is that of DeepSeek V3.
+    # A template without tools belongs to a model that wasn't trained to call them, such as Moonlight, whose type is
+    # that of DeepSeek V3.
     return CALLS_OF_TYPES.get(kind) if re.search(r"\btools\b", template) else None
 
 
-def _thinking_written(template: str, kind: str) -> str | None:
+def _thinking_in_template(template: str, kind: str) -> str | None:
     if "<|channel|>" in template:
         return "openai_gptoss"
     if "[THINK]" in template:
@@ -174,7 +176,7 @@ def _thinking_written(template: str, kind: str) -> str | None:
     if "<｜Assistant｜>" in template:
         return "deepseek_v3" if re.search(r"\b(if|not) thinking\b", template) else "deepseek_r1"
     if kind.startswith("qwen3") and "think>" not in template.rpartition("add_generation_prompt")[2]:
-        return None  # It shows thinking of others, and neither begins its own nor can turn it off: an Instruct model.
+        return None  # It renders earlier thinking, but neither starts nor suppresses it: an Instruct model.
     return THINKING_OF_TYPES.get(kind, "deepseek_r1")
 
 
@@ -183,24 +185,24 @@ def _config(model: str) -> dict[str, Any]:
 
 
 def _template(model: str) -> str | None:
-    """Return the chat templates of the model, one after the other; None where its tokenizer is not at hand."""
-    alone = _file(model, "chat_template.jinja")
-    if alone is not None:
-        return _read_text(alone)
-    beside = [_file(model, name) for name in ("tokenizer_config.json", "chat_template.json")]
-    if not any(beside):
+    """Return the model's chat templates, joined; None if its tokenizer isn't on this machine."""
+    jinja = _file(model, "chat_template.jinja")
+    if jinja is not None:
+        return _read_text(jinja)
+    files = [_file(model, name) for name in ("tokenizer_config.json", "chat_template.json")]
+    if not any(files):
         return None
-    found = [(_read_json(file).get("chat_template"), file) for file in beside]
-    return "\n".join(text for template, file in found for text in _texts(template, file))
+    templates = [(_read_json(file).get("chat_template"), file) for file in files]
+    return "\n".join(text for template, file in templates for text in _texts(template, file))
 
 
 def _texts(template: Any, file: Path | None) -> list[str]:
-    """Return templates as they stand in a file: a text, or a list of named ones."""
+    """Return the texts of a file's ``chat_template``, which is a text or a list of named templates."""
     named = template if isinstance(template, list) else [{"template": template or ""}]
     texts = [each.get("template") if isinstance(each, dict) else None for each in named]
     if not all(isinstance(text, str) for text in texts):
         raise ConfigError(
-            f"the chat_template of {file} is neither a text nor a list of named ones; fetch the file again"
+            f"the chat_template of {file} is neither a text nor a list of named templates; download the file again"
         )
     return texts
 
@@ -209,23 +211,23 @@ def _read_json(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        found = json.loads(_read_text(file))
+        content = json.loads(_read_text(file))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not the JSON object that it should be: {error}; fetch it again") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file} is not the JSON object that it should be; fetch it again")
-    return found
+        raise ConfigError(f"{file} isn't valid JSON: {error}; download it again") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} isn't a JSON object; download it again")
+    return content
 
 
 def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}; fetch it again") from error
+        raise ConfigError(f"{file} can't be read: {error}; download it again") from error
 
 
 def _file(model: str, name: str) -> Path | None:
-    """Return a model's file: from its folder, or from the hub's cache on this machine; None where it is not there."""
+    """Return a model's file from its folder or the local hub cache; None if it is missing."""
     if Path(model).is_dir():
         path = Path(model) / name
         return path if path.is_file() else None
@@ -235,6 +237,6 @@ def _file(model: str, name: str) -> Path | None:
         return None
     try:
         cached = try_to_load_from_cache(model, name)
-    except ValueError:  # not the form of a hub name
+    except ValueError:  # not a valid hub name
         return None
     return Path(cached) if isinstance(cached, str) else None

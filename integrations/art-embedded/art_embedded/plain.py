@@ -1,6 +1,6 @@
-"""The forward pass for models whose attention is their own or whose layers keep a state: one row after the other.
+"""The forward pass for models with custom attention or stateful layers: one row after the other.
 
-Knows nothing about requests, sampling or text. Slow, and right for whatever transformers can run.
+Slow, but correct for every model that transformers can run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Row:
 
 
 class PlainKeyValues:
-    """A transformers cache for each row. A state cannot be cut, so rows are only continued or copied whole."""
+    """One transformers cache per row. A state can't be truncated, so rows can only be continued or copied as a whole."""
 
     shares_prefixes = False
 
@@ -31,7 +31,7 @@ class PlainKeyValues:
         self.model = model
         config = model.config.get_text_config()
         self.token_bytes = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
-        # A model that keeps its state in another way than a transformers cache computes the whole row at every token.
+        # A model that doesn't use a transformers cache recomputes the whole row at every token.
         self.caches = "past_key_values" in inspect.signature(model.forward).parameters
         self.rows: dict[int, _Row] = {}
 
@@ -47,18 +47,18 @@ class PlainKeyValues:
 
     def forward(self, batch: Batch) -> Tensor:
         spans = [(token, token + 1) for token in range(batch.decoding)] + batch.runs
-        wanted = set(batch.outputs)
+        outputs = set(batch.outputs)
         logits = []
         for start, stop in spans:
-            places = [token - start for token in range(start, stop) if token in wanted]
-            logits.append(self._extend(batch, start, stop)[places].float())
+            offsets = [token - start for token in range(start, stop) if token in outputs]
+            logits.append(self._extend(batch, start, stop)[offsets].float())
         return torch.cat(logits)
 
     def fresh(self) -> PlainKeyValues:
         return PlainKeyValues(self.model)
 
     def _extend(self, batch: Batch, start: int, stop: int) -> Tensor:
-        """Feed one span to its row; return the logits (tokens, vocabulary) after each of its tokens."""
+        """Append a span to its row; return the logits (tokens, vocabulary) after each of its tokens."""
         number = batch.rows[start]
         if batch.positions[start] == 0:
             self.rows[number] = _Row(cache=DynamicCache(config=self.model.config) if self.caches else None)

@@ -1,7 +1,7 @@
-"""Recorded conversations -> calls with token ids, for those whose tokens nobody kept: another model led them.
+"""Turns recorded conversations without token ids, such as another model's, into calls.
 
-Knows nothing about where conversations come from. What is made here was sampled by no policy, and says so: its
-``policy_version`` is -1 and its logprobs are 0. It can be judged and imitated (``Run.learn_sft``); ``Run.learn`` refuses it.
+No policy sampled these calls, so their ``policy_version`` is -1 and their logprobs are 0. They can be judged and imitated
+(``Run.learn_sft``); ``Run.learn`` rejects them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from art_core.errors import ConfigError, UpstreamError
 from art_core.types import Call, JsonDict
 
 NO_POLICY = -1
-"""``Call.policy_version`` where another model answered."""
+"""``Call.policy_version`` of another model's answer."""
 
 
 class Renderer:
-    """The chat template and tokenizer of the model that shall be trained; a later call of a conversation continues the ids of
-    the earlier ones, as it does where the engine serves it. Raises ConfigError where ``model`` has none."""
+    """Renders conversations with the chat template and tokenizer of the model to train.
+
+    Later calls of a conversation continue the ids of earlier ones, as they do in the engine. Raises ConfigError if ``model`` has
+    no tokenizer.
+    """
 
     def __init__(self, model: str) -> None:
         from art_core.learner.pretrained import load_config, load_generation_config, load_tokenizer, positions
@@ -43,24 +46,25 @@ class Renderer:
         request_id: str = "",
         **settings: Any,
     ) -> Call:
-        """Return the call in which a model was shown ``messages`` and answered ``answer``, all in OpenAI's form. ``settings`` are
-        what else was in the request.
+        """Return the call with the prompt ``messages`` and the answer ``answer``, both in OpenAI's format.
 
-        The end of the turn is part of what was answered. Raises ConfigError for what the model cannot be shown: the template
-        refuses it, writes it otherwise as an answer than after its own prompt, it is longer than the model's context, or one of
-        the model's control tokens stands in it as text, which would end the turn there, or begin another's.
+        ``settings`` are further fields of the request. The sampled ids include the end of the turn. Raises ConfigError if the
+        template rejects the messages or renders the prompt differently once it has an answer, if the call exceeds the model's
+        context, or if it contains one of the model's control tokens as text, which would end the turn or start another.
         """
         try:
             text = self._chat.render(list(messages), list(tools) if tools else None, {})
-            said = self._chat.render_answer(list(messages), answer, list(tools) if tools else None)
+            answer_text = self._chat.render_answer(list(messages), answer, list(tools) if tools else None)
             control = self._chat.control_token([*messages, answer], tools)
         except UpstreamError as error:
             raise ConfigError(f"{self.model}: {error}") from error
         if control:
-            raise ConfigError(f"{self.model}: its control token {control} stands in the conversation as text")
-        prompt, sampled = self._chat.encode(text), self._chat.answer_ids(said)
+            raise ConfigError(f"{self.model}: the conversation contains the control token {control} as text; remove it")
+        prompt, sampled = self._chat.encode(text), self._chat.answer_ids(answer_text)
         if self._limit and len(prompt) + len(sampled) > self._limit:
-            raise ConfigError(f"{self.model}: {len(prompt) + len(sampled)} tokens are more than its {self._limit}")
+            raise ConfigError(
+                f"{self.model}: the call has {len(prompt) + len(sampled)} tokens, but the context is limited to {self._limit}"
+            )
         self._chat.remember(text, prompt, sampled)
         request = {**settings, "messages": list(messages), **({"tools": list(tools)} if tools else {})}
         return Call(

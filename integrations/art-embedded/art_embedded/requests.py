@@ -1,7 +1,7 @@
-"""A chat-completions request -> checked settings, or OpenAI's 400. Knows nothing about models, templates or grammars.
+"""Parses and checks chat-completions requests; what is invalid or unsupported becomes a 400 in OpenAI's format.
 
-A body with ``prompt`` (text, or a list of token ids) instead of ``messages`` is a raw completion: it is answered without
-the chat template, in the same form.
+A body with ``prompt`` (text, or a list of token ids) instead of ``messages`` is a raw completion: it bypasses the chat
+template and is answered in the same format.
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ from art_core.types import GREEDY, JsonDict
 LARGEST_TOP_K = 2**31 - 1
 UNSUPPORTED = ("frequency_penalty", "presence_penalty", "logit_bias")
 NAME = re.compile(r"[\w./:-]+")
-"""Of a function whose calls have a grammar."""
+"""Valid names of functions whose calls are constrained by a grammar."""
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
 class Schema:
-    """A JSON schema that a part of the answer must have."""
+    """A JSON schema that part of the answer must match."""
 
     schema: JsonDict
     strict: bool = True
-    """False: what the grammar library does not know in it is left out, as OpenAI promises nothing there; else refused."""
+    """Whether keywords that the grammar library doesn't support are an error; else they are ignored, as OpenAI may do."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a request demands of its answer."""
+    """The constraints of a request on its answer."""
 
     content: Schema | None
-    """None: any text, where no call is demanded."""
+    """Schema of the content; None: any text, unless a call is required."""
     calls: dict[str, Schema]
-    """The functions that may be called, with the schemas of their arguments."""
+    """Functions that may be called -> schemas of their arguments."""
     required: bool = False
-    """Whether there must be a call; then nothing else is said."""
+    """Whether the answer must be a call, and nothing else."""
     several: bool = True
-    """Whether there may be more than one call."""
+    """Whether more than one call is allowed."""
     named: bool = False
-    """Whether the request names the one function to call: OpenAI's finish reason is then "stop"."""
+    """Whether ``tool_choice`` names the function to call: OpenAI's finish reason is then "stop"."""
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What the engine acts on."""
+    """A parsed request."""
 
     messages: list[JsonDict]
-    """Empty where there is a prompt."""
+    """Empty for a raw completion."""
     prompt: str | list[int] | None
-    """Of a raw completion."""
+    """The prompt of a raw completion, else None."""
     shape: Shape | None
-    """None where the answer is free."""
+    """None: the answer is unconstrained."""
     tools: list[JsonDict] | None
-    """None where the request has none or forbids them."""
+    """None if the request has no tools or forbids calling them."""
     template_arguments: JsonDict
-    """Further variables for the chat template, such as ``enable_thinking``."""
+    """Additional variables for the chat template, such as ``enable_thinking``."""
     n: int
     max_tokens: int
-    """Before the context's limit is applied."""
+    """The requested limit, not yet capped by the context."""
     temperature: float
     top_p: float
     top_k: int
@@ -71,26 +71,26 @@ class ChatRequest:
     logprobs: bool
     top_logprobs: int
     include_usage: bool
-    """In the last chunk of a stream."""
+    """Whether a stream ends with a chunk of usage counts."""
     model: str
 
     def schemas(self) -> dict[str, JsonDict]:
-        """Return the parameters of the tools that have some, by the functions' names."""
-        found = {}
+        """Return function name -> parameters for the tools that have parameters."""
+        schemas = {}
         for function in map(_function, self.tools or ()):
             name, parameters = function.get("name"), function.get("parameters")
             if isinstance(name, str) and isinstance(parameters, dict):
-                found[name] = parameters
-        return found
+                schemas[name] = parameters
+        return schemas
 
 
 def refuse(message: str, code: str | None = None) -> UpstreamError:
-    """Return the error for a request that cannot be answered as asked."""
+    """Return the error for an invalid or unsupported request: status 400."""
     return UpstreamError(message, status=400, code=code)
 
 
 def parse(request: JsonDict, default_max_tokens: int) -> ChatRequest:
-    """Read an OpenAI chat-completions body. Raises UpstreamError with status 400 for what cannot be done."""
+    """Parse an OpenAI chat-completions body. Raises UpstreamError 400 for invalid or unsupported requests."""
     messages, prompt = request.get("messages"), request.get("prompt")
     if prompt is not None:
         messages = _checked_prompt(request)
@@ -99,12 +99,12 @@ def parse(request: JsonDict, default_max_tokens: int) -> ChatRequest:
     for name in UNSUPPORTED:
         if request.get(name):
             raise refuse(
-                f"{name} is not applied by the embedded engine, and ignoring it would answer from another distribution; "
-                "leave it out, or serve the policy with another engine such as vLLM"
+                f"the embedded engine doesn't support {name}, and ignoring it would change the distribution of the answers; "
+                "omit it, or serve the policy with another engine such as vLLM"
             )
-    asked = request.get("max_completion_tokens")
-    if asked is None:
-        asked = request.get("max_tokens")
+    limit = request.get("max_completion_tokens")
+    if limit is None:
+        limit = request.get("max_tokens")
     temperature = _number(request, "temperature", 1.0, 0, None)
     top_k = _number(request, "top_k", 0, -1, None)
     tools = _tools(request)
@@ -115,7 +115,7 @@ def parse(request: JsonDict, default_max_tokens: int) -> ChatRequest:
         tools=tools or None,
         template_arguments=dict(_object(request, "chat_template_kwargs")),
         n=int(_number(request, "n", 1, 1, 128)),
-        max_tokens=default_max_tokens if asked is None else int(_checked(asked, "max_tokens", 1, None)),
+        max_tokens=default_max_tokens if limit is None else int(_checked(limit, "max_tokens", 1, None)),
         temperature=0.0 if temperature < GREEDY else temperature,
         top_p=_number(request, "top_p", 1.0, 0, 1),
         top_k=max(int(min(top_k, LARGEST_TOP_K)), 0),
@@ -129,32 +129,30 @@ def parse(request: JsonDict, default_max_tokens: int) -> ChatRequest:
 
 
 def _checked_prompt(request: JsonDict) -> list[JsonDict]:
-    """Return the messages of a raw completion, none."""
+    """Check the prompt of a raw completion; return its messages: none."""
     prompt = request["prompt"]
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(type(token) is int for token in prompt)):
         raise refuse("prompt must be a string or a list of token ids; send several prompts as several requests")
     for name in ("messages", "tools", "echo", "suffix"):
         if request.get(name):
-            raise refuse(f"{name} cannot be combined with prompt in the embedded engine; leave one of them out")
+            raise refuse(f"the embedded engine can't combine {name} with prompt; omit one of them")
     return []
 
 
 def _shape(request: JsonDict, tools: Sequence[JsonDict]) -> Shape | None:
-    """Read tool_choice, parallel_tool_calls, strict ``tools`` and response_format."""
+    """Return the constraints from tool_choice, parallel_tool_calls, strict ``tools`` and response_format; None if free."""
     choice = request.get("tool_choice") or "auto"
     content = _content(request.get("response_format") or {"type": "text"})
     required, chosen = _chosen(choice)
     if not tools and (required or chosen is not None):
-        raise refuse(f"tool_choice={choice!r} needs tools; send at least one, or leave tool_choice out")
+        raise refuse(f"tool_choice={choice!r} needs tools; send at least one, or omit tool_choice")
     several = request.get("parallel_tool_calls") is not False
     strict = any(_function(tool).get("strict") for tool in tools)
     if not (required or content or (tools and (chosen is not None or strict or not several))):
         return None
     calls = dict(map(_call, tools))
     if missing := sorted(set(chosen or ()) - set(calls)):
-        raise refuse(
-            f"tool_choice names {', '.join(missing)}, and the tools are {', '.join(calls)}; choose among these"
-        )
+        raise refuse(f"tool_choice names {', '.join(missing)}, but the tools are {', '.join(calls)}; name one of these")
     if chosen is not None:
         calls = {name: calls[name] for name in calls if name in chosen}
     named = isinstance(choice, dict) and choice.get("type") == "function"
@@ -162,7 +160,7 @@ def _shape(request: JsonDict, tools: Sequence[JsonDict]) -> Shape | None:
 
 
 def _chosen(choice: Any) -> tuple[bool, Sequence[str] | None]:
-    """Return whether a tool must be called, and the names of those that may be; None for all."""
+    """Return whether a call is required, and the names of the allowed tools; None allows all."""
     if choice in ("auto", "none", "required"):
         return choice == "required", None
     kind = choice.get("type") if isinstance(choice, dict) else None
@@ -174,21 +172,21 @@ def _chosen(choice: Any) -> tuple[bool, Sequence[str] | None]:
             raise refuse(f"tool_choice={choice!r} names no tool; name at least one, or send tool_choice='none'")
         return allowed.get("mode") == "required", [_name(tool) for tool in allowed["tools"]]
     raise refuse(
-        f"tool_choice is {choice!r}; it must be 'none', 'auto', 'required', an object of type 'function' that names one, "
-        "or one of type 'allowed_tools'"
+        f"tool_choice must be 'none', 'auto', 'required', an object of type 'function' with a name, or an object of type "
+        f"'allowed_tools', got {choice!r}"
     )
 
 
 def _function(tool: Any) -> JsonDict:
-    """Return what ``{"type": "function", "function": ...}`` says, also in the flat form of the Responses API; else nothing."""
-    said = (tool.get("function") or tool) if isinstance(tool, dict) else {}
-    return said if isinstance(said, dict) else {}
+    """Return the function of ``{"type": "function", "function": ...}``, or of the Responses API's flat format; else {}."""
+    function = (tool.get("function") or tool) if isinstance(tool, dict) else {}
+    return function if isinstance(function, dict) else {}
 
 
 def _name(tool: Any) -> str:
     name = _function(tool).get("name")
     if not isinstance(name, str):
-        raise refuse(f"{tool!r} names no function; the embedded engine calls tools of type 'function' only")
+        raise refuse(f"{tool!r} has no function name; the embedded engine supports only tools of type 'function'")
     return name
 
 
@@ -196,53 +194,51 @@ def _call(tool: Any) -> tuple[str, Schema]:
     name, function = _name(tool), _function(tool)
     if not NAME.fullmatch(name):
         raise refuse(
-            f"a tool is named {name!r}, which not every format of calls can say; give it a name of letters, digits and _-./: "
-            "or leave out tool_choice, strict, parallel_tool_calls and response_format"
+            f"the tool name {name!r} can't be enforced in every call format; use only letters, digits and the characters _-./: "
+            "in it, or omit tool_choice, strict, parallel_tool_calls and response_format"
         )
     parameters = function.get("parameters")
     if parameters is None:
         parameters = NO_ARGUMENTS
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-        raise refuse(
-            f"the parameters of the tool {name} are {parameters!r}; they must be a JSON schema of type 'object'"
-        )
+        raise refuse(f"the parameters of the tool {name} must be a JSON schema of type 'object', got {parameters!r}")
     return name, Schema({"type": "object"} | parameters, bool(function.get("strict")))
 
 
 def _content(response_format: Any) -> Schema | None:
-    said = response_format if isinstance(response_format, dict) else {"type": response_format}
-    kind = said.get("type")
+    fields = response_format if isinstance(response_format, dict) else {"type": response_format}
+    kind = fields.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return Schema({"type": "object"})
     if kind != "json_schema":
-        raise refuse(f"response_format is of type {kind!r}; it must be 'text', 'json_object' or 'json_schema'")
-    described = said.get("json_schema")
-    if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
-        raise refuse("response_format of type 'json_schema' has no schema; give one as json_schema.schema")
-    return Schema(described["schema"], bool(described.get("strict")))
+        raise refuse(f"response_format must be of type 'text', 'json_object' or 'json_schema', got {kind!r}")
+    json_schema = fields.get("json_schema")
+    if not isinstance(json_schema, dict) or not isinstance(json_schema.get("schema"), dict):
+        raise refuse("response_format of type 'json_schema' has no schema; send it as json_schema.schema")
+    return Schema(json_schema["schema"], bool(json_schema.get("strict")))
 
 
 def _tools(request: JsonDict) -> list[JsonDict]:
-    """Return the tools that the model is shown: none with tool_choice "none"."""
+    """Return the tools to show to the model: none with tool_choice "none"."""
     tools = request.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise refuse(f"tools is {tools!r:.200}; it must be a list of objects of type 'function'")
+        raise refuse(f"tools must be a list of objects of type 'function', got {tools!r:.200}")
     return [] if request.get("tool_choice") == "none" else tools
 
 
 def _stop(stop: Any) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise refuse(f"stop is {stop!r:.200}; it must be a string or a list of strings")
+        raise refuse(f"stop must be a string or a list of strings, got {stop!r:.200}")
     return tuple(text for text in texts if text)
 
 
 def _object(request: JsonDict, name: str) -> JsonDict:
     value = request.get(name) or {}
     if not isinstance(value, dict):
-        raise refuse(f"{name} is {value!r:.200}; it must be an object")
+        raise refuse(f"{name} must be an object, got {value!r:.200}")
     return value
 
 
@@ -253,8 +249,8 @@ def _number(request: JsonDict, name: str, default: float, low: float | None, hig
 
 def _checked(value: Any, name: str, low: float | None, high: float | None) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise refuse(f"{name} is {value!r}; it must be a number")
+        raise refuse(f"{name} must be a number, got {value!r}")
     if (low is not None and value < low) or (high is not None and value > high):
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise refuse(f"{name} is {value!r}; it must be {bounds}")
+        raise refuse(f"{name} must be {bounds}, got {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""Which tokens each row of the cache holds, and which row a new request gets. Knows nothing about models or text."""
+"""Tracks which tokens each row of the cache holds, and assigns rows to requests."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ import numpy as np
 from art_embedded.kv import KeyValues
 
 WORTH_WAITING = 16
-"""Prompt tokens that another request is computing right now and that are worth one step's wait to be copied."""
+"""Prompt tokens that justify waiting one step, so that they can be copied from a request that is computing them."""
 WORTH_LOSING = 16
-"""Tokens at the end of a row's history that may be overwritten rather than have the front part copied elsewhere."""
+"""Tokens at the end of a row's history that may be overwritten, to avoid copying the front part elsewhere."""
 KEPT_SHARE = 0.5
-"""Of the budget: rows are added for the sake of what idle ones hold up to this share; beyond it the idle row that was used
-least recently is taken, and rows are added only where none is idle."""
+"""Share of the budget up to which rows are added so that idle ones keep their content. Beyond it, the least recently used idle
+row is reused, and rows are added only if none is idle."""
 SMALLEST_CAPACITY = 256
 
 
 class Occupant(Protocol):
-    """What a row is in use for."""
+    """The user of a row."""
 
     row: int
-    """Kept up to date when rows change places."""
+    """Updated when rows are swapped."""
 
 
 @dataclass
 class Match:
-    """How much of a prompt is there already."""
+    """How much of a prompt the cache already holds."""
 
     row: int
     stored: int
     """Tokens whose keys and values ``row`` holds."""
     promised: int
-    """Tokens that some row holds or will hold when its own prompt is computed."""
+    """Tokens that some row holds or will hold once its own prompt is computed."""
 
 
 @dataclass
 class Rows:
-    """The table beside the cache's tensors, one line per row, and the rules by which rows are reused and given up."""
+    """The state of the cache's rows, and the rules for reusing and evicting them."""
 
     kv: KeyValues
     budget: int
-    """Bytes that all rows together may take."""
+    """Bytes that all rows together may use."""
     most: int
-    """Rows at most."""
+    """Largest number of rows."""
     count: int = 0
     capacity: int = 0
-    """Tokens that fit into a row; the same for all."""
+    """Tokens per row, the same for all."""
     history: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int32))
-    """(count, capacity): the tokens that are stored, and those of the prompt that will be."""
+    """(count, capacity): the stored tokens, followed by those of the prompt that will be stored."""
     lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(count,): tokens stored."""
+    """(count,): stored tokens."""
     claimed: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(count,): tokens of ``history`` that are stored or will be."""
+    """(count,): valid tokens in ``history``, stored or not yet."""
     used: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(count,): when a row was last taken or given back, on a clock that counts these events."""
+    """(count,): when the row was last assigned or released, in ticks of ``clock``, which counts these events."""
     occupants: list[Occupant | None] = field(default_factory=list)
     clock: int = 0
 
     def place(self, occupant: Occupant, prompt: np.ndarray, longest: int) -> bool:
-        """Give ``occupant`` a row with as much of ``prompt`` (tokens,) in it as any row has.
+        """Assign ``occupant`` a row that holds as much of ``prompt`` (tokens,) as any row does.
 
-        ``longest`` is the length that the row may grow to. False: there is no room now, or waiting a step saves work.
+        ``longest`` is the length that the row may grow to. Returns False if no row is free, or if waiting a step saves work.
         """
         if not self._fit(longest):
             return False
@@ -81,7 +81,7 @@ class Rows:
         return True
 
     def release(self, occupant: Occupant) -> None:
-        """Take the row back; what is stored in it stays for the next prompt that begins so."""
+        """Free the row; its content stays for the next prompt with the same beginning."""
         row = occupant.row
         self.claimed[row] = self.lengths[row]
         self._touch(row, None)
@@ -95,7 +95,7 @@ class Rows:
             occupant.row = row
 
     def match(self, prompt: np.ndarray) -> Match:
-        """Find the row that shares most with ``prompt``; the last token is never shared, its logits are needed."""
+        """Find the row that shares most with ``prompt``. The last token is never shared, because its logits are needed."""
         width = min(len(prompt) - 1, self.capacity)
         if not self.count or not width:
             return Match(row=0, stored=0, promised=0)
@@ -126,7 +126,7 @@ class Rows:
         return max(1, min(self.most, int(share * self.budget) // (capacity * self.kv.token_bytes)))
 
     def _fit(self, length: int) -> bool:
-        """Make rows long enough for ``length`` tokens; False where that must wait until fewer rows are in use."""
+        """Make rows long enough for ``length`` tokens; return False if too many rows are in use for that."""
         capacity = max(self.capacity, SMALLEST_CAPACITY)
         while capacity < length:
             capacity *= 2
@@ -140,20 +140,20 @@ class Rows:
         return True
 
     def _resize(self, count: int, capacity: int) -> None:
-        kept, width = min(count, self.count), min(capacity, self.capacity)
+        rows, width = min(count, self.count), min(capacity, self.capacity)
         for name in ("lengths", "claimed", "used"):
             column = np.zeros(count, np.int64)
-            column[:kept] = getattr(self, name)[:kept]
+            column[:rows] = getattr(self, name)[:rows]
             setattr(self, name, column)
         history = np.zeros((count, capacity), np.int32)
-        history[:kept, :width] = self.history[:kept, :width]
+        history[:rows, :width] = self.history[:rows, :width]
         self.history = history
-        self.occupants = [*self.occupants[:kept], *[None] * (count - kept)]
+        self.occupants = [*self.occupants[:rows], *[None] * (count - rows)]
         self.count, self.capacity = count, capacity
         self.kv.resize(count, capacity)
 
     def pack(self, front: list[Occupant]) -> None:
-        """Move the rows of ``front`` to the places 0 to ``len(front) - 1``, in any order."""
+        """Move the rows of ``front`` to indices 0 to ``len(front) - 1``, in any order."""
         members = {id(occupant) for occupant in front}
         holes = [row for row in range(len(front)) if id(self.occupants[row]) not in members]
         outside = [occupant.row for occupant in front if occupant.row >= len(front)]
@@ -171,6 +171,6 @@ class Rows:
                 occupant.row = row
 
     def clear(self) -> None:
-        """Forget everything stored: the weights have changed."""
+        """Drop everything stored, because the weights have changed."""
         self.lengths[:] = 0
         self.claimed[:] = 0

@@ -1,4 +1,4 @@
-"""Logits -> sampled tokens with their logprobs, every row with its own settings. Knows nothing about requests or caches."""
+"""Samples tokens from logits, with separate settings per row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from art_embedded.grammar import Grammar
 
 LOWEST = -1e30
-"""Stands for a probability of zero where all that a grammar allows has none: no arithmetic makes NaN of it."""
+"""Logprob that replaces minus infinity, so that a row whose legal tokens all have zero probability doesn't become NaN."""
 
 
 @dataclass
@@ -22,35 +22,35 @@ class Draw:
     """How one sequence is sampled."""
 
     temperature: float = 1.0
-    """0 takes the most likely token."""
+    """0: the most likely token."""
     top_p: float = 1.0
     top_k: int = 0
     """0: off."""
     top_logprobs: int = 0
-    """How many alternatives to report per token."""
+    """Number of alternatives to report per token."""
     random: random.Random = field(default_factory=random.Random)
-    """Every sequence has its own, so that a seeded request does not depend on what else is running."""
+    """One per sequence, so that a seeded request doesn't depend on concurrent ones."""
     grammar: Grammar | None = None
-    """What may be sampled; None: everything."""
+    """Constrains what may be sampled; None: no constraint."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """One token."""
+    """One sampled token."""
 
     token: int
     logprob: float
-    """Of the distribution at the draw's temperature before any truncation and mask; of temperature 1 where it is 0."""
+    """Logprob at the draw's temperature (1 if that is 0), before truncation and masking."""
     top: tuple[tuple[int, float], ...] = ()
-    """The most likely tokens with their logprobs, where asked for."""
+    """The most likely tokens with their logprobs, if requested."""
     forced: bool = False
-    """Whether the grammar allowed no other."""
+    """Whether the grammar allowed no other token."""
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-    """Sample one token per row of ``logits``, (rows, vocabulary) float32; one draw per row.
+    """Sample one token per row of ``logits``, (rows, vocabulary) float32, with one draw per row.
 
-    Grammars take their tokens. One that cannot go on says so in ``Grammar.error``: its row's token means nothing.
+    Advances the draws' grammars. If a grammar gets stuck, it sets ``Grammar.error``, and its row's token is meaningless.
     """
     temperatures = [draw.temperature or 1.0 for draw in draws]
     if any(temperature != 1.0 for temperature in temperatures):
@@ -72,14 +72,14 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
 
 
 def _constrain(logprobs: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, set[int]]:
-    """Return the logprobs of what the rows' grammars allow, normalised anew, and the rows with one such token."""
+    """Return the renormalized logprobs under the rows' grammars, and the rows with only one legal token."""
     rows = [row for row, draw in enumerate(draws) if draw.grammar is not None]
     if not rows:
         return logprobs, set()
     legal = np.stack([draws[row].grammar.legal(logprobs.shape[-1]) for row in rows])
     forced = {row for row, count in zip(rows, np.count_nonzero(legal, axis=1), strict=True) if count == 1}
     part = logprobs[rows].clamp_(min=LOWEST).masked_fill_(torch.from_numpy(~legal).to(logprobs.device), float("-inf"))
-    # However little the model gives to all of it together: exp() of the plain logprobs would be 0 below -104.
+    # Renormalize in log space: exp() of plain float32 logprobs underflows to 0 below -104.
     part = torch.log_softmax(part, dim=-1)
     if len(rows) == len(draws):
         return part, forced
@@ -92,12 +92,12 @@ def _choose(logprobs: Tensor, draws: Sequence[Draw]) -> Tensor:
     greedy = [draw.temperature == 0 for draw in draws]
     if all(greedy):
         return logprobs.argmax(-1)
-    # The inverse of the cumulative distribution needs one random number per row, whatever the vocabulary. In (0, 1]
-    # with the left neighbour rule a token without probability is never found.
+    # Inverse transform sampling needs one random number per row, whatever the vocabulary. With numbers in (0, 1] and
+    # searchsorted's left side, a token of zero probability is never chosen.
     uniform = torch.tensor([1.0 - draw.random.random() for draw in draws], dtype=torch.float64, device=logprobs.device)
     cumulative = _truncate(logprobs, draws).exp().cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:])[:, 0]
-    # A row that is not a number, from a broken model, must not end the other rows' answers.
+    # A NaN row, from a broken model, must not break the other rows.
     tokens = tokens.clamp(max=logprobs.shape[-1] - 1)
     if any(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logprobs.device), logprobs.argmax(-1), tokens)
@@ -105,7 +105,7 @@ def _choose(logprobs: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _truncate(logprobs: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Remove what top_p and top_k exclude, in the rows that ask for it; the most likely token always stays."""
+    """Remove the tokens that top_p and top_k exclude, in the rows that set them; the most likely token always stays."""
     rows = [row for row, draw in enumerate(draws) if draw.top_p < 1.0 or draw.top_k]
     if not rows:
         return logprobs
@@ -126,5 +126,5 @@ def _alternatives(logprobs: Tensor, draws: Sequence[Draw]) -> list[tuple[tuple[i
     if not most:
         return [()] * len(draws)
     values, tokens = logprobs.topk(min(most, logprobs.shape[-1]))
-    listed = [tuple(zip(ids, row, strict=True)) for ids, row in zip(tokens.tolist(), values.tolist(), strict=True)]
-    return [alternatives[: draw.top_logprobs] for alternatives, draw in zip(listed, draws, strict=True)]
+    candidates = [tuple(zip(ids, row, strict=True)) for ids, row in zip(tokens.tolist(), values.tolist(), strict=True)]
+    return [alternatives[: draw.top_logprobs] for alternatives, draw in zip(candidates, draws, strict=True)]

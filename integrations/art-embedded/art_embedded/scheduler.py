@@ -1,6 +1,6 @@
-"""The decode loop: one thread, one forward pass per step for every generation that runs, prompts and answers together.
+"""The decode loop: one thread, and one forward pass per step for the prompts and answers of all running generations.
 
-Knows nothing about text, templates or HTTP. Other threads hand over generations and are woken once per step.
+Other threads submit generations and are notified once per step.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ from art_embedded.rows import Rows
 from art_embedded.sampling import Draw, Sampled, sample
 
 PROMPT_TOKENS_PER_STEP = 2048
-"""Of all prompts together: a long prompt is computed in pieces, so that those who decode wait little."""
+"""Total over all prompts. Longer prompts are computed in pieces, so that decoding isn't held up."""
 
 
 @dataclass(eq=False)
 class Generation:
-    """One answer being sampled. The decode thread appends; the event loop reads what is there."""
+    """One answer being sampled. The decode thread appends tokens; the event loop reads them."""
 
     prompt: list[int]
     max_tokens: int
     draw: Draw
     loop: asyncio.AbstractEventLoop
     changed: asyncio.Event
-    """Set in ``loop`` when the generation has ended and, where ``streaming``, after every step."""
+    """Set in ``loop`` when the generation has ended and, if ``streaming``, after every step."""
     streaming: bool = False
     is_stopped: Callable[[list[Sampled]], bool] | None = None
-    """Asked after every token where the request has stop strings."""
+    """Called after every token if the request has stop strings."""
     sampled: list[Sampled] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    """None while it runs; set after the last token is in ``sampled``."""
+    """None while it runs; set after the last token was appended."""
     error: UpstreamError | None = None
     cancelled: bool = False
-    """Set by the event loop when nobody waits for the answer any more."""
+    """Set by the event loop when the answer is no longer needed."""
     cached_tokens: int = 0
-    """Of the prompt, how many were not computed for this generation."""
+    """Prompt tokens that came from the cache."""
     row: int = -1
 
 
 class Scheduler:
-    """Runs generations on a thread of its own. ``submit`` and ``call`` are for the event loop."""
+    """Runs generations on a separate thread. ``submit`` and ``call`` are for the event loop."""
 
-    def __init__(self, *, most_rows: int) -> None:
-        self.most_rows = most_rows
+    def __init__(self, *, max_rows: int) -> None:
+        self.max_rows = max_rows
         self.stop_ids: frozenset[int] = frozenset()
         """Tokens that end an answer."""
         self.counts = {"prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0}
-        """Totals, as ``EngineBase.counters`` names them; only the decode thread changes them."""
+        """Totals under the names of ``EngineBase.counters``; only the decode thread changes them."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Generation] = deque()
         self._calls: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._prompting: list[Generation] = []
         self._decoding: list[Generation] = []
-        self._woken: list[Generation] = []
+        self._changed: list[Generation] = []
         self._rows: Rows | None = None
         self._running = True
         self._failure: BaseException | None = None
@@ -72,44 +72,46 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, generations: list[Generation]) -> None:
-        """Queue generations; they run as soon as there is room."""
+        """Queue generations; they start as soon as rows are free."""
         self._post(lambda: self._waiting.extend(generations))
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run ``function`` on the decode thread when the generations submitted so far have ended."""
+        """Run ``function`` on the decode thread once the generations submitted so far have ended."""
         future = asyncio.get_running_loop().create_future()
         self._post(lambda: self._calls.append((function, future)))
         return future
 
     async def stop(self) -> None:
-        """End the thread; generations that still run fail."""
+        """Stop the thread; running generations fail."""
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """End the thread and wait for it."""
+        """Stop the thread and wait for it to end."""
         self._inbox.put(self._end)
         self._thread.join()
 
     def _post(self, message: Callable[[], None]) -> None:
         self._inbox.put(message)
-        # Asked after the post: what the thread no longer takes from the inbox is refused here.
+        # Check after the put: if the thread no longer reads its inbox, nobody would notice the message.
         if not self._running:
-            raise UpstreamError("the engine has stopped; start it again", status=503) from self._failure
+            raise UpstreamError(
+                "the embedded engine has been stopped; call start() before sending requests", status=503
+            ) from self._failure
 
     def _end(self) -> None:
         self._running = False
 
     def set_key_values(self, key_values: KeyValues, budget: int) -> None:
-        """Serve from ``key_values``, which are empty and may take ``budget`` bytes. On the decode thread only."""
-        self._rows = Rows(key_values, budget, self.most_rows)
+        """Serve from ``key_values``, which are empty and may use ``budget`` bytes. Decode thread only."""
+        self._rows = Rows(key_values, budget, self.max_rows)
 
     def forget(self) -> None:
-        """Drop what is stored, because the weights have changed. On the decode thread only."""
+        """Drop the cache, because the weights have changed. Decode thread only."""
         self.rows.clear()
 
     @property
     def rows(self) -> Rows:
-        assert self._rows is not None, "the engine was asked before it was started"
+        assert self._rows is not None, "the engine was used before it was started"
         return self._rows
 
     def _run(self) -> None:
@@ -122,7 +124,7 @@ class Scheduler:
                     self._admit()
                     if self._decoding or self._prompting:
                         self._step()
-                    self._wake()
+                    self._notify()
         except BaseException as error:
             self._failure = error
             raise
@@ -148,7 +150,7 @@ class Scheduler:
             function, future = self._calls.popleft()
             try:
                 result, error = function(), None
-            except Exception as failure:  # noqa: BLE001 - whatever a call raises belongs to who awaits it
+            except Exception as failure:  # noqa: BLE001 - any exception goes to the caller that awaits the result
                 result, error = None, failure
             future.get_loop().call_soon_threadsafe(_settle, future, result, error)
 
@@ -156,7 +158,7 @@ class Scheduler:
         if self._calls:
             return
         budget = PROMPT_TOKENS_PER_STEP - sum(len(g.prompt) - int(self.rows.lengths[g.row]) for g in self._prompting)
-        put_off = []
+        postponed = []
         while self._waiting and budget > 0:
             generation = self._waiting.popleft()
             if self.rows.place(
@@ -168,8 +170,8 @@ class Scheduler:
                 budget -= len(generation.prompt) - generation.cached_tokens
                 self._prompting.append(generation)
             else:
-                put_off.append(generation)
-        self._waiting.extendleft(reversed(put_off))
+                postponed.append(generation)
+        self._waiting.extendleft(reversed(postponed))
 
     def _step(self) -> None:
         batch, fed, answering = self._batch()
@@ -188,7 +190,7 @@ class Scheduler:
             self._append(generation, token)
 
     def _batch(self) -> tuple[Batch, list[tuple[Generation, int]], list[Generation]]:
-        """Return the batch, how many tokens it stores for whom, and who gets a token from it."""
+        """Return the batch, how many tokens it stores for each generation, and the generations that get a token from it."""
         rows, batch = self.rows, Batch()
         rows.pack(self._decoding)
         self._decoding.sort(key=lambda generation: generation.row)
@@ -230,28 +232,28 @@ class Scheduler:
         elif len(generation.sampled) >= generation.max_tokens:
             self._finish(generation, "length")
         elif generation.streaming:
-            self._woken.append(generation)
+            self._changed.append(generation)
 
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
-        for place in (self._waiting, self._prompting, self._decoding):
-            if generation in place:
-                place.remove(generation)
+        for queued in (self._waiting, self._prompting, self._decoding):
+            if generation in queued:
+                queued.remove(generation)
         if generation.row >= 0:
             self.rows.release(generation)
         generation.finish_reason = reason
-        self._woken.append(generation)
+        self._changed.append(generation)
 
-    def _wake(self) -> None:
-        """Tell each event loop, once, which requests have news."""
+    def _notify(self) -> None:
+        """Notify each event loop once of the requests that have news."""
         events: dict[asyncio.AbstractEventLoop, set[asyncio.Event]] = {}
-        for generation in self._woken:
+        for generation in self._changed:
             events.setdefault(generation.loop, set()).add(generation.changed)
-        self._woken.clear()
+        self._changed.clear()
         for loop, changed in events.items():
             _call_soon(loop, _set_all, changed)
 
     def _fail_all(self) -> None:
-        """Whoever still waits is told that no answer will come."""
+        """Fail everything that is still waiting for an answer."""
         cause = f": {type(self._failure).__name__}: {self._failure}" if self._failure else ""
         while True:
             try:
@@ -260,11 +262,11 @@ class Scheduler:
                 break
         for generation in (*self._prompting, *self._decoding, *self._waiting):
             generation.error = UpstreamError(f"the engine stopped before the answer was complete{cause}", status=503)
-            self._woken.append(generation)
+            self._changed.append(generation)
         for _, future in self._calls:
             error = UpstreamError(f"the engine stopped{cause}", status=503)
             _call_soon(future.get_loop(), _settle, future, None, error)
-        self._wake()
+        self._notify()
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:

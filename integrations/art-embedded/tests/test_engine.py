@@ -179,9 +179,9 @@ async def test_logprobs_are_given_to_the_client_in_openai_s_form(open_engine):
     ("settings", "says"),
     [
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
         ({"top_p": 2}, "between 0 and 1"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"messages": []}, "at least one message"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text models only"),
     ],
@@ -332,7 +332,7 @@ async def test_what_is_no_causal_lm_is_a_config_error(tmp_path, save_model):
 
 async def test_an_engine_that_is_not_running_says_so(save_model):
     engine = EmbeddedEngine(save_model(), TrainConfig())
-    with pytest.raises(UpstreamError, match="has not been started"):
+    with pytest.raises(UpstreamError, match="hasn't been started"):
         await engine.chat(ask("hi"))
     await engine.start()
     waiting = asyncio.create_task(engine.chat(ask(ROME, max_tokens=450, stop="never")))
@@ -340,7 +340,7 @@ async def test_an_engine_that_is_not_running_says_so(save_model):
     await engine.stop()
     with pytest.raises(UpstreamError, match="stopped"):
         await waiting
-    with pytest.raises(UpstreamError, match="has stopped"):
+    with pytest.raises(UpstreamError, match="has been stopped"):
         await engine.chat(ask("hi"))
 
 

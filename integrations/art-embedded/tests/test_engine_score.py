@@ -87,7 +87,11 @@ async def test_a_score_is_of_the_newest_weights(family, open_engine, save_model)
 
 @pytest.mark.parametrize(
     ("ids", "says"),
-    [([], "0 tokens cannot be scored"), ([1] * 513, "give 1 to 512"), ([1, 100000], "has the token id 100000")],
+    [
+        ([], "1 to 512 tokens, got 0"),
+        ([1] * 513, "1 to 512 tokens, got 513"),
+        ([1, 100000], "token id 100000 is out of range"),
+    ],
 )
 async def test_what_cannot_be_scored_is_refused(ids, says, open_engine):
     engine = await open_engine("qwen3")

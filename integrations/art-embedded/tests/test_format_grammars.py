@@ -134,12 +134,12 @@ def test_thinking_comes_before_what_is_forced(thinking, markers, setting):
 @pytest.mark.parametrize(
     ("name", "parameters", "says"),
     [
-        ("pythonic", {"properties": {"from": {"type": "string"}}}, "'from' is no name there"),
-        ("pythonic", {"anyOf": [{}]}, "say anyOf"),
-        ("pythonic", {"properties": ["a"]}, "are no JSON schema"),
-        ("qwen3_coder", {"properties": {"a": {}}, "required": 1}, "are no JSON schema"),
-        ("qwen3_coder", {"properties": {"a>b": {}}}, "'a>b', which cannot stand in a tag"),
-        ("qwen3_coder", {"additionalProperties": True}, "say additionalProperties"),
+        ("pythonic", {"properties": {"from": {"type": "string"}}}, "'from' isn't a valid name"),
+        ("pythonic", {"anyOf": [{}]}, "use anyOf"),
+        ("pythonic", {"properties": ["a"]}, "aren't a JSON schema"),
+        ("qwen3_coder", {"properties": {"a": {}}, "required": 1}, "aren't a JSON schema"),
+        ("qwen3_coder", {"properties": {"a>b": {}}}, "'a>b' of the tool f can't be written as a tag"),
+        ("qwen3_coder", {"additionalProperties": True}, "use additionalProperties"),
         ("qwen3_coder", {"properties": {"a": {"type": "string", "format": "date"}}}, "has a format"),
     ],
 )

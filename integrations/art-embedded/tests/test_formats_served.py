@@ -191,7 +191,7 @@ async def test_the_formats_are_said_once_and_one_that_is_not_read_is_warned_of(o
     with caplog.at_level(logging.INFO, "art_core.engine"):
         await open_engine()
     [said] = [record.getMessage() for record in caplog.records if record.name == "art_core.engine"]
-    assert said.startswith("formats of the model: hermes for tool calls, none for thinking")
+    assert said.startswith("model formats: hermes for tool calls, none for thinking")
     caplog.clear()
     with caplog.at_level(logging.INFO, "art_core.engine"):
         engine = await open_engine(tool_parser="glm45", reasoning_parser="granite")

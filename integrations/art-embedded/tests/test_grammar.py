@@ -241,29 +241,38 @@ async def test_an_answer_that_is_cut_off_says_so_and_one_with_a_stop_string_ends
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"response_format": {"type": "grammar"}}, "must be 'text', 'json_object' or 'json_schema'"),
-        ({"response_format": "json"}, "is of type 'json'"),
+        ({"response_format": {"type": "grammar"}}, "must be of type 'text', 'json_object' or 'json_schema'"),
+        ({"response_format": "json"}, "got 'json'"),
         ({"response_format": {"type": "json_schema"}}, "has no schema"),
         ({"response_format": "json_schema"}, "has no schema"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": ["pick"]}, "tools": [PICK]}, "names no tool"),
-        ({"tool_choice": {"type": "function", "function": "pick"}, "tools": [PICK]}, "names no function"),
-        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "a b"}}]}, "is named 'a b'"),
-        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": ""}}]}, "is named ''"),
+        ({"tool_choice": {"type": "function", "function": "pick"}, "tools": [PICK]}, "has no function name"),
+        (
+            {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tool name 'a b' can't be enforced",
+        ),
+        (
+            {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": ""}}]},
+            "tool name '' can't be enforced",
+        ),
         (
             {"response_format": as_format({"type": "strnig"})},
-            "response_format cannot be followed: Invalid type: strnig",
+            "response_format can't be enforced: Invalid type: strnig",
         ),
         ({"response_format": as_format({"not": {}})}, r'Unimplemented keys: \["not"\]$'),
         ({"response_format": as_format({"type": "string", "pattern": "(?=a)"}, strict=None)}, "look-around"),
         ({"tool_choice": "required"}, "needs tools"),
         ({"tool_choice": "sometimes", "tools": [PICK]}, "must be 'none', 'auto', 'required'"),
-        ({"tool_choice": allowed("auto", "pick", "fly"), "tools": [PICK]}, "names fly, and the tools are pick"),
+        ({"tool_choice": allowed("auto", "pick", "fly"), "tools": [PICK]}, "names fly, but the tools are pick"),
         ({"tool_choice": allowed("auto"), "tools": [PICK]}, "names no tool"),
-        ({"tool_choice": "required", "tools": [{"type": "custom", "custom": {"name": "f"}}]}, "'function' only"),
-        ({"tool_choice": "required", "tools": [tool("f", {"type": "string"})]}, "tool f are .* of type 'object'"),
+        (
+            {"tool_choice": "required", "tools": [{"type": "custom", "custom": {"name": "f"}}]},
+            "only tools of type 'function'",
+        ),
+        ({"tool_choice": "required", "tools": [tool("f", {"type": "string"})]}, "tool f must be .* of type 'object'"),
         (
             {"tool_choice": "required", "tools": [PICK, tool("f", {"not": {}}, strict=True)]},
-            "the parameters of the tool f cannot be followed: Unimplemented",
+            "the parameters of the tool f can't be enforced: Unimplemented",
         ),
     ],
 )
@@ -295,7 +304,7 @@ async def test_without_llguidance_the_request_is_refused_with_what_to_install(op
 async def test_a_schema_is_compiled_once_and_not_kept_for_ever(open_engine, monkeypatch):
     engine, compiled = await open_engine(), []
     compile_ = Grammars._compile
-    monkeypatch.setattr(grammar, "COMPILED", 2)
+    monkeypatch.setattr(grammar, "MAX_COMPILED", 2)
     monkeypatch.setattr(Grammars, "_compile", lambda self, *args: compiled.append(1) or compile_(self, *args))
     for kind in ("named", "json_schema", "named", "named", "required", "named", "json_schema"):
         await engine.chat({**REQUESTS[kind], "max_tokens": 1})
@@ -380,9 +389,9 @@ async def test_a_raw_prompt_is_answered_without_the_template(open_engine, tokeni
         ({"prompt": [1, True]}, "a string or a list of token ids"),
         ({"prompt": [1, 100_000]}, "token id 100000"),
         ({"prompt": []}, "prompt is empty"),
-        ({"prompt": "a", "echo": True}, "echo cannot be combined"),
-        ({"prompt": "a", "suffix": "b"}, "suffix cannot be combined"),
-        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "messages cannot be combined"),
+        ({"prompt": "a", "echo": True}, "can't combine echo with prompt"),
+        ({"prompt": "a", "suffix": "b"}, "can't combine suffix with prompt"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "can't combine messages with prompt"),
         ({"prompt": [3] * 600}, "maximum context length"),
     ],
 )

@@ -59,7 +59,7 @@ def folder(tmp_path, **files):
 @pytest.mark.parametrize(
     ("files", "error", "says"),
     [
-        ({}, ConfigError, "is no checkpoint"),
+        ({}, ConfigError, "isn't a checkpoint"),
         ({"run_sqlite": ""}, ConfigError, "no checkpoint yet"),
         ({"learner_json": "{", "config_json": "{}"}, StoreError, "learner.json is damaged"),
         ({"adapter_config_json": "[1]"}, StoreError, "adapter_config.json is damaged"),
@@ -72,10 +72,10 @@ def test_a_folder_that_is_no_checkpoint_is_refused_by_name(tmp_path, files, erro
 
 
 def test_a_file_that_is_no_checkpoint_is_refused_and_never_unpickled(tmp_path):
-    with pytest.raises(ConfigError, match=r"there is no checkpoint best_checkpoint.pt"):
+    with pytest.raises(ConfigError, match=r"checkpoint best_checkpoint.pt doesn't exist"):
         Agent("tiny").load_checkpoint("best_checkpoint.pt")
     (tmp_path / "x.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'touch owned'\ntR.")
-    with pytest.raises(ConfigError, match="nothing is unpickled"):
+    with pytest.raises(ConfigError, match="never unpickles"):
         Agent("tiny").load_checkpoint(tmp_path / "x.pt")
 
 

@@ -36,10 +36,10 @@ async def test_an_adapter_in_one_file_answers_like_the_run_that_it_is_from(tmp_p
         await trainer.update_policy(await trainer.collect_episodes())
         await trainer.save_checkpoint(tmp_path / "saved" / "adapter.pt")
         await trainer.save_checkpoint(tmp_path / "folder")
-        with pytest.raises(StoreError, match="could not be written"):
+        with pytest.raises(StoreError, match="can't be written"):
             await trainer.save_checkpoint("/dev/null/x.pt")
         (tmp_path / ".taken.pt.unfinished").mkdir()
-        with pytest.raises(StoreError, match="could not be written"):
+        with pytest.raises(StoreError, match="can't be written"):
             await trainer.save_checkpoint(tmp_path / "taken.pt")
     assert (tmp_path / "saved" / "adapter.pt").stat().st_size < 2**20
     answers = [await agent.generate_response("What?", max_tokens=24, temperature=0.0)]

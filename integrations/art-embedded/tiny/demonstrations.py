@@ -1,8 +1,8 @@
-"""Whole conversations of a mediocre agent, as chat messages. Knows nothing about tokens.
+"""Complete conversations of a mediocre agent, as chat messages.
 
-The agent is mediocre on purpose. What it does most often (search for the project alone, open the newest message, answer
-with the first thing that stands there) is mostly wrong, and what would be right is done often enough to be learnt. So
-reinforcement finds the skills in the model, and has something to improve, sampled or greedy.
+The agent is mediocre on purpose. Its usual behaviour (search for the project alone, open the newest message, answer with the
+first fact in it) is mostly wrong, but it does the right thing often enough to learn it. So reinforcement learning finds the
+skills in the model and has something to improve, sampled or greedy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from examples.email_search.mailbox import SHOWN, Fact, Mailbox, Message, format_
 from examples.email_search.tasks import SYSTEM_PROMPT, ask
 
 MAKING_MAILBOXES = range(1, 1_000_000)
-"""Seeds of the mailboxes that demonstrations are about."""
+"""Seeds of the mailboxes in demonstrations."""
 OPENAI_TOOLS = [convert_to_openai_tool(tool) for tool in TOOLS]
-"""What LangChain sends as ``tools``."""
+"""``tools`` as LangChain sends them."""
 
 ChatMessage = dict[str, Any]
 
@@ -32,15 +32,15 @@ class Habits:
 
     both_keywords: float = 0.25
     project_only: float = 0.50
-    """The rest searches for the kind alone."""
+    """The remaining searches are for the kind alone."""
     right_message: float = 0.30
-    """Opens the message whose subject fits, where it is shown; else the first one."""
+    """Open the message with the right subject, if it is shown; else open the first."""
     right_attribute: float = 0.33
-    """Answers with what was asked; else with the first thing that the message says."""
+    """Answer with the requested fact; else with the first fact in the message."""
     answer_unread: float = 0.06
-    """Gives up after the search."""
+    """Give up after the search."""
     look_again: float = 0.25
-    """Searches with both keywords after a message that did not help."""
+    """Search again with both keywords if the message didn't help."""
 
 
 SKILLED = Habits(
@@ -49,12 +49,12 @@ SKILLED = Habits(
 
 
 def user(text: str) -> ChatMessage:
-    """Return a user's message."""
+    """Return a user message."""
     return {"role": "user", "content": text}
 
 
 def call(number: int, name: str, **arguments: object) -> ChatMessage:
-    """Return an assistant's message with one tool call, as LangChain sends it back on later turns."""
+    """Return an assistant message with one tool call, as LangChain sends it on later turns."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     return {
         "role": "assistant",
@@ -64,13 +64,13 @@ def call(number: int, name: str, **arguments: object) -> ChatMessage:
 
 
 def result(number: int, text: str) -> ChatMessage:
-    """Return the answer to the tool call of this number."""
+    """Return the tool message that answers call ``number``."""
     return {"role": "tool", "tool_call_id": f"call_{number}", "content": text}
 
 
 @dataclass
 class Conversation:
-    """One run of the agent, while it goes on."""
+    """A conversation in progress."""
 
     mailbox: Mailbox
     messages: list[ChatMessage] = field(default_factory=list)
@@ -78,9 +78,9 @@ class Conversation:
     turns: int = 0
 
     def search(self, *keywords: str) -> list[Message]:
-        found = self.mailbox.search(keywords)
-        self._turn(call(self.turns, "search_inbox", keywords=list(keywords)), format_results(found))
-        return found[:SHOWN]
+        messages = self.mailbox.search(keywords)
+        self._turn(call(self.turns, "search_inbox", keywords=list(keywords)), format_results(messages))
+        return messages[:SHOWN]
 
     def read(self, message: Message) -> None:
         self._turn(call(self.turns, "read_email", id=message.id), format_message(message))
@@ -95,7 +95,7 @@ class Conversation:
 
 
 def demonstrate(rng: random.Random, mailbox: Mailbox, fact: Fact, habits: Habits) -> Conversation:
-    """Return a conversation about ``fact``, right or wrong as ``habits`` have it."""
+    """Return a conversation about ``fact``; ``habits`` decide whether it is right or wrong."""
     start = [{"role": "system", "content": SYSTEM_PROMPT}, user(ask(rng, fact))]
     conversation = Conversation(mailbox, start)
     shown = conversation.search(*_keywords(rng, fact, habits))
@@ -136,5 +136,5 @@ def _pick_answer(rng: random.Random, mailbox: Mailbox, message: Message, fact: F
     facts = _facts(mailbox, message)
     if not facts:
         return "unknown"
-    asked = [other.value for other in facts if other.attribute == fact.attribute]
-    return asked[0] if asked and rng.random() < habits.right_attribute else facts[0].value
+    right = [other.value for other in facts if other.attribute == fact.attribute]
+    return right[0] if right and rng.random() < habits.right_attribute else facts[0].value

@@ -1,8 +1,7 @@
-"""Exercises in copying, without any chat: many labels in few tokens. Knows nothing about tokens or conversations.
+"""Copying exercises without chat: many labels in few tokens.
 
-They come first. A model that has never copied anything gets hardly any signal from one label in a hundred tokens; here a
-third of the tokens are labels, and what is learnt (find the earlier place, repeat what stood after it) is what questions
-need.
+They come first. A model that can't copy yet gets hardly any signal from one label in a hundred tokens. Here a third of the
+tokens are labels, and they teach the skill that questions need: find the earlier occurrence and repeat what followed it.
 """
 
 from __future__ import annotations
@@ -12,22 +11,22 @@ import random
 from examples.email_search.mailbox import ATTRIBUTES, CITIES, KINDS, MONTHS, PEOPLE, PROJECTS, random_value
 
 Pieces = list[tuple[str, bool]]
-"""Consecutive pieces of a text, and whether each is to be learnt."""
+"""Consecutive pieces of a text, and whether each is a label."""
 
 WORDS = [*PROJECTS, *KINDS, *PEOPLE, *CITIES, *MONTHS, *ATTRIBUTES]
 SEPARATORS = (" ", " ", '", "', "\n", ". ")
 
 
 def make_drill(rng: random.Random) -> Pieces:
-    """Return one exercise."""
+    """Return a random exercise."""
     return rng.choice([repeat_words, _look_up_ids, _look_up_facts])(rng)
 
 
 def repeat_words(rng: random.Random) -> Pieces:
-    """Return a list of words and the same list again."""
+    """Return a list of words followed by the same list."""
     words = rng.choices(WORDS, k=rng.randint(4, 12))
     separator = rng.choice(SEPARATORS)
-    # The first word cannot be foreseen.
+    # The first word can't be predicted.
     return [(separator.join(words) + "\n" + words[0], False), (separator + separator.join(words[1:]), True)]
 
 

@@ -1,8 +1,8 @@
-"""Short lessons with clean labels, one skill each, as chat messages. Knows nothing about tokens.
+"""Short lessons with clean labels, one skill each, as chat messages.
 
-Copying the right word out of a list or a message is the one thing that a small model learns slowly, and whole
-conversations teach it hardly at all: few of their tokens need it. A fragment is one turn of a conversation, and nearly all
-of its loss lies on the words that have to be copied.
+A small model learns slowly to copy the right word from a list or a message, and complete conversations hardly teach it,
+because few of their tokens need it. A fragment is one turn of a conversation, and nearly all of its loss is on the words to
+copy.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from tiny.demonstrations import ChatMessage, call, result, user
 
 @dataclass(frozen=True)
 class Fragment:
-    """A question, perhaps what a tool said, and the right next call."""
+    """A question, sometimes a tool's answer, and the right next call."""
 
     messages: list[ChatMessage]
     label: str
-    """What is to be learnt: the end of the call's arguments."""
+    """The text to learn: the end of the call's arguments."""
 
 
 def make_fragment(rng: random.Random, level: int) -> Fragment:
     """Return a lesson in searching, opening or answering.
 
-    ``level`` (1 to 4) bounds the number of results to choose from, and of facts in a message.
+    ``level`` (1 to 4) limits the number of results to choose from and of facts in a message.
     """
     fact = Fact(rng.choice(PROJECTS), rng.choice(KINDS), rng.choice(ATTRIBUTES), "", rng.randint(10, 99))
     skill = rng.choices([_search, _open, _answer], [0.12, 0.38, 0.50])[0]
@@ -60,15 +60,15 @@ def _open(rng: random.Random, fact: Fact, level: int) -> Fragment:
     while len(subjects) < shown:
         subjects.add(_similar_subject(rng, fact))
     ids = rng.sample([other for other in range(10, 100) if other != fact.message_id], len(subjects))
-    # Sets of strings have no order that lasts from run to run.
-    found = [
+    # The order of a set of strings differs between processes.
+    results = [
         Message(fact.message_id if subject == right else other, subject, rng.choice(PEOPLE), "", "")
         for subject, other in zip(sorted(subjects), ids, strict=True)
     ]
-    rng.shuffle(found)
+    rng.shuffle(results)
     messages = [
         user(ask(rng, fact)),
-        result(0, format_results(found)),
+        result(0, format_results(results)),
         call(1, "read_email", id=fact.message_id),
     ]
     return Fragment(messages, f"{fact.message_id}}}")

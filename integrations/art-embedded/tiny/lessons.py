@@ -1,4 +1,4 @@
-"""Conversations -> token ids and loss weights, in batches. Knows nothing about models."""
+"""Converts lessons to batches of token ids and loss weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tiny.drills import Pieces
 from tiny.fragments import make_fragment
 
 BACKGROUND = 0.03
-"""The loss weight of tokens that are not what a lesson is about."""
+"""Loss weight of tokens that a lesson isn't about."""
 REACH = 400
-"""Fragments start at a random position below this, because in a real conversation the same turn stands further back."""
+"""Drills and fragments start at a random position below this, because in real conversations turns come later."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Batch:
     ids: Tensor
     """(lessons, length) int64."""
     weights: Tensor
-    """(lessons, length) float32: of the loss of predicting each token; 0 for padding, 1 for what is to be learnt."""
+    """(lessons, length) float32: loss weight of predicting each token; 0 for padding, 1 for labels."""
     start: int = 0
     """The position of the first token."""
 
@@ -59,7 +59,7 @@ def fragment_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size:
 
 
 def skilled_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int) -> Batch:
-    """Return ``size`` whole conversations of an agent that does all right; the arguments of its calls weigh 1."""
+    """Return ``size`` complete conversations of a flawless agent; the arguments of its calls have weight 1."""
     rows = []
     for _ in range(size):
         messages, text = _conversation(tokenizer, rng, SKILLED)
@@ -74,12 +74,12 @@ def skilled_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: 
 
 
 def demonstration_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, habits: Habits) -> Batch:
-    """Return ``size`` whole conversations; what the agent says weighs 1."""
+    """Return ``size`` complete conversations; the agent's messages have weight 1."""
     rows = []
     for _ in range(size):
         _, text = _conversation(tokenizer, rng, habits)
         ids = tokenizer(text)["input_ids"]
-        rows.append((ids, _said_by_agent(tokenizer, ids)))
+        rows.append((ids, _agent_weights(tokenizer, ids)))
     return _pad(rows)
 
 
@@ -92,16 +92,16 @@ def _conversation(
 
 
 def _weigh(
-    tokenizer: PreTrainedTokenizerFast, text: str, learnt: list[tuple[int, int]]
+    tokenizer: PreTrainedTokenizerFast, text: str, spans: list[tuple[int, int]]
 ) -> tuple[list[int], list[float]]:
-    """Tokens that begin within a span that is to be learnt weigh 1, the others ``BACKGROUND``."""
+    """Return ids and weights: 1 for tokens that begin within one of ``spans``, else ``BACKGROUND``."""
     encoded = tokenizer(text, return_offsets_mapping=True)
     starts = [start for start, _ in encoded["offset_mapping"]]
-    weights = [1.0 if any(begin <= start < end for begin, end in learnt) else BACKGROUND for start in starts]
+    weights = [1.0 if any(begin <= start < end for begin, end in spans) else BACKGROUND for start in starts]
     return encoded["input_ids"], weights
 
 
-def _said_by_agent(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[float]:
+def _agent_weights(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[float]:
     turn_start = tokenizer("<|im_start|>assistant\n")["input_ids"]
     weights, speaking = [], False
     for position, token in enumerate(ids):

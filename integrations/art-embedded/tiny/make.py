@@ -1,8 +1,8 @@
-"""Make the tiny model from nothing: tokenizer, weights and everything else in ``art_embedded/models/tiny``.
+"""Create the tiny model from scratch: tokenizer, weights and all other files of ``art_embedded/models/tiny``.
 
     python -m tiny.make --out integrations/art-embedded/art_embedded/models/tiny
 
-Seeded, on one CPU core. ``tiny/README.md`` says what to expect.
+Seeded; uses one CPU core. ``tiny/README.md`` says what to expect.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from tiny.trial import try_out
 
 STEPS = 2600
 REPEAT_UNTIL = 300
-"""Repeating words alone: nothing else is learnt before copying is."""
+"""Until this step, only repeating words: the model learns nothing else before it can copy."""
 DRILLS_UNTIL = 600
-"""Then drills, with a few fragments."""
+"""Then drills with a few fragments."""
 SKILLS_UNTIL = 1600
-"""Then drills, fragments and conversations in which all is done right. From there on conversations in which most is done
-wrong take over, linearly, while the learning rate falls."""
+"""Then drills, fragments and flawless conversations. After that, mostly wrong conversations take over linearly while the learning
+rate falls."""
 LEVEL_UP_EVERY = 60
-"""Steps until fragments may show one more result or fact."""
+"""Steps after which fragments may contain one more result or fact."""
 TOOL_ERRORS = (
     "Error invoking tool 'read_email' with kwargs {'id': 12} with error:\n id: Field required\n"
     " Please fix the error and try again.",
     "Error: search is not a valid tool, try one of [search_inbox, read_email, return_final_answer].",
     "keywords: Input should be a valid list, string or integer",
 )
-"""Texts that LangGraph may answer a wrong call with, so that they are not spelt out in bytes."""
+"""LangGraph's replies to invalid calls, so that the tokenizer learns merges for them."""
 
 
 def tokenizer_texts(seed: int, conversations: int = 1500) -> Iterator[str]:
-    """Yield rendered conversations, and the error messages that tools may answer with."""
+    """Yield rendered conversations and the tools' error messages."""
     render = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=CHAT_TEMPLATE)
     rng = random.Random(seed)
     for _ in range(conversations):
@@ -85,13 +85,13 @@ def _batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, kind: str, st
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> str:
-    """Write the model in 16 bits, to be loaded in 32; return the SHA-256 of the weights."""
+    """Save the model in float16, to be loaded as float32; return the SHA-256 of the weights."""
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=2, pad_token_id=0
     )
     model.half().save_pretrained(folder)
     model.float()
-    # Half precision saves half the file; most CPUs compute in it slowly or not at all.
+    # float16 halves the file size, but most CPUs compute in it slowly or not at all.
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"float16"', '"float32"'))
     tokenizer.save_pretrained(folder)
@@ -99,18 +99,22 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 
 def main() -> None:
-    """Make the model, save it and try it out."""
+    """Train, save and evaluate the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--out",
         type=Path,
         required=True,
-        help="folder to write, such as integrations/art-embedded/art_embedded/models/tiny",
+        help="output folder, such as integrations/art-embedded/art_embedded/models/tiny",
     )
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"stop earlier, to try things out (default {STEPS})")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help=f"stop after this step, for experiments (default {STEPS})"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
-    parser.add_argument("--questions", type=int, default=256, help="held-out questions for the trial at the end")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
+    parser.add_argument(
+        "--questions", type=int, default=256, help="held-out questions in the final evaluation (default 256)"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)

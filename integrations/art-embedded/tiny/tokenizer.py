@@ -1,9 +1,9 @@
-"""A tokenizer in which a word is the same token wherever it stands. Knows nothing about models.
+"""A tokenizer in which a word is the same token in every position.
 
-Usual byte-level tokenizers keep the space before a word (`` budget`` and ``"budget`` are different tokens), which makes
-copying a word from a message into a tool call needlessly hard for a small model. Here text is split into words, single
-digits, single newlines and runs of anything else. A newline alone means that what a model samples after the prompt's last
-newline never merges with it when the conversation is rendered again.
+Byte-level tokenizers usually merge a word with the space before it (`` budget`` and ``"budget`` are different tokens), which
+makes copying a word from a message into a tool call needlessly hard for a small model. This one splits text into words, single
+digits, single newlines and runs of other characters. Newlines are separate tokens so that sampled text never merges with the
+prompt's last newline when the conversation is rendered again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Tokens 0, 1 and 2: padding, start of a turn, end of a turn."""
+"""Tokens 0, 1 and 2: padding, start of turn, end of turn."""
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
-"""Single tokens that are kept when text is decoded without special tokens."""
+"""Single tokens that remain when text is decoded without special tokens."""
 PIECES = Regex(r"\p{L}+|\p{N}|\n|[^\p{L}\p{N}\n]+")
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text()
 
@@ -25,9 +25,9 @@ CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text()
 def make_tokenizer(
     texts: Iterable[str], words: Iterable[str], vocab_size: int, pieces: Regex = PIECES
 ) -> PreTrainedTokenizerFast:
-    """Learn byte-pair merges from ``texts`` (rendered conversations); every one of ``words`` becomes one token.
+    """Learn byte-pair merges from ``texts`` (rendered conversations); each of ``words`` becomes a single token.
 
-    ``pieces`` matches what is never merged with its neighbours.
+    ``pieces`` matches the units that are never merged with their neighbours.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

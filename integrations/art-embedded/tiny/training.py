@@ -1,4 +1,4 @@
-"""The model and its training from nothing. Knows nothing about what the lessons say."""
+"""The tiny model and its training from scratch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_LENGTH = 1024
 MUON_LEARNING_RATE = 0.02
 ADAM_LEARNING_RATE = 1e-3
 EMBEDDING_STD = 0.1
-"""Of the random embeddings. With the usual 0.02 and a high learning rate, words of one kind soon share a direction that
-drowns what tells them apart, and then cannot be copied: after 200 steps of repeating words 59 % of the labels were right
-instead of 88 % (half of them are separators)."""
+"""Standard deviation of the initial embeddings. With the usual 0.02 and a high learning rate, words of one kind soon share a
+direction that dominates their differences, and can't be copied: after 200 steps of repeating words, 59 % of the labels were
+right instead of 88 % (half of them are separators)."""
 WARMUP_STEPS = 30
 
 
@@ -34,7 +34,7 @@ SHAPE = {
 
 
 def make_model(vocab_size: int, **shape: int) -> Qwen3ForCausalLM:
-    """Return a Qwen3 with random parameters, about 0.9M where ``shape`` says nothing else, on the CPU in float32."""
+    """Return a Qwen3 with random parameters (about 0.9M by default), on the CPU in float32; ``shape`` overrides SHAPE."""
     config = Qwen3Config(
         vocab_size=vocab_size,
         **{**SHAPE, **shape},
@@ -49,8 +49,8 @@ def make_model(vocab_size: int, **shape: int) -> Qwen3ForCausalLM:
 
 
 def make_optimizers(model: Qwen3ForCausalLM, beside: Iterable[Tensor] = ()) -> list[torch.optim.Optimizer]:
-    """Return the optimizers of a model's parameters, and of those that are trained ``beside`` them."""
-    # Muon finds copying circuits several times sooner than AdamW does; it is made for matrices only.
+    """Return the optimizers of the model's parameters and of additional ones, ``beside``."""
+    # Muon learns to copy in a fraction of the steps that AdamW needs, but only supports matrices.
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
@@ -68,10 +68,10 @@ def train(
     decay_to: int,
     report: Callable[[int, dict[str, float], float], None],
 ) -> None:
-    """Take ``steps`` steps on named batches.
+    """Train for ``steps`` steps on named batches.
 
-    The learning rate is constant until step ``decay_from`` and then falls linearly to 3 % at ``decay_to``. ``report`` is
-    given the step, the running accuracy on the tokens of weight 1 by name of batch, and the CPU-seconds spent.
+    The learning rate is constant until step ``decay_from``, then falls linearly to 3 % at ``decay_to``. ``report`` gets the
+    step, the running accuracy on tokens of weight 1 by batch name, and the CPU seconds spent.
     """
     optimizers = make_optimizers(model)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]

@@ -1,6 +1,6 @@
-"""How well a model answers held-out questions, in process: no server, no agent framework.
+"""Evaluates a model on held-out questions in-process, without a server or agent framework.
 
-The tools, the limit of calls and the prompts are the agent's own, so the numbers are those of the real agent up to noise.
+Tools, call limit and prompts are those of the real agent, so its results are the same up to noise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_NEW_TOKENS = 64
 
 @dataclass
 class Run:
-    """One question, while it is worked on."""
+    """An attempt at one question."""
 
     task: dict[str, Any]
     messages: list[ChatMessage]
@@ -30,21 +30,21 @@ class Run:
     read: bool = False
     calls: int = 0
 
-    def going_on(self) -> bool:
+    def unfinished(self) -> bool:
         return self.answer is None and not self.malformed and self.calls < MAX_MODEL_CALLS
 
-    def take(self, text: str) -> None:
-        """Do what the model said."""
+    def act(self, text: str) -> None:
+        """Execute the call in the model's answer."""
         number, self.calls = self.calls, self.calls + 1
         mailbox = open_mailbox(self.task["input"]["mailbox"])
         try:
-            said = json.loads(text.strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))
-            name, arguments = said["name"], said["arguments"]
+            tool_call = json.loads(text.strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))
+            name, arguments = tool_call["name"], tool_call["arguments"]
             match name:
                 case "search_inbox":
-                    seen = format_results(mailbox.search(**arguments))
+                    output = format_results(mailbox.search(**arguments))
                 case "read_email":
-                    seen = format_message(mailbox.read(int(arguments["id"])))
+                    output = format_message(mailbox.read(int(arguments["id"])))
                     self.read |= int(arguments["id"]) == self.task["message_id"]
                 case _:
                     self.answer = arguments["answer"].strip()
@@ -52,20 +52,20 @@ class Run:
         except (ValueError, TypeError, KeyError, AttributeError):
             self.malformed = True
             return
-        self.messages += [call(number, name, **arguments), result(number, seen)]
+        self.messages += [call(number, name, **arguments), result(number, output)]
 
 
 def try_out(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: int, *, greedy: bool, seed: int = 0
 ) -> dict[str, float]:
-    """Return the rates of ``success``, ``read`` (the right message) and ``malformed`` on held-out questions."""
+    """Return the rates of ``success``, ``read`` (read the right message) and ``malformed`` on held-out questions."""
     torch.manual_seed(seed)
     model.eval()
     start = {"role": "system", "content": SYSTEM_PROMPT}
     runs = [Run(task, [start, *task["input"]["messages"]]) for task in held_out_tasks(questions, seed)]
-    while live := [run for run in runs if run.going_on()]:
+    while live := [run for run in runs if run.unfinished()]:
         for run, text in zip(live, _generate(model, tokenizer, live, greedy), strict=True):
-            run.take(text)
+            run.act(text)
     return {
         "success": sum(run.answer == run.task["answer"] for run in runs) / questions,
         "read": sum(run.read for run in runs) / questions,

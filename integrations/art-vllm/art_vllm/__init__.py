@@ -1,4 +1,4 @@
-"""Serving by vLLM, and what belongs to it: planning memory, exporting weights. Says what the plugin offers."""
+"""Serves the policy with vLLM, plans GPU memory and exports weights."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["AddressEngine", "VllmEngine"]
 
 @hookimpl
 def register_engines(register: Register) -> None:
-    """Offer ``engine="vllm"``, and ``"http"`` for an address."""
+    """Register ``engine="vllm"``, and ``"http"``, which serves addresses."""
     register("vllm", VllmEngine, check=environments.find, install=environments.install, describe=environments.describe)
     register("http", AddressEngine)
 
 
 @hookimpl
 def register_commands(app: typer.Typer) -> None:
-    """Add ``art plan`` and ``art export``."""
+    """Register ``art plan`` and ``art export``."""
     from art_vllm.export_command import add_to as add_export
     from art_vllm.plan_command import add_to as add_plan
 

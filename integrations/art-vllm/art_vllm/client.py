@@ -1,7 +1,4 @@
-"""What a vLLM server answers besides OpenAI's API: adapters, whole weights, prompt logprobs, counters, sleep.
-
-Knows nothing about who runs the server or which version is served when.
-"""
+"""Client for a vLLM server: OpenAI's API plus adapters, whole weights, prompt logprobs, counters and sleep."""
 
 from __future__ import annotations
 
@@ -16,21 +13,21 @@ from art_core.capture.upstream import UNREACHABLE
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import JsonDict
 
-ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, --enable-lora and --max-lora-rank RANK"
-DEVELOPER = "VLLM_SERVER_DEV_MODE=1 in its environment, which must not be reachable by others"
-WHOLE = f"{DEVELOPER}; or train an adapter, which needs no such server: lora_rank=16"
+NEEDS_ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, --enable-lora and --max-lora-rank RANK"
+NEEDS_DEV_MODE = "VLLM_SERVER_DEV_MODE=1 in its environment (others must not be able to reach it)"
+NEEDS_RELOAD = f"{NEEDS_DEV_MODE}; or train an adapter, which doesn't need this: lora_rank=16"
 COUNTERS = {
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:prefix_cache_hits_total": "cached_tokens",
     "vllm:generation_tokens_total": "sampled_tokens",
 }
-"""vLLM's names of what ``counters`` returns."""
+"""vLLM's metric names -> the names that ``counters`` returns."""
 
 
 class VllmClient(HttpUpstream):
-    """One server; ``base_url`` is as in ``http://127.0.0.1:8000/v1``. ``ART_UPSTREAM_API_KEY`` is sent where it is set.
+    """A client of one server; ``base_url`` is like ``http://127.0.0.1:8000/v1``, ``timeout`` as in ``HttpUpstream``.
 
-    ``timeout`` is that of ``HttpUpstream``.
+    Sends ``ART_UPSTREAM_API_KEY`` if it is set.
     """
 
     def __init__(self, base_url: str, timeout: float | None = 600.0) -> None:
@@ -38,17 +35,17 @@ class VllmClient(HttpUpstream):
         self.root = self.base_url.removesuffix("/v1")
 
     async def base_model(self) -> tuple[str, int | None]:
-        """Return the name under which the server serves the model that adapters are for, and its context in tokens."""
+        """Return the served name of the base model, and its context length in tokens."""
         served = (await self.models()).get("data") or [{}]
-        whole = [it for it in served if not it.get("parent")] or served
-        return str(whole[0].get("id", "")), whole[0].get("max_model_len")
+        base_models = [model for model in served if not model.get("parent")] or served
+        return str(base_models[0].get("id", "")), base_models[0].get("max_model_len")
 
     async def serves(self, name: str) -> bool:
-        """Say whether the server has a model or an adapter of this name."""
-        return any(it.get("id") == name for it in (await self.models()).get("data") or ())
+        """Return whether the server has a model or adapter of this name."""
+        return any(model.get("id") == name for model in (await self.models()).get("data") or ())
 
     async def healthy(self) -> bool:
-        """Say whether it answers and its engine lives."""
+        """Return whether the server answers and its engine is alive."""
         try:
             await self._get("/health")
         except UpstreamError:
@@ -56,66 +53,70 @@ class VllmClient(HttpUpstream):
         return True
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Serve the adapter in ``folder`` as the model ``name``, in place of one that it has under this name.
+        """Serve the adapter in ``folder`` as the model ``name``, replacing any adapter of that name.
 
-        ConfigError where the server was not started for that, UpstreamError where it refuses the files.
+        Raises ConfigError if the server wasn't started with adapters enabled, UpstreamError if it rejects the files.
         """
-        # Not by load_inplace: the adapter is then read from the disk again at every step of the server.
+        # Not load_inplace: with it the server reads the adapter from disk at every step.
         await self.unload_adapter(name)
         body = {"lora_name": name, "lora_path": str(folder)}
         try:
-            await self._tell("/v1/load_lora_adapter", body, needs=ADAPTERS)
+            await self._send_command("/v1/load_lora_adapter", body, needs=NEEDS_ADAPTERS)
         except UpstreamError as error:
             if error.code == UNREACHABLE:
                 raise
             if "LoRA is not enabled" in str(error) or "max_lora_rank" in str(error):
                 raise ConfigError(
-                    f"{self.base_url} cannot serve the adapter {folder} ({error}); start it with {ADAPTERS}, or give a "
-                    "lora_rank= that it takes"
+                    f"{self.base_url} can't serve the adapter {folder} ({error}); start it with {NEEDS_ADAPTERS}, or pass a "
+                    "lora_rank= that it supports"
                 ) from error
             raise UpstreamError(
-                f"{self.base_url} does not take the adapter {folder}: {error}. vLLM adapts linear layers of the families "
-                "that it supports LoRA for, experts of some; lora_rank=0 trains and serves whole weights",
+                f"{self.base_url} rejected the adapter {folder}: {error}. vLLM supports LoRA for the linear layers of some model "
+                "families, and for the experts of fewer; lora_rank=0 trains and serves whole weights",
                 status=error.status,
             ) from error
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget the adapter ``name``; one that it does not have is forgotten already."""
+        """Unload the adapter ``name``; does nothing if the server doesn't have it."""
         try:
-            await self._tell("/v1/unload_lora_adapter", {"lora_name": name}, needs=ADAPTERS)
+            await self._send_command("/v1/unload_lora_adapter", {"lora_name": name}, needs=NEEDS_ADAPTERS)
         except UpstreamError as error:
             if error.status != 404:
                 raise
 
     async def reload(self, folder: Path, *, method: str = "reload_weights") -> None:
-        """Replace the model's weights by those of a model folder of the same shape, and forget what was computed with the
-        old ones. ``method`` is the worker's. No request may be in flight."""
-        reload = {"method": method, "kwargs": {"weights_path": str(folder)}}
-        await self._tell("/collective_rpc", reload, needs=WHOLE)
-        forgotten = await self._tell("/reset_prefix_cache", {}, needs=DEVELOPER)
-        if not forgotten.get("success", True):
+        """Replace the model's weights by those in a model folder of the same shape, and reset the prefix cache.
+
+        ``method`` is the worker's method that loads them. No request may be in flight.
+        """
+        body = {"method": method, "kwargs": {"weights_path": str(folder)}}
+        await self._send_command("/collective_rpc", body, needs=NEEDS_RELOAD)
+        answer = await self._send_command("/reset_prefix_cache", {}, needs=NEEDS_DEV_MODE)
+        if not answer.get("success", True):
             raise UpstreamError(
-                f"{self.base_url} keeps what it computed with the weights before {folder}; is somebody asking it?"
+                f"{self.base_url} loaded {folder} but couldn't reset its prefix cache; make sure that no other client uses it"
             )
 
     async def score(self, model: str, ids: Sequence[int]) -> list[float]:
-        """Return the logprob (nats, temperature 1) of every token of ``ids`` but the first under ``model``."""
-        # vLLM computes such a prompt anew, whatever its prefix cache holds.
+        """Return the logprob under ``model`` (nats, temperature 1) of every token in ``ids`` except the first."""
+        # For prompt_logprobs vLLM bypasses its prefix cache.
         body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        answer = await self._tell("/v1/completions", body)
+        answer = await self._send_command("/v1/completions", body)
         try:
             _, *after = answer["choices"][0]["prompt_logprobs"]
             return [float(at[str(token)]["logprob"]) for token, at in zip(ids[1:], after, strict=True)]
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise UpstreamError(
-                f"{self.base_url} answered without the logprobs of the prompt ({error!r}), so what it serves cannot be "
-                "checked; it must be a vLLM server",
+                f"{self.base_url} answered without prompt logprobs ({error!r}), so the served weights can't be checked; use "
+                "a vLLM server",
                 status=502,
             ) from error
 
     async def counters(self) -> Mapping[str, float]:
-        """Return the totals of ``EngineBase.counters`` since the server's start; empty if it has none, 0 for one that it lacks
-        among others."""
+        """Return the totals of ``EngineBase.counters`` since the server's start.
+
+        Empty if the server has none of these metrics; 0 for the missing ones if it has some.
+        """
         totals: dict[str, float] = {}
         for line in (await self._get("/metrics")).splitlines():
             name, _, value = line.rpartition(" ")
@@ -124,22 +125,24 @@ class VllmClient(HttpUpstream):
         return dict.fromkeys(COUNTERS.values(), 0.0) | totals if totals else {}
 
     async def sleep(self) -> None:
-        await self._tell("/sleep?level=1", {}, needs=DEVELOPER)
+        await self._send_command("/sleep?level=1", {}, needs=NEEDS_DEV_MODE)
 
     async def wake_up(self) -> None:
-        await self._tell("/wake_up", {}, needs=DEVELOPER)
+        await self._send_command("/wake_up", {}, needs=NEEDS_DEV_MODE)
 
     async def _get(self, path: str) -> str:
         return (await self.ask(self.root + path)).decode(errors="replace")
 
-    async def _tell(self, path: str, body: JsonDict, *, needs: str = "") -> JsonDict:
-        """Send an order; return its answer, empty where that is no JSON object. ConfigError where the server does not know
-        it: ``needs`` says with what it must be started."""
+    async def _send_command(self, path: str, body: JsonDict, *, needs: str = "") -> JsonDict:
+        """Send a request and return its answer, or {} if that isn't a JSON object.
+
+        Raises ConfigError if the server lacks the endpoint; ``needs`` says how to start it.
+        """
         try:
             content = await self.ask(self.root + path, body)
         except UpstreamError as error:
             if error.status == 404 and "Not Found" in str(error):
-                raise ConfigError(f"{self.base_url} has no {path}; start that server (vLLM) with {needs}") from error
+                raise ConfigError(f"{self.base_url} has no {path}; start that vLLM server with {needs}") from error
             raise
         try:
             answer = orjson.loads(content)

@@ -1,7 +1,4 @@
-"""A checkpoint of a run -> a folder that others can serve: adapter, merged model, how to serve them, what was checked.
-
-Knows nothing about the command line.
-"""
+"""Exports a checkpoint: the adapter, the merged model, instructions to serve them, and a record of the check."""
 
 from __future__ import annotations
 
@@ -28,28 +25,28 @@ from art_vllm.export_source import Source, find_source
 from art_vllm.how_to_serve import how_to_serve
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SAID_IN_4_BIT = (
-    "the adapter was trained on weights in 4 bits and is exported for those in 16: its logprobs are near those of training, "
-    "not the same"
+TRAINED_IN_4BIT = (
+    "the adapter was trained on 4-bit weights and is exported for 16-bit ones: its logprobs are close to those of training, not "
+    "equal"
 )
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     folder: Path
     adapter: Path | None
-    """PEFT's folder; None where all weights were trained."""
+    """The PEFT adapter's folder; None if all weights were trained."""
     merged: Path | None
-    """The model's folder; None where it was not asked for."""
+    """The merged model's folder; None with ``merged=False``."""
     dtype: str
     commands: dict[str, str]
-    """What it serves (``merged``, ``adapter``) -> the command line that does."""
+    """``merged`` or ``adapter`` -> the command line that serves it."""
     check: Check | None
-    """None where none was asked for."""
+    """None with ``check=False``."""
     notes: tuple[str, ...]
-    """What a person should know."""
+    """Remarks for the user."""
 
 
 def export(
@@ -60,39 +57,39 @@ def export(
     merged: bool = True,
     dtype: str | None = None,
     check: bool = True,
-    progress: Callable[[str], None] = lambda what: None,
+    progress: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
-    """Write what the run's newest checkpoint holds, or that of ``step``, to ``out``; default: ``exports/step-N`` in the run.
+    """Export the run's newest checkpoint, or that of ``step``, to ``out``; default: ``exports/step-N`` in the run folder.
 
-    ``dtype`` is that of the merged weights; None: the start weights'. ``merged=False`` leaves the merged model out.
-    ``check`` loads the export back and compares logprobs. ``progress`` is told what begins. ``out`` is whole or absent.
-    Raises ConfigError where there is nothing to export or it cannot be exported so, StoreError where a file is damaged or
-    cannot be written, ArtError where the export is not what was trained.
+    ``dtype`` is the data type of the merged weights; None: that of the start weights. ``merged=False`` omits the merged model.
+    ``check`` loads the export and compares logprobs. ``progress`` is called with the name of each stage. ``out`` is either
+    complete or absent. Raises ConfigError if there is nothing to export or the options don't fit the run, StoreError if a file
+    is damaged or can't be written, ArtError if the export's logprobs differ from the trained weights'.
     """
     source = find_source(Path(run_dir).expanduser(), step)
     dtype = dtype or source.dtype
     if dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype!r} cannot be exported; give one of {', '.join(DTYPES)}")
-    _check_asked(source, merged)
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    _check_options(source, merged)
     folder = Path(out).expanduser().resolve() if out else source.run / "exports" / source.checkpoint.name
-    _check_place(folder)
+    _check_out(folder)
     try:
         with _writing(folder) as unfinished:
-            found = _write(unfinished, source, DTYPES[dtype] if merged else None, check, progress)
+            check_result = _write(unfinished, source, DTYPES[dtype] if merged else None, check, progress)
             commands = how_to_serve(unfinished, folder, source, dtype)
             progress("hashing the files")
-            _write_record(unfinished, source, dtype, found)
+            _write_record(unfinished, source, dtype, check_result)
     except StoreError as error:
         if source.checkpoint.is_dir():
             raise
         raise StoreError(
-            f"{source.checkpoint} was deleted while it was exported: the run is training and keeps its newest checkpoints "
-            "only; export again, or train with keep_checkpoints=None, which keeps all"
+            f"{source.checkpoint} was deleted while it was exported: the run is training and keeps only its newest checkpoints; "
+            "export again, or train with keep_checkpoints=None, which keeps all"
         ) from error
     except torch.OutOfMemoryError as error:
         raise ArtError(
-            f"{source.start} does not fit on the GPU in float32, which merging and checking are computed in: {error}; "
-            "run it with CUDA_VISIBLE_DEVICES= (empty), on the CPU"
+            f"{source.start} doesn't fit on the GPU in float32, which merging and checking need: {error}; "
+            "to use the CPU, run with CUDA_VISIBLE_DEVICES= (empty)"
         ) from error
     adapter, model = folder / "adapter", folder / "merged"
     return Exported(
@@ -101,38 +98,38 @@ def export(
         model if model.is_dir() else None,
         dtype,
         commands,
-        found,
-        _notes(source, dtype, found),
+        check_result,
+        _notes(source, dtype, check_result),
     )
 
 
-def _check_asked(source: Source, merged: bool) -> None:
+def _check_options(source: Source, merged: bool) -> None:
     if not source.adapter and not merged:
-        raise ConfigError(f"{source.run} trained all weights, so without the merged model nothing is left to export")
+        raise ConfigError(f"{source.run} trained all weights, so there is no adapter to export; remove --no-merged")
     if source.adapter and source.quantised and merged:
         raise ConfigError(
-            f"the start weights {source.start} are quantised themselves, so an adapter cannot be merged into them; "
-            "give --no-merged and serve the adapter beside them"
+            f"the start weights {source.start} are quantized, so an adapter can't be merged into them; "
+            "pass --no-merged and serve the adapter on top of them"
         )
 
 
-def _check_place(folder: Path) -> None:
+def _check_out(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; give --out a folder, new or empty")
+        raise ConfigError(f"{folder} is a file; --out must be a folder, new or empty")
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is there and not empty; give another --out, or delete it")
-    if folder == Path.cwd():  # it takes the place of the empty folder
-        raise ConfigError(f"{folder} is where you stand; give --out a name, such as --out my-model")
+        raise ConfigError(f"{folder} isn't empty; pass another --out, or delete it")
+    if folder == Path.cwd():  # the export is renamed to ``folder``, which replaces it
+        raise ConfigError(f"{folder} is the current directory; pass another --out, such as --out my-model")
 
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[Path]:
-    """Give an empty folder to write to, which becomes ``folder`` when the block ends well and is gone where it does not.
+    """Yield an empty folder that is renamed to ``folder`` if the block succeeds and deleted if it fails.
 
-    Raises ConfigError where another export to ``folder`` is being written.
+    Raises ConfigError if another export to ``folder`` is in progress, StoreError if a file can't be written.
     """
     try:
-        with _held(folder.with_name(f".{folder.name}.unfinished")) as unfinished:
+        with _locked(folder.with_name(f".{folder.name}.unfinished")) as unfinished:
             try:
                 yield unfinished
                 unfinished.rename(folder)
@@ -142,18 +139,18 @@ def _writing(folder: Path) -> Iterator[Path]:
     except StoreError:
         raise
     except (OSError, SafetensorError) as error:
-        raise StoreError(f"the export {folder} could not be written: {error}; check space and permissions") from error
+        raise StoreError(f"the export {folder} can't be written: {error}; check disk space and permissions") from error
 
 
 @contextmanager
-def _held(unfinished: Path) -> Iterator[Path]:
-    """Make the folder, or empty what one that was killed has left, and keep other exports out of it."""
+def _locked(unfinished: Path) -> Iterator[Path]:
+    """Create the folder, or clear what a killed export left in it, and lock it against other exports."""
     unfinished.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(unfinished, os.O_RDONLY)
     try:
-        hold(descriptor, f"another export is being written to {unfinished}; wait for it, or give another --out")
-        for left in unfinished.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        hold(descriptor, f"another export is writing to {unfinished}; wait for it, or pass another --out")
+        for entry in unfinished.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         yield unfinished
     finally:
         os.close(descriptor)
@@ -162,12 +159,12 @@ def _held(unfinished: Path) -> Iterator[Path]:
 def _write(
     folder: Path, source: Source, dtype: torch.dtype | None, check: bool, progress: Callable[[str], None]
 ) -> Check | None:
-    """Write the models, the merged one in ``dtype`` (None: without it), and compare what was written with what was trained."""
+    """Write the adapter and the merged model in ``dtype`` (None: no merged model), and check what was written."""
     progress("loading the trained weights")
     model = load_weights(source.start, source.checkpoint)
     comparison = None
     if check:
-        progress("computing logprobs as trained")
+        progress("computing the trained weights' logprobs")
         comparison = Comparison(model, source)
     if source.adapter:
         _write_adapter(folder / "adapter", source)
@@ -177,16 +174,16 @@ def _write(
     del model
     if comparison is None:
         return None
-    progress("loading the export back and computing its logprobs")
+    progress("loading the export and computing its logprobs")
     if dtype is None:
-        back = PeftModel.from_pretrained(load_weights(source.start, None), str(folder / "adapter")).eval()
+        exported = PeftModel.from_pretrained(load_weights(source.start, None), str(folder / "adapter")).eval()
     else:
-        back = load_weights(folder / "merged", None)
-    return comparison.with_export(back, dtype or torch.float32)
+        exported = load_weights(folder / "merged", None)
+    return comparison.with_export(exported, dtype or torch.float32)
 
 
 def _write_adapter(folder: Path, source: Source) -> None:
-    """Copy the adapter, with the start weights where they are now under ``base_model_name_or_path``."""
+    """Copy the adapter; ``base_model_name_or_path`` becomes the current location of the start weights."""
     trained = source.checkpoint / checkpoint.ADAPTER
     folder.mkdir()
     shutil.copyfile(trained / "adapter_model.safetensors", folder / "adapter_model.safetensors")
@@ -196,20 +193,20 @@ def _write_adapter(folder: Path, source: Source) -> None:
 
 
 def _write_merged(folder: Path, model: PreTrainedModel | PeftModel, dtype: torch.dtype, source: Source) -> None:
-    """Write the model with the adapter merged in float32, then rounded, and with the tokenizer that it was trained with."""
+    """Merge the adapter in float32, round to ``dtype``, and write the model with its tokenizer."""
     plain = model.merge_and_unload() if isinstance(model, PeftModel) else model
     needed = plain.num_parameters() * dtype.itemsize
     free = shutil.disk_usage(folder.parent).free
     if needed > free:
         raise StoreError(
-            f"the merged model takes {needed / 1e9:.3g} GB and {folder.parent.parent} has {free / 1e9:.3g} GB free; make "
-            "room, give --out on another disk, or a smaller --dtype"
+            f"the merged model needs {needed / 1e9:.3g} GB and {folder.parent.parent} has {free / 1e9:.3g} GB free; free up disk "
+            "space, or pass --out on another disk or a smaller --dtype"
         )
     checkpoint.write_model(folder, plain.to(dtype), source.start if source.adapter else str(source.checkpoint))
 
 
 def _write_record(folder: Path, source: Source, dtype: str, check: Check | None) -> None:
-    """Write ``export.json``: where it comes from, every file's SHA-256, and what was found when it was loaded back."""
+    """Write ``export.json``: the source of the export, the result of the check, and the SHA-256 of every file."""
     record = {
         "run": str(source.run.resolve()),
         "step": source.step,
@@ -226,11 +223,12 @@ def _write_record(folder: Path, source: Source, dtype: str, check: Check | None)
 
 
 def _notes(source: Source, dtype: str, check: Check | None) -> tuple[str, ...]:
-    notes = [SAID_IN_4_BIT] if source.in_4bit else []
+    notes = [TRAINED_IN_4BIT] if source.in_4bit else []
     if check is not None and check.lost:
         notes.append(
-            f"{dtype} is coarser than what was trained: the export is {check.mean:.3g} nats from the trained weights, and these "
-            f"are {check.moved:.3g} from the start weights (means); --dtype float32 keeps it, and serving the adapter does"
+            f"rounding to {dtype} removes what was trained: on average, logprobs of the export differ by {check.mean:.3g} nats "
+            f"from the trained weights', and those by {check.moved:.3g} from the start weights'; pass --dtype float32, or serve "
+            "the adapter"
         )
     return tuple(notes)
 

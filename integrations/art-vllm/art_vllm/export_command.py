@@ -1,4 +1,4 @@
-"""The command line of ``art export``. Knows nothing about how weights are written; what is heavy is imported when it runs."""
+"""The ``art export`` command. Imports torch and transformers only when it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Dtype(StrEnum):
-    """Number formats of the merged weights."""
+    """Data types of the merged weights."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -27,30 +27,33 @@ class Dtype(StrEnum):
 
 
 def export_run(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write, new or empty; default: exports/step-N in the run.")
+        Path | None, typer.Option(help="Output folder, new or empty; default: exports/step-N in the run.")
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Of a checkpoint that is kept; default: the newest.")] = None,
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint to export; default: the newest.")] = None,
     merged: Annotated[
-        bool, typer.Option("--merged/--no-merged", help="Write the whole model, not the adapter alone.")
+        bool, typer.Option("--merged/--no-merged", help="Also write the model with the adapter merged in.")
     ] = True,
-    dtype: Annotated[Dtype | None, typer.Option(help="Of the merged weights; default: the start weights'.")] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Data type of the merged weights; default: as the start weights.")
+    ] = None,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Load the export back and compare its logprobs.")
+        bool,
+        typer.Option("--check/--no-check", help="Load the export and compare its logprobs with the trained weights'."),
     ] = True,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write what a run trained as folders that PEFT, transformers and vLLM load, and check that they compute the same."""
+    """Export trained weights for PEFT, transformers and vLLM, and check that the export gives the same logprobs."""
     try:
         from art_vllm.export import export
     except ImportError as error:
         raise ConfigError(
-            f"art export loads the trained model ({error}); install art-core[train], as docs/install.md says"
+            f"art export needs torch, transformers and peft ({error}); install art-core[train], see docs/install.md"
         ) from error
 
-    with _progress() as say:
-        exported = export(run, out, step=step, merged=merged, dtype=dtype and dtype.value, check=check, progress=say)
+    with _progress() as show:
+        exported = export(run, out, step=step, merged=merged, dtype=dtype and dtype.value, check=check, progress=show)
     if json_:
         typer.echo(json.dumps(asdict(exported), default=str))
     else:
@@ -58,13 +61,13 @@ def export_run(
 
 
 def add_to(art: typer.Typer) -> None:
-    """Add ``art export``."""
+    """Register ``art export``."""
     art.command("export", epilog="Example: `art export runs/my-run --out my-model`")(export_run)
 
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Give a function that shows what is being done now: a spinner on a terminal, a line elsewhere."""
+    """Yield a function that shows the current stage: a spinner on a terminal, else one line per stage."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -73,12 +76,12 @@ def _progress() -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task("reading the run", total=None)
 
-        def say(what: str) -> None:
-            bars.update(task, description=what)
+        def show(stage: str) -> None:
+            bars.update(task, description=stage)
             if bars.disable:
-                console.print(what)
+                console.print(stage)
 
-        yield say
+        yield show
 
 
 def _print(exported: Exported) -> None:
@@ -88,10 +91,10 @@ def _print(exported: Exported) -> None:
     if exported.check is None:
         typer.echo("not checked")
     else:
-        found = exported.check
+        check = exported.check
         typer.echo(
-            f"checked: loaded back, it gives the logprobs that were trained within {found.largest:.2g} nats "
-            f"(allowed {found.tolerance:g}) on {found.tokens} tokens of {found.text}"
+            f"checked: its logprobs match the trained weights' within {check.largest:.2g} nats "
+            f"(allowed {check.tolerance:g}) on {check.tokens} tokens of {check.text}"
         )
     for note in exported.notes:
         typer.echo(f"note: {note}")

@@ -1,4 +1,4 @@
-"""A run folder -> the checkpoint to export and all that must be known of it. Knows nothing about what is written."""
+"""Finds the checkpoint to export in a run folder, with what the export needs to know about it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from art_core.store import Store
 from art_core.store.run_folder import checkpoint_step, checkpoints, store_file
 from art_core.types import Call
 
-LONGEST = 4096
-"""Tokens of the stored call that the export is checked with."""
+MAX_CALL_TOKENS = 4096
+"""Most tokens of the stored call that the export is checked with."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint and the run that it is of."""
+    """A checkpoint and its run."""
 
     run: Path
     checkpoint: Path
@@ -32,19 +32,19 @@ class Source:
     start: str
     """Folder or hub name of the start weights."""
     start_weights: str
-    """Their SHA-256, as the run noted it when it began."""
+    """Their SHA-256, as recorded when the run began."""
     adapter: bool
-    """Whether an adapter was trained, not all weights."""
+    """Whether an adapter was trained; else all weights."""
     in_4bit: bool
-    """Whether the weights under the adapter were in 4 bits."""
+    """Whether the adapter was trained on 4-bit weights."""
     quantised: bool
-    """Whether the start weights are so themselves."""
+    """Whether the start weights are quantized."""
     dtype: str
-    """Of the start weights, where they are there; else of what was trained."""
+    """Data type of the start weights if they exist, else of the trained weights."""
     config: Mapping[str, Any]
     """The run's settings."""
     call: Call | None
-    """To compare logprobs with: one that these weights sampled, else the newest; None where none was recorded."""
+    """The call to compare logprobs on: one that these weights sampled, else the newest; None if none was recorded."""
 
     @property
     def step(self) -> int:
@@ -52,13 +52,16 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What the model is called where it is served."""
+        """The served model's name."""
         return self.run.resolve().name
 
 
 def find_source(run: Path, step: int | None) -> Source:
-    """Return the newest checkpoint of ``run``, or that of ``step``. Raises ConfigError where there is none, or where the
-    start weights under an adapter are gone or are others; StoreError where the checkpoint has no readable manifest."""
+    """Return the newest checkpoint of ``run``, or that of ``step``.
+
+    Raises ConfigError if there is none, or if an adapter's start weights are missing or have changed; StoreError if the
+    checkpoint has no readable manifest.
+    """
     file = store_file(run)
     folder = _checkpoint(run, step)
     state = checkpoint.read_manifest(folder)
@@ -67,7 +70,7 @@ def find_source(run: Path, step: int | None) -> Source:
         model, hashed, config = store.meta("model") or "", store.meta("start_weights"), store.meta("config", {})
         start = _start(model, hashed, needed=adapter)
         call = _call(store, state["version"])
-    described = _described(start or str(folder))
+    model_config = _load_config(start or str(folder))
     return Source(
         run=run,
         checkpoint=folder,
@@ -76,68 +79,73 @@ def find_source(run: Path, step: int | None) -> Source:
         start_weights=hashed,
         adapter=adapter,
         in_4bit=adapter and _in_4bit(folder, state, config),
-        quantised=getattr(described, "quantization_config", None) is not None,
-        dtype=str(described.dtype or "float32").removeprefix("torch."),
+        quantised=getattr(model_config, "quantization_config", None) is not None,
+        dtype=str(model_config.dtype or "float32").removeprefix("torch."),
         config=config,
         call=call,
     )
 
 
 def _checkpoint(run: Path, step: int | None) -> Path:
-    kept = {checkpoint_step(folder): folder for folder in checkpoints(run)}
-    if not kept:
-        raise ConfigError(f"{run} has no checkpoint, so nothing was trained there yet; train a step first")
+    by_step = {checkpoint_step(folder): folder for folder in checkpoints(run)}
+    if not by_step:
+        raise ConfigError(f"{run} has no checkpoint yet; train at least one step first")
     if step is None:
-        return kept[max(kept)]
-    if step not in kept:
-        raise ConfigError(f"{run} keeps no checkpoint of step {step}; there are: {', '.join(map(str, sorted(kept)))}")
-    return kept[step]
+        return by_step[max(by_step)]
+    if step not in by_step:
+        raise ConfigError(
+            f"{run} has no checkpoint of step {step}; available steps: {', '.join(map(str, sorted(by_step)))}"
+        )
+    return by_step[step]
 
 
 def _start(model: str, hashed: str | None, *, needed: bool) -> str | None:
-    """Return where the start weights are; None where they are not needed and not there as they were."""
+    """Return the location of the start weights; None if they aren't ``needed`` and are missing or changed."""
     try:
         folder = model_folder(model)
-        if (now := weights_hash(folder)) != hashed:
+        if (current := weights_hash(folder)) != hashed:
             raise ConfigError(
-                f"the start weights in {folder} are not those that the run began with: SHA-256 {now[:12]}, not {hashed!s:.12}; "
-                "put back those of then, because the adapter is right on them only"
+                f"the start weights in {folder} have changed since the run began: SHA-256 {current[:12]}, not {hashed!s:.12}; "
+                "restore them, because the adapter is only valid on them"
             )
     except ConfigError as error:
         if not needed:
             return None
-        raise ConfigError(f"the adapter cannot be exported without its start weights: {error}") from error
+        raise ConfigError(f"the adapter can't be exported without its start weights: {error}") from error
     return folder
 
 
-def _described(model: str) -> PreTrainedConfig:
+def _load_config(model: str) -> PreTrainedConfig:
     try:
         return load_config(model)
     except ConfigError as error:
-        raise StoreError(f"the config of {model} cannot be loaded: {error}; put the model back where it was") from error
+        raise StoreError(f"the config of {model} can't be loaded: {error}; restore the model") from error
 
 
 def _in_4bit(folder: Path, state: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint says so; else, in one written before it did, what the run was asked for and what PEFT noted."""
+    """Return whether the adapter was trained on 4-bit weights.
+
+    Old checkpoints don't record it; for them it follows from the run's settings and PEFT's config.
+    """
     if "in_4bit" in state:
         return state["in_4bit"]
-    noted = json.loads((folder / checkpoint.ADAPTER / "adapter_config.json").read_text())
-    return bool(config.get("load_in_4bit")) or "4bit" in str(noted.get("base_model_name_or_path"))
+    peft_config = json.loads((folder / checkpoint.ADAPTER / "adapter_config.json").read_text())
+    return bool(config.get("load_in_4bit")) or "4bit" in str(peft_config.get("base_model_name_or_path"))
 
 
 def _call(store: Store, version: int) -> Call | None:
-    """Return a call that ``version`` sampled, else the newest; of neither the aborted and those of over LONGEST tokens."""
+    """Return a call that ``version`` sampled, else the newest; never an aborted one or one over MAX_CALL_TOKENS."""
     newest = None
     for rollout_id, _, _ in reversed(store.callers()):
         calls = [row.call for row in store.recorded(rollout_id) if not row.replaced and _usable(row.call)]
-        found = [call for call in calls if call.policy_version == version]
-        if found:
-            return found[-1]
+        sampled = [call for call in calls if call.policy_version == version]
+        if sampled:
+            return sampled[-1]
         newest = newest or next(reversed(calls), None)
         if calls and max(call.policy_version for call in calls) < version:
-            break  # versions grow, so those before it are older still
+            break  # versions only grow, so earlier rollouts have older ones
     return newest
 
 
 def _usable(call: Call) -> bool:
-    return bool(call.sampled_ids) and 1 < len(call.prompt_ids) + len(call.sampled_ids) <= LONGEST
+    return bool(call.sampled_ids) and 1 < len(call.prompt_ids) + len(call.sampled_ids) <= MAX_CALL_TOKENS

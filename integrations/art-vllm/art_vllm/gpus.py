@@ -1,4 +1,4 @@
-"""What GPUs there are: memory, arithmetic, bandwidth, as their makers publish them. Knows nothing about models."""
+"""Memory, compute and bandwidth of GPUs, as published by their makers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ UNITS = {"gb": 10**9, "g": 10**9, "mb": 10**6, "gib": 2**30, "mib": 2**20}
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, or only a size."""
+    """A GPU, or only a memory size."""
 
     name: str
     memory: int
-    """Bytes that programs see: less than the card is sold with."""
+    """Bytes available to programs: less than advertised."""
     half: float | None = None
-    """Peak of dense matrix products in 16-bit numbers with sums in 32 bits, in 10^12 operations a second."""
+    """Peak of dense 16-bit matrix products with 32-bit accumulation, in TFLOP/s."""
     single: float | None = None
-    """The same for float32 without tensor cores, which is what torch takes for float32 by itself."""
+    """Peak in float32 without tensor cores, torch's default for float32, in TFLOP/s."""
     bandwidth: float | None = None
-    """Of its memory, in 10^9 bytes a second."""
+    """Memory bandwidth in GB/s (10^9 bytes per second)."""
 
 
 def _gpu(name: str, gib: float, half: float, single: float, bandwidth: float) -> Gpu:
@@ -33,7 +33,7 @@ def _gpu(name: str, gib: float, half: float, single: float, bandwidth: float) ->
 
 
 GPUS = (
-    # memory that CUDA reports (GiB), 16-bit, float32 (10^12 a second), bandwidth (10^9 bytes a second)
+    # memory that CUDA reports (GiB), 16-bit and float32 (TFLOP/s), bandwidth (GB/s)
     _gpu("T4", 14.6, 65, 8.1, 320),
     _gpu("L4", 22.0, 121, 30.3, 300),
     _gpu("A10", 22.0, 125, 31.2, 600),
@@ -49,28 +49,27 @@ GPUS = (
     _gpu("B200", 178.3, 2250, 80.0, 8000),
     _gpu("MI300X", 191.7, 1307, 163.4, 5300),
 )
-"""From the makers' data sheets, smallest memory first: dense, without sparsity; SXM where there are several."""
-SHORT = {
+"""From the makers' data sheets, smallest memory first: without sparsity; the SXM variant if there are several."""
+ALIASES = {
     **{"A100": "A100-80GB", "A100 40": "A100-40GB", "A100 80": "A100-80GB", "A10G": "A10", "A6000": "RTX A6000"},
     **{"3090": "RTX 3090", "4090": "RTX 4090", "5090": "RTX 5090"},
 }
-"""Other names."""
 
 
 def find_gpu(text: str) -> Gpu:
-    """Return the GPU that ``text`` names, or one of a plain size such as ``24GB`` (10^9) or ``24GiB`` (2^30).
+    """Return the GPU that ``text`` names, or one with that memory, such as ``24GB`` (10^9) or ``24GiB`` (2^30).
 
-    Raises ConfigError where it is neither.
+    Raises ConfigError if it is neither.
     """
     if size := SIZE.fullmatch(text.strip()):
         memory = float(size[1]) * UNITS[size[2].lower()]
         if memory < GIB:
             raise ConfigError(
-                f"--gpu {text}: less than 1 GiB holds no model; give a size such as 24GB, or a GPU's name"
+                f"--gpu {text}: less than 1 GiB is too small for any model; pass a size such as 24GB, or a GPU's name"
             )
         return Gpu(text.strip(), int(memory))
-    known = {_plain(gpu.name): gpu for gpu in GPUS} | {_plain(name): _named(gpu) for name, gpu in SHORT.items()}
-    # A card's size may be added to its name, as in "L4 24GB", and its form, as in "NVIDIA H100 80GB HBM3".
+    known = {_plain(gpu.name): gpu for gpu in GPUS} | {_plain(name): _named(gpu) for name, gpu in ALIASES.items()}
+    # A name may include the memory size ("L4 24GB") and the form factor ("NVIDIA H100 80GB HBM3").
     bare = re.sub(r"[-_\s](sxm\d?|pcie|hbm\d\w?)(?=[-_\s]|$)", "", text.strip(), flags=re.IGNORECASE)
     for name in (_plain(bare), _plain(re.sub(r"[-_\s]*\d+\s*gi?b$", "", bare, flags=re.IGNORECASE))):
         if name in known:
@@ -79,7 +78,7 @@ def find_gpu(text: str) -> Gpu:
     near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.8)
     hint = f" (did you mean {known[near[0]].name!r}?)" if near else ""
     raise ConfigError(
-        f"--gpu {text!r} is neither a known GPU nor a size{hint}; pass one of {', '.join(gpu.name for gpu in GPUS)}, or a "
+        f"--gpu {text!r} is neither a known GPU nor a memory size{hint}; pass one of {', '.join(gpu.name for gpu in GPUS)}, or a "
         "size such as 24GB"
     )
 

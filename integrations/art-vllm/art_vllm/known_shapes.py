@@ -1,7 +1,4 @@
-"""A model's name or folder -> its shape: a folder's config, the local hub cache, else a table of well-known models.
-
-Nothing is downloaded. Knows nothing about memory.
-"""
+"""Finds a model's shape without downloads: in its folder, in the local hub cache, or in a table of well-known models."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 
 from art_core.config import shipped_model
 from art_core.errors import ConfigError
-from art_vllm.shapes import Experts, Latent, Shape, refuse_other_than_text, shape_of
+from art_vllm.shapes import Experts, Latent, Shape, refuse_non_text, shape_of
 
 QWEN2_5 = {
     # size: hidden, layers, heads, kv heads, feed-forward, vocabulary, tied
@@ -35,7 +32,7 @@ QWEN3 = {
     "32B": (5120, 64, 64, 25600, False),
 }
 QWEN3_MOE = {
-    # size: hidden, layers, heads, feed-forward, width of an expert; 128 experts, 8 a token, 4 kv heads of 128
+    # size: hidden, layers, heads, feed-forward, expert width; 128 experts, 8 per token, 4 kv heads of 128
     "30B-A3B": (2048, 48, 32, 6144, 768),
     "235B-A22B": (4096, 94, 64, 12288, 1536),
 }
@@ -56,7 +53,7 @@ MISTRAL = {
     "Mistral-Nemo-Instruct-2407": (5120, 128, 40, 131072, 131072),
 }
 LATENT = {
-    # name: hidden, layers, heads, feed-forward, vocabulary, positions, rank of the queries, experts (count, per token, width,
+    # name: hidden, layers, heads, feed-forward, vocabulary, positions, query rank, experts (count, per token, width,
     # dense layers, shared); latent attention of 512 + 64, heads of 128
     "Moonlight-16B-A3B": (2048, 27, 16, 11264, 163840, 8192, None, (64, 6, 1408, 1, 2)),
     "Kimi-K2-Base": (7168, 61, 64, 18432, 163840, 131072, 1536, (384, 8, 2048, 1, 1)),
@@ -67,38 +64,38 @@ LATENT = {
     "DeepSeek-R1": (7168, 61, 128, 18432, 129280, 163840, 1536, (256, 8, 2048, 3, 1)),
 }
 SUFFIXES = re.compile(r"-(unsloth-bnb-4bit|bnb-4bit|gguf|awq|fp8|gptq|gptq-int[48])$")
-"""Of repositories that hold the same model in another number format."""
-NEAR = 0.85
-"""How alike (0 to 1) a known name must be to be proposed: a slip of the pen, not another model."""
+"""Suffixes of repositories with the same model in another number format."""
+TYPO_SIMILARITY = 0.85
+"""Similarity (0 to 1) above which a known name is suggested: a typo, not another model."""
 MORE_THAN_TEXT = re.compile(r"(^|[-_.])(vl|vision|omni|audio|llava|k2\.5)($|[-_.])")
 
 
 def find_shape(model: str) -> Shape:
-    """Return the shape of ``model``: ``"tiny"``, a folder, or a hub name that is in the local cache or well known.
+    """Return the shape of ``model``: ``"tiny"``, a folder, or a hub name that is cached or well known.
 
-    Raises ConfigError, with the nearest names, where it is none of these, and where it is not a text model.
+    Raises ConfigError if it is none of these, with similar names, or if it isn't a text model.
     """
     folder = shipped_model(model) or Path(model).expanduser()
     if model and folder.is_dir():
         return _from_folder(folder, model)
     if model.startswith((".", "/", "~")):
         raise ConfigError(
-            f"there is no folder {model}; give a model folder, or a name such as Qwen/Qwen2.5-7B-Instruct"
+            f"model folder {model} doesn't exist; pass a model folder, or a name such as Qwen/Qwen2.5-7B-Instruct"
         )
     if file := _cached(model):
         return _from_folder(file.parent, model)
     wanted = _plain(model)
-    if found := _KNOWN.get(wanted):
-        return found
+    if shape := _KNOWN.get(wanted):
+        return shape
     if MORE_THAN_TEXT.search(wanted):
-        refuse_other_than_text({"vision_config": model}, model)
-    near = [it for it in _KNOWN if wanted and it.startswith(wanted)][:3]
-    near = near or difflib.get_close_matches(wanted, _KNOWN, n=3, cutoff=NEAR)
-    hint = f" Did you mean {' or '.join(_KNOWN[it].name for it in near)}?" if near else ""
+        refuse_non_text({"vision_config": model}, model)
+    near = [name for name in _KNOWN if wanted and name.startswith(wanted)][:3]
+    near = near or difflib.get_close_matches(wanted, _KNOWN, n=3, cutoff=TYPO_SIMILARITY)
+    hint = f" Did you mean {' or '.join(_KNOWN[name].name for name in near)}?" if near else ""
     fetch = f"fetch its config (hf download {model} config.json) or " if model.count("/") == 1 else ""
     raise ConfigError(
-        f"the shape of {model!r} is not known here, and its config is not in the local Hugging Face cache.{hint} To plan for "
-        f"a model that is not in the table, {fetch}pass a folder with a config.json; the weights are not needed"
+        f"the shape of {model!r} is unknown: it isn't in the table of well-known models, and its config isn't in the local "
+        f"Hugging Face cache.{hint} To plan for another model, {fetch}pass a folder with its config.json (no weights needed)"
     )
 
 
@@ -112,34 +109,34 @@ def _from_folder(folder: Path, name: str) -> Shape:
         config = json.loads((folder / "config.json").read_text())
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder} has no config.json, so it is not a model folder; give one that save_pretrained wrote, or one with "
-            "the model's config.json alone"
+            f"{folder} has no config.json, so it isn't a model folder; pass one that save_pretrained wrote, or one with the "
+            "model's config.json alone"
         ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / 'config.json'} cannot be read: {error}; fetch it again") from error
+        raise ConfigError(f"{folder / 'config.json'} can't be read: {error}; download it again") from error
     if not isinstance(config, dict):
-        raise ConfigError(f"{folder / 'config.json'} is not a JSON object; give the model's own config.json")
+        raise ConfigError(f"{folder / 'config.json'} isn't a JSON object; use the model's own config.json")
     return shape_of(config, name)
 
 
 def _cached(model: str) -> Path | None:
-    """Return the ``config.json`` that the local hub cache has, None where it has none."""
+    """Return the model's ``config.json`` in the local hub cache, or None."""
     if model.count("/") != 1:
         return None
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
-    except ImportError:  # it comes with transformers, which a plan does not need
+    except ImportError:  # installed with transformers, which a plan doesn't need
         return None
     try:
-        found = try_to_load_from_cache(model, "config.json")
-    except HFValidationError:  # a name that the hub could not have
+        file = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:  # not a valid hub name
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(file) if isinstance(file, str) else None
 
 
 def _plain(model: str) -> str:
-    """Return a name without organisation, number format and what organisations put before it."""
+    """Return a model's name without organization, number format and the prefix ``meta-``."""
     name = model.rsplit("/", 1)[-1].lower()
     return SUFFIXES.sub("", name).removeprefix("meta-")
 

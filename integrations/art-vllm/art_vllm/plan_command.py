@@ -1,4 +1,4 @@
-"""The command line of ``art plan``. Knows nothing about how memory or time is counted."""
+"""The ``art plan`` command."""
 
 from __future__ import annotations
 
@@ -19,40 +19,46 @@ EXAMPLE = (
 
 def plan(
     model: Annotated[
-        str, typer.Option(help="A folder with a config.json, or the name of a cached or well-known model.")
+        str, typer.Option(help="Model folder (its config.json is enough), or the name of a cached or well-known model.")
     ],
     gpu: Annotated[
-        str, typer.Option(help="Its memory (24GB is 24 * 10^9 bytes, 24GiB more), or its name: 'RTX 4090'.")
+        str,
+        typer.Option(help="GPU name such as 'RTX 4090', or memory size: 24GB (24 * 10^9 bytes) or 24GiB (24 * 2^30)."),
     ],
-    gpus: Annotated[int, typer.Option(min=1, help="vLLM is split over all; the learner works on the first.")] = 1,
-    lora_rank: Annotated[int | None, typer.Option(min=1, help="Of the adapter; default: the run's own.")] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs; vLLM uses all, the learner the first.")] = 1,
+    lora_rank: Annotated[int | None, typer.Option(min=1, help="Adapter rank; default: as in a training run.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Train all weights instead of an adapter.")] = False,
     load_in_4bit: Annotated[
-        bool | None, typer.Option(help="The learner's frozen weights; default: where 16 bits take over half the GPU.")
+        bool | None,
+        typer.Option(help="Quantize the learner's frozen weights; default: if 16 bits need over half the GPU."),
     ] = None,
-    serve_in_8bit: Annotated[bool, typer.Option("--serve-in-8bit", help="vLLM's copy of the weights in fp8.")] = False,
+    serve_in_8bit: Annotated[bool, typer.Option("--serve-in-8bit", help="Serve the weights in fp8.")] = False,
     learner: Annotated[
-        Literal["auto", "unsloth", "torch"], typer.Option(help="auto: as on a GPU where Unsloth is installed.")
+        Literal["auto", "unsloth", "torch"], typer.Option(help="auto: assumes that Unsloth is installed.")
     ] = "auto",
     engine: Annotated[Literal["vllm", "embedded"], typer.Option(help="What serves the policy.")] = "vllm",
     context: Annotated[
-        int | None, typer.Option(min=1, help="Prompt plus answer, in tokens: max_context; default: up to 8192.")
+        int | None, typer.Option(min=1, help="Tokens of prompt plus answer, as max_context; default: up to 8192.")
     ] = None,
-    group_size: Annotated[int | None, typer.Option(min=2, help="Runs of a task; default: RUN's, else 8.")] = None,
-    tasks_per_step: Annotated[int | None, typer.Option(min=1, help="Tasks of a step; default: RUN's, else 8.")] = None,
-    staleness: Annotated[int, typer.Option(min=0, help="max_staleness; above 0 nobody takes turns.")] = 0,
-    run: Annotated[
-        Path | None, typer.Option(help="A run folder: its newest steps say how many tokens a step has.")
+    group_size: Annotated[
+        int | None, typer.Option(min=2, help="Rollouts per task; default: as in --run, else 8.")
     ] = None,
-    calls: Annotated[int, typer.Option(min=1, help="Without --run: model calls of a run of the agent.")] = 3,
-    prompt: Annotated[int, typer.Option(min=1, help="Without --run: tokens of the first prompt.")] = 1000,
-    sampled: Annotated[int, typer.Option(min=1, help="Without --run: tokens of an answer.")] = 150,
-    dollars_per_hour: Annotated[float | None, typer.Option(min=0, help="Price of one GPU.")] = None,
+    tasks_per_step: Annotated[
+        int | None, typer.Option(min=1, help="Tasks per step; default: as in --run, else 8.")
+    ] = None,
+    staleness: Annotated[
+        int, typer.Option(min=0, help="As max_staleness; above 0, engine and learner can't take turns.")
+    ] = 0,
+    run: Annotated[Path | None, typer.Option(help="Run folder whose newest steps provide the token counts.")] = None,
+    calls: Annotated[int, typer.Option(min=1, help="Without --run: model calls per rollout.")] = 3,
+    prompt: Annotated[int, typer.Option(min=1, help="Without --run: tokens in the first prompt.")] = 1000,
+    sampled: Annotated[int, typer.Option(min=1, help="Without --run: tokens per answer.")] = 150,
+    dollars_per_hour: Annotated[float | None, typer.Option(min=0, help="Price of one GPU per hour.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what a model takes on a GPU, what fits, and the settings for it. Needs no weights, no GPU and no network.
+    """Show how much GPU memory a model needs, what fits, and the settings for it. Needs no weights, GPU or network.
 
-    Exit code 0: it fits; 1: it does not.
+    Exits with 0 if the plan fits, 1 if it doesn't.
     """
     from art_vllm.cost import cost
     from art_vllm.gpus import find_gpu
@@ -63,32 +69,32 @@ def plan(
     from art_vllm.workload import assumed, measured, step_of
 
     if full and lora_rank is not None:
-        raise ConfigError("--full trains all weights, so it has no --lora-rank; leave one of the two out")
+        raise ConfigError("--full trains all weights, so it can't be combined with --lora-rank; remove one of them")
     if dollars_per_hour is not None and find_gpu(gpu).half is None:
         raise ConfigError(
-            f"--gpu {gpu} is only a size, so there are no seconds to pay for; name the GPU, such as 'RTX 4090'"
+            f"--dollars-per-hour needs the GPU's speed, and --gpu {gpu} is only a size; name the GPU, such as 'RTX 4090'"
         )
-    usual = step_of(run) if run else (Setup.group_size, Setup.tasks_per_step)
-    group_size, tasks_per_step = group_size or usual[0], tasks_per_step or usual[1]
-    runs = group_size * tasks_per_step
-    work = measured(run) if run else assumed(runs, group_size, calls=calls, prompt=prompt, sampled=sampled)
+    defaults = step_of(run) if run else (Setup.group_size, Setup.tasks_per_step)
+    group_size, tasks_per_step = group_size or defaults[0], tasks_per_step or defaults[1]
+    rollouts = group_size * tasks_per_step
+    workload = measured(run) if run else assumed(rollouts, group_size, calls=calls, prompt=prompt, sampled=sampled)
     shape = find_shape(model)
     setup = Setup(
         shape=shape, gpu=find_gpu(gpu), gpus=gpus, lora_rank=0 if full else lora_rank,
         load_in_4bit=load_in_4bit, learner=learner, engine=engine, serve_in_8bit=serve_in_8bit,
         context=context or min(Setup.context, shape.positions),
-        group_size=group_size, tasks_per_step=tasks_per_step, staleness=staleness, tree=work.largest,
+        group_size=group_size, tasks_per_step=tasks_per_step, staleness=staleness, tree=workload.largest,
     )  # fmt: skip
-    found = make_plan(setup)
-    step = cost(found, work, dollars_per_hour)
+    planned = make_plan(setup)
+    step = cost(planned, workload, dollars_per_hour)
     if json_:
-        typer.echo(json.dumps(as_json(found, step)))
+        typer.echo(json.dumps(as_json(planned, step)))
     else:
-        typer.echo("\n".join(report(found, step)))
-    if not found.fits:
+        typer.echo("\n".join(report(planned, step)))
+    if not planned.fits:
         raise typer.Exit(1)
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add ``art plan`` to the ``art`` command."""
+    """Register ``art plan``."""
     app.command("plan", epilog=EXAMPLE)(plan)

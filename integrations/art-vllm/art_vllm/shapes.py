@@ -1,4 +1,4 @@
-"""A transformer's shape -> its linear layers, parameters and cache; read from a config. Knows nothing about GPUs or runs."""
+"""The shape of a transformer, read from its config: linear layers, parameters, cache."""
 
 from __future__ import annotations
 
@@ -8,52 +8,50 @@ from typing import Any
 
 from art_core.errors import ConfigError
 
-COUNTED = frozenset(
-    {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2"}
-)  # others are taken for a Llama with what their config says
-"""``model_type`` of the models whose parameters are counted exactly."""
+COUNTED = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "kimi_k2"})
+"""``model_type`` of the models whose parameters are counted exactly; others are counted as a Llama of their config's sizes."""
 QK_NORM = frozenset({"qwen3", "qwen3_moe"})
 TEXT_INSIDE = frozenset({"gemma3", "qwen3_5"})
-"""``model_type`` of the multimodal models whose language model transformers loads by itself, so that it is trained."""
-SENSES = ("vision_config", "audio_config", "thinker_config", "image_token_id", "vision_tower")
-"""Keys of the configs of models that take more than text."""
+"""``model_type`` of the multimodal models whose language model transformers loads on its own; that one is trained."""
+MODALITY_KEYS = ("vision_config", "audio_config", "thinker_config", "image_token_id", "vision_tower")
+"""Config keys of models that accept more than text."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer, as often as the model has it."""
+    """A kind of linear layer with all its copies in the model."""
 
     name: str
     inputs: int
     outputs: int
     copies: int
     used: float
-    """Of the copies, how many work on one token: fewer than ``copies`` for experts."""
+    """Copies that are active for one token: fewer than ``copies`` for experts."""
     bias: bool = False
     fused: int = 1
-    """Layers that transformers stacks in one weight: PEFT gives such a one the rank times as many."""
+    """Layers that transformers fuses into one weight: PEFT multiplies the rank by this number."""
     expert: bool = False
     adapted: bool = True
-    """Whether PEFT's ``target_modules="all-linear"`` takes it: in a mixture of experts the feed-forward layers that are no
-    experts are left out, as PEFT looks for the stacked ones under their names."""
+    """Whether PEFT's ``target_modules="all-linear"`` adapts it. In a mixture of experts it skips dense feed-forward layers,
+    because PEFT looks for the fused experts under the same names."""
 
     @property
     def weights(self) -> int:
-        """Of one copy, without the bias."""
+        """Weights of one copy, without the bias."""
         return self.inputs * self.outputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """The feed-forward layers of which a token takes some (mixture of experts)."""
+    """A mixture of experts: feed-forward layers of which each token uses some."""
 
     count: int
     per_token: int
     width: int
     layers: int
-    """That have experts; the others are dense."""
+    """Layers with experts; the others are dense."""
     shared: int = 0
-    """Width of the part that every token takes; 0: none."""
+    """Width of the shared expert, which every token uses; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +59,13 @@ class Latent:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values come from one short vector per token."""
 
     query: int | None
-    """Rank of the queries' compression; None: they are not compressed."""
+    """Rank of the query compression; None: queries are not compressed."""
     key_value: int
-    """Length of the vector that is cached."""
+    """Length of the cached vector."""
     plain: int
-    """Of a head's key, the part without positions."""
+    """Size of a head's key without the rotary part."""
     rotary: int
-    """The part with them, which all heads share; cached beside the vector."""
+    """Size of the rotary part, which all heads share; cached with the vector."""
     value: int
 
 
@@ -77,7 +75,7 @@ class Shape:
 
     name: str
     family: str
-    """``model_type`` of its config."""
+    """The config's ``model_type``."""
     hidden: int
     layers: int
     heads: int
@@ -87,22 +85,22 @@ class Shape:
     vocabulary: int
     positions: int
     tied: bool
-    """Whether the LM head is the embedding."""
+    """Whether LM head and embedding share their weights."""
     biased: tuple[str, ...] = ()
-    """The attention's projections that have a bias."""
+    """Attention projections with a bias."""
     window: int | None = None
-    """Tokens that layers with a sliding window see."""
+    """Size of the sliding window in tokens."""
     windowed: int = 0
     """Layers with a sliding window."""
     stateful: int = 0
-    """Layers that keep a state of fixed size instead of keys and values (linear attention)."""
+    """Layers that keep a fixed-size state instead of keys and values (linear attention)."""
     experts: Experts | None = None
     latent: Latent | None = None
     packed: bool = False
-    """Whether its published files hold fewer than 16 bits a weight."""
+    """Whether the published files have fewer than 16 bits per weight."""
 
     def linears(self) -> Iterator[Linear]:
-        """Yield all linear layers but the LM head."""
+        """Yield all linear layers except the LM head."""
         for name, inputs, outputs in self._attention():
             yield Linear(name, inputs, outputs, self.layers, self.layers, bias=name in self.biased)
         mixed, hidden = self.experts, self.hidden
@@ -136,51 +134,52 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Number of all parameters."""
         return self.linear_weights + self.head_weights * (1 if self.tied else 2) + self._vectors()
 
     @property
     def active(self) -> int:
-        """Those that work on one token: of the experts only those that it takes."""
-        return self.parameters - sum(round((it.copies - it.used) * it.weights) for it in self.linears())
+        """Number of parameters that are active for one token: inactive experts don't count."""
+        return self.parameters - sum(round((linear.copies - linear.used) * linear.weights) for linear in self.linears())
 
     @property
     def linear_weights(self) -> int:
-        """Without biases and without the LM head."""
-        return sum(it.copies * it.weights for it in self.linears())
+        """Weights of the linear layers, without biases and LM head."""
+        return sum(linear.copies * linear.weights for linear in self.linears())
 
     @property
     def active_linear_weights(self) -> int:
-        """Those that a token is multiplied with, the LM head left out."""
-        return round(sum(it.used * it.weights for it in self.linears()))
+        """Linear weights that are active for one token, without the LM head."""
+        return round(sum(linear.used * linear.weights for linear in self.linears()))
 
     @property
     def expert_weights(self) -> int:
-        return sum(it.copies * it.weights for it in self.linears() if it.expert)
+        return sum(linear.copies * linear.weights for linear in self.linears() if linear.expert)
 
     @property
     def head_weights(self) -> int:
         return self.vocabulary * self.hidden
 
     def _vectors(self) -> int:
-        """Norms and biases."""
+        """Return the number of norm weights and biases."""
         norms = 2 * self.hidden
         if self.family in QK_NORM:
             norms += 2 * self.head_size
         if self.latent:
             norms += self.latent.key_value + (self.latent.query or 0)
-        return self.layers * norms + self.hidden + sum(it.copies * it.outputs for it in self.linears() if it.bias)
+        biases = sum(linear.copies * linear.outputs for linear in self.linears() if linear.bias)
+        return self.layers * norms + self.hidden + biases
 
     def adapter_parameters(self, rank: int) -> int:
-        """Return the parameters of PEFT's ``target_modules="all-linear"``: rank * (inputs + outputs) a layer."""
-        taken = (it for it in self.linears() if it.adapted)
-        return sum(it.copies * it.fused * rank * (it.inputs + it.outputs) for it in taken)
+        """Return the parameters of an adapter with ``target_modules="all-linear"``: rank * (inputs + outputs) per layer."""
+        adapted = (linear for linear in self.linears() if linear.adapted)
+        return sum(each.copies * each.fused * rank * (each.inputs + each.outputs) for each in adapted)
 
     def cached_numbers(self, *, compressed: bool = True) -> int:
-        """Return how many numbers are kept of a token in one layer.
+        """Return how many numbers a layer caches per token.
 
-        ``compressed``: latent attention keeps its vector, as vLLM does; else the keys and values that come from it, as
-        transformers and the embedded engine do.
+        With ``compressed``, latent attention caches its vector, as in vLLM; else the keys and values computed from it, as in
+        transformers and the embedded engine.
         """
         if self.latent is None:
             return 2 * self.kv_heads * self.head_size
@@ -189,7 +188,7 @@ class Shape:
         return self.heads * (self.latent.plain + self.latent.rotary + self.latent.value)
 
     def cached_tokens(self, context: int) -> int:
-        """Return the tokens that a sequence of ``context`` tokens keeps, summed over the layers."""
+        """Return how many tokens a sequence of ``context`` tokens caches, summed over the layers."""
         full = self.layers - self.windowed - self.stateful
         return full * context + self.windowed * min(context, self.window or context)
 
@@ -206,16 +205,16 @@ def _feed_forward(hidden: int, width: int, copies: int, *, adapted: bool) -> Ite
 def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     """Return the shape that a ``config.json`` describes.
 
-    Raises ConfigError where it is no decoder-only text model, or a number is missing.
+    Raises ConfigError if it isn't a decoder-only text model, or a number is missing.
     """
     if config.get("model_type") in TEXT_INSIDE and isinstance(config.get("text_config"), Mapping):
         config = {"model_type": config["model_type"], **config["text_config"]}
-    refuse_other_than_text(config, name)
+    refuse_non_text(config, name)
     family = config.get("model_type") or "llama"
     hidden, heads = _number(config, "hidden_size", name), _number(config, "num_attention_heads", name)
     layers = _number(config, "num_hidden_layers", name)
     kinds = config.get("layer_types") or _kinds(config, family, layers)
-    head_size = hidden // heads or None  # of more heads than numbers the config must say it
+    head_size = hidden // heads or None  # with more heads than hidden units, the config must set head_dim
     return Shape(
         name=name,
         family=family,
@@ -238,15 +237,15 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     )
 
 
-def refuse_other_than_text(config: Mapping[str, Any], name: str) -> None:
-    """Raise ConfigError for a model that takes images or sound, or that has an encoder."""
-    if found := [key for key in SENSES if config.get(key) is not None]:
+def refuse_non_text(config: Mapping[str, Any], name: str) -> None:
+    """Raise ConfigError for a model that accepts images or sound, or has an encoder."""
+    if keys := [key for key in MODALITY_KEYS if config.get(key) is not None]:
         raise ConfigError(
-            f"{name} takes more than text (its config has {', '.join(found)}), and art trains text models only: images and "
-            "sound are not part of the token trees. Give a text model, such as Qwen/Qwen2.5-7B-Instruct"
+            f"{name} accepts more than text (its config has {', '.join(keys)}), and art trains text models only: token trees "
+            "can't contain images or sound. Pass a text model, such as Qwen/Qwen2.5-7B-Instruct"
         )
     if config.get("is_encoder_decoder"):
-        raise ConfigError(f"{name} has an encoder, and art trains decoder-only models; give a causal language model")
+        raise ConfigError(f"{name} has an encoder, and art trains decoder-only models; pass a causal language model")
 
 
 def _number(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:
@@ -255,14 +254,14 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: int | None 
         return default
     if not isinstance(value, int) or value < 1:
         raise ConfigError(
-            f"the config of {name} says {key}={value!r}, so its memory cannot be counted; give a config.json with the number: "
-            "that of a causal language model whose config has Llama's names"
+            f"the config of {name} has {key}={value!r}, so its memory can't be computed; pass a config.json that sets {key}: "
+            "that of a causal language model with Llama's key names"
         )
     return value
 
 
 def _positions(config: Mapping[str, Any], name: str) -> int:
-    """Return the tokens that a context may have, with YaRN at least its original length times its factor, as a run does."""
+    """Return the longest context in tokens; with YaRN, at least the original length times the factor, as in a run."""
     limit = _number(config, "max_position_embeddings", name, 4096)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if (rope.get("rope_type") or rope.get("type")) != "yarn":
@@ -271,11 +270,11 @@ def _positions(config: Mapping[str, Any], name: str) -> int:
 
 
 def _kinds(config: Mapping[str, Any], family: str, layers: int) -> list[str]:
-    """Return the kinds of the layers where the config does not list them."""
+    """Return the layers' attention types for a config that doesn't list them."""
     first = layers
     if config.get("sliding_window") and family.startswith("qwen"):
         first = config.get("max_window_layers", 0) if config.get("use_sliding_window") else layers
-    elif config.get("sliding_window") and not family.startswith("gemma"):  # Gemma's are in some layers only
+    elif config.get("sliding_window") and not family.startswith("gemma"):  # Gemma uses them in some layers only
         first = 0
     return ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
 
@@ -303,7 +302,7 @@ def _experts(config: Mapping[str, Any], layers: int, name: str) -> Experts | Non
         count=_number(config, key, name),
         per_token=config.get("num_experts_per_tok") or 2,
         width=width,
-        layers=sum(it >= first and (it + 1) % every == 0 and it not in dense for it in range(layers)),
+        layers=sum(layer >= first and (layer + 1) % every == 0 and layer not in dense for layer in range(layers)),
         shared=config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0),
     )
 

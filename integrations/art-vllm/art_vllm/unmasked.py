@@ -1,6 +1,6 @@
-"""Answers that a grammar constrained: vLLM tells their logprobs after the grammar's mask, ``Call.logprobs`` are before it.
+"""Corrects the logprobs of grammar-constrained answers, which vLLM reports after the grammar's mask.
 
-What was sampled is scored once more as a text, which no grammar touches. Knows nothing about servers or versions.
+``Call.logprobs`` are before the mask. The sampled tokens are scored again as plain text, without a grammar.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from art_core.errors import UpstreamError
 from art_core.types import GREEDY, JsonDict
 
 Score = Callable[[Sequence[int]], Awaitable[list[float]]]
-"""Token ids to the logprobs (temperature 1) of all but the first."""
+"""Token ids -> logprobs (temperature 1) of all tokens except the first."""
 GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""vLLM's own ways to ask for one."""
+"""vLLM's own request fields for grammars."""
 
 
 def is_constrained(request: Mapping[str, Any]) -> bool:
-    """Whether a grammar decides which tokens may be sampled; a field of no known shape asks for none, and vLLM refuses it."""
+    """Return whether a grammar constrains the sampling. Malformed fields count as no grammar: vLLM rejects them."""
     choice = request.get("tool_choice")
     if choice == "required" or isinstance(choice, dict):
         return True
@@ -34,14 +34,14 @@ def _object(value: Any) -> JsonDict:
 
 
 async def unmask(answer: JsonDict, score: Score) -> None:
-    """Put right the choices of a completion: ``token_logprobs``, and ``forced`` where one token was legal."""
+    """Correct ``token_logprobs`` in the choices of a completion, and set ``forced`` for positions with one legal token."""
     for choice in answer["choices"]:
         ids, logprobs = choice.get("token_ids") or [], choice["token_logprobs"]
-        choice |= await _right(answer.get("prompt_token_ids") or [], ids, logprobs, score)
+        choice |= await _corrected(answer.get("prompt_token_ids") or [], ids, logprobs, score)
 
 
 async def unmask_stream(chunks: AsyncIterator[JsonDict], score: Score) -> AsyncIterator[JsonDict]:
-    """Yield the chunks at once, without their tokens; those come with each choice's last chunk, put right."""
+    """Yield the chunks immediately but without tokens; each choice's last chunk carries all of its tokens, corrected."""
     prompt: list[int] = []
     sampled: dict[int, tuple[list[int], list[float]]] = {}
     async for chunk in chunks:
@@ -52,24 +52,24 @@ async def unmask_stream(chunks: AsyncIterator[JsonDict], score: Score) -> AsyncI
             logprobs += choice["token_logprobs"]
             choice |= {"token_ids": [], "token_logprobs": []}
             if choice.get("finish_reason"):
-                choice |= {"token_ids": ids, **await _right(prompt, ids, logprobs, score)}
+                choice |= {"token_ids": ids, **await _corrected(prompt, ids, logprobs, score)}
         yield chunk
 
 
-async def _right(prompt: list[int], ids: list[int], logprobs: list[float], score: Score) -> JsonDict:
-    # A masked softmax over one token is exactly 0. Elsewhere that means a certainty, which teaches nothing either.
-    forced = [place for place, logprob in enumerate(logprobs) if logprob == 0.0]
+async def _corrected(prompt: list[int], ids: list[int], logprobs: list[float], score: Score) -> JsonDict:
+    # The masked logprob of the only legal token is exactly 0. So is that of a certain token, which can't be trained either.
+    forced = [position for position, logprob in enumerate(logprobs) if logprob == 0.0]
     if prompt and ids:
         try:
             logprobs = (await score(prompt + ids))[len(prompt) - 1 :]
         except UpstreamError as error:
             if error.status != 400:
                 raise
-            # There is no room for one more token after an answer that fills the context: then it is not trained.
+            # The answer fills the context, so there is no room to score it with one more token: don't train it.
             forced = list(range(len(ids)))
     return {"token_logprobs": logprobs, "forced": forced}
 
 
 def is_plain(temperature: float | None) -> bool:
-    """Whether logprobs of answers at this temperature are those at 1."""
+    """Return whether the logprobs at this sampling temperature equal those at 1."""
     return temperature is None or temperature < GREEDY or temperature == 1

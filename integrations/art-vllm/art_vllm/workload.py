@@ -1,4 +1,4 @@
-"""How many tokens a step computes: measured in a run folder, or assumed. Knows nothing about models or GPUs."""
+"""Counts the tokens that a training step computes, measured in a run folder or assumed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from art_core.token_tree import build_tree
 from art_core.types import TokenTree, Trajectory
 
 STEPS = 4
-"""The newest of a run, over which its counts are averaged."""
+"""Newest steps of a run that are averaged."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of a kind, and what their attention reads."""
+    """A number of tokens, and how many tokens each attends to."""
 
     count: float = 0.0
     context: float = 0.0
-    """Tokens that one of them sees, on average."""
+    """Mean number of tokens that one of them attends to."""
 
     @staticmethod
     def of(contexts: np.ndarray) -> Tokens:
@@ -42,105 +42,105 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Workload:
-    """A step."""
+    """The tokens of one step."""
 
     source: str
-    """Where the counts are from."""
+    """Where the counts come from."""
     runs: float
-    """Of the agent."""
+    """Rollouts."""
     calls: float
     prompts: Tokens
-    """Of all calls, each on its own: what a server without a prefix cache computes."""
+    """Prompts of all calls: what a server without a prefix cache computes."""
     prefill: Tokens
-    """Of these, what is left where no prefix is computed twice within a group and answers stay in the cache."""
+    """The part of ``prompts`` that is computed if a group computes every prefix once and answers stay in the cache."""
     decode: Tokens
-    """Sampled."""
+    """Sampled tokens."""
     learner: Tokens
-    """What the learner computes: every shared prefix once."""
+    """Tokens that the learner computes, every shared prefix once."""
     targets: float
-    """Tokens that are trained."""
+    """Trained tokens."""
     largest: int
     """Tokens of the largest group's tree."""
     longest: int
-    """Tokens of the longest prompt with its answer."""
+    """Tokens of the longest prompt plus answer."""
 
 
-def assumed(runs: int, group_size: int, *, calls: int, prompt: int, sampled: int) -> Workload:
-    """Return the step of agents that make ``calls`` calls each.
+def assumed(rollouts: int, group_size: int, *, calls: int, prompt: int, sampled: int) -> Workload:
+    """Return the workload of rollouts with ``calls`` calls each.
 
-    The first prompt is ``prompt`` tokens, the same for a whole group; each later one is the one before with its answer of
-    ``sampled`` tokens.
+    The first prompt has ``prompt`` tokens and is the same for a whole group; each later prompt appends the previous answer
+    of ``sampled`` tokens.
     """
     lengths = prompt + sampled * np.arange(calls)
     each = Tokens(float(lengths.sum()), float((lengths**2).sum() / (2 * lengths.sum())))
     first = Tokens(prompt, prompt / 2)
     answers = Tokens(calls * sampled, prompt + calls * sampled / 2)
-    groups = runs / group_size
+    groups = rollouts / group_size
     return Workload(
-        source=f"assumed: {calls} calls a run, a first prompt of {prompt} tokens, {sampled} sampled tokens a call",
-        runs=runs,
-        calls=runs * calls,
-        prompts=each.times(runs),
+        source=f"assumed: {calls} calls per rollout, a first prompt of {prompt} tokens, {sampled} sampled tokens per call",
+        runs=rollouts,
+        calls=rollouts * calls,
+        prompts=each.times(rollouts),
         prefill=first.times(groups),
-        decode=answers.times(runs),
+        decode=answers.times(rollouts),
         learner=first.plus(answers.times(group_size)).times(groups),
-        targets=runs * calls * sampled,
+        targets=rollouts * calls * sampled,
         largest=prompt + group_size * calls * sampled,
         longest=prompt + calls * sampled,
     )
 
 
 def measured(run_dir: Path) -> Workload:
-    """Return the mean of a run's newest steps. Raises ConfigError where it is not a run folder or has no step."""
+    """Return the mean workload of a run's newest steps. Raises ConfigError if ``run_dir`` is not a run folder or has no step."""
     with Store(store_file(run_dir)) as store:
         metrics = dict(store.steps())
-        steps = sorted({it.step for it in store.rollouts(split="train") if it.finished and it.step in metrics})[-STEPS:]
+        steps = sorted({row.step for row in store.rollouts(split="train") if row.finished and row.step in metrics})[
+            -STEPS:
+        ]
         if not steps:
-            raise ConfigError(
-                f"{run_dir} has no finished training step to count tokens in; train one, or leave --run out"
-            )
-        found = [_of_step(_groups(store, step, metrics[step]), metrics[step].get("tokens")) for step in steps]
+            raise ConfigError(f"{run_dir} has no finished training step to count tokens in; train one, or omit --run")
+        measurements = [_of_step(_groups(store, step, metrics[step]), metrics[step].get("tokens")) for step in steps]
         model = store.meta("model")
-    count = len(found)
+    count = len(measurements)
 
     def mean(name: str) -> Tokens:
         total = Tokens()
-        for it in found:
-            total = total.plus(getattr(it, name))
+        for each in measurements:
+            total = total.plus(getattr(each, name))
         return total.times(1 / count)
 
     return Workload(
         source=f"measured: mean of {count} steps of {run_dir} (model {model}, up to step {steps[-1]})",
-        runs=sum(it.runs for it in found) / count,
-        calls=sum(it.calls for it in found) / count,
+        runs=sum(each.runs for each in measurements) / count,
+        calls=sum(each.calls for each in measurements) / count,
         prompts=mean("prompts"),
         prefill=mean("prefill"),
         decode=mean("decode"),
         learner=mean("learner"),
-        targets=sum(it.targets for it in found) / count,
-        largest=max(it.largest for it in found),
-        longest=max(it.longest for it in found),
+        targets=sum(each.targets for each in measurements) / count,
+        largest=max(each.largest for each in measurements),
+        longest=max(each.longest for each in measurements),
     )
 
 
 def step_of(run_dir: Path) -> tuple[int, int]:
-    """Return ``group_size`` and ``tasks_per_step`` of the settings that a run began with."""
+    """Return ``group_size`` and ``tasks_per_step`` from a run's stored settings."""
     with Store(store_file(run_dir)) as store:
-        began = store.meta("config", {})
-    return tuple(began.get(name, getattr(TrainConfig, name)) for name in ("group_size", "tasks_per_step"))
+        config = store.meta("config", {})
+    return tuple(config.get(name, getattr(TrainConfig, name)) for name in ("group_size", "tasks_per_step"))
 
 
 def _groups(store: Store, step: int, metrics: Mapping[str, float]) -> list[list[Trajectory]]:
-    """Return the runs that the step was given, by group: the newest, as those of an interrupted one keep its number."""
-    found = [rollout for rollout in store.rollouts(split="train", step=step) if rollout.finished]
+    """Return the step's trajectories by group: the newest, because those of an interrupted attempt have the same step number."""
+    finished = [rollout for rollout in store.rollouts(split="train", step=step) if rollout.finished]
     groups: dict[str, list[Trajectory]] = {}
-    for rollout in found[-int(metrics.get("trajectories", len(found))) :]:
+    for rollout in finished[-int(metrics.get("trajectories", len(finished))) :]:
         groups.setdefault(rollout.group or rollout.rollout_id, []).append(store.trajectory(rollout.rollout_id))
     return list(groups.values())
 
 
 def _of_step(groups: Sequence[Sequence[Trajectory]], trained: float | None) -> Workload:
-    """Count a step; ``trained`` tokens are those that its learner said it computed: of the groups with contrast."""
+    """Return one step's workload. ``trained`` is the learner's token count, which covers only the groups with contrast."""
     trees = [build_tree(group) for group in groups]
     calls = [call for group in groups for trajectory in group for call in trajectory.calls]
     depths = np.concatenate([tree.depths for tree in trees])
@@ -154,7 +154,7 @@ def _of_step(groups: Sequence[Sequence[Trajectory]], trained: float | None) -> W
         runs=sum(map(len, groups)),
         calls=len(calls),
         prompts=prompts,
-        prefill=Tokens.of(np.concatenate([_given(tree) for tree in trees])),
+        prefill=Tokens.of(np.concatenate([_prompt_depths(tree) for tree in trees])),
         decode=Tokens.of(np.concatenate([tree.depths[tree.target_tokens] for tree in trees])),
         learner=learner.times(share),
         targets=targets * share,
@@ -163,6 +163,6 @@ def _of_step(groups: Sequence[Sequence[Trajectory]], trained: float | None) -> W
     )
 
 
-def _given(tree: TokenTree) -> np.ndarray:
-    """Return the depths of the tokens that nobody sampled."""
+def _prompt_depths(tree: TokenTree) -> np.ndarray:
+    """Return the depths of the tokens that were not sampled."""
     return np.delete(tree.depths, np.unique(tree.target_tokens))

@@ -23,7 +23,7 @@ def asking(text: str) -> dict:
 async def test_a_server_whose_log_cannot_be_written_any_more_is_given_up_and_nobody_waits_for_ever(fake):
     async with fake.running(fake.engine()) as it:
         shutil.rmtree(fake.run_dir)
-        with pytest.raises(UpstreamError, match=r"started again 3 times.*No such file or directory"):
+        with pytest.raises(UpstreamError, match=r"restarted 3 times.*No such file or directory"):
             async with asyncio.timeout(20):
                 await it.chat(asking("die"))
     assert not fake.living()

@@ -129,7 +129,7 @@ def test_an_older_step_is_exported_where_it_is_kept(trained, tmp_path):
     record = json.loads((exported.folder / "export.json").read_text())
     assert (record["step"], record["version"]) == (1, 1)
     assert exported.check.text == "a stored call of version 1"
-    with pytest.raises(ConfigError, match="no checkpoint of step 7; there are: 1, 2"):
+    with pytest.raises(ConfigError, match="no checkpoint of step 7; available steps: 1, 2"):
         export(trained(8), tmp_path / "other", step=7)
 
 
@@ -164,7 +164,7 @@ def test_the_number_format_is_the_start_weights_unless_another_is_asked_for(trai
 def test_what_a_number_format_takes_away_is_said(tmp_path):
     asyncio.run(train(tmp_path / "run", steps=1, lora_rank=8, learning_rate=1e-5))
     exported = export(tmp_path / "run", tmp_path / "out", dtype="bfloat16")
-    assert "bfloat16 is coarser than what was trained" in exported.notes[0]
+    assert "rounding to bfloat16 removes what was trained" in exported.notes[0]
 
 
 def test_the_record_holds_where_it_comes_from_and_every_file(trained, exported):
@@ -252,7 +252,7 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_is_left(run_dir, tmp_path):
 def test_an_export_is_never_written_over(trained, tmp_path):
     export(trained(8), tmp_path / "out", merged=False)
     before = (tmp_path / "out" / "export.json").read_bytes()
-    with pytest.raises(ConfigError, match="is there and not empty; give another --out"):
+    with pytest.raises(ConfigError, match="isn't empty; pass another --out"):
         export(trained(8), tmp_path / "out")
     assert (tmp_path / "out" / "export.json").read_bytes() == before
     (tmp_path / "empty").mkdir()
@@ -266,7 +266,7 @@ def test_two_exports_to_one_place_do_not_mix(trained, tmp_path):
 
     def again(what):
         if what == "hashing the files":
-            with pytest.raises(ConfigError, match="another export is being written to"):
+            with pytest.raises(ConfigError, match="another export is writing to"):
                 export(trained(8), tmp_path / "out")
 
     export(trained(8), tmp_path / "out", merged=False, check=False, progress=again)
@@ -276,7 +276,7 @@ def test_two_exports_to_one_place_do_not_mix(trained, tmp_path):
 
 def test_a_checkpoint_that_the_run_deletes_meanwhile_is_no_fault_of_the_disk(run_dir, tmp_path):
     def go_on(what):
-        if what == "computing logprobs as trained":
+        if what == "computing the trained weights' logprobs":
             shutil.rmtree(run_dir / "checkpoints" / "step-000002")
 
     with pytest.raises(StoreError, match="was deleted while it was exported: the run is training"):
@@ -286,7 +286,7 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_no_fault_of_the_disk(run
 
 def test_the_folder_that_one_stands_in_is_not_taken(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="is where you stand; give --out a name"):
+    with pytest.raises(ConfigError, match="is the current directory; pass another --out"):
         export(trained(8), ".")
 
 
@@ -309,16 +309,16 @@ def test_an_export_without_torch_is_refused_with_what_to_install(tmp_path, monke
 def test_what_cannot_be_exported_is_refused_with_the_reason(trained, run_dir, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="is not a run folder"):
         export(tmp_path, tmp_path / "out")
-    with pytest.raises(ConfigError, match="nothing is left to export"):
+    with pytest.raises(ConfigError, match="there is no adapter to export"):
         export(trained(0), tmp_path / "out", merged=False)
-    with pytest.raises(ConfigError, match="give one of float32, bfloat16, float16"):
+    with pytest.raises(ConfigError, match="must be one of float32, bfloat16, float16"):
         export(run_dir, tmp_path / "out", dtype="int8")
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-        with pytest.raises(StoreError, match="GB free; make room"):
+        with pytest.raises(StoreError, match="GB free; free up disk space"):
             export(run_dir, tmp_path / "out")
     shutil.rmtree(run_dir / "checkpoints")
-    with pytest.raises(ConfigError, match="no checkpoint, so nothing was trained there yet"):
+    with pytest.raises(ConfigError, match="has no checkpoint yet"):
         export(run_dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -337,10 +337,10 @@ def test_an_adapter_needs_the_start_weights_that_it_was_trained_on(trained, run_
         with Store(folder / "run.sqlite") as store:
             store.set_meta("model", str(model))
     spoil(model / "model.safetensors")
-    with pytest.raises(ConfigError, match="are not those that the run began with"):
+    with pytest.raises(ConfigError, match="have changed since the run began"):
         export(run_dir, tmp_path / "out")
     shutil.rmtree(model)
-    with pytest.raises(ConfigError, match="cannot be exported without its start weights: there is no model folder"):
+    with pytest.raises(ConfigError, match="can't be exported without its start weights: there is no model folder"):
         export(run_dir, tmp_path / "out")
     assert export(whole, tmp_path / "out").check.largest < 1e-4  # it holds all that it needs
 
@@ -349,7 +349,7 @@ def test_what_was_trained_in_4_bits_is_merged_into_16_and_said(run_dir, tmp_path
     manifest = run_dir / "checkpoints" / "step-000002" / "learner.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "in_4bit": True}))
     exported = export(run_dir, tmp_path / "out")
-    assert "trained on weights in 4 bits" in exported.notes[0]
+    assert "trained on 4-bit weights" in exported.notes[0]
     assert json.loads((exported.folder / "export.json").read_text())["trained_in_4bit"]
 
 
@@ -372,7 +372,7 @@ def test_the_command_prints_where_it_is_and_how_to_serve_it(trained, tmp_path):
     for said in (
         f"adapter: {tmp_path}/out/adapter",
         f"merged: {tmp_path}/out/merged (float32)",
-        "checked: loaded back",
+        "checked: its logprobs match the trained weights'",
     ):
         assert said in found.stdout
     assert f"--model {tmp_path}/out/merged --served-model-name rank8" in found.stdout

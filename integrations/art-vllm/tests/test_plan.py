@@ -229,10 +229,10 @@ def test_who_trains_is_what_auto_would_take():
         ({"learner": "unsloth", "lora_rank": 0}, "learner='torch' to train all weights"),
         ({"learner": "torch", "load_in_4bit": True}, "need learner='unsloth'"),
         ({"lora_rank": 0, "load_in_4bit": True}, "need learner='unsloth'"),
-        ({"context": 100_000}, "more than the 32768 positions"),
-        ({"gpus": 3}, "cannot split 28 attention heads over 3"),
+        ({"context": 100_000}, "exceeds the 32768 positions"),
+        ({"gpus": 3}, "can't split 28 attention heads over 3"),
         ({"engine": "embedded", "serve_in_8bit": True}, "only vLLM"),
-        ({"lora_rank": 600}, "give at most 512"),
+        ({"lora_rank": 600}, "up to rank 512"),
     ],
 )
 def test_a_setup_that_no_run_takes_is_refused(changes, says):
@@ -293,7 +293,7 @@ def test_a_gpu_is_found_by_what_its_driver_calls_it(told, name):
     [
         ("24", "or a size such as 24GB"),
         ("H1000", "did you mean 'H100'"),
-        ("RTX 2080", "a size; pass one of T4, L4, A10, .*MI300X"),
+        ("RTX 2080", "size; pass one of T4, L4, A10, .*MI300X"),
         ("100MB", "1 GiB"),
     ],
 )

@@ -91,14 +91,14 @@ def test_a_small_model_that_unsloth_trains_is_served_with_room_for_its_adapter()
 
 def test_what_does_not_fit_says_what_is_missing_and_what_to_change():
     said = run("--model", "Qwen/Qwen2.5-14B-Instruct", "--gpu", "24GB", code=1)
-    assert "does not fit: " in said and "GiB are missing" in said
+    assert "doesn't fit: " in said and "GiB short" in said
     assert "another GPU: " in said and "a smaller model: Qwen/Qwen2.5-3B-Instruct" in said
     assert "art.train(" not in said
 
 
 def test_the_table_adds_up():
     rows = [line[:42] for line in run(*SEVEN_B, "--gpu", "H100").splitlines() if line.startswith(("learner:", "vllm:"))]
-    rows += [line[:42] for line in run(*SEVEN_B, "--gpu", "H100").splitlines() if line.startswith(("keys", "taken"))]
+    rows += [line[:42] for line in run(*SEVEN_B, "--gpu", "H100").splitlines() if line.startswith(("keys", "total"))]
     *parts, taken = [float(row[24:33]) if "-" not in row[24:33] else 0.0 for row in rows]
     assert sum(parts) == pytest.approx(taken, abs=0.06) and taken > 0
 
@@ -126,10 +126,10 @@ def test_a_mixture_of_experts_says_how_much_of_it_is_active():
 
 def test_assumptions_are_said_to_be_assumptions():
     said = run(*SEVEN_B, "--gpu", "A100-80GB", "--calls", "5", "--dollars-per-hour", "2")
-    assert "assumed: 5 calls a run, a first prompt of 1000 tokens, 150 sampled tokens a call" in said
-    assert "prompts at 50% and learning at 30% of the peak arithmetic" in said
-    assert "dollars" in said
-    assert "no seconds: a size has no speed" in run(*SEVEN_B, "--gpu", "80GB")
+    assert "assumed: 5 calls per rollout, a first prompt of 1000 tokens, 150 sampled tokens per call" in said
+    assert "prompts at 50% and learning at 30% of peak compute" in said
+    assert " per step, $" in said
+    assert "no time estimate: --gpu is only a size" in run(*SEVEN_B, "--gpu", "80GB")
 
 
 async def test_a_run_says_how_large_its_steps_are(tmp_path):
@@ -138,14 +138,14 @@ async def test_a_run_says_how_large_its_steps_are(tmp_path):
         await going.learn(await going.score(await going.collect(ScriptedAgent(), ["a", "b"]), lambda run: 1.0))
     measured = ("--model", "tiny", "--gpu", "T4", "--run", str(tmp_path / "run"))
     said = run(*measured)
-    assert "8 runs, " in said and "(runs: up to 8)" in said and "group_size=4, tasks_per_step=2" in said
-    assert "(runs: up to 4)" in run(*measured, "--tasks-per-step", "1")
+    assert "8 rollouts, " in said and "(rollouts: up to 8)" in said and "group_size=4, tasks_per_step=2" in said
+    assert "(rollouts: up to 4)" in run(*measured, "--tasks-per-step", "1")
 
 
 def test_runs_that_are_longer_than_the_context_are_said():
     said = run("--model", "tiny", "--gpu", "T4", "--context", "512")
-    assert "a run of up to 1,450 tokens does not fit into a context of 512" in said
-    assert "does not fit into" not in run("--model", "tiny", "--gpu", "T4", "--context", "512", "--prompt", "50")
+    assert "rollouts of up to 1,450 tokens don't fit into a context of 512" in said
+    assert "don't fit into" not in run("--model", "tiny", "--gpu", "T4", "--context", "512", "--prompt", "50")
 
 
 def test_a_small_model_is_counted_in_millions():
@@ -164,14 +164,14 @@ def test_a_type_that_is_not_known_is_counted_and_said_to_be_an_estimate(tmp_path
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     said = run("--model", str(tmp_path), "--gpu", "24GB", "--context", "2048")
-    assert "type 'novel' is counted like a Llama" in said and "6 layers keep a state" in said
+    assert "model type 'novel' is unknown and counted as a Llama" in said and "6 layers keep a fixed-size state" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("--model", "Qwen/Qwen2.5-7B-Instruckt", "--gpu", "H100"), "Did you mean Qwen/Qwen2.5-7B-Instruct"),
-        (("--model", "", "--gpu", "H100"), "the shape of '' is not known"),
+        (("--model", "", "--gpu", "H100"), "the shape of '' is unknown"),
         ((*SEVEN_B, "--gpu", "24"), "or a size such as 24GB"),
         ((*SEVEN_B, "--gpu", "H100", "--full", "--lora-rank", "8"), "--full trains all weights"),
         ((*SEVEN_B, "--gpu", "80GB", "--dollars-per-hour", "2"), "name the GPU"),

@@ -38,7 +38,7 @@ def test_the_email_agent_gets_better_on_vllm_with_unsloth_and_survives_the_death
     assert all(step["mismatch"] < 1e-3 for step in steps)
     assert f"({untold:.0f} of {STEPS} changed too little to tell)" in done.stderr
 
-    assert "vLLM died (exit code 137)" in done.stderr and "vLLM is back" in done.stderr
+    assert "vLLM died (exit code 137)" in done.stderr and "vLLM is running again" in done.stderr
     with Store(folder / "run.sqlite") as store:
         trajectories = store.trajectories(split="train")
     assert len(trajectories) == STEPS * RUNS, "no rollout is lost"

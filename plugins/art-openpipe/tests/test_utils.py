@@ -247,7 +247,7 @@ async def test_tool_calls_are_imitated_as_the_engine_shows_them(desk):
 
 async def test_conversations_that_the_template_cannot_say_are_refused(desk):
     trajectory = art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "Nobody asked."}])
-    with pytest.raises(ConfigError, match="chat template cannot render"):
+    with pytest.raises(ConfigError, match="chat template can't render"):
         await desk.model.train_sft([trajectory], art.TrainSFTConfig())
 
 

@@ -122,7 +122,7 @@ def _render(chat: Chat, messages: list[dict[str, Any]]) -> str | None:
         return chat.render(copy.deepcopy(messages), TOOLS, {"enable_thinking": False})
     except UpstreamError as error:
         assert error.status == 400 and str(error)
-        return "late" if "took more than" in str(error) else None
+        return "late" if "took longer than" in str(error) else None
     finally:
         assert json.dumps(messages) == before
 

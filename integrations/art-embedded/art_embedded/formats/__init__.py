@@ -1,4 +1,4 @@
-"""The formats in which models call tools and think, by vLLM's names. What a model speaks is ``art_embedded.parsers``'s to say."""
+"""The formats of tool calls and thinking that the engine parses, by vLLM's names. ``parsers`` says which a model uses."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ CALLS: dict[str, Format] = {
 
 @dataclass(frozen=True)
 class Formats:
-    """What one model speaks."""
+    """The formats of one model."""
 
     calls: Format | None = CALLS["hermes"]
-    """None: it calls no tools, or in a format that is not read here."""
+    """None: the model doesn't call tools, or its format isn't supported."""
     thinking: Thinking | None = None
-    """None: it does not think, or in a format that is not read here."""
+    """None: the model doesn't think, or its format isn't supported."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that must be seen, also where a tokenizer calls them special."""
+        """Texts that must be kept when decoding, even if the tokenizer marks them as special."""
         return (*(self.calls.markers if self.calls else ()), *(self.thinking or ()))
 
 
@@ -55,20 +55,20 @@ HERMES = Formats()
 
 
 def find_formats(model_folder: str, config: TrainConfig) -> Formats:
-    """Return the formats that the model speaks or ``config`` names, and log which. Raises ConfigError for unknown names."""
+    """Return the model's formats, or those that ``config`` names, and log them. Raises ConfigError for unknown names."""
     calls = tool_parser(model_folder, config.tool_parser)
     thinking = reasoning_parser(model_folder, config.reasoning_parser)
     log.info(
-        "formats of the model: %s for tool calls, %s for thinking (tool_parser=, reasoning_parser= change them)",
+        "model formats: %s for tool calls, %s for thinking (change them with tool_parser=, reasoning_parser=)",
         calls or "none",
         thinking or "none",
     )
-    for what, name, known in (("tool_parser", calls, CALLS), ("reasoning_parser", thinking, THINKING)):
+    for setting, name, known in (("tool_parser", calls, CALLS), ("reasoning_parser", thinking, THINKING)):
         if name is not None and name not in known:
             log.warning(
-                "%s=%s is not read by the embedded engine, which answers it as text; it reads %s. "
-                "Choose one of these if the model writes it, or serve the model with vLLM",
-                what,
+                "the embedded engine can't parse %s=%s and returns such output as plain text; it supports %s. "
+                "Choose one of these if the model uses it, or serve the model with vLLM",
+                setting,
                 name,
                 ", ".join(sorted(known)),
             )

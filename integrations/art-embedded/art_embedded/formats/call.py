@@ -1,4 +1,4 @@
-"""What a format of tool calls is, and what formats share. Knows nothing about one format, tokens, models or requests."""
+"""The protocol of tool-call formats, and functions that formats share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from art_core.types import JsonDict
 from art_embedded.requests import Schema
 
 Before = Literal["nothing", "text", "call"]
-"""What an answer has said so far, white space left out: for formats whose calls begin the answer, or follow one another."""
+"""The last part of the answer so far, ignoring whitespace: some formats only allow calls at the start or after other calls."""
 Schemas = Mapping[str, JsonDict]
-"""The parameters of the functions that may be called, by name."""
+"""Function name -> parameters."""
 
 
 class ToolCall(NamedTuple):
@@ -20,36 +20,35 @@ class ToolCall(NamedTuple):
 
     name: str
     arguments: str
-    """A JSON object; letter for letter what was sampled where the format has JSON, because only then does the next prompt
-    show the call as it was sampled."""
+    """A JSON object; if the format uses JSON, exactly the sampled text, so that the next prompt renders the call as sampled."""
     identifier: str | None = None
-    """Where the format gives calls one."""
+    """The call's id, if the format has ids."""
 
 
 class Read(NamedTuple):
-    """What the beginning of a text turned out to be."""
+    """The result of parsing the beginning of a text."""
 
     length: int
-    """Characters that were read."""
+    """Number of consumed characters."""
     calls: list[ToolCall] | None
-    """None where they are no call, and so are content."""
+    """None: the characters aren't a call, but content."""
 
 
 class Terminals(Protocol):
-    """Writes parts of a grammar for one tokenizer, in llguidance's variant of Lark."""
+    """Writes parts of a grammar in llguidance's variant of Lark, for one tokenizer."""
 
     def marker(self, text: str) -> str:
-        """Return ``text``, as the token that stands for it where there is one."""
+        """Return ``text`` as its special token if it has one, else as text."""
         ...
 
     def has(self, text: str) -> bool:
-        """Whether one token stands for ``text``."""
+        """Return whether ``text`` is a single token."""
         ...
 
     def text(self, text: str) -> str: ...
 
     def json(self, schema: Schema) -> str:
-        """Return JSON that ``schema`` accepts."""
+        """Return the part that matches JSON accepted by ``schema``."""
         ...
 
 
@@ -57,64 +56,64 @@ class Format(Protocol):
     """How a family of models writes tool calls."""
 
     markers: tuple[str, ...]
-    """Texts that set calls apart: part of the text, also where a tokenizer calls them special."""
+    """Texts that delimit calls; kept when decoding, even if the tokenizer marks them as special."""
     openings: tuple[str, ...]
-    """Texts that begin a call wherever they stand; the first is what forced calls begin with. Empty where calls begin the
+    """Texts that begin a call anywhere; forced calls begin with the first. Empty if calls are only allowed at the start of an
     answer."""
     begins: str
-    """Where there are no ``openings``: a pattern of how a call begins the answer."""
+    """Without ``openings``: a pattern for an answer that begins with a call."""
     one_batch: bool
-    """Whether all calls of an answer stand together."""
+    """Whether an answer's calls can't be separated by text."""
 
     def find(self, text: str, before: Before) -> int | None:
-        """Return where the first call begins, or may turn out to begin; None where that is nowhere in ``text``."""
+        """Return where the first call begins, or may begin given more text; None if nowhere in ``text``."""
         ...
 
     def read(self, text: str, schemas: Schemas, final: bool) -> Read | None:
-        """Read the call or calls with which ``text`` begins; None where more text is needed, with ``final`` never."""
+        """Parse the call or calls that ``text`` begins with; return None if more text is needed, which ``final`` rules out."""
         ...
 
     def rules(self, calls: Mapping[str, Schema], several: bool, terminals: Terminals) -> list[str]:
-        """Return grammar rules, among them ``body``: all of a batch of calls after the first opening.
+        """Return grammar rules that include ``body``: everything after the first opening, exactly as templates write it.
 
-        Letter for letter as templates write it. Raises UpstreamError 400 for a function that cannot be called so.
+        Raises UpstreamError 400 for a function that the format can't express.
         """
         ...
 
 
 def find_any(text: str, openings: Sequence[str]) -> int | None:
-    """Return where the first of ``openings``, or what may become one at the end, begins in ``text``."""
-    places = [place for opening in openings if (place := text.find(opening)) >= 0]
+    """Return where the first of ``openings`` begins in ``text``, or an incomplete one at its end; None if there is none."""
+    starts = [start for opening in openings if (start := text.find(opening)) >= 0]
     held = held_back(text, openings)
-    return min(places) if places else len(text) - held if held else None
+    return min(starts) if starts else len(text) - held if held else None
 
 
 def after_line(openings: Sequence[str]) -> tuple[str, ...]:
-    """Return ``openings`` with a line break before them and without.
+    """Return ``openings`` with and without a line break before them.
 
-    For formats whose templates put one there: as part of the content it would come back doubled.
+    For formats whose templates add that line break: kept as content, it would be doubled in the next prompt.
     """
     return (*(f"\n{opening}" for opening in openings), *openings)
 
 
 def held_back(text: str, markers: Sequence[str]) -> int:
-    """Return how many characters at the end of ``text`` may yet become one of ``markers``."""
+    """Return how many characters at the end of ``text`` may be the beginning of one of ``markers``."""
     longest = max((len(marker) for marker in markers), default=1) - 1
     sizes = range(min(longest, len(text)), 0, -1)
     return next((size for size in sizes if any(marker.startswith(text[-size:]) for marker in markers)), 0)
 
 
 def through(text: str, end: str, final: bool) -> Read | None:
-    """Read what is no call, through its ``end``."""
-    place = text.find(end)
-    return Read(place + len(end), None) if place >= 0 else unread(text, final)
+    """Consume text that isn't a call, up to and including ``end``."""
+    start = text.find(end)
+    return Read(start + len(end), None) if start >= 0 else unread(text, final)
 
 
 def unread(text: str, final: bool) -> Read | None:
-    """More text is needed; where there is none, all of it is content."""
+    """Return the result for an incomplete call: None to wait for more text, or with ``final`` all of it as content."""
     return Read(len(text), None) if final else None
 
 
 def pattern(text: str) -> str:
-    """Return ``text`` as a part of a regular expression in a grammar."""
+    """Return ``text`` escaped for a regular expression in a grammar."""
     return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")

@@ -1,7 +1,4 @@
-"""Hermes, Qwen 2.5 and 3, and more: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as often as wanted.
-
-Knows nothing about other formats.
-"""
+"""Hermes, Qwen 2.5 and 3, and others: any number of ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
 
 from __future__ import annotations
 
@@ -28,13 +25,13 @@ class Hermes:
 
     def read(self, text: str, schemas: Schemas, final: bool) -> Read | None:
         opening, closing = self.markers
-        _, opened, said = text.partition(opening)
-        inside, closed, _ = said.partition(closing)
+        _, opened, rest = text.partition(opening)
+        inside, closed, _ = rest.partition(closing)
         if not opened or not (closed or final):
             return unread(text, final)
-        # At the end of an answer the closing marker may be missing: some models leave it out, as stop strings do.
+        # At the end of an answer the closing marker may be missing: some models omit it, and stop strings cut it off.
         call = call_in(inside, "arguments")
-        length = len(text) - len(said) + len(inside) + len(closed)
+        length = len(text) - len(rest) + len(inside) + len(closed)
         return Read(length, None if call is None else [ToolCall(*call)])
 
     def rules(self, calls: Mapping[str, Schema], several: bool, terminals: Terminals) -> list[str]:

@@ -1,7 +1,6 @@
-"""Mistral, and formats like its older one: a marker and a JSON list of ``{"name": ..., "arguments": {...}}``.
+"""Mistral and similar formats: a marker and a JSON list of ``{"name": ..., "arguments": {...}}``.
 
-Mistral's newer models write ``[TOOL_CALLS]NAME{...}`` or ``[TOOL_CALLS]NAME[ARGS]{...}`` for every call. Knows nothing about
-other formats.
+Mistral's newer models write ``[TOOL_CALLS]NAME{...}`` or ``[TOOL_CALLS]NAME[ARGS]{...}`` for every call.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 
 from art_embedded.formats.call import Before, Read, Schemas, Terminals, ToolCall, find_any, unread
-from art_embedded.formats.json_text import call_in, decode, items, members, said
+from art_embedded.formats.json_text import call_in, decode, items, members, nonempty_string
 from art_embedded.requests import Schema
 
 
@@ -22,7 +21,7 @@ class Lists:
     begins = ""
     one_batch = True
     list_start = '"["'
-    """As a part of a grammar."""
+    """As part of a grammar."""
 
     def __init__(self, marker: str) -> None:
         self.markers = (marker,)
@@ -32,17 +31,17 @@ class Lists:
         return find_any(text, self.openings)
 
     def read(self, text: str, schemas: Schemas, final: bool) -> Read | None:
-        place = text.find(self.openings[0])
-        if place < 0:
+        marker = text.find(self.openings[0])
+        if marker < 0:
             return unread(text, final)
-        start = _skip(text, place + len(self.openings[0]))
+        start = _skip(text, marker + len(self.openings[0]))
         if start < len(text) and text[start] != "[":
             return self._other(text, start, final)
-        found = decode(text, start)
-        if found is None:
+        decoded = decode(text, start)
+        if decoded is None:
             return unread(text, final)
-        calls = [self._call(item) for item in items(text[start : found[1]]) or ()]
-        return Read(found[1], None if None in calls or not calls else calls)
+        calls = [self._call(item) for item in items(text[start : decoded[1]]) or ()]
+        return Read(decoded[1], None if None in calls or not calls else calls)
 
     def _other(self, text: str, start: int, final: bool) -> Read | None:
         return Read(start, None)
@@ -71,7 +70,7 @@ class Mistral(Lists):
     """Both of Mistral's forms."""
 
     list_start = '" "? "["'
-    """Templates of one tokenizer write the space, those of another do not."""
+    """Some tokenizers' templates write the space, others don't."""
 
     def __init__(self) -> None:
         super().__init__("[TOOL_CALLS]")
@@ -81,15 +80,15 @@ class Mistral(Lists):
         head = NAMED.match(text, start)
         if head is None:
             return unread(text, final) if UNFINISHED.fullmatch(text, start) else Read(start, None)
-        found = decode(text, head.end())
-        if found is None:
+        decoded = decode(text, head.end())
+        if decoded is None:
             return unread(text, final)
-        return Read(found[1], [ToolCall(head[1], text[head.end() : found[1]], head[2] or _identifier())])
+        return Read(decoded[1], [ToolCall(head[1], text[head.end() : decoded[1]], head[2] or _identifier())])
 
     def _call(self, item: str) -> ToolCall | None:
         call = super()._call(item)
-        named = (members(item) or {}).get("id", '""')
-        return None if call is None else call._replace(identifier=said(named) or _identifier())
+        identifier = (members(item) or {}).get("id", '""')
+        return None if call is None else call._replace(identifier=nonempty_string(identifier) or _identifier())
 
     def rules(self, calls: Mapping[str, Schema], several: bool, terminals: Terminals) -> list[str]:
         if not terminals.has(ARGUMENTS):
@@ -104,9 +103,9 @@ class Mistral(Lists):
 
 
 def _identifier() -> str:
-    """Return what Mistral's templates take for an identifier: nine letters and digits."""
+    """Return a random id as Mistral's templates require: nine letters and digits."""
     return uuid.uuid4().hex[:9]
 
 
-def _skip(text: str, place: int) -> int:
-    return len(text) - len(text[place:].lstrip())
+def _skip(text: str, start: int) -> int:
+    return len(text) - len(text[start:].lstrip())

@@ -1,6 +1,6 @@
-"""Llama 3: ``{"name": ..., "parameters": {...}}`` as the whole answer, several of them parted by ``; ``.
+"""Llama 3: ``{"name": ..., "parameters": {...}}`` as the whole answer, several of them separated by ``; ``.
 
-With ``<|python_tag|>`` before it or without. Knows nothing about other formats.
+With or without ``<|python_tag|>`` before it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEXT = re.compile(r"\s*(?:;\s*)?(?:\{|\Z)")
 
 
 class Llama:
-    """JSON that begins the answer."""
+    """JSON at the start of the answer."""
 
     markers = (TAG,)
     openings = ()
@@ -38,11 +38,11 @@ class Llama:
         start = text.find("{")
         if start < 0:
             return unread(text, final)
-        found = decode(text, start)
-        if found is None:
+        decoded = decode(text, start)
+        if decoded is None:
             return unread(text, final)
-        call = call_in(text[start : found[1]], "parameters", "arguments")
-        return Read(found[1], None if call is None else [ToolCall(*call)])
+        call = call_in(text[start : decoded[1]], "parameters", "arguments")
+        return Read(decoded[1], None if call is None else [ToolCall(*call)])
 
     def rules(self, calls: Mapping[str, Schema], several: bool, terminals: Terminals) -> list[str]:
         names = [f"function_{number}" for number in range(len(calls))]

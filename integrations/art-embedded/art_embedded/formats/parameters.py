@@ -1,4 +1,4 @@
-"""The parameters of a function one by one, for formats whose arguments are no JSON object. Knows nothing about a format."""
+"""Reads a function's parameters from its schema, for formats that don't write arguments as one JSON object."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ class Parameter(NamedTuple):
 
     name: str
     schema: Schema
-    """With the definitions that it refers to."""
+    """Includes the definitions that it refers to."""
     required: bool
     branches: list[JsonDict]
-    """The schemas of which its value has one, each of one JSON type."""
+    """The alternative schemas of the value, each of one JSON type."""
 
 
 def parameters(name: str, schema: Schema) -> list[Parameter]:
-    """Return the parameters of the function ``name``, as its schema lists them.
+    """Return the parameters of the function ``name`` in the order of its schema.
 
-    Raises UpstreamError 400 where the schema says more of the arguments than what each of them is.
+    Raises UpstreamError 400 if the schema has constraints beyond the individual parameters.
     """
     root = schema.schema
     known = {"type", "properties", "required", "additionalProperties", "title", "description", "$schema", *DEFINITIONS}
     listed, required = properties(root), root.get("required") or []
     if listed != (root.get("properties") or {}) or not isinstance(required, list):
         raise refuse(
-            f"the parameters of the tool {name} are no JSON schema: properties is an object, required is a list"
+            f"the parameters of the tool {name} aren't a JSON schema: properties must be an object and required a list"
         )
-    further = sorted(set(root) - known)
-    if further or (not listed and root.get("additionalProperties")):
-        says = ", ".join(further) or "additionalProperties"
+    unsupported = sorted(set(root) - known)
+    if unsupported or (not listed and root.get("additionalProperties")):
+        keywords = ", ".join(unsupported) or "additionalProperties"
         raise refuse(
-            f"the parameters of the tool {name} say {says}, and a call in this model's format gives each parameter by itself; "
-            "list them in properties, or do not force the call"
+            f"the parameters of the tool {name} use {keywords}, but this model's call format writes each parameter separately; "
+            "list all parameters in properties, or don't force the call"
         )
     return [
         Parameter(key, with_definitions(value, schema), key in required, branches(value, root))
@@ -50,22 +50,22 @@ def parameters(name: str, schema: Schema) -> list[Parameter]:
 
 
 def properties(schema: Any) -> JsonDict:
-    """Return the schemas of the parameters by name; none where ``schema`` is no JSON schema of an object.
+    """Return parameter name -> schema; empty if ``schema`` isn't the schema of an object.
 
-    A tool's schema is checked only where its grammar is wanted. Elsewhere what is wrong in it is as if it were not there.
+    A tool's schema is only checked if its grammar is needed; otherwise, invalid parts are ignored.
     """
     listed = schema.get("properties") if isinstance(schema, dict) else None
     return listed if isinstance(listed, dict) else {}
 
 
 def with_definitions(part: Any, schema: Schema) -> Schema:
-    """Return a part of ``schema`` as a schema that can stand alone."""
-    kept = {key: schema.schema[key] for key in DEFINITIONS if key in schema.schema}
-    return Schema({**kept, **part} if isinstance(part, dict) else {}, schema.strict)
+    """Return a part of ``schema`` as a self-contained schema."""
+    definitions = {key: schema.schema[key] for key in DEFINITIONS if key in schema.schema}
+    return Schema({**definitions, **part} if isinstance(part, dict) else {}, schema.strict)
 
 
 def branches(schema: Any, root: JsonDict, depth: int = 8) -> list[JsonDict]:
-    """Return the schemas that ``schema`` leaves to choose from; ``root`` is what it refers to."""
+    """Return the alternatives of ``schema``; references are resolved in ``root``."""
     if not isinstance(schema, dict) or not depth:
         return [{}]
     reference = schema.get("$ref")
@@ -76,30 +76,29 @@ def branches(schema: Any, root: JsonDict, depth: int = 8) -> list[JsonDict]:
         return branches(target, root, depth - 1)
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(key), list):
-            return [found for each in schema[key] for found in branches(each, root, depth - 1)]
-    said = schema.get("type")
-    return [{**schema, "type": kind} for kind in said] if isinstance(said, list) else [schema]
+            return [branch for each in schema[key] for branch in branches(each, root, depth - 1)]
+    types = schema.get("type")
+    return [{**schema, "type": kind} for kind in types] if isinstance(types, list) else [schema]
 
 
 def values(branch: JsonDict) -> list[Any] | None:
-    """Return the values that a schema lists; None where it lists none."""
+    """Return the values that a schema lists (const or enum), or None."""
     listed = [branch["const"]] if "const" in branch else branch.get("enum")
     return listed if isinstance(listed, list) else None
 
 
-def kinds(*found: JsonDict) -> frozenset[str]:
-    """Return the JSON types of the values that some branches describe; ``string`` where nothing is said."""
-    said = {branch["type"] for branch in found if isinstance(branch.get("type"), str)}
-    said |= {
-        KINDS.get(type(value), "null") for branch in found if "type" not in branch for value in values(branch) or ()
-    }
-    return frozenset(said or {"string"})
+def kinds(*alternatives: JsonDict) -> frozenset[str]:
+    """Return the JSON types that the alternatives allow; ``string`` if they don't specify any."""
+    types = {branch["type"] for branch in alternatives if isinstance(branch.get("type"), str)}
+    untyped = [branch for branch in alternatives if "type" not in branch]
+    types |= {KINDS.get(type(value), "null") for branch in untyped for value in values(branch) or ()}
+    return frozenset(types or {"string"})
 
 
 def as_json(text: str, allowed: frozenset[str]) -> str:
-    """Return the JSON text of a value that a model wrote as ``text``, for a parameter of the ``allowed`` kinds.
+    """Return the JSON text of a value that a model wrote as ``text``, for a parameter of the ``allowed`` types.
 
-    What fits no other kind is a string. Python's names of constants are taken for JSON's: templates show them so.
+    A value that fits no other type is a string. Python's constants are read as JSON's, because templates render them so.
     """
     written = {"True": "true", "False": "false", "None": "null"}.get(text, text)
     if allowed != {"string"}:
@@ -114,4 +113,4 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} isn't JSON")

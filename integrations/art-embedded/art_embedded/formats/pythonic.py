@@ -1,7 +1,4 @@
-"""Calls as Python writes them: ``[f(a=1), g(b="x")]`` as the whole answer. Parsed, never evaluated.
-
-Knows nothing about other formats.
-"""
+"""Calls in Python syntax: ``[f(a=1), g(b="x")]`` as the whole answer. Parsed, never evaluated."""
 
 from __future__ import annotations
 
@@ -20,13 +17,13 @@ from art_embedded.requests import Schema, refuse
 FIRST = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.]*\s*(?:\(|\Z)|\Z)|\Z)")
 END = re.compile(r"\)\s*\]")
 STRUCTURE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\[({\])}'"]""", re.DOTALL)
-"""Strings, and what stands outside of them: brackets, and the quotation mark of a string that has not ended."""
+"""Strings, and outside of strings: brackets, and the opening quote of an unterminated string."""
 CONSTANTS = {"true": True, "false": False, "null": None}
-"""JSON's, which models write as well."""
+"""JSON's constants, which models write as well."""
 
 
 class Pythonic:
-    """A list of calls that begins the answer; ``start`` and ``end`` may stand around it."""
+    """A list of calls at the start of the answer, optionally between ``start`` and ``end``."""
 
     openings = ()
     begins = r"\s*\[\s*[A-Za-z_]"
@@ -37,17 +34,17 @@ class Pythonic:
         self._start, self._end = start, end
 
     def find(self, text: str, before: Before) -> int | None:
-        said = text.lstrip()
+        stripped = text.lstrip()
         if before == "call":
-            return text.index(said) if self._end and said and self._ends(said) else None
+            return text.index(stripped) if self._end and stripped and self._ends(stripped) else None
         if before == "text":
             return None
-        if self._start and held_back(said, [self._start]) == len(said):
+        if self._start and held_back(stripped, [self._start]) == len(stripped):
             return 0
-        return 0 if FIRST.match(said.removeprefix(self._start)) else None
+        return 0 if FIRST.match(stripped.removeprefix(self._start)) else None
 
-    def _ends(self, said: str) -> bool:
-        return said.startswith(self._end) or self._end.startswith(said)
+    def _ends(self, text: str) -> bool:
+        return text.startswith(self._end) or self._end.startswith(text)
 
     def read(self, text: str, schemas: Schemas, final: bool) -> Read | None:
         if self._end and text.startswith(self._end):
@@ -64,7 +61,7 @@ class Pythonic:
 
 
 def _end(text: str, start: int) -> int | None:
-    """Return where the list that begins at ``start`` ends; None where it does not."""
+    """Return the end of the list that begins at ``start``; None if it is incomplete."""
     depth = 0
     for each in STRUCTURE.finditer(text, start):
         if each[0] in ("'", '"'):
@@ -76,27 +73,22 @@ def _end(text: str, start: int) -> int | None:
 
 
 def _calls(text: str) -> list[ToolCall] | None:
-    """Return the calls of a list of them; None where ``text`` is not that."""
+    """Return the calls in a list of calls; None if ``text`` isn't one."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of backslashes in strings that mean nothing in Python
+            warnings.simplefilter("ignore")  # about invalid escapes in strings
             parsed = ast.parse(text, mode="eval").body
         return [_call(each) for each in parsed.elts] if isinstance(parsed, ast.List) else None
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # malformed; no values; nested too deep for the parser
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # malformed, not literals, or nested too deeply
         return None
 
 
 def _call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args or any(each.arg is None for each in node.keywords):
-        raise ValueError("no call with named arguments only")
+        raise ValueError("not a call with keyword arguments only")
     arguments = {each.arg: _value(each.value) for each in node.keywords}
     written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    # JSON writes what is beyond 16 bits as a pair, which Python reads as two.
+    # JSON escapes of characters beyond 16 bits are surrogate pairs, which Python reads as two characters.
     return ToolCall(_name(node.func), written.encode("utf-16", "surrogatepass").decode("utf-16"))
 
 
@@ -104,7 +96,7 @@ def _name(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{_name(node.value)}.{node.attr}"
     if not isinstance(node, ast.Name):
-        raise ValueError("no name")
+        raise ValueError("not a name")
     return node.id
 
 
@@ -121,25 +113,25 @@ def _value(node: ast.expr) -> Any:
         case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant) for key in keys):
             pairs = zip(map(_value, keys), map(_value, values), strict=True)
             return {key if isinstance(key, str) else json.dumps(key): value for key, value in pairs}
-    raise ValueError("no JSON value")
+    raise ValueError("not a JSON value")
 
 
 def _function(number: int, name: str, schema: Schema, terminals: Terminals) -> list[str]:
-    """Return the rules of one function's call: the parameters in their order, with commas between those that are there."""
+    """Return the rules of a call of one function: parameters in order, optional ones may be omitted, separated by commas."""
     listed = parameters(name, schema)
     words = [*name.split("."), *(parameter.name for parameter in listed)]
-    if wrong := [word for word in words if not word.isidentifier() or not word.isascii() or keyword.iskeyword(word)]:
+    if invalid := [word for word in words if not word.isidentifier() or not word.isascii() or keyword.iskeyword(word)]:
         raise refuse(
-            f"the tool {name} cannot be called in this model's format, which is Python's: {wrong[0]!r} is no name there; "
-            "give it another, or do not force the call"
+            f"the tool {name} can't be called in this model's format, which is Python syntax: {invalid[0]!r} isn't a valid name; "
+            "rename it, or don't force the call"
         )
     rule = f"function_{number}"
     rules = [f'{rule}: {terminals.text(name + "(")} {rule}_first_0 ")"']
-    for place, parameter in enumerate(listed):
-        value, after = f"{rule}_value_{place}", f"{rule}_next_{place + 1}"
-        first = [f"{value} {after}"] + ([] if parameter.required else [f"{rule}_first_{place + 1}"])
+    for index, parameter in enumerate(listed):
+        value, after = f"{rule}_value_{index}", f"{rule}_next_{index + 1}"
+        first = [f"{value} {after}"] + ([] if parameter.required else [f"{rule}_first_{index + 1}"])
         following = [f'", " {value} {after}'] + ([] if parameter.required else [after])
-        rules.append(f"{rule}_first_{place}: {' | '.join(first)}")
-        rules.append(f"{rule}_next_{place}: {' | '.join(following)}")
+        rules.append(f"{rule}_first_{index}: {' | '.join(first)}")
+        rules.append(f"{rule}_next_{index}: {' | '.join(following)}")
         rules.append(f"{value}: {terminals.text(parameter.name + '=')} {terminals.json(parameter.schema)}")
     return [*rules, f'{rule}_first_{len(listed)}: ""', f'{rule}_next_{len(listed)}: ""']

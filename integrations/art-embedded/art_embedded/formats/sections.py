@@ -1,7 +1,4 @@
-"""Kimi K2 and DeepSeek V3.1: a section of calls, each a heading and JSON arguments between markers of their own.
-
-Knows nothing about other formats.
-"""
+"""Kimi K2 and DeepSeek V3.1: a section of calls, each with a heading and JSON arguments between markers."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from art_embedded.requests import Schema
 
 
 class Markers(NamedTuple):
-    """In the order in which they stand."""
+    """The format's markers in their order."""
 
     section: str
     call: str
@@ -42,7 +39,7 @@ NUMBERED = re.compile(r"(?:functions\.)?(\S+):\d+")
 
 
 class Sections:
-    """``numbered``: the heading is ``functions.NAME:INDEX``, which is the call's identifier as well; else it is the name."""
+    """``numbered``: the heading is ``functions.NAME:INDEX``, which is also the call's id; else it is the function's name."""
 
     begins = ""
     one_batch = True
@@ -70,9 +67,9 @@ class Sections:
     def _call(self, heading: str, arguments: str) -> ToolCall | None:
         if not heading.startswith(self.markers.call) or not arguments.startswith("{"):
             return None
-        found = decode(arguments)
+        decoded = decode(arguments)
         heading = heading.removeprefix(self.markers.call).strip()
-        if found is None or found[1] != len(arguments):
+        if decoded is None or decoded[1] != len(arguments):
             return None
         if not self._numbered:
             return ToolCall(heading, arguments) if heading else None

@@ -1,6 +1,6 @@
 """Qwen3-Coder and Qwen 3.5: ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``.
 
-A value is text as it is, or JSON; the function's schema says which. Knows nothing about other formats.
+A value is plain text or JSON, depending on the function's schema.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Tags:
 
     markers = (OPENING, CLOSING)
     openings = (OPENING, FUNCTION)
-    """Models leave the outer tag out at times."""
+    """Models sometimes omit the outer tag."""
     begins = ""
     one_batch = False
 
@@ -48,13 +48,13 @@ class Tags:
         return find_any(text, after_line((*self.openings, CLOSING) if before == "call" else self.openings))
 
     def read(self, text: str, schemas: Schemas, final: bool) -> Read | None:
-        said = text.lstrip()
-        if said.startswith(CLOSING):
-            return Read(len(text) - len(said) + len(CLOSING), [])
-        inner = said.removeprefix(OPENING).lstrip()
+        stripped = text.lstrip()
+        if stripped.startswith(CLOSING):
+            return Read(len(text) - len(stripped) + len(CLOSING), [])
+        inner = stripped.removeprefix(OPENING).lstrip()
         if not (inner.startswith(FUNCTION) or FUNCTION.startswith(inner)):
             return through(text, CLOSING, final)
-        outer = said.startswith(OPENING)
+        outer = stripped.startswith(OPENING)
         ends = [FUNCTION_END + r"\s*" + CLOSING] if outer else [FUNCTION_END]
         end = re.search("|".join(ends), text)
         if end is None:
@@ -70,8 +70,8 @@ class Tags:
         for number, (name, schema) in enumerate(calls.items()):
             listed = parameters(name, schema)
             parts = []
-            for place, parameter in enumerate(listed):
-                rule = f"function_{number}_{place}"
+            for index, parameter in enumerate(listed):
+                rule = f"function_{number}_{index}"
                 value = _value(name, parameter, terminals)
                 ends = "[lazy]" if value.startswith("/") else ""
                 rules.append(f"{rule}: {terminals.text(f'<parameter={parameter.name}>{chr(10)}')} {rule}_value")
@@ -88,23 +88,23 @@ def _call(text: str, schemas: Schemas) -> ToolCall | None:
     head = HEAD.match(text)
     if head is None:
         return None
-    schema, place, found = schemas.get(head[1], {}), head.end(), {}
+    schema, position, arguments = schemas.get(head[1], {}), head.end(), {}
     listed = properties(schema)
-    while (each := PARAMETER.match(text, place)) is not None:
-        found[each[1]] = as_json(each[2], kinds(*branches(listed.get(each[1]), schema)))
-        place = each.end()
-    if END.fullmatch(text, place) is None:
+    while (each := PARAMETER.match(text, position)) is not None:
+        arguments[each[1]] = as_json(each[2], kinds(*branches(listed.get(each[1]), schema)))
+        position = each.end()
+    if END.fullmatch(text, position) is None:
         return None
-    written = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in found.items())
+    written = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in arguments.items())
     return ToolCall(head[1], "{" + ", ".join(written) + "}")
 
 
 def _value(name: str, parameter: Parameter, terminals: Terminals) -> str:
-    """Return the grammar of one parameter's value with its end: JSON, or for a string the text itself."""
+    """Return the grammar of one parameter's value and its end tag: JSON, or for a string the plain text."""
     if not PARAMETER_NAME.fullmatch(parameter.name):
         raise refuse(
-            f"the tool {name} has a parameter named {parameter.name!r}, which cannot stand in a tag of this model's calls; "
-            "give it another name, or do not force the call"
+            f"the parameter {parameter.name!r} of the tool {name} can't be written as a tag, as this model's call format "
+            "requires; rename it, or don't force the call"
         )
     strict, end = parameter.schema.strict, terminals.text(VALUE_END)
     texts = [branch for branch in parameter.branches if "string" in kinds(branch)]
@@ -112,7 +112,7 @@ def _value(name: str, parameter: Parameter, terminals: Terminals) -> str:
         return f"{terminals.json(parameter.schema)} {end}"
     free = [branch for branch in texts if values(branch) is None]
     if free:
-        # It can be a text of any other kind as well: what is written so is read so.
+        # Text that looks like another type is parsed as that type, so the grammar for free text covers all types.
         return _text(name, parameter.name, free[0], strict)
     listed = [value for branch in texts for value in values(branch) or ()]
     written = [value if isinstance(value, str) else json.dumps(value) for value in listed]
@@ -122,13 +122,13 @@ def _value(name: str, parameter: Parameter, terminals: Terminals) -> str:
 
 
 def _text(function: str, name: str, schema: JsonDict, strict: bool) -> str:
-    unknown = sorted({"pattern", "format"} & set(schema))
-    if unknown and strict:
+    unsupported = sorted({"pattern", "format"} & set(schema))
+    if unsupported and strict:
         raise refuse(
-            f"the parameter {name} of the tool {function} has a {unknown[0]}, which cannot be followed in the format of "
-            "this model's calls; leave it out, or do not demand it with strict"
+            f"the parameter {name} of the tool {function} has a {unsupported[0]}, which this model's call format can't enforce; "
+            "remove it, or set strict to false"
         )
     inner = f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})"
-    # Without the ends of tags in it: the call would be read as if it ended there.
+    # Exclude closing tags, which would end the parameter or the call.
     twice = f"{pattern(PARAMETER_END)}{ANY}{pattern(PARAMETER_END)}"
     return f"/{inner}{pattern(VALUE_END)}/ & ~/{ANY}({twice}|{pattern(FUNCTION_END)}){ANY}/"

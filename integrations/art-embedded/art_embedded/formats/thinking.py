@@ -1,21 +1,21 @@
-"""A model's thinking, set apart from what it says by two markers. Knows nothing about tokens or models."""
+"""The formats of a model's thinking, which two markers separate from its answer."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 Place = Literal["before", "inside", "after"]
-"""Where an answer begins: before thinking that may come, in the middle of it, or after it."""
+"""Where an answer begins: before possible thinking, inside thinking, or after it."""
 
 
 class Thinking(NamedTuple):
-    """The markers between which a model thinks, at the beginning of its answer."""
+    """The markers around thinking, which comes at the start of an answer."""
 
     opening: str = "<think>"
     closing: str = "</think>"
 
     def place(self, prompt: str) -> Place:
-        """Return where an answer to ``prompt`` begins: templates may open thinking, or open and close it."""
+        """Return where an answer to ``prompt`` begins: a template may open thinking, or open and close it."""
         end = prompt.rstrip()
         return "inside" if end.endswith(self.opening) else "after" if end.endswith(self.closing) else "before"
 
@@ -28,4 +28,4 @@ THINKING = {name: Thinking() for name in WITH_TAGS} | {
     "mistral": Thinking("[THINK]", "[/THINK]"),
     "seed_oss": Thinking("<seed:think>", "</seed:think>"),
 }
-"""By vLLM's names."""
+"""vLLM's parser name -> markers."""

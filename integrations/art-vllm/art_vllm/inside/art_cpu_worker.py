@@ -1,6 +1,6 @@
-"""Runs inside vLLM's worker, in vLLM's own environment, on CPUs: two repairs that right weights need. Knows nothing of art.
+"""Two fixes for vLLM's CPU worker, without which it serves wrong weights. Runs in vLLM's environment, so it can't import art.
 
-Loaded by ``--worker-extension-cls art_cpu_worker.Repaired``; both were found in vLLM 0.32.0 and its GPU code needs neither.
+Loaded by ``--worker-extension-cls art_cpu_worker.Repaired``. Both bugs are in vLLM 0.32.0; its GPU code has neither.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ add_shrink = PunicaWrapperCPU.add_shrink
 
 
 def add_shrink_without_base(self: PunicaWrapperCPU, y: Any, *args: Any, **kwargs: Any) -> None:
-    """Keep tokens of the base model out of the adapters: their index, -1, would take that of the last slot."""
+    """Apply no adapter to tokens of the base model: their index, -1, would select the last slot."""
     add_shrink(self, y, *args, **kwargs)
     if not self.no_lora:
         for rows in y:
@@ -25,11 +25,13 @@ PunicaWrapperCPU.add_shrink = add_shrink_without_base
 
 
 class Repaired:
-    """What the worker can be asked for besides."""
+    """Methods that are added to the worker."""
 
     def reload_all_weights(self, weights_path: str) -> None:
-        """Load a model folder's weights, into the output head too: where it is tied to the embeddings it has its weights
-        packed for the CPU, which ``reload_weights`` leaves as they were."""
+        """Load a model folder's weights, including the output head.
+
+        A head that is tied to the embeddings has its own copy, packed for the CPU, which ``reload_weights`` doesn't update.
+        """
         self.reload_weights(weights_path=weights_path)
         for module in self.model_runner.get_model().modules():
             method = getattr(module, "quant_method", None)
