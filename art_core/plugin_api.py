@@ -6,11 +6,11 @@ Everything else in the core may change between versions. docs/extending.md says 
 from art_core.attribution import in_child_processes, rollouts_have_threads, running
 from art_core.config import check_settings, check_tasks, model_folder, shipped_model, weights_hash
 from art_core.hookspecs import Register
+from art_core.loop.advice import flat_advice, untrained_advice
 from art_core.loop.display import Display, Output, display, plural
 from art_core.loop.metrics import wilson_interval
 from art_core.loop.rewards import reward_name, score_all
 from art_core.loop.rollout import API_KEY, task_id, task_input
-from art_core.loop.stopping import flat_advice, untrained_advice
 from art_core.loop.trackers import Tracker, Trackers
 from art_core.plugins import Plugins, redirect_clients
 from art_core.redaction import LEFT_OUT, describe_error, left_out, printable, without_access, without_keys

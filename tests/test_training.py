@@ -396,7 +396,7 @@ async def test_a_run_that_goes_on_says_so_and_one_after_a_dry_run_begins(tmp_pat
     async def said(**more):
         screen = Lines()
         await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, progress=screen, **more))
-        return [line.partition(": ")[2] for line in screen.lines if "going on" in line]
+        return [line.partition(": ")[2] for line in screen.lines if "resuming" in line]
 
     await said(dry_run=True)
     assert await said() == []

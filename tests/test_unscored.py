@@ -50,7 +50,8 @@ async def test_training_ends_in_good_order_where_three_steps_in_a_row_could_not_
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, **common))
     assert result.report["steps"] == 3
     assert (
-        "after step 3 of 6: no run of the last 3 steps could be scored (the judge refuses the key)" in told.getvalue()
+        "after step 3 of 6: no rollout of the last 3 steps could be scored (the judge refuses the key)"
+        in told.getvalue()
     )
     assert "taught nothing" not in told.getvalue() and result.report["stopped"]["may_pass"]
     judge.works = True
@@ -112,7 +113,7 @@ async def test_the_advice_names_the_reason_where_no_run_could_be_scored(tmp_path
     told, screen = told_display()
 
     await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, reward=Refuses(), steps=3, progress=screen))
-    assert "no run could be scored (the judge refuses the key)" in told.getvalue()
+    assert "no rollout of the last one could be scored (the judge refuses the key)" in told.getvalue()
     assert "easier tasks" not in told.getvalue()
 
 

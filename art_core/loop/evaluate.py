@@ -12,6 +12,7 @@ from typing import Any
 
 from art_core.config import check_tasks, make_config
 from art_core.errors import ArtError
+from art_core.loop.advice import say_elsewhere
 from art_core.loop.display import Display, display, plural
 from art_core.loop.metrics import apart
 from art_core.loop.open_run import opened
@@ -21,7 +22,6 @@ from art_core.loop.rewards import reward_name, score_rest
 from art_core.loop.rollout import task_id, task_input
 from art_core.loop.run import Run
 from art_core.loop.setup import Setup
-from art_core.loop.stopping import say_elsewhere
 from art_core.plugins import Plugins
 from art_core.redaction import without_access
 from art_core.runtime.threads import run_alone

@@ -28,9 +28,12 @@ Z = 1.959963984540054
 """The 97.5 % point of the normal distribution, for intervals of 95 %."""
 
 
-def summary(groups: Sequence[Group]) -> dict[str, float]:
-    """Return counts, and means over all trajectories of the reward and of the metrics that reward functions set. The rewards
-    of single calls are averaged over all calls (``call_reward``) and by node."""
+def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return counts over all recorded calls, trained or not, and means over all trajectories of the reward and of the metrics
+    that reward functions set. The rewards of single calls are averaged over all calls (``call_reward``) and by node.
+
+    Every name belongs in ``STEP_METRICS``, so that no reward's metric hides it.
+    """
     trajectories = [t for g in groups for t in g.trajectories]
     values: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:

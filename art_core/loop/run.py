@@ -15,7 +15,7 @@ from art_core.config import TrainConfig, check_tasks
 from art_core.loop import sft
 from art_core.loop.capture_checks import check_captured, check_sampled, note_elsewhere
 from art_core.loop.learning import Learning
-from art_core.loop.metrics import Throughput, Timer, joined, left_out, oldest, seconds_of_step, staleness, summary
+from art_core.loop.metrics import Throughput, Timer, group_metrics, joined, left_out, oldest, seconds_of_step, staleness
 from art_core.loop.metrics_file import append_metrics, write_metrics
 from art_core.loop.rewards import keep_scores, reward_name, score_all
 from art_core.loop.rollout import Rollout, task_input
@@ -192,7 +192,7 @@ class Run:
         groups = [g if g.advantages else scoring.advantages(g, self.config.advantage) for g in groups]
         teachable = self.teachable(groups)
         check_sampled(teachable)
-        metrics = {**summary(groups), "groups_with_contrast": float(len(teachable))}
+        metrics = {**group_metrics(groups), "groups_with_contrast": float(len(teachable))}
         async with self._learning:
             with self._timer.timed("learn_seconds"), self.watch.doing(f"step {self.step + 1} to be learned"):
                 if teachable:
@@ -225,7 +225,7 @@ class Run:
                 learned = await self._update(groups, sft.tree, losses.sft)
             # Other weights may have sampled these, at another temperature: the gap would mean nothing.
             learned.pop("logprob_gap", None)
-            return await self._finish_step(joined(summary(groups), learned), {})
+            return await self._finish_step(joined(group_metrics(groups), learned), {})
 
     async def _finish_step(self, metrics: dict[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
         metrics |= seconds_of_step({**seconds, **self._timer.taken()})

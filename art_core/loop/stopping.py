@@ -1,23 +1,19 @@
-"""When training ends before its last step, and what to advise if steps teach little: rules over the metrics of the steps so far.
+"""When training ends before its last step: rules over the metrics of the steps so far.
 
-Every rule has a setting with its bound; None switches the rule off.
+A new rule is a branch of ``stop`` with a message, and a setting in ``config.py``: None switches it off (the rule for dropped
+steps has none). A bound on one number has to be passed in three steps in a row; a mean is compared over windows.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
-from art_core.attribution import TO_DO
 from art_core.config import TrainConfig
-from art_core.loop.capture_checks import why_elsewhere
-from art_core.loop.display import Display
 from art_core.loop.metrics import of_learner
-from art_core.loop.rollout import failure
 from art_core.scoring import why_unscored
 from art_core.types import Group
 
@@ -25,8 +21,6 @@ Metrics = Mapping[str, float]
 
 STEPS_IN_A_ROW = 3
 """Dropped or out-of-bounds steps that are no accident any more."""
-FLAT_STEPS = 3
-"""Steps in a row without contrast after which advice is given."""
 LOST_GAIN = 0.5
 """A collapse loses at least this share of what the best window gained over the first."""
 LOST_REWARD = 0.1
@@ -62,24 +56,6 @@ COLLAPSE = (
     "the mean reward of the last {} steps is {:.3g}, down from {:.3g} in the best {} steps before: it has collapsed. Lower "
     "learning_rate, raise kl=, or look at what the rollouts do now; collapse_steps=None never stops for this"
 )
-FRESH = (
-    "the engine served the new weights after every step ({} of {} changed too little to tell); it differs from the learner by "
-    "{:.2g} nats on a fixed text"
-)
-CANNOT_TELL = "none of {} steps changed the weights enough to tell whether the engine served the new ones"
-NOTHING_TRAINED = (
-    "step {} trained nothing: every call of its groups was cut off at its token limit, or aborted; pass a larger max_tokens, "
-    "or overlong='train' (the loss dapo drops calls that were cut off)"
-)
-NOTHING_CHOSEN = (
-    "step {} trained nothing: a grammar (tool_choice, response_format) left one legal token everywhere in the calls of its "
-    "groups, so the model chose nothing; leave it a choice: a tool with arguments, a schema with more than one answer"
-)
-MOSTLY_UNTRAINED = (
-    "step {}: {:.0%} of the tokens that the model chose in groups with contrast are not trained, because their calls were cut "
-    "off at their token limit, or aborted; pass a larger max_tokens, or overlong='train' (the loss dapo drops calls that were "
-    "cut off)"
-)
 
 
 @dataclass(frozen=True)
@@ -95,29 +71,30 @@ def stop(steps: Sequence[Metrics], config: TrainConfig, groups: Sequence[Group] 
     """Return why training should end now, and which setting to change; None to continue.
 
     ``steps`` are the metrics of every step so far, ``groups`` those of the last one. The first ``since`` steps were done when
-    training last ended early: whoever resumes wants new ones. Steps of supervised learning do not count.
+    training last ended early: only later ones make a row, but all of them are compared with. Steps of supervised learning do
+    not count.
     """
-    recent = _sampled(steps[since:])
-    unscored = _last(recent, lambda step: not _scored(step))
+    recent = sampled_steps(steps[since:])
+    unscored = last_steps(recent, lambda step: not _scored(step))
     if config.max_unscored_steps and len(unscored) >= config.max_unscored_steps:
         return Stop(UNSCORED.format(len(unscored), ", ".join(why_unscored(groups))), may_pass=True)
-    dropped = _last(recent, lambda step: bool(step.get("dropped")) if step["groups_with_contrast"] else None)
+    dropped = last_steps(recent, lambda step: bool(step.get("dropped")) if step["groups_with_contrast"] else None)
     if len(dropped) >= STEPS_IN_A_ROW:
         return Stop(DROPPED.format(len(dropped)))
     for name, bound, reason in (("logprob_gap", config.max_logprob_gap, GAP), ("kl_ref", config.max_kl, KL)):
-        outside = [] if bound is None else _last(recent, _above(name, bound))
+        outside = [] if bound is None else last_steps(recent, _above(name, bound))
         if len(outside) >= STEPS_IN_A_ROW:
             return Stop(reason.format(len(outside), bound, of_learner(outside[-1], name)))
-    flat = _last(recent, lambda step: False if step["groups_with_contrast"] else True if _scored(step) else None)
+    flat = last_steps(recent, lambda step: False if step["groups_with_contrast"] else True if _scored(step) else None)
     if config.max_flat_groups is not None and sum(step["groups_sampled"] for step in flat) >= config.max_flat_groups:
-        return Stop(_flat(flat, _sampled(steps)))
-    window, rewards = config.collapse_steps, _rewards(_sampled(steps))
+        return Stop(_flat(flat, sampled_steps(steps)))
+    window, rewards = config.collapse_steps, _rewards(sampled_steps(steps))
     if window and len(_rewards(recent)) >= window and (fall := collapse(rewards, window)):
         return Stop(COLLAPSE.format(window, fall.last, fall.best, window))
     return None
 
 
-def _sampled(steps: Sequence[Metrics]) -> list[Metrics]:
+def sampled_steps(steps: Sequence[Metrics]) -> list[Metrics]:
     return [step for step in steps if "groups_with_contrast" in step]
 
 
@@ -132,7 +109,7 @@ def _above(name: str, bound: float) -> Callable[[Metrics], bool | None]:
     return above
 
 
-def _last(steps: Sequence[Metrics], counts: Callable[[Metrics], bool | None]) -> list[Metrics]:
+def last_steps(steps: Sequence[Metrics], counts: Callable[[Metrics], bool | None]) -> list[Metrics]:
     """Return the last steps in a row for which ``counts`` is true; those for which it is None are passed over."""
     last: list[Metrics] = []
     for step in reversed(steps):
@@ -187,67 +164,3 @@ def collapse(rewards: Sequence[float], window: int) -> Fall | None:
         error = max(error, 1.4826 * float(np.median(np.abs(changes - np.median(changes)))))
     least = max(LOST_GAIN * (best - float(earlier[0])), LOST_REWARD * abs(best), NOISE * error)
     return Fall(best, last) if best - last > least else None
-
-
-def freshness(steps: Sequence[Metrics]) -> str | None:
-    """Return whether the engine served what was learned; None if that was never checked."""
-    checked = [step for step in steps if "mismatch" in step]
-    unclear = sum(int(step["cannot_tell"]) for step in checked)
-    if not checked or unclear == len(checked):
-        return CANNOT_TELL.format(unclear) if checked else None
-    return FRESH.format(unclear, len(checked), checked[-1]["mismatch"])
-
-
-def untrained_advice(step: int, metrics: Metrics) -> str | None:
-    """Return what to do if the step trained little or nothing of what the model chose. Forced tokens are not a choice."""
-    untrained, forced = of_learner(metrics, "untrained"), of_learner(metrics, "forced")
-    if metrics.get("skipped"):
-        return (NOTHING_CHOSEN if forced == 1 else NOTHING_TRAINED).format(step)
-    if forced < 1 and (share := (untrained - forced) / (1 - forced)) > 0.5:
-        return MOSTLY_UNTRAINED.format(step, share)
-    return None
-
-
-def say_elsewhere(when: str, groups: Sequence[Group], screen: Display) -> None:
-    """Print how many model calls did not reach the policy: each time if they were refused, once if they were meant to pass."""
-    if refused := why_elsewhere(groups, "refused"):
-        screen.say(f"{when}: {refused}")
-        screen.say_once(f"to capture such calls, {TO_DO}")
-    if passed := why_elsewhere(groups, "passed"):
-        screen.say_once(f"{when}: {passed}", about="passed")
-
-
-def why_failed(groups: Sequence[Group]) -> str | None:
-    """Return the most frequent reason why rollouts failed; None if none did."""
-    reasons = Counter(failure(t) for g in groups for t in g.trajectories if t.error)
-    return next((reason for reason, _ in reasons.most_common(1)), None)
-
-
-def taught(steps: Sequence[Metrics]) -> bool:
-    """Whether any step has changed the weights."""
-    return any(
-        step["groups_with_contrast"] and not step.get("skipped") and not step.get("dropped") for step in _sampled(steps)
-    )
-
-
-def flat_advice(steps: Sequence[Metrics], groups: Sequence[Group], at: Container[int] = (FLAT_STEPS,)) -> str | None:
-    """Return what to do about rewards that are all equal within their groups, or missing.
-
-    None unless the number of the last steps in a row without contrast is in ``at``. ``groups`` are those of the last step.
-    """
-    flat = len(_last(_sampled(steps), lambda step: not step["groups_with_contrast"]))
-    if flat == 0 or flat not in at:
-        return None
-    these = "this step" if flat == 1 else f"{flat} steps in a row"
-    rewards = sorted({t.reward for g in groups for t in g.trajectories if t.reward is not None})
-    if not rewards:
-        return (
-            f"{these} taught nothing: no rollout of the last one could be scored ({', '.join(why_unscored(groups))}). "
-            "Fix what scores them"
-        )
-    seen = f"rewards seen: {', '.join(f'{r:g}' for r in rewards[:5])}"
-    return (
-        f"{these} taught nothing: within every group all rewards were equal ({seen}). "
-        "If all are low, use easier tasks, reward partial progress, or start from a model that sometimes succeeds; "
-        "if all are high, use harder tasks; a larger group_size or a higher temperature gives more contrast"
-    )

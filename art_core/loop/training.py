@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from art_core.loop import stopping
+from art_core.loop import advice, stopping
 from art_core.loop.display import Display
 from art_core.loop.evaluate import Evaluator
 from art_core.loop.metrics import apart
@@ -129,8 +129,8 @@ class Training:
             self.agent, batch, step=step + 1, allow_no_calls=extra_round > 0, key=_key(step, extra_round), scored_by=by,
             **self.shape,
         )  # fmt: skip
-        stopping.say_elsewhere(f"step {step + 1}", groups, self.screen)
-        if reason := stopping.why_failed(groups):
+        advice.say_elsewhere(f"step {step + 1}", groups, self.screen)
+        if reason := advice.why_failed(groups):
             self.screen.say_once(f"rollouts failed: {reason}; failed rollouts are data, scored like all others")
         screen.phase(f"step {step + 1}/{config.steps}: scoring and learning", None)
         scored = await score_rest(groups, lambda rest: run.score(rest, self.reward), config.advantage)
@@ -159,11 +159,11 @@ class Training:
         if self.run.checkpointed:
             self.trackers.tell("log_checkpoint", step, self.run.checkpointed)
         self.screen.log(step, metrics)
-        if advice := stopping.untrained_advice(step, metrics):
-            self.screen.say_once(advice, about="skipped" if metrics.get("skipped") else "untrained")
+        if text := advice.untrained_advice(step, metrics):
+            self.screen.say_once(text, about="skipped" if metrics.get("skipped") else "untrained")
         stop = self._stop(since)
-        if (advice := stopping.flat_advice(self.history, self.groups)) and not (stop and stop.may_pass):
-            self.screen.say(advice)
+        if (text := advice.flat_advice(self.history, self.groups)) and not (stop and stop.may_pass):
+            self.screen.say(text)
 
     def _say_begin(self) -> None:
         run = self.run
@@ -179,17 +179,17 @@ class Training:
 
     def _say_end(self, stop: stopping.Stop | None) -> None:
         run = self.run
-        if fresh := stopping.freshness(self.history):
+        if fresh := advice.freshness(self.history):
             self.screen.say(fresh)
         if stop:
             run.store.set_meta("stopped", {"step": run.step, "reason": stop.reason, "may_pass": stop.may_pass})
             self.screen.say(ENDED.format(run.step, run.config.steps, stop.reason, str(run.run_dir)))
         elif self.groups:
             unscored = (last := self._stop_by_metrics()) and last.may_pass
-            early = unscored or not stopping.taught(self.history)
-            flat = range(1, len(self.history) + 1) if unscored else range(1, stopping.FLAT_STEPS)
-            if early and (advice := stopping.flat_advice(self.history, self.groups, flat)):
-                self.screen.say(advice)
+            early = unscored or not advice.taught(self.history)
+            flat = range(1, len(self.history) + 1) if unscored else range(1, advice.FLAT_STEPS)
+            if early and (text := advice.flat_advice(self.history, self.groups, flat)):
+                self.screen.say(text)
 
 
 def _key(step: int, extra_round: int) -> str:

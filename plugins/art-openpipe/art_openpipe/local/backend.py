@@ -18,10 +18,10 @@ from weakref import WeakSet, WeakValueDictionary
 import art_core
 import art_openpipe
 from art_core.errors import ConfigError, RewardError
+from art_core.loop.advice import flat_advice, untrained_advice
 from art_core.loop.display import Display
 from art_core.loop.rollout import API_KEY
 from art_core.loop.run import Run
-from art_core.loop.stopping import flat_advice, untrained_advice
 from art_core.loop.trackers import Tracker, Trackers
 from art_core.plugins import Plugins
 from art_core.runtime.threads import in_thread

@@ -7,6 +7,7 @@ import { duration, num, percent, percentTick, plural, signed } from "../format.j
 import { measured, reason, statusChip, temperatureName } from "../outcome.js";
 import { evaluation } from "./evaluation.js";
 
+// Charts of their own, above the others.
 const LARGE = {
   reward: { title: "Reward", about: "Mean over a step's trajectories", hue: "--blue", height: 210 },
   success: {
@@ -20,10 +21,10 @@ const LARGE = {
     ceiling: 1,
   },
 };
-const KNOWN = {
+// A line below the metric's name; a metric without one is drawn too.
+const CAPTIONS = {
   call_reward: "Mean over the calls that have one of their own",
   loss: "What the optimizer minimised",
-  kl: "From the start weights",
   kl_ref: "From the start weights",
   kl_old: "From the weights that sampled",
   entropy: "How undecided the policy is, in nats",
@@ -44,10 +45,10 @@ const KNOWN = {
   untrained: "Share of the tokens left out",
   forced: "Share of the tokens that a grammar forced",
 };
-const USUAL = [
+// Until the reader chooses others.
+const SHOWN_AT_FIRST = [
   "call_reward",
   "loss",
-  "kl",
   "kl_ref",
   "kl_old",
   "entropy",
@@ -147,7 +148,7 @@ class Overview {
     this.drawTiles();
     fill(this.nothing, this.steps.length ? null : this.waiting());
     this.choiceBox.hidden = this.tableBox.hidden = !this.steps.length;
-    const shown = this.chosen ?? new Set(USUAL);
+    const shown = this.chosen ?? new Set(SHOWN_AT_FIRST);
     const run = this.context.info;
     const marks = run.evaluations.filter((it) => it && typeof it.success === "number");
     const wanted = [
@@ -164,7 +165,7 @@ class Overview {
     for (const name of wanted) {
       let chart = this.charts.get(name);
       if (!chart) {
-        chart = new Chart(LARGE[name] ?? { title: name, about: KNOWN[name] ?? "" });
+        chart = new Chart(LARGE[name] ?? { title: name, about: CAPTIONS[name] ?? "" });
         this.charts.set(name, chart);
       }
       (name in LARGE ? this.large : this.small).append(chart.node);
@@ -265,7 +266,7 @@ class Overview {
   }
 
   choose(name, on) {
-    this.chosen = new Set(this.chosen ?? USUAL);
+    this.chosen = new Set(this.chosen ?? SHOWN_AT_FIRST);
     this.chosen[on ? "add" : "delete"](name);
     localStorage.setItem(CHOICE, JSON.stringify([...this.chosen]));
     this.draw();
@@ -339,7 +340,7 @@ function heldOut({ temperature, before, after }) {
   );
 }
 
-const order = (names) => [...USUAL.filter((it) => names.includes(it)), ...names.filter((it) => !USUAL.includes(it))];
+const order = (names) => [...SHOWN_AT_FIRST.filter((it) => names.includes(it)), ...names.filter((it) => !SHOWN_AT_FIRST.includes(it))];
 
 function remembered(key) {
   try {
