@@ -195,7 +195,7 @@ async def test_a_second_worker_of_the_name_ends_the_first_with_the_reason(behind
     async with behind() as (_, _, worker):
         first = await worker("w", ask)
         await worker("w", ask)
-        with pytest.raises(WorkerReplaced, match="give each one an --id of its own"):
+        with pytest.raises(WorkerReplaced, match="start each worker with its own --id"):
             await asyncio.wait_for(first.work, 10)
 
 
@@ -289,7 +289,7 @@ async def test_an_output_over_the_limit_is_the_failure_of_its_run_alone(behind):
         big, small = await collect(server, tasks=["big", "small"])
         assert {t.output for t in small.trajectories} == {"x" * 10}
         assert {t.error for t in big.trajectories} == {
-            "ValueError: the agent returned 17825794 bytes of JSON; give back less than 16777216"
+            "ValueError: the agent returned 17825794 bytes of JSON; the maximum is 16777216"
         }
 
 
