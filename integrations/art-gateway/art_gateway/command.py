@@ -25,7 +25,7 @@ def gateway(
             help="Base URL of a server that returns token ids, ending in /v1; repeatable. Without it, --model is served here."
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8400,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8400,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 for agents on other machines.")
     ] = "127.0.0.1",
@@ -37,7 +37,7 @@ def gateway(
         typer.Option(envvar="ART_GATEWAY_API_KEY", help="Key that clients must send; default: any is accepted."),
     ] = None,
     upstream_api_key: Annotated[
-        str | None, typer.Option(envvar="ART_UPSTREAM_API_KEY", help="Sent to the upstreams.")
+        str | None, typer.Option(envvar="ART_UPSTREAM_API_KEY", help="Key to send to the upstreams.")
     ] = None,
     model: Annotated[
         str | None,
@@ -49,7 +49,7 @@ def gateway(
     temperature: Annotated[
         float | None, typer.Option(min=0, help="Imposed on every call; default: the agent's own.")
     ] = None,
-    max_calls: Annotated[int, typer.Option(min=1, help="Calls being answered at a time; others wait.")] = 1024,
+    max_calls: Annotated[int, typer.Option(min=1, help="Calls answered concurrently; others wait.")] = 1024,
     max_waiting: Annotated[int, typer.Option(min=0, help="Calls that may wait; further ones get a 429.")] = 8192,
     max_body: Annotated[int, typer.Option(min=1, help="Largest request, in MiB.")] = 64,
     timeout: Annotated[

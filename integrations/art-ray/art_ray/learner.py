@@ -135,7 +135,7 @@ class RayLearner:
         ]
         self._results(self._wait_for(calls, "restore"))
         for process, copy in zip(self._processes, copies, strict=True):
-            ray.get(process.forget.remote(copy))
+            ray.get(process.remove.remote(copy))
 
     def process_ids(self) -> list[int]:
         """Return the process ids on their machines, in the order of ranks."""
@@ -158,18 +158,18 @@ class RayLearner:
         first = self._processes[0]
         if same_disk(first, folder.parent):
             return self._all(method, folder)[0], folder
-        remote_folder = Path(ray.get(first.room.remote(folder.name)))
+        remote_folder = Path(ray.get(first.free_path.remote(folder.name)))
         result = self._all(method, remote_folder)[0]
         received = folder.with_name(f".{folder.name}.arriving")
         for name, start in blocks(ray.get(first.files.remote(str(remote_folder)))):
             write_block(received, name, ray.get(first.read.remote(str(remote_folder), name, start)))
         replace_folder(folder, received)
-        ray.get(first.forget.remote(str(remote_folder)))
+        ray.get(first.remove.remote(str(remote_folder)))
         return result, remote_folder
 
     def _send(self, folder: Path, process: Any) -> str:
         """Copy ``folder`` to the process's machine; return the copy's path there."""
-        copy = ray.get(process.room.remote(folder.name))
+        copy = ray.get(process.free_path.remote(folder.name))
         for name, start in blocks(listed(folder)):
             ray.get(process.write.remote(copy, name, read_block(folder, name, start)))
         return copy
@@ -202,7 +202,7 @@ class RayLearner:
         if not errors:
             return ray.get(calls)
         error = errors[min(errors, key=calls.index)]
-        alike = len(errors) == len(calls) and all(isinstance(it, RayTaskError) for it in errors.values())
+        alike = len(errors) == len(calls) and all(isinstance(each, RayTaskError) for each in errors.values())
         if alike and self.version == self._version_of_all():
             raise error.cause if isinstance(error.cause, Exception) else error
         # A dead process is the cause, even if errors of the others, such as a lost connection to it, arrive first.

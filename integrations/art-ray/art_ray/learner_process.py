@@ -80,7 +80,7 @@ class LearnerProcess:
         """Whether the caller's file exists on this machine too."""
         return Path(path).exists()
 
-    def room(self, name: str) -> str:
+    def free_path(self, name: str) -> str:
         """Return a free path on this machine for a folder called ``name``."""
         path = self._received / name
         shutil.rmtree(path, ignore_errors=True)
@@ -95,7 +95,7 @@ class LearnerProcess:
     def write(self, folder: str, name: str, block: bytes) -> None:
         write_block(Path(folder), name, block)
 
-    def forget(self, folder: str) -> None:
+    def remove(self, folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 

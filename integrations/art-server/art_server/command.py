@@ -25,9 +25,14 @@ Token = Annotated[
 def serve(
     model: Annotated[str, typer.Option(help="tiny, a model folder or a Hugging Face name.")] = "tiny",
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; an existing run is resumed.")] = None,
-    host: Annotated[str | None, typer.Option(help="Default: ART_SERVER_HOST, else 127.0.0.1.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; default: ART_SERVER_HOST, else 127.0.0.1.")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Default: ART_SERVER_PORT, else 8000; 0 picks a free one.")
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Port to listen on; default: ART_SERVER_PORT, else 8000; 0 picks a free one."
+        ),
     ] = None,
     token: Token = None,
     engine: Annotated[str, typer.Option(help="embedded, vllm, or a vLLM server's http://HOST:PORT/v1.")] = "embedded",

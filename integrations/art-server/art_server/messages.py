@@ -169,7 +169,7 @@ _READERS = {
 def read(text: str | bytes, sender: Literal["server", "worker"]) -> Any:
     """Return the message. Raises BadMessage if it is invalid or has another schema version."""
     try:
-        fields = json.loads(text)  # not orjson, which refuses large integers and lone surrogates
+        fields = json.loads(text)  # not orjson, which rounds large integers and refuses lone surrogates
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"not JSON: {error}") from error
     version = fields.get("v") if isinstance(fields, dict) else None

@@ -28,8 +28,8 @@ REFUSED: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Reading(APIRoute):
-    """Answers with a message if a store can't be read."""
+class ReadRoute(APIRoute):
+    """A route that answers 409 with a message if a store can't be read."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -45,7 +45,7 @@ class Reading(APIRoute):
 
 def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
     """Return the GET routes for the runs in ``folders``, a mapping of run names to run folders."""
-    router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=Reading)
+    router = APIRouter(prefix="/api/runs", tags=["runs"], route_class=ReadRoute)
 
     def folder_of(run: Name) -> Folder:
         try:

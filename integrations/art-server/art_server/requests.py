@@ -114,7 +114,7 @@ class JobState(BaseModel):
 
 
 class Status(BaseModel):
-    """The server in numbers."""
+    """The server's counts."""
 
     active_clients: int
     """Connected workers."""

@@ -19,7 +19,7 @@ EXAMPLE = "Examples: `art view runs/my-run`; all runs in a folder: `art view run
 
 def view(
     run: Annotated[Path, typer.Argument(help="Folder of a run, or a folder of runs; a run in progress is shown live.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8200,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8200,
     host: Annotated[str, typer.Option(help="Address to listen on; must be a loopback address.")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option(help="Open the dashboard in the browser.")] = True,
 ) -> None:

@@ -252,6 +252,6 @@ async def test_a_token_of_the_environment_is_in_no_process_list_and_nothing_writ
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(30)
-    assert "art_core serve" in processes and TOKEN not in processes and run.url == found[1]
+    assert "art_cli serve" in processes and TOKEN not in processes and run.url == found[1]
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) > 2 and not any(TOKEN.encode() in content for content in written)

@@ -213,7 +213,7 @@ async def test_a_worker_that_goes_silent_loses_its_runs_to_another(serving):
         reading = asyncio.create_task(silent.handle_server_messages())
         collecting = asyncio.ensure_future(run.collect(None, ["one"], group_size=4))
         await stuck.wait()
-        silent._say_status = lambda *_: asyncio.sleep(60)  # it lives, and says nothing
+        silent._send_status = lambda *_: asyncio.sleep(60)  # it lives, and says nothing
         async with server.worker("b", agent):
             [group] = await collecting
         reading.cancel()

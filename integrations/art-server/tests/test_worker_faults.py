@@ -201,7 +201,7 @@ async def test_a_second_worker_of_the_name_ends_the_first_with_the_reason(behind
 
 @pytest.mark.system
 async def test_a_handshake_that_is_never_answered_is_given_up(behind, monkeypatch):
-    monkeypatch.setattr("art_server.client.HANDSHAKE", 0.2)
+    monkeypatch.setattr("art_server.client.HANDSHAKE_TIMEOUT", 0.2)
     async with behind() as (server, proxy, worker):
         client = await worker("w", ask)
         proxy.swallow()

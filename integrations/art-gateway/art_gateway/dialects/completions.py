@@ -12,7 +12,7 @@ import orjson
 
 from art_core.capture import Dialect
 from art_core.types import JsonDict
-from art_gateway.dialects.reading import further, malformed, refused
+from art_gateway.dialects.reading import engine_settings, malformed, refused
 
 REFUSED = {
     "echo": "prepend the prompt yourself",
@@ -27,7 +27,7 @@ class Completions(Dialect):
 
     def to_chat(self, body: JsonDict) -> JsonDict:
         """Return the chat request, whose prompt is text or token ids. Raises UpstreamError 400 if it can't be translated."""
-        request = further(body, REFUSED, {"prompt", "logprobs", "best_of", "max_tokens"})
+        request = engine_settings(body, REFUSED, {"prompt", "logprobs", "best_of", "max_tokens"})
         if body.get("best_of") not in (None, body.get("n") or 1):
             raise refused("'best_of' other than 'n'", "set 'n' and choose yourself: every sampled text is recorded")
         limit = body.get("max_tokens")

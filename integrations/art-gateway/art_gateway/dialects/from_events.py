@@ -17,7 +17,7 @@ class Events(Protocol):
 
     def end(self) -> list[JsonDict]: ...
 
-    def whole(self) -> JsonDict:
+    def snapshot(self) -> JsonDict:
         """Return the answer so far as one object."""
         ...
 
@@ -42,7 +42,7 @@ class FromEvents(Dialect, Generic[E]):
         events.add(completion)
         events.end()
         self._remember(body, events)
-        return events.whole()
+        return events.snapshot()
 
     async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[bytes]:
         """Yield the events of the answer as chunks arrive."""

@@ -47,7 +47,7 @@ class MessageEvents:
         if self._head is None:
             self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
             self._head["model"] = chunk.get("model")
-            self._emit("message_start", message=self.whole())
+            self._emit("message_start", message=self.snapshot())
         for choice in chunk.get("choices", ()):
             if choice.get("index", 0) == 0:
                 self._finish = choice.get("finish_reason") or self._finish
@@ -66,13 +66,13 @@ class MessageEvents:
             # Agents read the first block's text without checking that it exists.
             self._start({"type": "text", "text": ""})
         self._stop()
-        message = self.whole()
+        message = self.snapshot()
         delta = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
         self._emit("message_delta", delta=delta, usage=message["usage"])
         self._emit("message_stop")
         return self._take_events()
 
-    def whole(self) -> JsonDict:
+    def snapshot(self) -> JsonDict:
         """Return the message object so far."""
         reason = self._finish and STOP_REASONS.get(self._finish, "end_turn")
         if reason == "end_turn" and self._calls:
@@ -90,8 +90,8 @@ class MessageEvents:
     def _add_delta(self, delta: JsonDict) -> None:
         self._grow("thinking", reasoning_in(delta))
         self._grow("text", delta.get("content") or delta.get("refusal") or "")
-        for place, part in enumerate(delta.get("tool_calls") or ()):
-            call = self._calls.setdefault(part.get("index", place), {"id": None, "name": "", "arguments": ""})
+        for position, part in enumerate(delta.get("tool_calls") or ()):
+            call = self._calls.setdefault(part.get("index", position), {"id": None, "name": "", "arguments": ""})
             function = part.get("function") or {}
             call["id"] = call["id"] or part.get("id")
             call["name"] += function.get("name") or ""

@@ -9,15 +9,15 @@ from art_gateway.dialects.conversations import Cache
 from art_gateway.dialects.from_events import FromEvents
 from art_gateway.dialects.message_events import MessageEvents, sampled_id, written
 from art_gateway.dialects.reading import (
+    chat_content,
+    engine_settings,
     event,
-    further,
     kind_of,
     malformed,
     names,
     object_of,
     objects,
-    one_or_parts,
-    only,
+    refuse_unknown,
     refused,
     text_of,
 )
@@ -61,7 +61,7 @@ class Messages(FromEvents[MessageEvents]):
 
     def to_chat(self, body: JsonDict) -> JsonDict:
         """Return the chat request. Raises UpstreamError 400 if it can't be translated."""
-        request = further(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
+        request = engine_settings(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
         request |= {name: body[name] for name in SAME if body.get(name) is not None}
         request["messages"] = to_messages(body.get("messages"), body.get("system"))
         for message in request["messages"]:
@@ -137,7 +137,7 @@ def _assistant_message(content: Any) -> JsonDict:
             reasoning += text_of(block, "thinking", "a thinking block")
         else:
             parts.append(_part(block))
-    message: JsonDict = {"role": "assistant", "content": one_or_parts(parts) if parts or not calls else None}
+    message: JsonDict = {"role": "assistant", "content": chat_content(parts) if parts or not calls else None}
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
@@ -160,7 +160,7 @@ def _user_messages(content: list[Any]) -> list[JsonDict]:
             results.append({"role": "tool", "tool_call_id": call_id, "content": _result(block)})
         else:
             parts.append(_part(block))
-    return [*results, {"role": "user", "content": one_or_parts(parts)}] if parts or not results else results
+    return [*results, {"role": "user", "content": chat_content(parts)}] if parts or not results else results
 
 
 def _result(block: JsonDict) -> str | list[JsonDict]:
@@ -176,7 +176,7 @@ def _result(block: JsonDict) -> str | list[JsonDict]:
 def _content(content: Any, where: str) -> str | list[JsonDict]:
     if isinstance(content, str):
         return content
-    return one_or_parts([_part(block) for block in objects(content, where)])
+    return chat_content([_part(block) for block in objects(content, where)])
 
 
 def _part(block: JsonDict) -> JsonDict:
@@ -220,7 +220,7 @@ def _tool(tool: JsonDict) -> JsonDict:
         raise refused(
             f"the tool {tool['type']!r}", "it runs at Anthropic: define a tool with 'input_schema' that the agent runs"
         )
-    only(tool, TOOL_FIELDS, "a tool")
+    refuse_unknown(tool, TOOL_FIELDS, "a tool")
     # In this order, because chat templates print a tool's fields in the order of the request.
     function = {
         "name": text_of(tool, "name", "a tool"),
@@ -235,7 +235,7 @@ def _output(body: JsonDict) -> JsonDict:
     """Return the settings of the answer: length, stops, format, effort, thinking."""
     request: JsonDict = {}
     config, thinking = object_of(body, "output_config"), object_of(body, "thinking")
-    only(config, ("format", "effort"), "'output_config'")
+    refuse_unknown(config, ("format", "effort"), "'output_config'")
     if body.get("max_tokens") is not None:
         request["max_completion_tokens"] = body["max_tokens"]
     if body.get("stop_sequences"):

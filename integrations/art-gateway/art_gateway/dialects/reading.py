@@ -56,14 +56,14 @@ def object_of(item: JsonDict, name: str) -> JsonDict:
     return value or {}
 
 
-def only(item: JsonDict, known: Iterable[str], where: str) -> None:
+def refuse_unknown(item: JsonDict, known: Iterable[str], where: str) -> None:
     """Refuse fields that would be lost, except those that are off (null, false, empty)."""
     lost = sorted(key for key, value in item.items() if value not in (None, False, "", [], {}) and key not in known)
     if lost:
         raise refused(f"{where} with {', '.join(map(repr, lost))}", "leave it out")
 
 
-def further(body: JsonDict, refusals: Mapping[str, str], known: Iterable[str]) -> JsonDict:
+def engine_settings(body: JsonDict, refusals: Mapping[str, str], known: Iterable[str]) -> JsonDict:
     """Return the request's settings that the dialect doesn't know: they are the engine's and are passed on unchanged.
 
     ``refusals`` are the dialect's parameters that can't be translated -> what to do instead. Those that are off are ignored.
@@ -74,7 +74,7 @@ def further(body: JsonDict, refusals: Mapping[str, str], known: Iterable[str]) -
     return {key: value for key, value in body.items() if key not in known and key not in refusals}
 
 
-def one_or_parts(parts: list[JsonDict]) -> str | list[JsonDict]:
+def chat_content(parts: list[JsonDict]) -> str | list[JsonDict]:
     """Return chat content: a single text as a string, for chat templates that accept nothing else."""
     if not parts:
         return ""

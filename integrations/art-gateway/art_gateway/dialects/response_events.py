@@ -83,8 +83,8 @@ class ResponseEvents:
         """Add a chunk or a whole completion."""
         if self._head is None:
             self._head = {"created_at": chunk.get("created") or int(time.time()), "model": chunk.get("model")}
-            self._emit("response.created", response=self.whole())
-            self._emit("response.in_progress", response=self.whole())
+            self._emit("response.created", response=self.snapshot())
+            self._emit("response.in_progress", response=self.snapshot())
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices", ()):
             if choice.get("index", 0) == 0:
@@ -99,7 +99,7 @@ class ResponseEvents:
             self._open("message")
         for item in self._items:
             self._close(item)
-        response = self.whole()
+        response = self.snapshot()
         self._emit(f"response.{response['status']}", response=response)
         return self._take_events()
 
@@ -107,8 +107,8 @@ class ResponseEvents:
         """Return the closed items."""
         return [item.as_dict(self._status(item)) for item in self._items if item.done]
 
-    def whole(self) -> JsonDict:
-        """Return the response object as it stands."""
+    def snapshot(self) -> JsonDict:
+        """Return the response object so far."""
         reason = INCOMPLETE.get(self._finish or "")
         status = "in_progress" if not self._ended else "incomplete" if reason else "completed"
         body = self._body
@@ -134,8 +134,8 @@ class ResponseEvents:
             item, new = self._item("message"), logprobs.get("content") or []
             item.logprobs += new
             self._grow(item, "response.output_text.delta", text, content_index=0, logprobs=new)
-        for place, part in enumerate(delta.get("tool_calls") or ()):
-            self._add_call(part.get("index", place), part)
+        for position, part in enumerate(delta.get("tool_calls") or ()):
+            self._add_call(part.get("index", position), part)
 
     def _add_call(self, index: int, part: JsonDict) -> None:
         function = part.get("function") or {}

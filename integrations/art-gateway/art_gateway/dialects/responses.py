@@ -9,14 +9,14 @@ from art_core.types import JsonDict
 from art_gateway.dialects.conversations import Conversations
 from art_gateway.dialects.from_events import FromEvents
 from art_gateway.dialects.reading import (
+    chat_content,
+    engine_settings,
     event,
-    further,
     kind_of,
     names,
     object_of,
     objects,
-    one_or_parts,
-    only,
+    refuse_unknown,
     refused,
     text_of,
 )
@@ -52,7 +52,7 @@ class Responses(FromEvents[ResponseEvents]):
 
     def to_chat(self, body: JsonDict) -> JsonDict:
         """Return the chat request. Raises UpstreamError 400 if it can't be translated."""
-        request = further(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
+        request = engine_settings(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
         request |= {name: body[name] for name in SAME if body.get(name) is not None}
         instructions = body.get("instructions")
         request["messages"] = [{"role": "system", "content": instructions}] if instructions else []
@@ -140,7 +140,7 @@ def _assistant(messages: list[JsonDict], *, new: bool = False) -> JsonDict:
 def _content(content: Any, where: str) -> str | list[JsonDict]:
     if isinstance(content, str):
         return content
-    return one_or_parts([_part(part) for part in objects(content, where)])
+    return chat_content([_part(part) for part in objects(content, where)])
 
 
 def _part(part: JsonDict) -> JsonDict:
@@ -177,7 +177,7 @@ def _tools(body: JsonDict) -> JsonDict:
 def _tool(tool: JsonDict) -> JsonDict:
     if tool.get("type") != "function":
         raise refused(f"the tool {tool.get('type')!r}", "it runs at OpenAI: define a function that the agent runs")
-    only(tool, {"type", "name", "description", "parameters", "strict", "output_schema"}, "a function tool")
+    refuse_unknown(tool, {"type", "name", "description", "parameters", "strict", "output_schema"}, "a function tool")
     optional = {key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None}
     return {"type": "function", "function": {"name": text_of(tool, "name", "a function tool"), **optional}}
 
