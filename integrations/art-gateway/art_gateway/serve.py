@@ -74,7 +74,8 @@ async def serve(plan: Plan, console: Console) -> None:
         finally:
             await gateway.abort()
             await pool.stop()
-    console.print(f"stopped; recorded {count_line(gateway)} in {plan.run_dir}", highlight=False, markup=False)
+    stopped = f"stopped; recorded {count_line(gateway)} in {plan.run_dir}"
+    console.print(stopped, highlight=False, markup=False, soft_wrap=True)
 
 
 async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, console: Console) -> None:
