@@ -1,4 +1,4 @@
-"""`art gateway`: any agent's calls, recorded at an address of their own, in every wire format. Knows nothing about training."""
+"""`art gateway`: records the calls of any agent, in any of the common wire formats, at one base URL per rollout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["dialects"]
 
 @hookimpl
 def register_commands(app: typer.Typer) -> None:
-    """Offer ``art gateway``."""
+    """Add ``art gateway``."""
     from art_gateway.command import EXAMPLE, gateway
 
     app.command("gateway", epilog=EXAMPLE)(gateway)
@@ -24,6 +24,6 @@ def register_commands(app: typer.Typer) -> None:
 
 @hookimpl
 def register_dialects(register: Register) -> None:
-    """Offer Responses, Anthropic Messages and completions."""
+    """Register Responses, Anthropic Messages and completions."""
     for path, dialect in dialects().items():
         register(path, dialect)

@@ -1,6 +1,6 @@
-"""The gateway as an ASGI application: keys, rollouts that open by themselves, and orders (pause, resume, status, finish).
+"""The gateway as an ASGI application: keys, rollouts that open by themselves, and commands (pause, resume, status, finish).
 
-Calls themselves are answered and recorded by ``art_core.capture``; this knows nothing about their content.
+Model calls are answered and recorded by ``art_core.capture``.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ if TYPE_CHECKING:
 log = logging.getLogger("art_gateway")
 
 SPLIT = "train"
-"""Of the recorded rollouts, so that ``art.load_trajectories`` finds them."""
+"""The split of recorded rollouts; the default of ``art.load_trajectories``."""
 LONGEST_ID = 512
 ENCODED_V1 = re.compile(rb"%2fv1(%2f|/)", re.IGNORECASE)
-ORDERS = frozenset({"/pause", "/resume", "/status"})
-ORDER_BYTES = 2**20
+COMMANDS = frozenset({"/pause", "/resume", "/status"})
+MAX_COMMAND_BYTES = 2**20
 BACKLOG = 400
-"""Writes that may wait for the disk; a call is two of them."""
+"""Writes that may wait for the disk; each call takes two."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much the gateway takes on."""
+    """How much the gateway accepts."""
 
     calls: int = 1024
-    """Answered at a time."""
+    """Calls being answered at a time."""
     waiting: int = 8192
     """Calls that may wait for their turn."""
     body: int = 64 * 2**20
-    """Bytes of a request."""
+    """Bytes per request."""
 
 
 class Ledger:
-    """A Recorder: begins a rollout in the store with its first call, and keeps count.
+    """A Recorder that adds a rollout to the store with its first call, and counts.
 
-    Nobody says when a rollout ends, so each call counts as its last until the next one.
+    Nothing signals the end of a rollout, so each call counts as its last until the next one.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._flushing: asyncio.Task[None] | None = None
         self.tasks: dict[str, str] = {}
-        """What the harness says that a rollout is about, while a call of it is in flight."""
+        """Rollout id -> the task that the harness sent, while a call of the rollout is in flight."""
         self.calls = 0
         self.aborted = 0
         self.begun = 0
-        """Rollouts since the gateway started."""
+        """Rollouts begun since the gateway started."""
 
     async def keep_up(self) -> None:
-        """Wait where so much is on its way to the disk that memory would fill. Raises StoreError where it cannot be written."""
+        """Wait if so many writes are pending that memory would fill up. Raises StoreError if they can't be written."""
         if self._store.is_behind(BACKLOG):
             if self._flushing is None or self._flushing.done():
                 self._flushing = asyncio.create_task(asyncio.to_thread(self._store.flush))
             await asyncio.shield(self._flushing)
 
     def record(self, rollout_id: str, call: Call) -> None:
-        """Take a call."""
+        """Record a call, and its rollout if the call is its first."""
         if not self._store.has_rollout(rollout_id):
             self._store.add_rollout(rollout_id, task=self.tasks.get(rollout_id, rollout_id), split=SPLIT)
             self.begun += 1
@@ -83,31 +83,31 @@ class Ledger:
         self.calls += 1
         self.aborted += call.finish_reason == "aborted"
 
-    def finish(self, rollout_id: str, said: JsonDict) -> None:
-        """Note what a harness says about a rollout that has ended."""
+    def finish(self, rollout_id: str, outcome: JsonDict) -> None:
+        """Record what a harness reports about a finished rollout. Raises Refused (404) for an unknown one."""
         if not self._store.has_rollout(rollout_id):
-            raise Refused(f"rollout {rollout_id!r} has made no recorded call", status=404, code="rollout_unknown")
-        self._store.finish_rollout(rollout_id, output=said.get("output"), error=said.get("error"))
+            raise Refused(f"rollout {rollout_id!r} has no recorded call", status=404, code="rollout_unknown")
+        self._store.finish_rollout(rollout_id, output=outcome.get("output"), error=outcome.get("error"))
         self._store.touch_rollout(rollout_id)
-        if said.get("reward") is not None or said.get("metrics"):
+        if outcome.get("reward") is not None or outcome.get("metrics"):
             self._store.add_scores(
-                [rollout_id], [said.get("reward")], metrics=[said.get("metrics") or {}], by="gateway"
+                [rollout_id], [outcome.get("reward")], metrics=[outcome.get("metrics") or {}], by="gateway"
             )
 
     def saved(self) -> Future[None]:
-        """Return what comes true when everything taken would survive this process."""
+        """Return a future that completes when everything recorded so far would survive this process."""
         return self._store.saved()
 
     def flush(self) -> None:
-        """Return when that has come true."""
+        """Block until everything recorded so far is saved."""
         self._store.flush()
 
     def close(self) -> None:
-        """Leave the store to whoever opened it."""
+        """Do nothing: the store belongs to whoever opened it."""
 
 
 class Gateway:
-    """Answers ``/rollouts/{rollout_id}/v1/...`` for any id, ``/v1/models``, and the orders. Lives in one event loop."""
+    """Answers ``/rollouts/{rollout_id}/v1/...`` for any id, ``/v1/models``, and the commands. Lives in one event loop."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Gateway:
         sampling: Sampling | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """``local``: only this machine can reach it, so that orders need no key where there is none."""
+        """``local``: only this machine can reach the gateway, so commands are allowed even without a key."""
         limits = limits or Limits()
         self.pool = pool
         self.ledger = Ledger(store)
@@ -131,9 +131,9 @@ class Gateway:
         self._local = local
         self._sampling = sampling or Sampling()
         self._inside: dict[str, int] = {}
-        """Requests in flight, by rollout: of one that is idle nothing is kept but its id in the store."""
+        """Rollout id -> its requests in flight. An idle rollout has no entry, so it takes no memory here."""
         self.stopping = False
-        """Refuse new calls from now on."""
+        """Whether to refuse new calls."""
 
     @property
     def rollouts_inside(self) -> int:
@@ -141,7 +141,7 @@ class Gateway:
         return len(self._inside)
 
     async def abort(self) -> None:
-        """End the calls in flight; what was sampled of them is recorded as aborted."""
+        """Abort the calls in flight; what they have sampled is recorded as aborted."""
         await self._capture.close_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -176,7 +176,7 @@ class Gateway:
                 self._capture.release(rollout_id)
 
     def _admit(self, exchange: Exchange) -> None:
-        """Raise why a call may not come in, if it may not."""
+        """Raise Refused if a call may not be answered."""
         if not self._has_key(exchange):
             raise wrong_key()
         if self.stopping:
@@ -185,50 +185,52 @@ class Gateway:
     def _has_key(self, exchange: Exchange) -> bool:
         if self._key is None:
             return True
-        given = exchange.headers.get("x-api-key")
+        api_key = exchange.headers.get("x-api-key")
         bearer = exchange.headers.get("authorization") or ""
-        keys = [given] if given is not None else []
+        keys = [] if api_key is None else [api_key]
         if bearer[:7].lower() == "bearer ":
             keys.append(bearer[7:].strip())
         return any([hmac.compare_digest(key.encode("latin-1"), self._key) for key in keys])
 
     async def _other(self, exchange: Exchange, rollout_id: str | None, path: str) -> None:
-        """Answer what is not a model call."""
-        asked = (exchange.method, path)
-        if asked == ("GET", "/health"):
+        """Answer everything except model calls."""
+        request = (exchange.method, path)
+        if request == ("GET", "/health"):
             return await exchange.answer(200, {"status": "ok"})
         if not self._has_key(exchange):
             raise wrong_key()
-        if asked == ("GET", MODELS):
+        if request == ("GET", MODELS):
             return await exchange.answer(200, await self.pool.models())
-        if path in ORDERS or (rollout_id and path == "/finish"):
-            return await exchange.answer(200, await self._order(exchange, rollout_id, path))
-        self._unknown(exchange, rollout_id)
+        if path in COMMANDS or (rollout_id and path == "/finish"):
+            return await exchange.answer(200, await self._command(exchange, rollout_id, path))
+        self._refuse_path(exchange, rollout_id)
 
-    async def _order(self, exchange: Exchange, rollout_id: str | None, path: str) -> JsonDict:
+    async def _command(self, exchange: Exchange, rollout_id: str | None, path: str) -> JsonDict:
         if self._key is None and not self._local:
             raise Refused(
-                "orders need a key where other machines can reach the gateway: start it with --api-key",
+                "other machines can reach this gateway, so this path needs a key: start the gateway with --api-key",
                 status=403,
                 code="no_key_set",
             )
         if path == "/status" and exchange.method == "GET":
             return self.status()
         if path == "/status" or exchange.method != "POST":
-            raise Refused("GET /status, POST /pause, POST /resume and POST /rollouts/{rollout_id}/finish", status=405)
-        said = read_order(await exchange.body(ORDER_BYTES))
+            raise Refused(
+                "use GET /status, POST /pause, POST /resume or POST /rollouts/{rollout_id}/finish", status=405
+            )
+        body = read_command(await exchange.body(MAX_COMMAND_BYTES))
         if path == "/finish":
-            self.ledger.finish(rollout_id, said)
+            self.ledger.finish(rollout_id, body)
         elif path == "/pause":
             await self.gate.pause()
         else:
             for backend in self.pool.backends:
-                backend.upstream.policy_version = said.get("policy_version", backend.upstream.policy_version)
+                backend.upstream.policy_version = body.get("policy_version", backend.upstream.policy_version)
             await self.gate.resume()
         return self.status()
 
     def status(self) -> JsonDict:
-        """Return what is going on, as ``GET /status`` answers it."""
+        """Return the answer to ``GET /status``."""
         return {
             "paused": self.gate.paused,
             "calls": self.ledger.calls,
@@ -248,18 +250,15 @@ class Gateway:
             ],
         }
 
-    def _unknown(self, exchange: Exchange, rollout_id: str | None) -> None:
+    def _refuse_path(self, exchange: Exchange, rollout_id: str | None) -> None:
         paths = ", ".join(f"POST /rollouts/{{rollout_id}}{path}" for path in self._dialects)
         hint = ""
         if exchange.path.startswith("/v1/"):
-            hint = (
-                "a call must say which run of the agent it belongs to: give every run a base URL of its own, "
-                "/rollouts/NAME/v1 with any NAME; "
-            )
+            hint = "a call must name its rollout: use a separate base URL for every rollout, /rollouts/NAME/v1 with any NAME; "
         elif rollout_id == "":
-            hint = f"a rollout's id has 1 to {LONGEST_ID} characters; "
+            hint = f"a rollout's id must have 1 to {LONGEST_ID} characters; "
         raise Refused(
-            f"{exchange.method} {exchange.path} is not answered here: {hint}these are: {paths}, GET {MODELS}, "
+            f"{exchange.method} {exchange.path} doesn't exist: {hint}available: {paths}, GET {MODELS}, "
             "GET /rollouts/{rollout_id}/v1/models, POST /rollouts/{rollout_id}/finish, GET /status, POST /pause, POST /resume",
             status=404,
             code="unknown_path",
@@ -267,43 +266,45 @@ class Gateway:
 
 
 def split_path(path: str) -> tuple[str | None, str]:
-    """Return the rollout's id, None where the path names none, and the rest of the path."""
+    """Return the rollout's id and the rest of the path; the id is None without one and "" if it isn't valid."""
     if not path.startswith("/rollouts/"):
         return None, path
-    named = path[len("/rollouts/") :]
-    if named.endswith("/finish") and "/v1/" not in named:
-        return named.removesuffix("/finish"), "/finish"
-    head, found, tail = path.rpartition("/v1/")
-    # Anthropic's clients add /v1 themselves to an address that ends in it.
-    rollout_id = head[len("/rollouts/") :].removesuffix("/v1") if found else ""
+    suffix = path[len("/rollouts/") :]
+    if suffix.endswith("/finish") and "/v1/" not in suffix:
+        return suffix.removesuffix("/finish"), "/finish"
+    head, separator, tail = path.rpartition("/v1/")
+    # Anthropic's clients append /v1 even if the base URL ends in it.
+    rollout_id = head[len("/rollouts/") :].removesuffix("/v1") if separator else ""
     return (rollout_id if len(rollout_id) <= LONGEST_ID else ""), f"/v1/{tail}"
 
 
 def check_id(scope: Scope, rollout_id: str | None) -> None:
-    """Refuse an id that another path could stand for: two runs would be recorded as one. Raises Refused (400)."""
+    """Raise Refused (400) for an ambiguous id, which could record two rollouts as one."""
     if rollout_id is None:
         return
-    # The path comes decoded, with this character for bytes that are no UTF-8.
+    # The path arrives decoded, with U+FFFD for bytes that aren't UTF-8.
     if "\ufffd" in rollout_id:
-        raise Refused("a rollout's id is UTF-8, percent-encoded, and without U+FFFD", status=400, code="rollout_id")
+        raise Refused("a rollout's id must be percent-encoded UTF-8 without U+FFFD", status=400, code="rollout_id")
     encoded = ENCODED_V1.search(scope.get("raw_path") or b"")
     if encoded or "/v1/" in f"{rollout_id}/":
         raise Refused(
-            f"a rollout's id may not hold /v1/ or end in /v1, where the path to the API begins: {scope['path']}",
+            f"a rollout's id may not contain /v1/ or end in /v1, where the path to the API begins: {scope['path']}",
             status=400,
             code="rollout_id",
         )
 
 
 def check_page(exchange: Exchange, *, local: bool) -> None:
-    """Refuse what a web page asks for in its visitor's name: browsers say the page's ``Origin``, and a page that has its own
-    name point at this machine says that name as ``Host``. Raises Refused (403, 421)."""
+    """Raise Refused (403, 421) for requests that a web page makes on its visitor's behalf.
+
+    Browsers send the page's ``Origin``; a page whose own name resolves to this machine (DNS rebinding) sends that as ``Host``.
+    """
     host, origin = exchange.headers.get("host", ""), exchange.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:
-        raise Refused(f"a page of {origin:.100} may not do this", status=403, code="other_origin")
+        raise Refused(f"pages of {origin:.100} may not call this gateway", status=403, code="other_origin")
     if local and not is_loopback(_name_in(host)):
         raise Refused(
-            f"without a key this gateway answers to this machine's own names only, not to {host!r:.100}; start it with --api-key",
+            f"without a key this gateway only answers to this machine's own names, not to {host!r:.100}; start it with --api-key",
             status=421,
             code="other_host",
         )
@@ -312,38 +313,38 @@ def check_page(exchange: Exchange, *, local: bool) -> None:
 def _name_in(host: str) -> str | None:
     try:
         return urlsplit(f"//{host}").hostname
-    except ValueError:  # brackets that are no address
+    except ValueError:  # an invalid address in brackets
         return None
 
 
 def wrong_key() -> Refused:
     """Return the error for a request without the gateway's key."""
     return Refused(
-        "this gateway asks for a key and this one is not it: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+        "missing or wrong key: send the gateway's key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         status=401,
         code="invalid_api_key",
     )
 
 
-def read_order(body: bytes | None) -> dict[str, Any]:
-    """Return the JSON object of an order; an empty body says nothing."""
+def read_command(body: bytes | None) -> dict[str, Any]:
+    """Return the JSON object in a command's body; empty for an empty body. Raises Refused (400)."""
     try:
-        said = orjson.loads(body) if body else {}
+        fields = orjson.loads(body) if body else {}
     except orjson.JSONDecodeError as error:
-        raise Refused(f"the request body is not JSON: {error}", status=400, code="invalid_json") from None
+        raise Refused(f"the request body isn't JSON: {error}", status=400, code="invalid_json") from None
     number = int | float | None
     if (
-        not isinstance(said, dict)
-        or not isinstance(said.get("reward"), number)
-        or not isinstance(said.get("error"), str | None)
-        or not isinstance(version := said.get("policy_version", 0), int)
+        not isinstance(fields, dict)
+        or not isinstance(fields.get("reward"), number)
+        or not isinstance(fields.get("error"), str | None)
+        or not isinstance(version := fields.get("policy_version", 0), int)
         or not -1 <= version < 2**63
-        or not isinstance(metrics := said.get("metrics") or {}, dict)
+        or not isinstance(metrics := fields.get("metrics") or {}, dict)
         or not all(isinstance(value, int | float) for value in metrics.values())
     ):
         raise Refused(
-            "the body is a JSON object: reward a number, metrics numbers by name, error a text, policy_version a whole number "
-            "from -1 to 2**63 - 1",
+            "the body must be a JSON object: reward a number, metrics numbers by name, error a string, policy_version an "
+            "integer from -1 to 2**63 - 1",
             status=400,
         )
-    return said
+    return fields

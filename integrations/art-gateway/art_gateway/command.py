@@ -1,4 +1,4 @@
-"""The command line of ``art gateway``. Knows nothing about serving; what is heavy is imported when it runs."""
+"""The command line of ``art gateway``. Heavy modules are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -22,46 +22,47 @@ def gateway(
     upstream: Annotated[
         list[str] | None,
         typer.Option(
-            help="Base URL of a server that returns token ids, ending in /v1; repeatable. Without one, --model is answered here."
+            help="Base URL of a server that returns token ids, ending in /v1; repeatable. Without it, --model is served here."
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8400,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8400,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 for agents on other machines.")
     ] = "127.0.0.1",
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder to record in; one that has been recorded in goes on.")
+        Path | None, typer.Option(help="Folder to record in; an existing recording is continued.")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="ART_GATEWAY_API_KEY", help="Ask clients for this key; default: any will do.")
+        str | None,
+        typer.Option(envvar="ART_GATEWAY_API_KEY", help="Key that clients must send; default: any is accepted."),
     ] = None,
     upstream_api_key: Annotated[
-        str | None, typer.Option(envvar="ART_UPSTREAM_API_KEY", help="Sent to the upstreams.")
+        str | None, typer.Option(envvar="ART_UPSTREAM_API_KEY", help="Key to send to the upstreams.")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model name to send upstream; default: the agent's own. Without --upstream: tiny, a model folder or a "
-            "Hugging Face name that the embedded engine serves in this process."
+            help="Model name to send upstream; default: the agent's own. Without --upstream, the model that the embedded "
+            "engine serves in this process: tiny, a model folder or a Hugging Face name."
         ),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, help="Imposed on every call; default: the agent's own.")
     ] = None,
-    max_calls: Annotated[int, typer.Option(min=1, help="Calls answered at a time; others wait.")] = 1024,
-    max_waiting: Annotated[int, typer.Option(min=0, help="Calls that may wait; the next one gets a 429.")] = 8192,
+    max_calls: Annotated[int, typer.Option(min=1, help="Calls answered concurrently; others wait.")] = 1024,
+    max_waiting: Annotated[int, typer.Option(min=0, help="Calls that may wait; further ones get a 429.")] = 8192,
     max_body: Annotated[int, typer.Option(min=1, help="Largest request, in MiB.")] = 64,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds for an upstream's whole answer, or between two chunks.")
+        float, typer.Option(min=0.1, help="Seconds for an upstream's whole answer, or between two chunks of a stream.")
     ] = 600.0,
     retries: Annotated[
-        int, typer.Option(min=0, help="Further attempts on 429, 5xx and lost connections, with growing pauses.")
+        int, typer.Option(min=0, help="Further attempts after 429, 5xx and lost connections, with growing pauses.")
     ] = 4,
-    drain: Annotated[int, typer.Option(min=0, help="Seconds that calls in flight get to end after Ctrl-C.")] = 60,
+    drain: Annotated[int, typer.Option(min=0, help="Seconds for calls in flight to finish after Ctrl-C.")] = 60,
 ) -> None:
-    """Record the calls of any agent, in any language, that is given /rollouts/NAME/v1 as its base URL.
+    """Record the calls of any agent, in any language, that uses /rollouts/NAME/v1 as its base URL.
 
-    Every NAME is a run of the agent of its own and begins with its first call. Ctrl-C ends the calls in flight and loses nothing.
+    Each NAME is a separate rollout, which begins with its first call. Ctrl-C lets the calls in flight finish; nothing is lost.
     """
     from art_core.loop.display import Output
     from art_core.plugins import Plugins
@@ -93,14 +94,14 @@ def _upstreams(
     for url in urls:
         if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith("/v1"):
             raise typer.BadParameter(
-                f"{url!r} is not a base URL such as http://127.0.0.1:8000/v1, which ends in /v1",
+                f"{url!r} isn't a base URL ending in /v1, such as http://127.0.0.1:8000/v1",
                 param_hint="--upstream",
             )
     if urls:
         return [HttpUpstream(url, model, api_key=api_key, timeout=timeout) for url in urls]
     if model is None:
         raise typer.BadParameter(
-            "give the base URL of a server that returns token ids, or --model tiny to try it without one",
+            "pass the base URL of a server that returns token ids, or --model tiny to try it without a server",
             param_hint="--upstream",
         )
     from art_gateway.local import LocalUpstream

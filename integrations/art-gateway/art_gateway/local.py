@@ -1,4 +1,4 @@
-"""The embedded engine as an upstream in this process, for those who have no server at hand. Knows nothing about HTTP."""
+"""The embedded engine as an upstream in this process, for use without a model server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from art_core.types import JsonDict
 
 
 class LocalUpstream(Stamped):
-    """Answers with ``model``: ``"tiny"``, a folder with a Hugging Face causal LM (a checkpoint of a run is one), or a name.
+    """Answers with ``model``: ``"tiny"``, a folder with a Hugging Face causal LM (such as a run's checkpoint), or a hub name.
 
-    Raises ConfigError where there is no such folder, and ``start`` where it has no causal LM.
+    Raises ConfigError if the folder doesn't exist; ``start`` raises it if the folder has no causal LM.
     """
 
     def __init__(self, model: str, plugins: Plugins) -> None:
@@ -21,6 +21,6 @@ class LocalUpstream(Stamped):
         super().__init__(factory(model_folder(model), TrainConfig(model=model)), 0)
 
     async def models(self) -> JsonDict:
-        """Return the one model, as OpenAI lists them."""
+        """Return the model as OpenAI's list of models."""
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "art"}
         return {"object": "list", "data": [model]}

@@ -1,7 +1,7 @@
-"""Which upstream answers which rollout, and what is tried again. Knows nothing about HTTP servers or recording.
+"""Routes rollouts to upstreams and retries failed requests.
 
 A rollout stays with one upstream, whose prefix cache holds its conversation: the one with the highest hash of both names
-(rendezvous hashing), so that nothing need be remembered and only the rollouts of an upstream that fails go elsewhere.
+(rendezvous hashing). So there is no table to keep, and only the rollouts of a failed upstream move.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ log = logging.getLogger("art_gateway")
 
 WORTH_RETRYING = frozenset({429, 500, 502, 503, 504})
 LONGEST_PAUSE = 60.0
-"""Seconds; a server that asks for more is not waited for."""
+"""Seconds; if a server's Retry-After is longer, the request fails instead."""
 FIRST_REST = 1.0
-"""Seconds for which an upstream that could not be reached is left alone where another one is up; doubled up to the longest."""
+"""Seconds for which an unreachable upstream is avoided if another is up; doubled with each failure up to ``LONGEST_REST``."""
 LONGEST_REST = 30.0
 
 
 class Server(Upstream, Protocol):
-    """An upstream with a name, whose weights may be swapped: ``HttpUpstream`` or ``LocalUpstream``."""
+    """An upstream with a URL and a version of its weights: ``HttpUpstream`` or ``LocalUpstream``."""
 
     base_url: str
     policy_version: int
@@ -48,24 +48,24 @@ class Server(Upstream, Protocol):
 
 @dataclass
 class Backend:
-    """An upstream and how it has been doing."""
+    """An upstream and its health."""
 
     upstream: Server
     inside: int = 0
-    """Requests that it is answering."""
+    """Requests in flight."""
     failures: int = 0
-    """In a row, of those that say that it is not there; what fails while it rests is not counted again."""
+    """Consecutive failures that mean that it is down; those during a rest aren't counted."""
     rests_until: float = 0.0
-    """By the monotonic clock."""
+    """A time of the monotonic clock."""
 
     @property
     def up(self) -> bool:
-        """Whether it is worth asking."""
+        """Whether it isn't resting after a failure."""
         return time.monotonic() >= self.rests_until
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
-        """Count a request, and learn from how it ends."""
+    def track_request(self) -> Iterator[None]:
+        """Count the request made in this block, and update the health from its result."""
         self.inside += 1
         try:
             yield
@@ -80,33 +80,33 @@ class Backend:
 
     def _rest(self, error: UpstreamError) -> None:
         if not self.up:
-            # Calls that were in flight together fail together: one failure.
+            # Calls in flight together fail together: count one failure.
             return
         if not self.failures:
-            log.warning("%s fails: %s", self.upstream.base_url, error)
+            log.warning("%s is down: %s", self.upstream.base_url, error)
         self.failures += 1
-        # Bounded before it is raised: after a long outage the power would be no float any more.
+        # The exponent is bounded, because after a long outage the power would overflow a float.
         self.rests_until = time.monotonic() + min(FIRST_REST * 2 ** min(self.failures - 1, 16), LONGEST_REST)
 
 
 @dataclass
 class Pool:
-    """The upstreams. ``retries`` counts further attempts after the first, over all upstreams."""
+    """The upstreams. ``retries`` is the number of attempts after the first, over all upstreams."""
 
     backends: list[Backend]
     retries: int = 4
     first_pause: float = 0.5
-    """Seconds before the first retry; doubled at each further one, times a random number between a half and one and a half."""
+    """Seconds before the first retry; doubled for each further one, times a random factor from 0.5 to 1.5."""
     retried: int = field(default=0, init=False)
-    """Attempts that were repeated so far."""
+    """Retries so far."""
 
     @classmethod
     def of(cls, upstreams: Sequence[Server], retries: int = 4, first_pause: float = 0.5) -> Pool:
-        """Return the pool of these upstreams."""
+        """Return a pool of ``upstreams``."""
         return cls([Backend(upstream) for upstream in upstreams], retries, first_pause)
 
     def route(self, rollout_id: str) -> Route:
-        """Return what answers the calls of a rollout."""
+        """Return the upstream that answers a rollout's calls."""
         return Route(self, self._ordered(rollout_id))
 
     def _ordered(self, rollout_id: str) -> list[Backend]:
@@ -123,14 +123,14 @@ class Pool:
         """Return the models of the first upstream that answers."""
         for backend in sorted(self.backends, key=lambda backend: not backend.up):
             try:
-                with backend.asked():
+                with backend.track_request():
                     return await backend.upstream.models()
             except UpstreamError as error:
-                refusal = error
-        raise refusal
+                last_error = error
+        raise last_error
 
     async def start(self) -> None:
-        """Load what has to be loaded. Raises ConfigError where that cannot be done."""
+        """Start all upstreams. Raises ConfigError if a model can't be loaded."""
         for backend in self.backends:
             await backend.upstream.start()
 
@@ -142,19 +142,19 @@ class Pool:
 
 @dataclass(frozen=True)
 class Route:
-    """Answers one rollout's calls: an Upstream. A request is sent again only while nothing of its answer was passed on."""
+    """The Upstream for one rollout's calls. A request is retried only while no part of its answer has been passed on."""
 
     pool: Pool
     backends: list[Backend]
-    """The rollout's own first, then where it goes while that one is down."""
+    """The rollout's own first, then the alternatives while that one is down."""
 
     async def chat(self, request: JsonDict) -> JsonDict:
-        """Answer a request. Raises the last attempt's UpstreamError."""
+        """Return the answer. Raises the last attempt's UpstreamError."""
         attempt = 0
         while True:
             try:
                 backend = self._choose()
-                with backend.asked():
+                with backend.track_request():
                     return await backend.upstream.chat(request)
             except UpstreamError as error:
                 pause = self._pause(error, attempt)
@@ -162,19 +162,19 @@ class Route:
             await asyncio.sleep(pause)
 
     async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
-        """Yield the chunks of an answer. Raises the last attempt's UpstreamError, and any once a chunk was yielded."""
-        attempt, begun = 0, False
+        """Yield the chunks of an answer. Raises the last attempt's UpstreamError; after the first chunk, any UpstreamError."""
+        attempt, started = 0, False
         while True:
             try:
                 backend = self._choose()
-                with backend.asked():
+                with backend.track_request():
                     async with aclosing(backend.upstream.stream(request)) as chunks:
                         async for chunk in chunks:
-                            begun = True
+                            started = True
                             yield chunk
                     return
             except UpstreamError as error:
-                if begun:
+                if started:
                     raise
                 pause = self._pause(error, attempt)
             attempt += 1
@@ -184,7 +184,7 @@ class Route:
         return next((backend for backend in self.backends if backend.up), self.backends[0])
 
     def _pause(self, error: UpstreamError, attempt: int) -> float:
-        """Return the seconds until the next attempt; raise the error where there is none."""
+        """Return the seconds until the next attempt; raise ``error`` if there is none."""
         if attempt >= self.pool.retries or not worth_retrying(error):
             raise error
         self.pool.retried += 1
@@ -194,17 +194,17 @@ class Route:
 
 
 def is_down(error: UpstreamError) -> bool:
-    """Whether an error says that the upstream is not there, rather than that it does not like the request."""
+    """Whether an error means that the upstream is unavailable, rather than that it rejected the request."""
     return error.code == UNREACHABLE or error.status == 503
 
 
 def worth_retrying(error: UpstreamError) -> bool:
-    """Whether the same request may succeed when it is sent again, soon enough to wait for it."""
+    """Whether a retry of the same request may succeed, soon enough to wait for it."""
     soon = (error.retry_after or 0.0) <= LONGEST_PAUSE
     return soon and error.status in WORTH_RETRYING and error.code != TIMED_OUT
 
 
 def pause_before(attempt: int, first: float, retry_after: float | None) -> float:
-    """Return the seconds before the retry number ``attempt``, counted from 0: never less than the upstream asks for."""
-    grown = min(first * 2**attempt, LONGEST_PAUSE / 2) * random.uniform(0.5, 1.5)
-    return max(grown, retry_after or 0.0)
+    """Return the seconds before retry number ``attempt``, counted from 0; at least ``retry_after``."""
+    backoff = min(first * 2**attempt, LONGEST_PAUSE / 2) * random.uniform(0.5, 1.5)
+    return max(backoff, retry_after or 0.0)

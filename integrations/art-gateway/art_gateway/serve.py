@@ -1,4 +1,4 @@
-"""Runs a gateway until it is told to stop, then lets the calls in flight end. Knows nothing about what they say."""
+"""Runs a gateway until a signal stops it, then lets the calls in flight finish."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from art_gateway.routing import Pool, Server
 log = logging.getLogger("art_gateway")
 
 SPARE_FILES = 64
-"""Open files beside the connections: the store, the listener, libraries that are loaded."""
+"""Open files besides the connections: the store, the listener, loaded libraries."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Plan:
     temperature: float | None = None
     retries: int = 4
     drain: int = 60
-    """Seconds that calls in flight get when the gateway is told to stop."""
+    """Seconds for calls in flight to finish when the gateway stops."""
     limits: Limits = field(default_factory=Limits)
     dialects: Mapping[str, Dialect] = field(default_factory=dict)
 
@@ -50,9 +50,10 @@ class Plan:
 
 
 async def serve(plan: Plan, console: Console) -> None:
-    """Answer until SIGINT or SIGTERM, end the calls in flight, and return when all is on disk. A second signal aborts them.
+    """Serve until SIGINT or SIGTERM, let the calls in flight finish, and return once everything is on disk.
 
-    Raises ConfigError where the port or the run folder is taken, StoreError where the run folder cannot be written.
+    A second signal aborts the calls. Raises ConfigError if the port or the run folder is taken, StoreError if the run folder
+    can't be written.
     """
     advice = raise_file_limit(2 * plan.limits.calls + SPARE_FILES)
     with listen(plan.host, plan.port) as listener, claimed(plan.run_dir), Store(plan.run_dir / "run.sqlite") as store:
@@ -68,12 +69,13 @@ async def serve(plan: Plan, console: Console) -> None:
         )
         try:
             await pool.start()
-            say_hello(console, plan, address_of(plan.host, listener.getsockname()[1]), advice)
+            print_address(console, plan, address_of(plan.host, listener.getsockname()[1]), advice)
             await _until_stopped(gateway, plan, listener, console)
         finally:
             await gateway.abort()
             await pool.stop()
-    console.print(f"stopped; {count_line(gateway)}, all of it in {plan.run_dir}", highlight=False, markup=False)
+    stopped = f"stopped; recorded {count_line(gateway)} in {plan.run_dir}"
+    console.print(stopped, highlight=False, markup=False, soft_wrap=True)
 
 
 async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, console: Console) -> None:
@@ -85,7 +87,7 @@ async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, 
 
     def on_signal() -> None:
         if stop.is_set() or gateway.gate.paused:
-            # Calls that a pause holds would never end.
+            # Calls held by a pause would never finish.
             aborting.append(loop.create_task(gateway.abort()))
         gateway.stopping = True
         stop.set()
@@ -100,7 +102,7 @@ async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, 
         server.should_exit = True
         if gateway.gate.inside and not serving.done():
             console.print(
-                f"waiting for {gateway.gate.inside} calls in flight; Ctrl-C once more aborts them", highlight=False
+                f"waiting for {gateway.gate.inside} calls in flight; press Ctrl-C again to abort them", highlight=False
             )
         await serving
     finally:
@@ -109,25 +111,25 @@ async def _until_stopped(gateway: Gateway, plan: Plan, listener: socket.socket, 
         await asyncio.gather(counter, stopped, *aborting, return_exceptions=True)
 
 
-def say_hello(console: Console, plan: Plan, address: str, advice: str | None) -> None:
-    """Say where the gateway is and how to try it."""
+def print_address(console: Console, plan: Plan, address: str, advice: str | None) -> None:
+    """Print the gateway's address and a command to try it."""
     key = " -H 'Authorization: Bearer KEY'" if plan.api_key else ""
-    where = ", ".join(upstream.base_url for upstream in plan.upstreams)
+    upstreams = ", ".join(upstream.base_url for upstream in plan.upstreams)
     lines = [
-        f"art gateway: {address} -> {where}; recording in {plan.run_dir}; try: curl {address}/rollouts/try/v1"
+        f"art gateway: {address} -> {upstreams}; recording in {plan.run_dir}; try: curl {address}/rollouts/try/v1"
         f"/chat/completions{key} -H 'Content-Type: application/json' -d "
         """'{"model": "policy", "messages": [{"role": "user", "content": "Hello"}]}'"""
     ]
     if advice:
         lines.append(advice)
     if plan.api_key is None and not plan.local:
-        lines.append(f"anyone who can reach {plan.host} can use this gateway; give --api-key to ask for one")
+        lines.append(f"anyone who can reach {plan.host} can use this gateway; set --api-key to require a key")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def count_line(gateway: Gateway) -> str:
-    """Return what has been recorded so far, as one line."""
+    """Return one line with the counts so far."""
     status = gateway.status()
     text = f"{status['calls']:,} calls of {status['rollouts']:,} rollouts"
     for name in ("in_flight", "waiting", "retried", "aborted"):
@@ -137,31 +139,31 @@ def count_line(gateway: Gateway) -> str:
 
 
 async def _count(gateway: Gateway, console: Console) -> None:
-    """Keep one line up to date on a terminal; elsewhere say it once a minute where it has changed."""
-    said = count_line(gateway)
+    """Keep one line up to date on a terminal; elsewhere print it once a minute if it has changed."""
+    previous = count_line(gateway)
     while True:
         await asyncio.sleep(1 if console.is_terminal else 60)
         line = count_line(gateway)
-        if line != said:
-            console.print(line.ljust(len(said)), end="\r" if console.is_terminal else "\n", highlight=False)
-            said = line
+        if line != previous:
+            console.print(line.ljust(len(previous)), end="\r" if console.is_terminal else "\n", highlight=False)
+            previous = line
 
 
 def raise_file_limit(wanted: int) -> str | None:
-    """Let this process open as many files as it may; where that is fewer than ``wanted`` return what to do."""
+    """Raise this process's limit on open files to its maximum; if that is below ``wanted``, return advice."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (ValueError, OSError):
-            # macOS names no limit but allows no more than this.
+            # macOS reports no limit but refuses more than this.
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 10_240), hard))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return None
     return (
         f"this process may open {soft} files, enough for about {max(soft - SPARE_FILES, 0) // 2} calls at a time; raise the "
-        "limit (ulimit -Hn, LimitNOFILE= of a systemd unit, nofile in /etc/security/limits.conf) or give a lower --max-calls"
+        "limit (ulimit -Hn, LimitNOFILE= in a systemd unit, nofile in /etc/security/limits.conf) or set a lower --max-calls"
     )
 
 
@@ -169,8 +171,8 @@ def _explain_exception(loop: asyncio.AbstractEventLoop, context: dict[str, objec
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         log.error(
-            "no more connections can be taken: this process may open %d files; raise the limit (ulimit -n) or run fewer agents "
-            "at a time",
+            "can't accept more connections: this process may open %d files; raise the limit (ulimit -n) or run fewer agents at "
+            "a time",
             resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
         return

@@ -245,7 +245,7 @@ def test_the_limit_on_open_files_is_raised_and_where_that_is_not_enough_the_mess
 
 async def test_an_error_is_json_that_openai_clients_read(start):
     async with start() as desk, openai.AsyncOpenAI(base_url=f"{desk.url}/v1", api_key="x", max_retries=0) as client:
-        with pytest.raises(openai.NotFoundError, match="base URL of its own"):
+        with pytest.raises(openai.NotFoundError, match="a separate base URL for every rollout"):
             await client.chat.completions.create(model="x", messages=said("hello"))
         assert [model.id async for model in await client.models.list()] == ["served"]
 

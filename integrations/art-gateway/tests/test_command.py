@@ -43,7 +43,7 @@ async def test_a_signal_lets_the_calls_in_flight_end_and_loses_nothing(upstream,
         assert {status for status, _ in await asyncio.gather(*asked)} == {200}
     said = (await process.communicate())[1].decode()
     assert process.returncode == 0, said
-    assert "stopped; 8 calls of 8 rollouts" in said
+    assert "stopped; recorded 8 calls of 8 rollouts" in said
     assert len(art.load_trajectories(tmp_path)) == 8
 
 

@@ -242,7 +242,7 @@ def test_an_outage_of_many_failures_rests_for_the_longest_time_and_no_longer():
     backend = Backend(HttpUpstream("http://127.0.0.1:1/v1"))
     for _ in range(1100):
         backend.rests_until = 0.0
-        with pytest.raises(UpstreamError, match="gone"), backend.asked():
+        with pytest.raises(UpstreamError, match="gone"), backend.track_request():
             raise UpstreamError("gone", status=502, code=UNREACHABLE)
     assert backend.failures == 1100
     assert 0 < backend.rests_until - time.monotonic() <= LONGEST_REST

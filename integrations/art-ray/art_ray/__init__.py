@@ -1,4 +1,4 @@
-"""Rollouts and learning on a Ray cluster: ``train(executor="ray", learner="ray")``. Imports Ray only when a run asks for it."""
+"""Rollouts and learning on a Ray cluster: ``train(executor="ray", learner="ray")``. Imports Ray only when a run uses it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from art_ray.learner import RayLearner
 
 __all__ = ["RayExecutor", "RayLearner", "register_executors", "register_learners"]
-WHERE = {"RayExecutor": "art_ray.executor", "RayLearner": "art_ray.learner"}
+_MODULES = {"RayExecutor": "art_ray.executor", "RayLearner": "art_ray.learner"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'art_ray' has no attribute {name!r}")
-    return getattr(importlib.import_module(WHERE[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 @hookimpl
@@ -35,14 +35,14 @@ def register_learners(register: Register) -> None:
 
 
 def ray_executor(config: TrainConfig) -> RayExecutor:
-    """Run agents on a Ray cluster; ``config.executor_args`` are its options."""
+    """Return an executor on a Ray cluster; ``config.executor_args`` are its options."""
     from art_ray.executor import RayExecutor
 
     return RayExecutor(config)
 
 
 def ray_learner(model_folder: str, config: TrainConfig, loss: Loss) -> RayLearner:
-    """Learn in processes on a Ray cluster; ``config.learner_args`` are its options."""
+    """Return a learner in processes on a Ray cluster; ``config.learner_args`` are its options."""
     from art_ray.learner import RayLearner
 
     return RayLearner(model_folder, config, loss)

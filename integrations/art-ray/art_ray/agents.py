@@ -1,4 +1,4 @@
-"""A Ray worker process that runs agents, many at a time. Knows nothing about who asks, groups or the store."""
+"""A Ray worker process that runs many agents concurrently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from art_ray.travel import Agent, Outcome
 
 
 class AgentWorker:
-    """Async agents share this process's event loop, blocking ones have a thread each."""
+    """Runs agents: async ones share this process's event loop, blocking ones have a thread each."""
 
     def __init__(self) -> None:
         self._agents: dict[str, RunAgent] = {}
@@ -23,23 +23,26 @@ class AgentWorker:
         in_child_processes(redirect_clients)
 
     async def ready(self) -> str:
-        """Return the address of this node; asked again after every restart."""
+        """Return the address of this node; called again after every restart."""
         rollouts_have_threads()
         return ray.util.get_node_ip_address()
 
-    async def run(self, key: str, agent: list[ray.ObjectRef], given: Any, address: RolloutAddress) -> Outcome:
-        """Run the agent that ``key`` stands for once. ``agent`` holds a reference to it: in a list, so that it is fetched
-        by the first run here only."""
+    async def run(self, key: str, agent: list[ray.ObjectRef], task: Any, address: RolloutAddress) -> Outcome:
+        """Run the agent called ``key`` once.
+
+        ``agent`` holds a reference to the agent. It is in a list so that Ray doesn't fetch it for every rollout; it is
+        fetched for the first one in this process.
+        """
         try:
             run = await self._adapted(key, agent[0])
             with running(address):
-                return Outcome.of(await run(given, address))
+                return Outcome.of(await run(task, address))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
             return Outcome.of_error(error)
 
     async def _adapted(self, key: str, agent: ray.ObjectRef) -> RunAgent:
         async with self._adapting:
             if key not in self._agents:
-                sent: Agent = await agent
-                self._agents[key] = Plugins().adapt(sent.arrived())
+                shipped: Agent = await agent
+                self._agents[key] = Plugins().adapt(shipped.load())
         return self._agents[key]

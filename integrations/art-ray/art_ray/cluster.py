@@ -1,6 +1,6 @@
-"""The connection of this process to Ray: one that is there, or a local Ray that nobody else can reach.
+"""This process's connection to Ray: to a running cluster, or to a new local Ray that other machines can't reach.
 
-Knows nothing about what runs there. A Ray that the user has initialised is used and never shut down.
+A Ray that the user's code has initialised is used and never shut down.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ logger = logging.getLogger("art_ray")
 
 
 class Cluster:
-    """A holder's place at the connection; the connection ends with its last holder."""
+    """A reference to the connection, which ends with its last reference."""
 
     def __init__(self) -> None:
-        _connection.hold()
-        self._held = True
+        _connection.acquire()
+        self._open = True
 
     def leave(self) -> None:
-        if self._held:
-            self._held = False
+        """Drop the reference; further calls do nothing."""
+        if self._open:
+            self._open = False
             _connection.release()
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
-        """Those that are alive, as Ray describes them."""
+        """The live nodes, as Ray describes them."""
         import ray
 
         return [node for node in ray.nodes() if node["Alive"]]
 
     def total(self, resource: str) -> int:
-        """Return how many ``"CPU"`` or ``"GPU"`` the nodes have."""
+        """Return the number of ``"CPU"`` or ``"GPU"`` of all nodes together."""
         return int(sum(node["Resources"].get(resource, 0) for node in self.nodes))
 
     @property
@@ -50,50 +51,50 @@ class Cluster:
 
 
 class _Connection:
-    """Counted, because executor and learner may each be there without the other."""
+    """Counts its references, because executor and learner can be used separately or together."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holders = 0
-        self._keeper: _Keeper | None = None
-        """None where the user's own code initialised Ray."""
+        self._references = 0
+        self._thread: _RayThread | None = None
+        """None if the user's own code initialised Ray."""
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         import ray
 
         with self._lock:
-            if not self._holders and not ray.is_initialized():
-                self._keeper = _Keeper()
-                self._keeper.begin()
-            self._holders += 1
+            if not self._references and not ray.is_initialized():
+                self._thread = _RayThread()
+                self._thread.connect()
+            self._references += 1
 
     def release(self) -> None:
         with self._lock:
-            self._holders -= 1
-            if not self._holders and self._keeper is not None:
-                self._keeper.end()
-                self._keeper = None
+            self._references -= 1
+            if not self._references and self._thread is not None:
+                self._thread.shut_down()
+                self._thread = None
 
 
-class _Keeper(threading.Thread):
-    """Initialises Ray and stays until it is shut down: a local Ray's processes end with the thread that started them."""
+class _RayThread(threading.Thread):
+    """Initialises Ray and lives until it is shut down, because a local Ray's processes end with the thread that started them."""
 
     def __init__(self) -> None:
         super().__init__(name="art-ray", daemon=True)
-        self._begun, self._ended = threading.Event(), threading.Event()
+        self._ready, self._stop_requested = threading.Event(), threading.Event()
         self._error: BaseException | None = None
 
-    def begin(self) -> None:
+    def connect(self) -> None:
         self.start()
-        self._begun.wait()
+        self._ready.wait()
         if self._error is not None:
             raise ConfigError(
-                f"Ray could not be reached or started: {type(self._error).__name__}: {self._error}; look at RAY_ADDRESS (unset: "
-                "a cluster on this machine, else a local Ray) and, where the cluster has token authentication, RAY_AUTH_TOKEN"
+                f"can't reach or start Ray: {type(self._error).__name__}: {self._error}; check RAY_ADDRESS (unset: a cluster on "
+                "this machine, else a local Ray) and, if the cluster has token authentication, RAY_AUTH_TOKEN"
             ) from self._error
 
-    def end(self) -> None:
-        self._ended.set()
+    def shut_down(self) -> None:
+        self._stop_requested.set()
         self.join()
 
     def run(self) -> None:
@@ -101,35 +102,38 @@ class _Keeper(threading.Thread):
 
         try:
             _initialise()
-        except Exception as error:  # noqa: BLE001 - carried to the thread that waits
+        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             self._error = error
             return
         finally:
-            self._begun.set()
-        self._ended.wait()
+            self._ready.set()
+        self._stop_requested.wait()
         ray.shutdown()
 
 
 def _initialise() -> None:
-    """Connect to ``RAY_ADDRESS``, else to a Ray that was started on this machine, else start one."""
+    """Connect to ``RAY_ADDRESS``, else to a cluster that runs on this machine, else start a local Ray."""
     import ray
 
-    quiet = {"logging_level": logging.ERROR}  # it would say that it has set no signal handler outside the main thread
-    address = os.environ.get("RAY_ADDRESS") or _started_here()
+    quiet = {
+        "logging_level": logging.ERROR
+    }  # Ray would warn that it can't set a signal handler outside the main thread
+    address = os.environ.get("RAY_ADDRESS") or _local_cluster()
     if address not in (None, "local"):
         ray.init(address=address, **quiet)
-        logger.info("connected to the Ray at %s", ray.get_runtime_context().gcs_address)
+        logger.info("connected to Ray at %s", ray.get_runtime_context().gcs_address)
         return
-    # Token authentication is switched on by ray.init itself, for whom RAY_AUTH_MODE does not say otherwise.
+    # ray.init enables token authentication by itself, unless RAY_AUTH_MODE says otherwise.
     with on_loopback():
         ray.init(address="local", include_dashboard=False, **quiet)
     logger.info("started a local Ray at %s", ray.get_runtime_context().gcs_address)
 
 
-def _started_here() -> str | None:
-    """Return the address of the cluster that ``ray start`` has left running on this machine.
+def _local_cluster() -> str | None:
+    """Return the address of a cluster that ``ray start`` started on this machine, if it is still running.
 
-    Not by address="auto", which also takes the local Ray of somebody else's script; and what Ray notes outlives the cluster.
+    address="auto" isn't used, because it also connects to the local Ray of another script. Ray's record of the address
+    outlives the cluster, so a connection is tried.
     """
     from ray._private.utils import read_ray_address
 
@@ -144,10 +148,10 @@ def _started_here() -> str | None:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Let a Ray that is started in this block listen on 127.0.0.1 only.
+    """Make a Ray that is started in this block listen on 127.0.0.1 only.
 
-    Else even a local one listens at every address of the machine. Ray does it by itself on macOS, and on Linux where the variable
-    RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER is 0 when ray is imported, which it is by now.
+    Otherwise even a local Ray listens on every address of the machine. Ray binds to loopback by itself on macOS, and on Linux if
+    RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER is 0 when ray is imported; here it has already been imported.
     """
     from ray._private import ray_constants
 

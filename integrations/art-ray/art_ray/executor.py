@@ -1,11 +1,11 @@
-"""``executor="ray"``: agents run in a pool of Ray worker processes, wherever Ray places them. Knows nothing about learning.
+"""``executor="ray"``: agents run in a pool of Ray worker processes, wherever Ray places them.
 
-Placement is Ray's: each process is an actor with its share of CPUs, spread over the nodes. Restarts are Ray's: a process that
-dies is started again, on another node where its own is gone. The runs that it held are not retried by Ray, because a run that
-was begun has calls at its address: each raises RolloutLost, and the core makes it again under a new address.
+Ray places the processes: each is an actor with its share of CPUs, spread over the nodes. Ray also restarts them: a process that
+dies is started again, on another node if its own is gone. Ray doesn't retry the rollouts that it ran, because their calls are
+recorded at their addresses: each raises RolloutLost, and the core repeats it under a new address.
 
-Actors rather than a task for every run: importing an agent's framework takes seconds and its memory, and a run mostly waits
-for model calls, so one process holds many (docs/scale-ray.md has the figures).
+The processes are actors rather than a task for every rollout: importing an agent's framework takes seconds and memory, and a
+rollout mostly waits for model calls, so one process runs many (docs/scale-ray.md has the figures).
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from art_ray.travel import Agent
 
 logger = logging.getLogger("art_ray")
 
-RUNS_PER_WORKER = 8
-"""Of the runs at a time for which a process more is worth its memory, where ``workers`` does not say."""
+ROLLOUTS_PER_WORKER = 8
+"""Concurrent rollouts that justify the memory of another process, if ``workers`` isn't set."""
 
 
 @dataclass
 class Worker:
-    """A process that runs agents, as it is known here."""
+    """A process that runs agents."""
 
     actor: ActorHandle
     ready: bool = False
-    runs: int = 0
-    """Under way."""
+    rollouts: int = 0
+    """Rollouts in progress."""
     lost: str | None = None
-    """Why it will not come back."""
+    """Why the process won't come back; None while it may."""
 
 
 class RayExecutor:
-    """Runs agents on a Ray cluster; ``async with`` starts the processes and ends them."""
+    """Runs agents on a Ray cluster; ``async with`` starts and ends the processes."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
@@ -60,20 +60,21 @@ class RayExecutor:
         self._watching: set[asyncio.Task[None]] = set()
 
     def adapt(self, agent: object) -> RunAgent:
-        """Return the function that runs ``agent`` once on the cluster. AgentError where it cannot be sent or nobody adapts it.
+        """Return a function that runs ``agent`` once on the cluster.
 
-        A name, ``"MODULE:NAME"`` or ``"FILE.py:NAME"``, is looked up on the cluster.
+        ``agent`` may be a name, ``"MODULE:NAME"`` or ``"FILE.py:NAME"``, which is looked up on the cluster. Raises AgentError
+        if the agent can't be sent or no plugin adapts it.
         """
-        sent = Agent.of(agent)
-        if sent.named is None:
+        shipped = Agent.of(agent)
+        if shipped.name is None:
             Plugins().adapt(agent)  # so that a mistake is refused before anything runs
-        key = hashlib.sha256(sent.pickled or str(sent.named).encode()).hexdigest()
+        key = hashlib.sha256(shipped.pickled or str(shipped.name).encode()).hexdigest()
         references: list[ray.ObjectRef] = []
 
-        async def run(given: Any, address: RolloutAddress) -> Any:
+        async def run(task: Any, address: RolloutAddress) -> Any:
             if not references:
-                references.append(ray.put(sent))
-            return await self._run(key, references[:1], given, address)
+                references.append(ray.put(shipped))
+            return await self._run(key, references[:1], task, address)
 
         return run
 
@@ -96,18 +97,18 @@ class RayExecutor:
         await asyncio.to_thread(self._cluster.leave)
 
     def check_address(self, cluster: Cluster) -> None:
-        """Raise ConfigError where agents on other nodes cannot reach the policy at the address that they are told."""
+        """Raise ConfigError if agents on other nodes can't reach the policy at ``config.host``."""
         host, here = self.config.host, cluster.here
         others = sorted({node["NodeManagerAddress"] for node in cluster.nodes} - {here})
         if others and (is_loopback(host) or host in ("0.0.0.0", "::")):
             raise ConfigError(
-                f"host={host!r} is where agents are told to reach the policy, and the Ray cluster has nodes that cannot reach "
-                f"this machine there ({', '.join(others[:3])}); give host={here!r}, this machine's address in the cluster"
+                f"agents call the policy at host={host!r}, but other nodes of the Ray cluster can't reach this machine there "
+                f"({', '.join(others[:3])}); pass host={here!r}, this machine's address in the cluster"
             )
 
     async def _start(self) -> None:
-        at_once = -(-self.config.max_concurrent // RUNS_PER_WORKER)
-        count = self.options.workers or max(1, min(at_once, self._cluster.total("CPU") // 2))
+        useful = -(-self.config.max_concurrent // ROLLOUTS_PER_WORKER)
+        count = self.options.workers or max(1, min(useful, self._cluster.total("CPU") // 2))
         kind = ray.remote(AgentWorker).options(
             num_cpus=self.options.cpus, max_restarts=-1, max_concurrency=self.config.max_concurrent + 1,
             scheduling_strategy="SPREAD", runtime_env=dict(self.options.runtime_env) or None,
@@ -116,70 +117,70 @@ class RayExecutor:
         self._workers = [Worker(kind.remote()) for _ in range(count)]
         for worker in self._workers:
             self._watch(worker)
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             await asyncio.wait_for(self._any_ready(), self.options.start_seconds)
         except TimeoutError as error:
             raise ConfigError(
-                f"Ray has started none of {count} processes for agents after {self.options.start_seconds:g} seconds; each asks "
-                f"for {self.options.cpus:g} CPUs of {self._cluster.total('CPU')} in the cluster, which others may hold ('ray "
-                "status' says who). Give fewer in executor_args={'workers': N, 'cpus': N}"
+                f"Ray started none of {count} agent processes within {self.options.start_seconds:g} seconds; each needs "
+                f"{self.options.cpus:g} of the cluster's {self._cluster.total('CPU')} CPUs, which other jobs may use ('ray "
+                "status' lists them). Ask for fewer with executor_args={'workers': N, 'cpus': N}"
             ) from error
 
-        # The others get as long again, so that the first runs are spread; who comes later takes part from then on.
+        # Wait as long again for the others, so that the first rollouts are spread. Later ones join when they are ready.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._all_ready(), time.monotonic() - begun + 1)
+            await asyncio.wait_for(self._all_ready(), time.monotonic() - started + 1)
 
     def _watch(self, worker: Worker) -> None:
-        """Note when the worker is there, or there again."""
-        task = asyncio.create_task(self._note(worker))
+        """Update the worker, in the background, when its process has started or restarted."""
+        task = asyncio.create_task(self._await_ready(worker))
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
 
-    async def _note(self, worker: Worker) -> None:
+    async def _await_ready(self, worker: Worker) -> None:
         try:
-            # Retried by Ray across restarts: it is answered by the process that comes next.
+            # Ray retries this call across restarts: the next process answers it.
             await worker.actor.ready.options(max_task_retries=-1).remote()
             worker.ready = True
         except RayError as error:
             worker.lost = " ".join(str(error).split())
-            logger.warning("a Ray worker for agents is gone for good: %s", worker.lost)
+            logger.warning("lost a Ray worker for agents for good: %s", worker.lost)
         async with self._changed:
             self._changed.notify_all()
 
     async def _any_ready(self) -> Worker:
-        """Return the worker with the fewest runs of those that are there; CaptureError where none can be any more."""
+        """Return the ready worker with the fewest rollouts; wait for one if necessary. CaptureError if all are lost."""
         async with self._changed:
             while not (ready := [worker for worker in self._workers if worker.ready]):
                 if all(worker.lost for worker in self._workers):
                     raise CaptureError(
-                        f"no Ray worker is left to run agents: {self._workers[0].lost}; look at 'ray status' and the workers' "
-                        "logs. What was finished is kept: train again with the same run_dir"
+                        f"all Ray workers for agents are lost: {self._workers[0].lost}; check 'ray status' and the workers' "
+                        "logs. Finished rollouts are kept: train again with the same run_dir"
                     )
                 await self._changed.wait()
-        return min(ready, key=lambda worker: worker.runs)
+        return min(ready, key=lambda worker: worker.rollouts)
 
     async def _all_ready(self) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: all(worker.ready or worker.lost for worker in self._workers))
 
-    async def _run(self, key: str, agent: list[ray.ObjectRef], given: Any, address: RolloutAddress) -> Any:
+    async def _run(self, key: str, agent: list[ray.ObjectRef], task: Any, address: RolloutAddress) -> Any:
         worker = await self._any_ready()
-        worker.runs += 1
-        running = worker.actor.run.remote(key, agent, given, address)
+        worker.rollouts += 1
+        running = worker.actor.run.remote(key, agent, task, address)
         try:
             outcome = await running
         except asyncio.CancelledError:
             ray.cancel(running)
             raise
         except RayTaskError:
-            raise  # of what was sent: it could not be read there
+            raise  # the worker couldn't unpickle the agent
         except RayError as error:
             if isinstance(error, RayActorError) and worker.ready:
                 worker.ready = False
                 self._watch(worker)
-            what = " ".join(str(error).split())
-            raise RolloutLost(f"the Ray worker that ran the agent is gone: {what}") from error
+            reason = " ".join(str(error).split())
+            raise RolloutLost(f"the Ray worker that ran the agent is gone: {reason}") from error
         finally:
-            worker.runs -= 1
-        return outcome.arrived()
+            worker.rollouts -= 1
+        return outcome.output()

@@ -1,4 +1,4 @@
-"""A checkpoint folder's way between machines that share no disk, in blocks. Knows nothing about what is in it."""
+"""Copies checkpoint folders, in blocks, between machines that share no disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ BLOCK = 64 * 2**20
 
 
 def listed(folder: Path) -> list[tuple[str, int]]:
-    """Return the files in ``folder``, by their relative names, with their sizes."""
-    return [(str(it.relative_to(folder)), it.stat().st_size) for it in sorted(folder.rglob("*")) if it.is_file()]
+    """Return the relative name and the size in bytes of every file in ``folder``."""
+    return [
+        (str(path.relative_to(folder)), path.stat().st_size) for path in sorted(folder.rglob("*")) if path.is_file()
+    ]
 
 
 def blocks(files: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Yield name and place of every block; an empty file has one."""
+    """Yield the file name and the offset of every block; an empty file has one block."""
     for name, size in files:
         yield from ((name, start) for start in range(0, max(size, 1), BLOCK))
 
@@ -29,25 +31,25 @@ def read_block(folder: Path, name: str, start: int) -> bytes:
 
 
 def write_block(folder: Path, name: str, block: bytes) -> None:
-    """Blocks of a file come in order."""
+    """Append a block to its file; blocks must arrive in order."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("ab") as file:
         file.write(block)
 
 
-def put_in_place(arrived: Path, folder: Path) -> None:
-    """Let a folder that is beside ``folder`` take its place."""
-    replaced = folder.with_name(f".{folder.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
+def replace_folder(folder: Path, received: Path) -> None:
+    """Replace ``folder`` by ``received``, which is in the same directory."""
+    old = folder.with_name(f".{folder.name}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
-        folder.rename(replaced)
-    arrived.rename(folder)
-    shutil.rmtree(replaced, ignore_errors=True)
+        folder.rename(old)
+    received.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
 def marker(folder: Path) -> Iterator[Path]:
-    """Give a file in ``folder`` by which others know that they see the same disk."""
+    """Create a file in ``folder`` for the block, by which another process can tell whether it sees the same disk."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / f".art-ray-{uuid.uuid4().hex}"
     mark.touch()

@@ -1,4 +1,4 @@
-"""One process of a learner on Ray: an actor that holds a TorchLearner. Knows nothing about the run, its store or its engine."""
+"""One process of a learner on Ray: an actor that holds a TorchLearner."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from art_core.errors import ConfigError
 from art_core.types import Loss, TokenTree
 from art_ray.files import listed, read_block, write_block
 
-WAIT = timedelta(hours=2)
-"""Of the others for one, at most: the first look at a model may take long. A process that dies is noticed by who started it."""
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
+"""Time that processes wait for one of them: the first pass of a model may take long. ``RayLearner`` notices a dead process."""
 
 
 class LearnerProcess:
-    """Every method of the learner is called on all processes with the same arguments."""
+    """Holds one process's learner; every method of the learner is called on all processes with the same arguments."""
 
     def address(self) -> tuple[str, int]:
-        """Return where the others find this process, the first: the node's address and a port that is free now."""
+        """Return where the other processes meet the first one: its node's address and a free port."""
         host = ray.util.get_node_ip_address()
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind((host, 0))
             return host, probe.getsockname()[1]
 
     def join(
-        self, first: tuple[str, int], rank: int, size: int, sharding: str, given: tuple[str, TrainConfig, Loss]
+        self, first: tuple[str, int], rank: int, size: int, sharding: str, job: tuple[str, TrainConfig, Loss]
     ) -> int:
-        """Meet the others and load the learner; return its version."""
+        """Connect to the other processes and load the learner; return its version."""
         import torch
         import torch.distributed as dist
 
@@ -48,23 +48,25 @@ class LearnerProcess:
         if is_loopback(host):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
         if torch.cuda.is_available():
-            torch.cuda.set_device(0)  # the only one that Ray lets this process see
+            torch.cuda.set_device(0)  # Ray makes only one visible to this process
         if size > 1 or sharding == "fsdp":
-            meeting = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+            rendezvous = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
             backend = "nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=size, timeout=WAIT)
+            dist.init_process_group(
+                backend, init_method=rendezvous, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
+            )
             group = processes(sharding)
         else:
             group = Alone()
-        folder, config, loss = given
+        folder, config, loss = job
         self._received = Path(tempfile.mkdtemp(prefix="art-ray-"))
-        self._learner = TorchLearner(_here(folder, config), config, loss, group)
+        self._learner = TorchLearner(_weights_here(folder, config), config, loss, group)
         return self._learner.version
 
     def call(self, method: str, *arguments: Any, **keywords: Any) -> tuple[Any, int]:
-        """Return what a method of the learner returns, and its version."""
+        """Call a method of the learner; return its result and the learner's version."""
         if arguments and method in ("step", "measure"):
-            arguments = ([_own(tree) for tree in arguments[0]], *arguments[1:])
+            arguments = ([_copied(tree) for tree in arguments[0]], *arguments[1:])
         result = getattr(self._learner, method)(*arguments, **keywords)
         return result, self._learner.version
 
@@ -75,14 +77,14 @@ class LearnerProcess:
         return os.getpid()
 
     def sees(self, path: str) -> bool:
-        """Whether a file of whoever asks is on this machine too."""
+        """Whether the caller's file exists on this machine too."""
         return Path(path).exists()
 
-    def room(self, name: str) -> str:
-        """Return the path of an empty place for a folder on this machine."""
-        place = self._received / name
-        shutil.rmtree(place, ignore_errors=True)
-        return str(place)
+    def free_path(self, name: str) -> str:
+        """Return a free path on this machine for a folder called ``name``."""
+        path = self._received / name
+        shutil.rmtree(path, ignore_errors=True)
+        return str(path)
 
     def files(self, folder: str) -> list[tuple[str, int]]:
         return listed(Path(folder))
@@ -93,22 +95,22 @@ class LearnerProcess:
     def write(self, folder: str, name: str, block: bytes) -> None:
         write_block(Path(folder), name, block)
 
-    def forget(self, folder: str) -> None:
+    def remove(self, folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _own(tree: TokenTree) -> TokenTree:
-    """Return the tree in this process's own memory: what Ray shares cannot be written to, of which torch warns."""
+def _copied(tree: TokenTree) -> TokenTree:
+    """Return a writable copy of the tree: arrays in Ray's shared memory are read-only, and torch warns about them."""
     return TokenTree(**{name: array.copy() for name, array in vars(tree).items()})
 
 
-def _here(folder: str, config: TrainConfig) -> str:
-    """Return where the start weights are on this machine: the same folder or hub name, and the model that ships with art."""
+def _weights_here(folder: str, config: TrainConfig) -> str:
+    """Return the start weights' folder or hub name on this machine. Raises ConfigError if the folder is missing here."""
     if config.model == "tiny":
         return model_folder("tiny")
     if Path(folder).is_absolute() and not Path(folder).is_dir():
         raise ConfigError(
-            f"the node {ray.util.get_node_ip_address()} has no folder {folder}: put the model there, on a disk that all nodes "
-            "share, or give its hub name"
+            f"node {ray.util.get_node_ip_address()} has no folder {folder}: put the model there, on a disk that all nodes "
+            "share, or pass its hub name"
         )
     return folder

@@ -1,4 +1,4 @@
-"""The options of an executor and a learner on Ray. Knows nothing about what they do."""
+"""The options of the executor and the learner on Ray."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ExecutorOptions:
     """``TrainConfig.executor_args``."""
 
     workers: int | None = None
-    """Processes that run agents; None: half of the cluster's CPUs, and no more than one for 8 of ``max_concurrent``."""
+    """Processes that run agents; None: half of the cluster's CPUs, but at most one for every 8 of ``max_concurrent``."""
     cpus: float = 1.0
-    """That Ray sets aside for each."""
+    """CPUs that Ray reserves for each process."""
     start_seconds: float = 300.0
-    """Until the first one must have started: a cluster may have to grow first."""
+    """Seconds within which the first process must start; a cluster may have to grow first."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     """Ray's runtime environment of these processes: ``env_vars``, ``working_dir``, ``pip``, ..."""
 
@@ -32,39 +32,37 @@ class LearnerOptions:
     """``TrainConfig.learner_args``."""
 
     processes: int | None = None
-    """None: one for each GPU of the cluster, or one where it has none."""
+    """Processes that learn; None: one for each GPU of the cluster, or one if it has no GPU."""
     sharding: str = "ddp"
-    """``ddp``: every process has all weights; ``fsdp``: each has its part of weights, gradients and optimizer (FSDP2)."""
+    """``ddp``: every process has all weights; ``fsdp``: each has a part of weights, gradients and optimizer state (FSDP2)."""
     cpus: float = 1.0
-    """That Ray sets aside for each, and the threads that it computes with where there is no GPU."""
+    """CPUs that Ray reserves for each process, and its number of threads if there is no GPU."""
     start_seconds: float = 300.0
-    """Until all must have started: a cluster may have to grow first."""
+    """Seconds within which all processes must start; a cluster may have to grow first."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     """Ray's runtime environment of these processes."""
 
 
-NUMBERS = {"workers": 1, "processes": 1, "cpus": 0, "start_seconds": 0}
-"""The smallest value of every option that is a number."""
+MINIMUM = {"workers": 1, "processes": 1, "cpus": 0, "start_seconds": 0}
+"""The smallest value of each numeric option."""
 
 
-def parsed(kind: type[Options], setting: str, given: Mapping[str, Any]) -> Options:
-    """Return the options of the setting called ``setting``; ConfigError for one that is none, or cannot be used."""
-    names = [it.name for it in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    for name, value in given.items():
+def parsed(kind: type[Options], setting: str, values: Mapping[str, Any]) -> Options:
+    """Return the options in ``values``, which the user passed as ``setting``. ConfigError for unknown or invalid ones."""
+    names = [option.name for option in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for name, value in values.items():
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}"
+            hint = f"; did you mean {near[0]!r}?" if near else f"; available: {', '.join(names)}"
             raise ConfigError(f"{setting} has no option {name!r}{hint}")
-        whole = name in ("workers", "processes")
-        if name in NUMBERS and not (value is None and whole):
-            number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-            if not number or value < NUMBERS[name]:
-                what = "a whole number" if whole else "a number"
-                raise ConfigError(
-                    f"{setting}: {name}={value!r} cannot be used; give {what} of at least {NUMBERS[name]}"
-                )
+        is_count = name in ("workers", "processes")
+        if name in MINIMUM and not (value is None and is_count):
+            is_number = isinstance(value, int if is_count else int | float) and not isinstance(value, bool)
+            if not is_number or value < MINIMUM[name]:
+                expected = "an integer" if is_count else "a number"
+                raise ConfigError(f"{setting}: {name} must be {expected} >= {MINIMUM[name]}, got {value!r}")
         if name == "sharding" and value not in ("ddp", "fsdp"):
-            raise ConfigError(f"{setting}: sharding={value!r} is unknown; use 'ddp' or 'fsdp'")
+            raise ConfigError(f"{setting}: sharding must be 'ddp' or 'fsdp', got {value!r}")
         if name == "runtime_env" and not isinstance(value, Mapping):
-            raise ConfigError(f"{setting}: runtime_env={value!r} cannot be used; give a dict as ray.init takes it")
-    return kind(**given)
+            raise ConfigError(f"{setting}: runtime_env must be a dict for ray.init, got {value!r}")
+    return kind(**values)

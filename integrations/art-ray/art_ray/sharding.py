@@ -1,11 +1,11 @@
-"""How a learner's work is shared by processes: which trees are whose, and what is added up.
+"""How processes share a learner's work: which trees each computes, and what is summed.
 
-Every process is given all the trees of a step and computes its share, so the step's totals are known without asking; what is
-exchanged are gradients and metrics. A tree is never cut: attention needs its whole paths. Both ways need ``torch.distributed``,
-set up by whoever starts the processes:
+Every process gets all the trees of a step and computes its share. So each knows the step's totals, and only gradients and
+metrics are exchanged. A tree is never cut, because attention needs its whole paths. Both ways need ``torch.distributed``, which
+the caller sets up:
 
 - ``Replicated``: every process has all weights and the whole optimizer; gradients are summed once, after the last pass
-- ``Sharded``: FSDP2; every process keeps its part of weights, gradients and optimizer, and a layer is whole while it computes
+- ``Sharded``: FSDP2; every process has a part of weights, gradients and optimizer state, and a layer is whole while it computes
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from art_core.types import TokenTree
 
 T = TypeVar("T")
 BUCKET = 2**25
-"""Numbers that are summed in one message: 128 MiB, the memory that summing takes besides."""
+"""Numbers per message when gradients are summed: 128 MiB, which is also the extra memory that it takes."""
 
 
 class Replicated(Alone):
-    """Every process has the same weights. They stay the same: all take the same steps with the same gradients."""
+    """Every process has the same weights; they stay the same, because all make the same steps with the same gradients."""
 
     def __init__(self) -> None:
         if not dist.is_initialized():
@@ -39,27 +39,27 @@ class Replicated(Alone):
         return shares(trees, self.size)[self.rank]
 
     def least(self, number: int) -> int:
-        found = torch.tensor(number, device=self._messages)
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found)
+        smallest = torch.tensor(number, device=self._message_device)
+        dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        return int(smallest)
 
     @torch.no_grad()
     def add_up(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
-            if parameter.grad is None:  # of a process without a tree
+            if parameter.grad is None:  # this process had no tree
                 parameter.grad = torch.zeros_like(parameter)
         for bucket in _buckets([parameter.grad for parameter in parameters]):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
             dist.all_reduce(flat)
-            for gradient, piece in zip(bucket, flat.split([it.numel() for it in bucket]), strict=True):
+            for gradient, piece in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
                 gradient.copy_(piece.view_as(gradient))
 
     def joined(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, dict(metrics))
-        names = dict.fromkeys(name for each in found for name in each)
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, dict(metrics))
+        names = dict.fromkeys(name for each in gathered for name in each)
         return {
-            name: (max if name.endswith("_max") else sum)(each[name] for each in found if name in each)
+            name: (max if name.endswith("_max") else sum)(each[name] for each in gathered if name in each)
             for name in names
         }
 
@@ -70,29 +70,29 @@ class Replicated(Alone):
         self.joined({})
 
     @property
-    def _messages(self) -> str:
-        """Where tensors are that are sent."""
+    def _message_device(self) -> str:
+        """The device of tensors that processes exchange."""
         return "cuda" if dist.get_backend() == "nccl" else "cpu"
 
 
 class Sharded(Replicated):
-    """FSDP2. Only where a tree is one forward pass: all processes must come by every layer equally often."""
+    """FSDP2. A tree must be one forward pass, because all processes must compute every layer equally often."""
 
     shards = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._mesh = dist.init_device_mesh(self._messages, (self.size,))
+        self._mesh = dist.init_device_mesh(self._message_device, (self.size,))
 
     @property
     def device(self) -> torch.device:
-        """The whole model may not fit on a GPU: it gets there layer by layer."""
+        """The CPU, because the whole model may not fit on a GPU; it is moved there layer by layer."""
         return torch.device("cpu")
 
     def place(self, model: nn.Module) -> Callable[..., Any]:
         """Shard the decoder's layers one by one and all other weights together.
 
-        Layers recompute their activations in the backward pass, so a tree is never cut into pieces.
+        Layers recompute their activations in the backward pass, so a tree never has to be cut.
         """
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -104,17 +104,17 @@ class Sharded(Replicated):
         root = fully_shard(_Root(model), mesh=self._mesh)
 
         def compute(function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-            found = root(function, *arguments, **keywords)
-            # Else a backward pass does. A layer that failed in one way of computing a tree has kept its weights whole.
+            result = root(function, *arguments, **keywords)
+            # Otherwise the backward pass reshards. While way_of tries ways to compute a tree, a failing layer stays unsharded.
             for module in root.modules() if function is way_of or not torch.is_grad_enabled() else ():
                 if isinstance(module, FSDPModule):
                     module.reshard()
-            return found
+            return result
 
         if compute(way_of, model).backend == "paths":
             raise ConfigError(
-                f"{type(base).__name__} is computed path by path, and sharding needs one pass for a tree; give "
-                "sharding='ddp', with a LoRA adapter where all weights are too large"
+                f"{type(base).__name__} is computed path by path, but sharding='fsdp' needs one pass per tree; use "
+                "sharding='ddp', with a LoRA adapter if all weights are too large"
             )
         return compute
 
@@ -126,15 +126,15 @@ class Sharded(Replicated):
     def add_up(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
             if parameter.grad is not None:
-                parameter.grad.mul_(self.size)  # FSDP2 has averaged over the processes; the loss is a sum
+                parameter.grad.mul_(self.size)  # FSDP2 averages over the processes, but the loss is a sum
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found: dict[int, Tensor] = {}
+        gathered: dict[int, Tensor] = {}
         for tensor in tensors.values():
-            if id(tensor) not in found:
-                full = full_tensor(tensor.detach())  # by all processes together
-                found[id(tensor)] = torch.empty(0) if self.rank else full.cpu()
-        return {} if self.rank else {name: found[id(tensor)] for name, tensor in tensors.items()}
+            if id(tensor) not in gathered:
+                full = full_tensor(tensor.detach())  # a collective operation: all processes must take part
+                gathered[id(tensor)] = torch.empty(0) if self.rank else full.cpu()
+        return {} if self.rank else {name: gathered[id(tensor)] for name, tensor in tensors.items()}
 
     def laid_out(self, tensor: Tensor, like: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor, distribute_tensor
@@ -145,7 +145,7 @@ class Sharded(Replicated):
 
 
 class _Root(nn.Module):
-    """Holds the weights that belong to no layer: they are whole while a function runs that computes the model."""
+    """Holds the weights outside the layers: they are whole while a function that computes the model runs in ``forward``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -156,21 +156,21 @@ class _Root(nn.Module):
 
 
 def shares(trees: Sequence[TokenTree], count: int) -> list[list[TokenTree]]:
-    """Return the trees of each of ``count`` processes, each tree whole, with about as many tokens in every share.
+    """Return the trees of each of ``count`` processes, with about the same number of tokens in every share.
 
-    The largest are placed first, each where there are the fewest tokens so far; a share may be empty.
+    The largest trees are assigned first, each to the share with the fewest tokens so far; a share may be empty.
     """
     members: list[list[int]] = [[] for _ in range(count)]
     tokens = [0] * count
     for index in sorted(range(len(trees)), key=lambda i: -trees[i].num_tokens):
-        place = tokens.index(min(tokens))
-        members[place].append(index)
-        tokens[place] += trees[index].num_tokens
-    return [[trees[index] for index in sorted(mine)] for mine in members]
+        rank = tokens.index(min(tokens))
+        members[rank].append(index)
+        tokens[rank] += trees[index].num_tokens
+    return [[trees[index] for index in sorted(share)] for share in members]
 
 
 def processes(sharding: str) -> Alone:
-    """Return how the processes of ``torch.distributed``'s group share the work: ``"ddp"`` or ``"fsdp"``."""
+    """Return how the processes of ``torch.distributed``'s default group share the work, for ``"ddp"`` or ``"fsdp"``."""
     kinds = {"ddp": Replicated, "fsdp": Sharded}
     if sharding not in kinds:
         raise ConfigError(f"sharding={sharding!r} is unknown; use 'ddp' (all weights everywhere) or 'fsdp' (FSDP2)")
@@ -178,7 +178,7 @@ def processes(sharding: str) -> Alone:
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Let training mode, which recomputation needs, drop nothing."""
+    """Disable dropout, because recomputation needs training mode."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -187,7 +187,7 @@ def without_dropout(model: nn.Module) -> None:
 
 
 def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the gradients in order, in lists of about ``BUCKET`` numbers of one type."""
+    """Return the gradients in order, grouped into lists of about ``BUCKET`` numbers of one dtype."""
     buckets: list[list[Tensor]] = []
     room = 0
     for gradient in gradients:

@@ -197,7 +197,7 @@ def test_sharded_and_on_machines_that_share_no_disk(local_ray, model_folder, tmp
 @pytest.mark.system
 def test_a_cluster_without_room_says_who_asks_for_what(local_ray, model_folder):
     args = {"processes": 50, "start_seconds": 1}
-    with pytest.raises(ConfigError, match=r"not placed 50 learner processes of 1 CPU each.*the cluster has 4 CPU"):
+    with pytest.raises(ConfigError, match=r"not place 50 learner processes of 1 CPU each.*the cluster has 4 CPU"):
         RayLearner(model_folder, config_of(model_folder, learner_args=args), grpo)
 
 

@@ -1,4 +1,4 @@
-"""Server, workers and dashboard: the policy and its trainer in one place, agents anywhere. Knows nothing about learning."""
+"""Server, workers and dashboard: the policy and its trainer in one place, agents on any machine."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainingClient", "TrainingServer", "connect"]
 
-_HOMES = {"TrainingClient": "client", "TrainingServer": "roster", "connect": "remote"}
+_MODULES = {"TrainingClient": "client", "TrainingServer": "roster", "connect": "remote"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'art_server' has no attribute {name!r}")
-    return getattr(import_module(f"art_server.{_HOMES[name]}"), name)
+    return getattr(import_module(f"art_server.{_MODULES[name]}"), name)
 
 
 @hookimpl
 def register_commands(app: typer.Typer) -> None:
-    """Offer ``art serve``, ``art worker`` and ``art view``."""
+    """Add ``art serve``, ``art worker`` and ``art view``."""
     from art_server import command, view
 
     app.command("serve", epilog=command.SERVE)(command.serve)

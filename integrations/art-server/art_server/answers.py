@@ -1,4 +1,4 @@
-"""The shapes of what is read of a run over HTTP, for OpenAPI and whoever calls. Knows nothing about where it comes from."""
+"""The answers of the read-only routes, also used for OpenAPI."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-Json = Annotated[Any, Field(description="Any JSON value; numbers that JSON cannot say are null.")]
+Json = Annotated[Any, Field(description="Any JSON value; NaN and infinite numbers are null.")]
 State = Literal["running", "finished", "failed", "lost"]
-"""``lost``: an attempt whose machine was lost or that was stopped; it was made again and counts for nothing."""
+"""``lost``: an attempt whose machine was lost or that was stopped; it was repeated and doesn't count."""
 RunStatus = Literal["running", "finished", "stopped", "crashed", "dry run"]
-"""``stopped``: before its last step, for a reason that it recorded; ``crashed``: without having closed in order."""
+"""``stopped``: before its last step, for a recorded reason; ``crashed``: the run wasn't closed properly."""
 Item = TypeVar("Item")
 
 
@@ -21,7 +21,7 @@ class Problem(BaseModel):
 
 
 class Page(BaseModel, Generic[Item]):
-    """Some of many."""
+    """A page of a list."""
 
     total: int
     limit: int
@@ -30,15 +30,15 @@ class Page(BaseModel, Generic[Item]):
 
 
 class EvaluationPair(BaseModel):
-    """What held-out tasks showed before training and since, at one temperature."""
+    """Evaluations on held-out tasks before training and since, at one temperature."""
 
-    temperature: Json = Field(None, description="That was imposed; null: the agent's own.")
+    temperature: Json = Field(None, description="The imposed temperature; null: the agent's own.")
     before: Json = None
-    after: Json = Field(None, description="The newest evaluation since.")
+    after: Json = Field(None, description="The newest evaluation since training started.")
 
 
 class EvaluationOf(BaseModel):
-    """The evaluation by which a run of the agent was made."""
+    """The evaluation that a rollout belongs to."""
 
     name: str
     temperature: Json
@@ -54,18 +54,18 @@ class RunSummary(BaseModel):
     learner: str | None = None
     steps: int = 0
     last_step: int | None = None
-    kind: Literal["training", "evaluation"] = Field("training", description="`evaluation`: an agent is only measured.")
-    planned_steps: int | None = Field(None, description="Null where the run's own program decides when it ends.")
-    written: float | None = Field(None, description="Unix time at which its files changed last.")
-    open: bool = Field(False, description="Whether some process works in the folder.")
-    status: RunStatus | None = Field(None, description="Null if the folder does not say how it ended.")
+    kind: Literal["training", "evaluation"] = Field("training", description="`evaluation`: the agent is only measured.")
+    planned_steps: int | None = Field(None, description="Null if the run's own program decides when it ends.")
+    written: float | None = Field(None, description="Unix time of the last change of its files.")
+    open: bool = Field(False, description="Whether a process has the run open.")
+    status: RunStatus | None = Field(None, description="Null if the folder doesn't record how the run ended.")
     reason: str | None = Field(None, description="Why it stopped or crashed.")
     final_reward: float | None = Field(None, description="Mean training reward of the last 4 steps.")
     pairs: list[EvaluationPair] = Field([], description="Evaluations before and after, by temperature.")
-    before: Json = Field(None, description="That of the first pair.")
+    before: Json = Field(None, description="`before` of the first pair.")
     after: Json = Field(None, description="At the temperature of `before`, once training has ended.")
-    measured: Json = Field(None, description="What an evaluation in a folder of its own found.")
-    problem: str | None = Field(None, description="Why it cannot be read.")
+    measured: Json = Field(None, description="The result of an evaluation with its own folder.")
+    problem: str | None = Field(None, description="Why the run can't be read.")
 
 
 class Split(BaseModel):
@@ -75,7 +75,7 @@ class Split(BaseModel):
 
 
 class Progress(BaseModel):
-    """The step under way."""
+    """The current step."""
 
     step: int
     begun: int
@@ -84,7 +84,7 @@ class Progress(BaseModel):
 
 
 class Run(RunSummary):
-    """A run with its settings."""
+    """A run with its settings, evaluations and progress."""
 
     config: dict[str, Json] = {}
     start_weights: str | None = None
@@ -95,7 +95,7 @@ class Run(RunSummary):
 
 
 class Step(BaseModel):
-    """What an optimizer step measured."""
+    """The metrics of an optimizer step."""
 
     step: int
     at: float = Field(description="Unix time.")
@@ -103,14 +103,14 @@ class Step(BaseModel):
 
 
 class Steps(BaseModel):
-    """Rows of steps; ask again with ``after`` set to the last step that you have."""
+    """A page of steps; for the next page, set ``after`` to the last step that you have."""
 
     last_step: int | None
     items: list[Step]
 
 
 class GroupMember(BaseModel):
-    """A run of the agent as its group shows it."""
+    """A rollout in a group."""
 
     rollout_id: str
     state: State
@@ -123,7 +123,7 @@ class GroupMember(BaseModel):
 
 
 class RolloutGroup(BaseModel):
-    """Runs of one task that are compared with each other."""
+    """Rollouts of one task that are compared with each other."""
 
     group: str
     step: int | None
@@ -131,18 +131,18 @@ class RolloutGroup(BaseModel):
     task_id: str | None
     task: Json
     started: float
-    size: int = Field(description="Runs that count: lost attempts do not.")
+    size: int = Field(description="Rollouts that count, without lost attempts.")
     lost: int
     running: int
     failed: int
     rewards: list[float]
     mean: float | None
-    spread: float | None = Field(description="Standard deviation of the rewards, that of the sample.")
+    spread: float | None = Field(description="Sample standard deviation of the rewards.")
     members: list[GroupMember]
 
 
 class TrajectorySummary(BaseModel):
-    """A run of the agent without what was said in it."""
+    """A rollout without its messages."""
 
     rollout_id: str
     state: State
@@ -159,11 +159,11 @@ class TrajectorySummary(BaseModel):
     calls: int
     sampled_tokens: int
     error: str | None
-    evaluation: EvaluationOf | None = Field(None, description="Null for a run that no finished evaluation made.")
+    evaluation: EvaluationOf | None = Field(None, description="Null if no finished evaluation has this rollout.")
 
 
 class Score(BaseModel):
-    """What one scoring gave."""
+    """The result of one scoring."""
 
     reward: float | None
     metrics: dict[str, float | None]
@@ -171,11 +171,11 @@ class Score(BaseModel):
     advantage: float | None
     by: str | None
     at: float
-    aside: bool = Field(description="A second opinion, which never counts as the reward.")
+    aside: bool = Field(description="Whether it is a second opinion, which never counts as the reward.")
 
 
 class CallView(BaseModel):
-    """A model call; its conversation as places in ``Trajectory.messages``."""
+    """A model call; its messages are indexes into ``Trajectory.messages``."""
 
     index: int
     agent: str | None
@@ -192,18 +192,18 @@ class CallView(BaseModel):
     reward: float | None
     advantage: float | None
     parent: int | None = Field(
-        description="The earlier call with which its tokens agree longest; null where with none."
+        description="The earlier call with the longest common prefix of tokens; null if there is none."
     )
-    shared_tokens: int = Field(description="With how many of the parent's tokens, prompt and answer, it begins.")
-    continues: bool = Field(description="Whether it begins with all of the parent's tokens.")
-    messages: list[int] = Field(description="What the call was shown, as places in `messages` of the trajectory.")
+    shared_tokens: int = Field(description="Length of the common prefix with the parent's prompt and answer.")
+    continues: bool = Field(description="Whether it starts with all of the parent's tokens.")
+    messages: list[int] = Field(description="The call's prompt, as indexes into `messages` of the trajectory.")
     answer: int
-    tools: int | None = Field(description="Place in `tools` of the trajectory.")
+    tools: int | None = Field(description="Index into `tools` of the trajectory.")
     request: dict[str, Json] = Field(description="The request's other settings.")
 
 
 class Trajectory(TrajectorySummary):
-    """A run of the agent with all that was said in it, each message once."""
+    """A rollout with all its messages, each one once."""
 
     output: Json
     notes: dict[str, str]
@@ -211,25 +211,25 @@ class Trajectory(TrajectorySummary):
     messages: list[Json]
     tools: list[Json]
     call_list: list[CallView]
-    omitted_calls: int = Field(0, description="Calls after the first ones, which are not shown.")
+    omitted_calls: int = Field(0, description="Number of later calls that aren't shown.")
 
 
 class Token(BaseModel):
     id: int
-    text: str | None = Field(description="Null where no tokenizer was found.")
+    text: str | None = Field(description="Null if no tokenizer was found.")
     logprob: float | None
     forced: bool
 
 
 class Tokens(BaseModel):
-    """The tokens of one call, as they were sampled."""
+    """The tokens of one call, as sampled."""
 
     index: int
     policy_version: int
     advantage: float | None
     tokenizer: bool = Field(description="Whether the texts are known.")
     prompt_total: int
-    prompt: list[Token] = Field(description="The last tokens of the prompt, as many as were asked for.")
+    prompt: list[Token] = Field(description="The last tokens of the prompt, as many as requested.")
     total: int
     offset: int
     sampled: list[Token]
@@ -246,7 +246,7 @@ class TaskView(BaseModel):
 class CheckpointFile(BaseModel):
     name: str
     size: int
-    sha256: str | None = Field(description="As the manifest says; null for a file that it does not name.")
+    sha256: str | None = Field(description="From the manifest; null for a file that isn't in it.")
 
 
 class Checkpoint(BaseModel):

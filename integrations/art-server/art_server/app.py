@@ -1,6 +1,6 @@
-"""The server as an ASGI application: the routes that change a run, the workers' socket, and the door behind them.
+"""The server as an ASGI application: the routes that change a run, the workers' WebSocket, and the proxy for model calls.
 
-Knows nothing about command lines. Reading routes and pages are of ``reading`` and ``pages``.
+The read-only routes are in ``read_routes``, the dashboard is in ``pages``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from art_core.errors import ArtError
 from art_core.loop.run import Run
 from art_core.store.values import to_json
 from art_server import reading
-from art_server.bodies import StrictJson, say_refusals
+from art_server.bodies import StrictJson, explain_refusals
 from art_server.executor import Workers
 from art_server.folders import OneFolder
 from art_server.guard import App, Guard, Receive, Scope, Send
@@ -36,12 +36,14 @@ from art_server.wire import group_to_wire
 
 log = logging.getLogger("art_server")
 
-Key = Annotated[str, Path(pattern=NAME, description="Of the asker's own; the same request may be sent again under it.")]
+Key = Annotated[
+    str, Path(pattern=NAME, description="Chosen by the client; repeating a request with the same key is safe.")
+]
 
 
 @dataclass
 class Served:
-    """What the routes work on, while the server runs."""
+    """The objects that routes use while the server runs."""
 
     roster: TrainingServer
     run: Run
@@ -56,9 +58,9 @@ class Served:
 def make_app(
     run_dir: FilePath, settings: Mapping[str, Any], *, token: str | None = None, lease: float = LEASE
 ) -> FastAPI:
-    """Return the application. The run in ``run_dir``, with the ``settings`` of ``open_run``, is opened when it starts.
+    """Return the application, behind a ``Guard``. When it starts, it opens the run in ``run_dir`` with ``open_run``'s settings.
 
-    The result has the ``Guard`` around it; ``token`` None lets this machine in alone.
+    ``token`` None admits only this machine. ``lease``: seconds of silence after which a worker loses its episodes.
     """
     roster = TrainingServer(lease=lease)
 
@@ -69,20 +71,20 @@ def make_app(
             try:
                 run = await stack.enter_async_context(open_run(run_dir, executor=Workers(roster), **settings))
             except ArtError as error:
-                app.state.failed = error  # for whoever serves it to say
+                app.state.failed = error  # raised by serve_forever
                 raise
-            run.store.set_meta("planned_steps", None)  # whoever connects decides
+            run.store.set_meta("planned_steps", None)  # clients decide
             proxy = Proxy(run.serving.address)
 
-            def learnt() -> None:
+            def publish() -> None:
                 url = f"/api/runs/{run.run_dir.name}/checkpoints" if run.step else None
                 roster.publish(ModelState(version=run.version, url=url))
 
-            jobs = Jobs(run, learnt)
-            learnt()
+            jobs = Jobs(run, publish)
+            publish()
             app.state.served = Served(roster, run, jobs, proxy)
             for key in jobs.resume():
-                log.info("job %s goes on", key)
+                log.info("resuming job %s", key)
             try:
                 yield
             finally:
@@ -92,9 +94,9 @@ def make_app(
 
     app = _documented(title="art", lifespan=lifespan)
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
-    app.add_middleware(_Doorway)
-    app.add_middleware(Guard, token=token)  # added last, so that it is asked first
-    say_refusals(app)
+    app.add_middleware(_RolloutCalls)
+    app.add_middleware(Guard, token=token)  # added last, so that it runs first
+    explain_refusals(app)
     app.include_router(router)
     app.include_router(read_routes(OneFolder(run_dir)))
     app.mount("/", pages())
@@ -102,9 +104,9 @@ def make_app(
 
 
 def _documented(**settings: Any) -> FastAPI:
-    """Return an application whose schema is at /openapi.json, and at /docs as pages where fastapi-offline is installed.
+    """Return an application with its schema at /openapi.json, and documentation at /docs if fastapi-offline is installed.
 
-    FastAPI's own pages load their scripts from elsewhere.
+    FastAPI's own documentation pages load scripts from other servers.
     """
     try:
         from fastapi_offline import FastAPIOffline
@@ -113,8 +115,8 @@ def _documented(**settings: Any) -> FastAPI:
     return FastAPIOffline(redoc_url=None, **settings)
 
 
-class _Doorway:
-    """Sends rollouts' calls to the door before anything else looks at them."""
+class _RolloutCalls:
+    """Passes rollouts' model calls to the proxy, around all other middleware and routes."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -127,17 +129,17 @@ class _Doorway:
 
 router = APIRouter(route_class=StrictJson)
 """The routes that need a running server."""
-_MISSING: dict[int | str, Any] = {404: {"description": "There is none of this name."}}
+_MISSING: dict[int | str, Any] = {404: {"description": "Not found."}}
 _CONFLICT: dict[int | str, Any] = {409: {"description": "The key was used for another request."}}
 
 
 @router.get("/status")
 async def status(request: Request) -> Status:
-    """Say how many workers, waiting episodes and unfetched results there are."""
-    it = _served(request)
+    """Return the numbers of workers, waiting episodes and unfetched results."""
+    served = _served(request)
     return Status(
-        active_clients=len(it.roster.active_clients), episodes_queued=it.roster.queued, step=it.run.step,
-        results_available=len(it.roster.results_queue) + it.jobs.unfetched, run=it.name,
+        active_clients=len(served.roster.active_clients), episodes_queued=served.roster.queued, step=served.run.step,
+        results_available=len(served.roster.results_queue) + served.jobs.unfetched, run=served.name,
     )  # fmt: skip
 
 
@@ -149,7 +151,7 @@ async def workers(request: Request) -> list[Worker]:
 
 @router.post("/api/workers/{client_id}/shutdown", status_code=202, responses=_MISSING)
 async def shutdown(request: Request, client_id: Annotated[str, Path(pattern=NAME)]) -> None:
-    """Tell a worker to end; what it runs is given to others."""
+    """Shut down a worker; its episodes go to other workers."""
     roster = _served(request).roster
     if client_id not in roster.active_clients:
         raise HTTPException(404, f"no worker {client_id} is connected")
@@ -158,7 +160,7 @@ async def shutdown(request: Request, client_id: Annotated[str, Path(pattern=NAME
 
 @router.put("/api/jobs/{key}", status_code=202, responses=_CONFLICT)
 async def put_job(request: Request, key: Key, job: Annotated[JobRequest, Body()]) -> JobState:
-    """Collect, score or learn. Sent again under the same key, it says how far the job is."""
+    """Start a job: collect, score or learn. Repeated with the same key, return the job's state."""
     try:
         return await _served(request).jobs.put(key, job)
     except Conflict as error:
@@ -167,41 +169,41 @@ async def put_job(request: Request, key: Key, job: Annotated[JobRequest, Body()]
 
 @router.get("/api/jobs/{key}", responses=_MISSING)
 async def job(request: Request, key: Key, wait: Annotated[float, Query(ge=0, le=60)] = 0) -> JobState:
-    """Say how far a job is, at its end or after ``wait`` seconds."""
-    found = await _served(request).jobs.wait(key, wait)
-    if found is None:
-        raise HTTPException(404, f"there is no job {key}")
-    return found
+    """Return a job's state, when it ends or after ``wait`` seconds."""
+    state = await _served(request).jobs.wait(key, wait)
+    if state is None:
+        raise HTTPException(404, f"no job {key}")
+    return state
 
 
 @router.delete("/api/jobs/{key}", responses=_MISSING)
 async def give_up_job(request: Request, key: Key) -> JobState:
-    """End a collection that is under way; its runs so far stay, and the same key goes on with them."""
-    found = await _served(request).jobs.give_up(key)
-    if found is None:
-        raise HTTPException(404, f"no collection {key} is under way")
-    return found
+    """Stop a running collection; its finished rollouts are kept, and the same key resumes it."""
+    state = await _served(request).jobs.give_up(key)
+    if state is None:
+        raise HTTPException(404, f"no collection {key} is running")
+    return state
 
 
 @router.get("/api/jobs/{key}/groups/{place}", responses=_MISSING)
 def group(request: Request, key: Key, place: Annotated[int, Path(ge=0, lt=2**31)]) -> dict[str, Any]:
-    """Return a collected group with the ids and logprobs of its calls; ``place`` is that of its task."""
-    found = _served(request).jobs.group(key, place)
-    if found is None:
-        raise HTTPException(404, f"job {key} has no group {place}, or has not ended")
-    return Response(to_json(group_to_wire(found)), media_type="application/json")  # type: ignore[return-value]
+    """Return a collected group with the ids and logprobs of its calls; ``place`` is the index of its task."""
+    collected = _served(request).jobs.group(key, place)
+    if collected is None:
+        raise HTTPException(404, f"job {key} has no group {place}, or isn't finished")
+    return Response(to_json(group_to_wire(collected)), media_type="application/json")  # type: ignore[return-value]
 
 
 @router.get(
     "/api/runs/{run}/checkpoints/{checkpoint}/files/{file:path}", responses=_MISSING, response_class=FileResponse
 )
 def checkpoint_file(request: Request, run: str, checkpoint: str, file: str) -> FileResponse:
-    """Return a file of a checkpoint, by a name that the checkpoint's list has."""
-    it = _served(request)
-    found = reading.checkpoint(it.run.run_dir, checkpoint) if run == it.name else None
-    if found is None or file not in {entry.name for entry in found.files}:
-        raise HTTPException(404, "there is no such file; /api/runs/{run}/checkpoints lists what is kept")
-    return FileResponse(it.run.run_dir / "checkpoints" / checkpoint / file, media_type="application/octet-stream")
+    """Return a file of a checkpoint, by its name in the checkpoint's list of files."""
+    served = _served(request)
+    listed = reading.checkpoint(served.run.run_dir, checkpoint) if run == served.name else None
+    if listed is None or file not in {entry.name for entry in listed.files}:
+        raise HTTPException(404, "no such file; /api/runs/{run}/checkpoints lists the existing ones")
+    return FileResponse(served.run.run_dir / "checkpoints" / checkpoint / file, media_type="application/octet-stream")
 
 
 @router.websocket("/ws/{client_id}")

@@ -1,4 +1,4 @@
-"""What a request's body may be, and how a refusal says why: in a few lines, without what was sent. Knows nothing about routes."""
+"""Strict parsing of request bodies, and short explanations of refusals that don't repeat what was sent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from starlette.responses import JSONResponse
 
 from art_core.errors import ArtError, StoreError
 
-MOST_FAULTS = 10
-"""That one answer names."""
-MOST_LETTERS = 300
-"""Of what it says about each."""
+MAX_PROBLEMS = 10
+"""Problems listed in one answer."""
+MAX_PROBLEM_LENGTH = 300
+"""Characters about each problem."""
 
 
 class StrictJson(APIRoute):
-    """A route whose body is JSON as others write it too: no NaN, no Infinity, which Python alone reads."""
+    """A route whose body must be standard JSON: no NaN or Infinity, which Python's parser accepts."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -37,35 +37,37 @@ class _Strict(Request):
         try:
             return json.loads(text, parse_constant=_no_number)
         except RecursionError:
-            raise json.JSONDecodeError("it is nested too deeply", "", 0) from None
+            raise json.JSONDecodeError("nested too deeply", "", 0) from None
         except json.JSONDecodeError:
             raise
-        except ValueError as error:  # no UTF-8, an integer of thousands of digits, one of the constants
-            raise json.JSONDecodeError(str(error)[:MOST_LETTERS], "", 0) from None
+        except ValueError as error:  # invalid UTF-8, an integer of thousands of digits, or a constant such as NaN
+            raise json.JSONDecodeError(str(error)[:MAX_PROBLEM_LENGTH], "", 0) from None
 
 
-def say_refusals(app: FastAPI) -> None:
-    """Let ``app`` answer what is refused, by the model of a body or further in, with the reason."""
+def explain_refusals(app: FastAPI) -> None:
+    """Make ``app`` answer refused requests, from validation or from an ArtError, with the reason."""
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(ArtError, _failed)  # type: ignore[arg-type]
 
 
 async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-    # Without "input" and "ctx": they are what was sent, of any size, and may hold what JSON cannot say.
-    faults = [
-        {"type": it["type"], "loc": [_short(part) for part in it["loc"]], "msg": _short(it["msg"])}
-        for it in error.errors()[:MOST_FAULTS]
+    # Without "input" and "ctx", which repeat what was sent: it may be huge, or impossible to express in JSON.
+    problems = [
+        {"type": each["type"], "loc": [_short(part) for part in each["loc"]], "msg": _short(each["msg"])}
+        for each in error.errors()[:MAX_PROBLEMS]
     ]
-    return JSONResponse({"detail": faults}, 422)
+    return JSONResponse({"detail": problems}, 422)
 
 
 async def _failed(_: Request, error: ArtError) -> JSONResponse:
     return JSONResponse({"detail": _short(str(error), 10)}, 503 if isinstance(error, StoreError) else 400)
 
 
-def _short(told: Any, times: int = 1) -> Any:
-    return told if isinstance(told, int) else str(told)[: times * MOST_LETTERS].encode(errors="replace").decode()
+def _short(value: Any, times: int = 1) -> Any:
+    return (
+        value if isinstance(value, int) else str(value)[: times * MAX_PROBLEM_LENGTH].encode(errors="replace").decode()
+    )
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} isn't valid JSON")

@@ -1,4 +1,4 @@
-"""The command lines of ``art serve`` and ``art worker``. Knows nothing about serving; what is heavy is imported when it runs."""
+"""The command lines of ``art serve`` and ``art worker``. Heavy modules are imported only when they run."""
 
 from __future__ import annotations
 
@@ -18,35 +18,41 @@ SERVE = (
 )
 WORKER = "Example: `art worker ws://127.0.0.1:8000 --id client_1 --agent app.py:graph`"
 Token = Annotated[
-    str | None, typer.Option(help="Shared secret; better in ART_SERVER_TOKEN or .env, where no process list shows it.")
+    str | None, typer.Option(help="Shared secret; set it in ART_SERVER_TOKEN or .env to hide it from process lists.")
 ]
 
 
 def serve(
-    model: Annotated[str, typer.Option(help="tiny, a model folder, a Hugging Face name.")] = "tiny",
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; one that was begun goes on.")] = None,
-    host: Annotated[str | None, typer.Option(help="Default: ART_SERVER_HOST, else 127.0.0.1.")] = None,
+    model: Annotated[str, typer.Option(help="tiny, a model folder or a Hugging Face name.")] = "tiny",
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; an existing run is resumed.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; default: ART_SERVER_HOST, else 127.0.0.1.")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Default: ART_SERVER_PORT, else 8000; 0 takes a free one.")
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Port to listen on; default: ART_SERVER_PORT, else 8000; 0 picks a free one."
+        ),
     ] = None,
     token: Token = None,
-    engine: Annotated[str, typer.Option(help="embedded, vllm, or http://HOST:PORT/v1 of a vLLM server.")] = "embedded",
+    engine: Annotated[str, typer.Option(help="embedded, vllm, or a vLLM server's http://HOST:PORT/v1.")] = "embedded",
     learner: Annotated[str, typer.Option(help="auto, torch or unsloth.")] = "auto",
     loss: Annotated[str, typer.Option(help="grpo, dr_grpo, dapo, cispo or gspo.")] = "grpo",
     lease: Annotated[
-        float, typer.Option(min=1, help="Seconds of silence after which a worker's runs go to others.")
+        float, typer.Option(min=1, help="Seconds of silence after which a worker's rollouts go to other workers.")
     ] = 30,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="NAME=VALUE of what docs/settings.md lists, such as group_size=4; repeatable."),
+        typer.Option("--set", help="NAME=VALUE of a setting in docs/settings.md, such as group_size=4; repeatable."),
     ] = None,
-    ssl_keyfile: Annotated[Path | None, typer.Option(help="Of TLS, PEM.")] = None,
-    ssl_certfile: Annotated[Path | None, typer.Option(help="Of TLS, PEM.")] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="TLS key, in PEM.")] = None,
+    ssl_certfile: Annotated[Path | None, typer.Option(help="TLS certificate, in PEM.")] = None,
 ) -> None:
-    """Hold a policy, its trainer and its run in one place, for agents on any machine.
+    """Serve a policy, its trainer and its run for agents on any machine.
 
-    Workers (`art worker`) run the agents; `art_server.connect(url)` collects, scores and learns from anywhere; the dashboard
-    is at /. Ctrl-C ends it; started again with the same --run-dir it goes on, unfinished collections included.
+    Workers (`art worker`) run the agents; `art_server.connect(url)` collects, scores and learns from any machine; the
+    dashboard is at /. Ctrl-C stops the server; started again with the same --run-dir, it resumes, unfinished collections
+    included.
     """
     from art_cli.arguments import parse_settings
     from art_core.store.run_folder import new_run_dir
@@ -62,34 +68,34 @@ def serve(
         settings={"model": model, "engine": engine, "learner": learner, "loss": loss, **settings}, lease=lease,
         ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile,
     )  # fmt: skip
-    with suppress(KeyboardInterrupt):  # said again by uvicorn when all is closed
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again after closing everything
         asyncio.run(serve_forever(plan))
 
 
 def worker(
     server: Annotated[str, typer.Argument(help="ws://HOST:PORT of art serve; wss:// with TLS.")],
-    id_: Annotated[str, typer.Option("--id", help="Name of this worker; every one has its own.")],
+    id_: Annotated[str, typer.Option("--id", help="Name of this worker; must be unique.")],
     agent: Annotated[
         str | None,
         typer.Option(
-            help="MODULE:NAME or FILE.py:NAME of the agent, or of a function without arguments that makes it."
+            help="MODULE:NAME or FILE.py:NAME of the agent, or of a function without arguments that creates it."
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; default: ART_CLIENT_WORKERS, else 4.")
+        int | None, typer.Option(min=1, help="Concurrent rollouts; default: ART_CLIENT_WORKERS, else 4.")
     ] = None,
-    pool: Annotated[str, typer.Option(help="Whose episodes it takes: collect(pool=) asks for them.")] = "default",
+    pool: Annotated[str, typer.Option(help="Pool that this worker serves, as in collect(pool=...).")] = "default",
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Without --agent: a model that episodes of an Agent in an Environment may ask for; default: tiny."
+            help="Without --agent: a model that episodes of an Agent in an Environment may use; repeatable; default: tiny."
         ),
     ] = None,
     token: Token = None,
 ) -> None:
-    """Run an agent for a server, as often as it asks; its model calls are answered there.
+    """Run an agent for a server, as often as the server requests; the server answers its model calls.
 
-    Ctrl-C once: take no more, end what runs. Twice: give back what runs, which other workers then run.
+    Ctrl-C once: finish the current rollouts, accept no more. Twice: abort them, and other workers repeat them.
     """
     from art_cli.arguments import load_agent
     from art_server.client import TrainingClient
@@ -100,7 +106,7 @@ def worker(
     env = load_settings()
     check_name("--id", id_)
     check_name("--pool", pool)
-    _say_log()
+    _show_log()
     with loop_beside("art-agents") as agent_loop:
         client = TrainingClient(
             id_, server, agent=None if agent is None else load_agent(agent), workers=workers or env.client_workers, pool=pool,
@@ -109,13 +115,13 @@ def worker(
         )  # fmt: skip
         stopped = asyncio.run(_work(client))
     if stopped:
-        # A sync agent's thread cannot be stopped, and would keep the process for as long as it likes.
+        # A sync agent's thread can't be stopped, and would keep the process alive.
         sys.stderr.flush()
         os._exit(130)
 
 
 async def _work(client: Any) -> bool:
-    """Work until there is no more to do; return whether it was stopped before."""
+    """Run the worker until it is done; return whether it was aborted."""
     work, leaving = asyncio.create_task(client.run()), []
     loop = asyncio.get_running_loop()
 
@@ -137,7 +143,7 @@ async def _work(client: Any) -> bool:
             task.cancel()
 
 
-def _say_log() -> None:
+def _show_log() -> None:
     import logging
 
     from rich.logging import RichHandler

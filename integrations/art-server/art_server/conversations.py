@@ -1,7 +1,4 @@
-"""A stored run of the agent -> its calls with every message once, the tree that they form, and their tokens.
-
-Knows nothing about HTTP.
-"""
+"""A stored rollout -> its calls with every message once, the tree that the calls form, and their tokens."""
 
 from __future__ import annotations
 
@@ -12,127 +9,133 @@ from typing import Any
 
 import numpy as np
 
-from art_core import Call, Group
-from art_core import Trajectory as Run
+from art_core import Call, Group, Trajectory
 from art_core.scoring import advantages
+from art_core.store.rollouts import StoredScore
 from art_server import answers
 from art_server.outcome import evaluations_of
 from art_server.plain import numbers, plain, readable
 from art_server.reading import STORE, number, state_of, trajectory_fields
-from art_server.store_view import SeenRollout, StoreView, Wanted, look
-from art_server.token_texts import LONGEST, TokenTexts, tokenizer_file
+from art_server.store_view import RolloutFilter, SeenRollout, StoreView, look
+from art_server.token_texts import MAX_TOKENS_PER_CHARACTER, TokenTexts, tokenizer_file
 
-MOST_CALLS = 500
-"""Of one run of the agent that are shown."""
+MAX_CALLS = 500
+"""Calls of a rollout that are shown."""
 CANDIDATES = 32
-"""Earlier calls that are tried as the one which a call continues, the newest first."""
-LARGEST_GROUP = 4096
+"""Earlier calls, newest first, that are considered as a call's parent."""
+MAX_GROUP = 4096
 
 
-class Told:
-    """Values, each once, and where they stand."""
+class Distinct:
+    """A list of distinct values."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
-        self._places: dict[str, int] = {}
+        self._indexes: dict[str, int] = {}
 
-    def place(self, value: Any) -> int:
-        shown = plain(value)
-        key = json.dumps(shown, sort_keys=True)
-        if key not in self._places:
-            self._places[key] = len(self.items)
-            self.items.append(shown)
-        return self._places[key]
+    def index(self, value: Any) -> int:
+        """Return the index of ``value``, which is appended if it is new."""
+        item = plain(value)
+        key = json.dumps(item, sort_keys=True)
+        if key not in self._indexes:
+            self._indexes[key] = len(self.items)
+            self.items.append(item)
+        return self._indexes[key]
 
 
 def trajectory(folder: Path, rollout_id: str) -> answers.Trajectory | None:
-    """Return a run of the agent with all that was said in it; None where there is none."""
+    """Return a rollout with all its messages; None if it doesn't exist."""
 
-    def ask(view: StoreView) -> answers.Trajectory | None:
-        seen = view.rollout(rollout_id)
-        if seen is None:
+    def read(view: StoreView) -> answers.Trajectory | None:
+        rollout = view.rollout(rollout_id)
+        if rollout is None:
             return None
-        calls = view.calls(rollout_id)
-        shown = calls[:MOST_CALLS]
-        messages, tools = Told(), Told()
-        given = call_advantages(view, seen, len(calls))
-        parents = _parents(shown)
-        listed = [_call(index, call, given[index], parents[index], messages, tools) for index, call in enumerate(shown)]
+        all_calls = view.calls(rollout_id)
+        calls = all_calls[:MAX_CALLS]
+        messages, tools = Distinct(), Distinct()
+        by_call = call_advantages(view, rollout, len(all_calls))
+        parents = _parents(calls)
+        call_list = [
+            _call(index, call, by_call[index], parents[index], messages, tools) for index, call in enumerate(calls)
+        ]
         return answers.Trajectory(
-            **trajectory_fields(seen),
+            **trajectory_fields(rollout),
             evaluation=evaluations_of(view.meta("evaluations")).get(rollout_id),
-            output=plain(seen.rollout.output),
-            notes=_notes(seen.rollout.notes),
-            scores=[_score(it) for it in view.scores(rollout_id)],
+            output=plain(rollout.stored.output),
+            notes=_notes(rollout.stored.notes),
+            scores=[_score(score) for score in view.scores(rollout_id)],
             messages=messages.items,
             tools=tools.items,
-            call_list=listed,
-            omitted_calls=len(calls) - len(shown),
+            call_list=call_list,
+            omitted_calls=len(all_calls) - len(calls),
         )
 
-    return look(folder / STORE, ask)
+    return look(folder / STORE, read)
 
 
 def tokens(
     folder: Path, rollout_id: str, index: int, *, texts: TokenTexts, prompt: int, limit: int, offset: int
 ) -> answers.Tokens | None:
-    """Return the tokens that a call sampled, and the last ones that it was shown; None where there is no such call."""
+    """Return the tokens that a call sampled, and the last ``prompt`` tokens of its prompt; None if the call doesn't exist."""
 
-    def ask(view: StoreView) -> tuple[Call, float | None, Any] | None:
-        seen = view.rollout(rollout_id)
-        calls = view.calls(rollout_id) if seen else ()
-        if seen is None or index >= len(calls):
+    def read(view: StoreView) -> tuple[Call, float | None, Any] | None:
+        rollout = view.rollout(rollout_id)
+        calls = view.calls(rollout_id) if rollout else ()
+        if rollout is None or index >= len(calls):
             return None
-        return calls[index], call_advantages(view, seen, len(calls))[index], view.meta("model")
+        return calls[index], call_advantages(view, rollout, len(calls))[index], view.meta("model")
 
-    found = look(folder / STORE, ask)
-    if found is None:
+    call_data = look(folder / STORE, read)
+    if call_data is None:
         return None
-    call, advantage, model = found
+    call, advantage, model = call_data
     file = tokenizer_file(folder, model if isinstance(model, str) else None)
-    shown = call.prompt_ids[len(call.prompt_ids) - prompt :] if prompt < len(call.prompt_ids) else call.prompt_ids
-    part, forced = slice(offset, offset + limit), set(call.forced)
-    # From the beginning and a little further, so that a character which the page cuts in two is not lost.
-    said = texts.texts(file, call.sampled_ids[: offset + limit + LONGEST])[part]
+    prompt_ids = call.prompt_ids[len(call.prompt_ids) - prompt :] if prompt < len(call.prompt_ids) else call.prompt_ids
+    page, forced = slice(offset, offset + limit), set(call.forced)
+    # From the start, and a little beyond the page, so that characters at its borders are decoded correctly.
+    sampled_texts = texts.texts(file, call.sampled_ids[: offset + limit + MAX_TOKENS_PER_CHARACTER])[page]
     return answers.Tokens(
         index=index,
         policy_version=call.policy_version,
         advantage=number(advantage),
-        tokenizer=file is not None and None not in said,
+        tokenizer=file is not None and None not in sampled_texts,
         prompt_total=len(call.prompt_ids),
         prompt=[
             answers.Token(id=token, text=text, logprob=None, forced=False)
-            for token, text in zip(shown, texts.texts(file, shown), strict=True)
+            for token, text in zip(prompt_ids, texts.texts(file, prompt_ids), strict=True)
         ],
         total=len(call.sampled_ids),
         offset=offset,
         sampled=[
-            answers.Token(id=token, text=text, logprob=number(logprob), forced=place in forced)
-            for place, token, text, logprob in zip(
-                range(offset, offset + limit), call.sampled_ids[part], said, call.logprobs[part], strict=False
+            answers.Token(id=token, text=text, logprob=number(logprob), forced=position in forced)
+            for position, token, text, logprob in zip(
+                range(offset, offset + limit), call.sampled_ids[page], sampled_texts, call.logprobs[page], strict=False
             )
         ],
     )
 
 
-def call_advantages(view: StoreView, seen: SeenRollout, count: int) -> list[float | None]:
-    """Return the advantage of every call: its trajectory's, or its own where calls of the group have rewards of their own."""
-    own: list[float | None] = [seen.rollout.advantage] * count
-    rollout_id, group = seen.rollout.rollout_id, seen.rollout.group
+def call_advantages(view: StoreView, rollout: SeenRollout, count: int) -> list[float | None]:
+    """Return the advantage of each of ``count`` calls: the trajectory's, or the call's if calls of the group have rewards."""
+    of_trajectory: list[float | None] = [rollout.stored.advantage] * count
+    rollout_id, group = rollout.stored.rollout_id, rollout.stored.group
     if group is None or all(reward is None for _, reward in view.call_rewards([rollout_id])[rollout_id]):
-        return own
-    _, members = view.rollouts(Wanted(group=group), limit=LARGEST_GROUP, offset=0, newest_first=False)
-    counted = [it.rollout for it in members if it.scored and state_of(it) != "lost"]
-    if rollout_id not in [it.rollout_id for it in counted]:
-        return own
-    rewards = view.call_rewards([it.rollout_id for it in counted])
-    runs = [
-        Run(task=None, reward=it.reward, calls=tuple(_rewarded(*of) for of in rewards[it.rollout_id])) for it in counted
-    ]
+        return of_trajectory
+    _, members = view.rollouts(RolloutFilter(group=group), limit=MAX_GROUP, offset=0, newest_first=False)
+    counted = [member.stored for member in members if member.scored and state_of(member) != "lost"]
+    ids = [stored.rollout_id for stored in counted]
+    if rollout_id not in ids:
+        return of_trajectory
+    rewards = view.call_rewards(ids)
+    trajectories = tuple(
+        Trajectory(
+            task=None, reward=stored.reward, calls=tuple(_rewarded(*each) for each in rewards[stored.rollout_id])
+        )
+        for stored in counted
+    )
     how = (view.meta("config") or {}).get("advantage", "mean_std")
-    scored = advantages(Group(task=None, trajectories=tuple(runs)), how)
-    place = [it.rollout_id for it in counted].index(rollout_id)
-    return list(scored.call_advantages[place]) if scored.call_advantages else own
+    scored = advantages(Group(task=None, trajectories=trajectories), how)
+    return list(scored.call_advantages[ids.index(rollout_id)]) if scored.call_advantages else of_trajectory
 
 
 def _rewarded(agent: str | None, reward: float | None) -> Call:
@@ -143,24 +146,29 @@ def _notes(notes: dict[str, Any]) -> dict[str, str]:
     return {readable(str(name)): readable(str(text)) for name, text in notes.items()}
 
 
-def _score(it: Any) -> answers.Score:
+def _score(score: StoredScore) -> answers.Score:
     return answers.Score(
-        reward=number(it.reward),
-        metrics=numbers(it.metrics),
-        notes=_notes(it.notes),
-        advantage=number(it.advantage),
-        by=None if it.by is None else readable(it.by),
-        at=it.at,
-        aside=it.aside,
+        reward=number(score.reward),
+        metrics=numbers(score.metrics),
+        notes=_notes(score.notes),
+        advantage=number(score.advantage),
+        by=None if score.by is None else readable(score.by),
+        at=score.at,
+        aside=score.aside,
     )
 
 
 def _call(
-    index: int, call: Call, advantage: float | None, parent: tuple[int | None, int, bool], messages: Told, tools: Told
+    index: int,
+    call: Call,
+    advantage: float | None,
+    parent: tuple[int | None, int, bool],
+    messages: Distinct,
+    tools: Distinct,
 ) -> answers.CallView:
-    *shown, answer = call.messages()
+    *prompt, answer = call.messages()
     request = {key: value for key, value in call.request.items() if key not in ("messages", "tools", "prompt")}
-    before, shared, continues = parent
+    parent_index, shared, continues = parent
     return answers.CallView(
         index=index,
         agent=None if call.agent is None else readable(call.agent),
@@ -176,33 +184,34 @@ def _call(
         mean_logprob=number(float(np.mean(call.logprobs))) if call.logprobs else None,
         reward=number(call.reward),
         advantage=number(advantage),
-        parent=before,
+        parent=parent_index,
         shared_tokens=shared,
         continues=continues,
-        messages=[messages.place(it) for it in shown],
-        answer=messages.place(answer),
-        tools=tools.place(call.request["tools"]) if call.request.get("tools") else None,
+        messages=[messages.index(message) for message in prompt],
+        answer=messages.index(answer),
+        tools=tools.index(call.request["tools"]) if call.request.get("tools") else None,
         request=plain(request),
     )
 
 
 def _parents(calls: Sequence[Call]) -> list[tuple[int | None, int, bool]]:
-    """Return for every call (the earlier call with which its prompt agrees longest, for how many tokens, for all of it)."""
-    whole: list[np.ndarray] = []
-    found: list[tuple[int | None, int, bool]] = []
+    """Return for every call: the earlier call with the longest common prefix, its length, and whether it is all its tokens."""
+    sequences: list[np.ndarray] = []
+    parents: list[tuple[int | None, int, bool]] = []
     for index, call in enumerate(calls):
         prompt = np.asarray(call.prompt_ids, dtype=np.int64)
         best: tuple[int | None, int, bool] = (None, 0, False)
         for earlier in range(index - 1, max(-1, index - 1 - CANDIDATES), -1):
-            shared = _shared(whole[earlier], prompt)
+            shared = _shared(sequences[earlier], prompt)
             if shared > best[1]:
-                best = (earlier, shared, shared == len(whole[earlier]))
-        found.append(best)
-        whole.append(np.concatenate([prompt, np.asarray(call.sampled_ids, dtype=np.int64)]))
-    return found
+                best = (earlier, shared, shared == len(sequences[earlier]))
+        parents.append(best)
+        sequences.append(np.concatenate([prompt, np.asarray(call.sampled_ids, dtype=np.int64)]))
+    return parents
 
 
 def _shared(earlier: np.ndarray, prompt: np.ndarray) -> int:
+    """Return the length of the common prefix."""
     length = min(len(earlier), len(prompt))
-    differ = np.flatnonzero(earlier[:length] != prompt[:length])
-    return int(differ[0]) if len(differ) else length
+    differences = np.flatnonzero(earlier[:length] != prompt[:length])
+    return int(differences[0]) if len(differences) else length

@@ -1,4 +1,4 @@
-"""One episode on a worker: the agent run once, its model calls sent to the server. Knows nothing about connections."""
+"""Runs episodes on a worker: an agent once per episode, with its model calls going to the server."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from art_core.types import RolloutAddress
 from art_server.loops import in_loop
 from art_server.messages import MAX_MESSAGE, Episode, Result
 
-MOST_OUTPUT = MAX_MESSAGE // 4
-"""Bytes of what an agent may return, as JSON: several go into one message."""
-MOST_ERROR = 2**16
-"""Characters of what is said about an agent's failure."""
+MAX_OUTPUT = MAX_MESSAGE // 4
+"""Bytes of an agent's output as JSON; several outputs fit into one message."""
+MAX_ERROR = 2**16
+"""Characters of an agent's error."""
 
 
 class RecordedAgent:
     """Runs an agent at rollouts' addresses under ``base_url``, ``http://HOST:PORT``.
 
-    ``loop`` is where: not that of the connection, so that an agent that blocks its loop is not taken for a dead worker.
+    The agent runs in ``loop``, which isn't the connection's: an agent that blocks its loop must not stop the heartbeats.
     """
 
     def __init__(self, agent: object, base_url: str, token: str | None, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -39,7 +39,7 @@ class RecordedAgent:
         in_child_processes(redirect_clients)
 
     async def __call__(self, episode: Episode) -> Result:
-        """Run the agent once. Its failure is the result's ``error``."""
+        """Run the agent once. If it fails, the result's ``error`` is set."""
         return await in_loop(self._loop, self._once(episode))
 
     async def _once(self, episode: Episode) -> Result:
@@ -53,12 +53,12 @@ class RecordedAgent:
             return result.model_copy(update={"error": describe_error(error), "capture_error": True})
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
             lost = unanswered(error, address.base_url)
-            return result.model_copy(update={"error": describe_error(error)[:MOST_ERROR], "lost": lost})
-        told = to_json(output)
-        if len(told) > MOST_OUTPUT:
-            error = f"ValueError: the agent returned {len(told)} bytes of JSON; give back less than {MOST_OUTPUT}"
+            return result.model_copy(update={"error": describe_error(error)[:MAX_ERROR], "lost": lost})
+        encoded = to_json(output)
+        if len(encoded) > MAX_OUTPUT:
+            error = f"ValueError: the agent returned {len(encoded)} bytes of JSON; the maximum is {MAX_OUTPUT}"
             return result.model_copy(update={"error": error})
-        return result.model_copy(update={"output": from_json(told)})
+        return result.model_copy(update={"output": from_json(encoded)})
 
     def _address(self, rollout: dict[str, Any]) -> RolloutAddress:
         rollout_id = str(rollout["rollout_id"])
@@ -73,29 +73,29 @@ class RecordedAgent:
 
 
 def unanswered(error: BaseException, base_url: str) -> bool:
-    """Whether it comes of a request to ``base_url`` that broke off, or that something on the way answered: no fault of the agent.
+    """Whether the error comes from a request to ``base_url`` that failed on the way or was answered by something in between.
 
-    Known of errors that name their request, as those of httpx, requests and the clients built on them. Not of a request that
-    took too long: that may be the agent's impatience.
+    Then it isn't the agent's fault. This works for errors that name their request, as in httpx, requests and clients built on
+    them. Timeouts don't count, because the agent may have set a short one.
     """
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
         error = error.__cause__ or error.__context__
-    if any(isinstance(it, TimeoutError) or "Timeout" in type(it).__name__ for it in chain):
+    if any(isinstance(each, TimeoutError) or "Timeout" in type(each).__name__ for each in chain):
         return False
-    for it in chain:
-        with suppress(RuntimeError):  # httpx's, where it knows no request
-            if str(getattr(getattr(it, "request", None), "url", "")).startswith(base_url):
-                answer = getattr(it, "response", None)
+    for each in chain:
+        with suppress(RuntimeError):  # raised by httpx for an error without a request
+            if str(getattr(getattr(each, "request", None), "url", "")).startswith(base_url):
+                answer = getattr(each, "response", None)
                 return answer is None or answer.status_code in (502, 503, 504)
     return False
 
 
 class ClassicEpisodes:
-    """Runs classic episodes: ``Agent(model_name)`` in ``Environment(env_config)``, an environment for each.
+    """Runs classic episodes: ``Agent(model_name)`` in ``Environment(env_config)``, with a new environment for each.
 
-    ``models`` are the names that an episode may ask for: a message must not make this machine load whatever it names.
+    ``models`` are the models that an episode may use, so that a message can't make this machine load any model.
     """
 
     def __init__(self, models: Collection[str]) -> None:
@@ -103,7 +103,7 @@ class ClassicEpisodes:
         self._agents: dict[str, Any] = {}
 
     async def __call__(self, episode: dict[str, Any]) -> dict[str, Any]:
-        """Run an episode and return ``episode_id``, ``total_reward``, ``steps`` and ``data``."""
+        """Run an episode; return a dict with ``episode_id``, ``total_reward``, ``steps`` and ``data``."""
         from art_classic.environment import Environment
         from art_classic.episodes import Episode as Played
         from art_classic.episodes import play
@@ -121,8 +121,8 @@ class ClassicEpisodes:
 
         if model not in self._models and "ART_MODEL" not in os.environ:
             raise ConfigError(
-                f"the episode asks for the model {model!r:.100}, and this worker loads only {', '.join(self._models)}; start it "
-                "with --model NAME, or with ART_MODEL=NAME in place of whatever is asked for"
+                f"the episode requests the model {model!r:.100}, but this worker only loads {', '.join(self._models)}; start it "
+                "with --model NAME, or set ART_MODEL=NAME to use that model for every episode"
             )
         if model not in self._agents:
             self._agents[model] = Agent(model)

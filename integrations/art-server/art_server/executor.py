@@ -1,4 +1,4 @@
-"""Workers as the place where a run's agents run: the ``executor`` of a run. Knows nothing about sockets."""
+"""The ``executor`` of a run whose agents run on workers."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from art_server.roster import TrainingServer
 
 @dataclass(frozen=True)
 class Assignment:
-    """Stands for the agent that the workers of a pool have."""
+    """Stands for the agent of a pool's workers."""
 
     pool: str = "default"
     on_end: Callable[[], None] = lambda: None
-    """Called after every run that a worker ended."""
+    """Called after every rollout that a worker finished."""
 
 
 class Workers(ExecutorBase):
-    """The executor of a run whose agents run on the workers of ``roster``."""
+    """Runs agents on the workers of ``roster``."""
 
     def __init__(self, roster: TrainingServer) -> None:
         self._roster = roster
 
     def adapt(self, agent: object) -> RunAgent:
-        """Return what lets a worker run its agent; ``agent`` is an ``Assignment``, or None for the workers of any machine."""
+        """Return a function that lets a worker run its agent; ``agent`` is an ``Assignment``, anything else means the default."""
         return RemoteAgent(self._roster, agent if isinstance(agent, Assignment) else Assignment())
 
     def gate(self, agent: object) -> Gate:
-        """A rollout, and its time limit, begins when a worker has a place for it."""
+        """Return what rollouts wait for, a free worker; their time starts afterwards."""
         return self._roster.gate(agent.pool if isinstance(agent, Assignment) else Assignment().pool)
 
 
 class RemoteAgent:
-    """Runs a worker's agent."""
+    """Calls a worker's agent."""
 
     def __init__(self, roster: TrainingServer, assignment: Assignment) -> None:
         self._roster, self._assignment = roster, assignment
 
-    async def __call__(self, given: Any, address: RolloutAddress) -> Any:
-        """Return what the agent returned; raise what it raised, by its name."""
+    async def __call__(self, task: Any, address: RolloutAddress) -> Any:
+        """Return the agent's output, or raise its exception as one of the same name."""
         rollout = {
             "rollout_id": address.rollout_id,
             "model": address.model,
             "passthrough": sorted(address.passthrough),
             "nodes": address.nodes,
         }
-        body = {"episode_id": address.rollout_id, "input": given, "rollout": rollout}
+        body = {"episode_id": address.rollout_id, "input": task, "rollout": rollout}
         result = await self._roster.run(body, self._assignment.pool)
         self._assignment.on_end()
         if result.get("error") is not None:
@@ -58,7 +58,7 @@ class RemoteAgent:
 
 
 def _raised(error: str) -> Exception:
-    """Return an exception that is described as ``error``: what it was on the worker."""
+    """Return an exception with the description ``error``, as on the worker."""
     name, colon, text = error.partition(": ")
     kind = name if name.isidentifier() else "AgentFailed"
     return type(kind, (Exception,), {})(text if kind == name and colon else "" if kind == name else error)

@@ -1,5 +1,7 @@
-"""Names of runs -> their folders: one run folder, or all that lie in a folder. A name never leads anywhere else, because it is
-only compared with the names of what lies there. Knows nothing about what is in them."""
+"""Maps names of runs to their folders: one run folder, or all run folders in a folder.
+
+A name can't lead to any other folder, because it is only compared with the names of the existing ones.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,24 @@ STORE = "run.sqlite"
 
 
 class RunFolders(Mapping[str, Path]):
-    """The runs under ``root`` by name, as they are now, the newest first: a run that begins later is there too.
+    """The runs in ``root`` by name, newest first. It always reflects the current state, including runs that start later.
 
-    Raises ConfigError where ``root`` is no folder.
+    Raises ConfigError if ``root`` isn't a folder.
     """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).expanduser().resolve()
         if not self.root.is_dir():
-            raise ConfigError(f"there is no folder {root}; give the run_dir of a run, or a folder of runs")
+            raise ConfigError(f"no folder {root}; pass the run_dir of a run, or a folder of runs")
 
     @property
     def single(self) -> bool:
-        """Whether ``root`` is a run itself."""
+        """Whether ``root`` is itself a run folder."""
         return (self.root / STORE).is_file()
 
     def __getitem__(self, name: str) -> Path:
-        for found, path in self._items():
-            if found == name:
+        for each, path in self._items():
+            if each == name:
                 return path
         raise KeyError(name)
 
@@ -50,7 +52,7 @@ class RunFolders(Mapping[str, Path]):
 
 
 def _opened(folder: Path) -> float:
-    """Return when a run was opened last: its lock is made anew then. Without a lock, when its store was written last."""
+    """Return when a run was last opened, which recreates its lock file. Without a lock file: when its store was last written."""
     for name in (".lock", STORE):
         with suppress(OSError):
             return (folder / name).stat().st_mtime
@@ -58,7 +60,7 @@ def _opened(folder: Path) -> float:
 
 
 class OneFolder(Mapping[str, Path]):
-    """One run folder, there already or not yet: that of a server that trains."""
+    """The run folder of a server, which may not exist yet."""
 
     def __init__(self, run_dir: str | Path) -> None:
         self._path = Path(run_dir).expanduser().resolve()

@@ -1,4 +1,4 @@
-"""As many at a time as a number that changes: the free places of all connected workers. Knows nothing about workers."""
+"""Limits concurrency to a number that changes: the capacity of all connected workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Gate:
-    """``async with gate`` waits for one of ``capacity()`` places, first come, first served."""
+    """``async with gate`` waits for one of ``capacity()`` slots, first come, first served."""
 
     def __init__(self, capacity: Callable[[], int]) -> None:
         self._capacity = capacity
@@ -17,29 +17,29 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place."""
-        return sum(not place.done() for place in self._waiting)
+        """The number of tasks that wait for a slot."""
+        return sum(not slot.done() for slot in self._waiting)
 
     def admit(self) -> None:
-        """Let in whoever has a place now. To be called whenever the capacity has grown."""
+        """Admit waiting tasks up to the capacity. Must be called whenever the capacity has grown."""
         if not self._waiting:
             return
-        capacity = self._capacity()  # once: with a thousand workers it is a sum of a thousand
+        capacity = self._capacity()  # only once: it is a sum over all workers
         while self._waiting and self._taken < capacity:
-            place = self._waiting.popleft()
-            if not place.done():
+            slot = self._waiting.popleft()
+            if not slot.done():
                 self._taken += 1
-                place.set_result(None)
+                slot.set_result(None)
 
     async def __aenter__(self) -> None:
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        if len(self._waiting) == 1:  # else there was no place for those before
+        slot = asyncio.get_running_loop().create_future()
+        self._waiting.append(slot)
+        if len(self._waiting) == 1:  # otherwise earlier tasks already wait, so no slot is free
             self.admit()
         try:
-            await place
+            await slot
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
+            if slot.done() and not slot.cancelled():
                 await self.__aexit__()
             raise
 

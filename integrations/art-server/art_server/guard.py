@@ -1,6 +1,6 @@
-"""Who may ask, from which pages, and how much at once: around every route, the WebSocket's handshake too.
+"""Access control around every route and the WebSocket's handshake: token, origin, host name, and size of a request.
 
-Knows nothing about what the routes do. Raw ASGI, so that a body is counted as it arrives and a handshake is refused as HTTP.
+It is raw ASGI, so that a body is counted as it arrives and a handshake is refused with an HTTP answer.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY = 64 * 2**20
-"""Bytes of one request."""
+"""Bytes per request."""
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)
-NEEDED = (
-    "a token is needed: send it as 'Authorization: Bearer TOKEN', or as the password in a browser; an agent's client is given "
-    "address.api_key"
+TOKEN_NEEDED = (
+    "this server requires a token: send it as 'Authorization: Bearer TOKEN', or as the password in a browser; an agent passes "
+    "address.api_key to its client"
 )
 SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 class Guard:
-    """Lets through whoever knows ``token``, as ``Authorization: Bearer``, as ``X-Api-Key`` (Anthropic's clients), or as
-    Basic's password for browsers.
+    """Passes on requests with ``token``, as ``Authorization: Bearer``, ``X-Api-Key`` (Anthropic's clients) or the password of
+    basic authentication (browsers).
 
-    Without a token: requests by this machine's own names only, because a page of another site can reach 127.0.0.1 by a name
-    of its own. Pages of other origins may not open the WebSocket nor send what changes anything.
+    Without a token, only requests to this machine's own names are passed on, because another site's name can resolve to
+    127.0.0.1 (DNS rebinding). Pages of other origins may not open the WebSocket or change anything.
     """
 
     def __init__(
@@ -56,30 +56,33 @@ class Guard:
             return await self._app(scope, receive, send)
         body = _Body(receive, send, self._max_body, self._body_seconds)
         try:
-            with suppress(_BadBody):  # told below, whatever the application makes of it
+            with suppress(_BadBody):  # answered below, however the application handled it
                 await self._app(scope, body.receive, body.send)
-        except asyncio.CancelledError:  # by the end of the server, which is no fault of what was asked: ask again
+        except asyncio.CancelledError:  # the server is stopping: a 503 lets the client retry
             if body.answered:
                 raise
-            return await _refuse(scope, send, 503, "the server is ending")
+            return await _refuse(scope, send, 503, "the server is stopping")
         if body.refused is not None and not body.answered:
             await _refuse(scope, send, *body.refused)
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         if self._token is None:
             if not is_loopback(_host(headers.get("host", ""))):
-                return 421, "this server answers to this machine's own names only; start it with a token for others"
+                return (
+                    421,
+                    "this server only answers to this machine's own names; start it with a token to allow others",
+                )
         elif not self._knows_token(headers.get("authorization", "")) and not self._is_token(
             headers.get("x-api-key", "")
         ):
-            return 401, NEEDED
+            return 401, TOKEN_NEEDED
         changes = scope["type"] == "websocket" or scope.get("method") not in SAFE
         origin = headers.get("origin")
         if changes and origin is not None and origin.partition("://")[2] != headers.get("host"):
-            return 403, f"a page of {origin:.100} may not do this"
+            return 403, f"pages of {origin:.100} may not do this"
         length = headers.get("content-length", "0")
         if length.isdecimal() and (len(length) > 18 or int(length) > self._max_body):
-            return 413, f"a request has at most {self._max_body} bytes here, this one {length:.20}"
+            return 413, f"a request may have at most {self._max_body} bytes, this one has {length:.20}"
         return None
 
     def _knows_token(self, authorization: str) -> bool:
@@ -87,7 +90,7 @@ class Guard:
         if scheme.lower() == "basic":
             try:
                 value = base64.b64decode(value.encode(), validate=True).decode().partition(":")[2]
-            except ValueError:  # neither base64 nor UTF-8 is assured
+            except ValueError:  # invalid base64 or UTF-8
                 return False
         elif scheme.lower() != "bearer":
             return False
@@ -99,27 +102,27 @@ class Guard:
 
 
 class _Body:
-    """A request's body on its way in: counted, and not waited for for ever."""
+    """A request's body as it arrives, with limits on its size and its time."""
 
-    def __init__(self, receive: Receive, send: Send, most: int, seconds: float) -> None:
-        self._receive, self._send, self._most, self._seconds = receive, send, most, seconds
-        self._seen, self._ended, self._began = 0, False, asyncio.get_running_loop().time()
+    def __init__(self, receive: Receive, send: Send, max_bytes: int, seconds: float) -> None:
+        self._receive, self._send, self._max_bytes, self._seconds = receive, send, max_bytes, seconds
+        self._received_bytes, self._complete, self._started = 0, False, asyncio.get_running_loop().time()
         self.answered = False
-        """Whether the application has begun to answer."""
+        """Whether the application has started to answer."""
         self.refused: tuple[int, str] | None = None
 
     async def receive(self) -> MutableMapping[str, Any]:
-        if self._ended:
-            return await self._receive()  # of the client going away: that may take as long as the answer
+        if self._complete:
+            return await self._receive()  # waits for the client's disconnect, which may take as long as the answer
         try:
-            async with asyncio.timeout_at(self._began + self._seconds):
+            async with asyncio.timeout_at(self._started + self._seconds):
                 message = await self._receive()
         except TimeoutError:
-            return self._refuse(408, f"the body of a request has to come within {self._seconds:g} seconds")
-        self._seen += len(message.get("body", b""))
-        self._ended = not message.get("more_body", False)
-        if self._seen > self._most:
-            return self._refuse(413, f"a request has at most {self._most} bytes here")
+            return self._refuse(408, f"the body of a request must arrive within {self._seconds:g} seconds")
+        self._received_bytes += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        if self._received_bytes > self._max_bytes:
+            return self._refuse(413, f"a request may have at most {self._max_bytes} bytes")
         return message
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
@@ -127,18 +130,18 @@ class _Body:
             self.answered = True
             await self._send(message)
 
-    def _refuse(self, status: int, why: str) -> MutableMapping[str, Any]:
-        self.refused = status, why
-        raise _BadBody(why)
+    def _refuse(self, status: int, reason: str) -> MutableMapping[str, Any]:
+        self.refused = status, reason
+        raise _BadBody(reason)
 
 
 class _BadBody(Exception):
-    """Ends whatever was reading it."""
+    """Stops the application that was reading the body."""
 
 
 def _host(header: str) -> str | None:
-    found = _HOST.fullmatch(header)
-    return found and (found[1] or found[2])
+    match = _HOST.fullmatch(header)
+    return match and (match[1] or match[2])
 
 
 async def _refuse(scope: Scope, send: Send, status: int, message: str) -> None:

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own. Knows nothing about what runs there."""
+"""Event loops in separate threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("art_server")
 
 @contextmanager
 def loop_beside(name: str) -> Iterator[asyncio.AbstractEventLoop]:
-    """Give an event loop that runs in a thread of its own; what still runs there at the end is cancelled."""
+    """Yield an event loop that runs in a separate thread; tasks that still run there at the end are cancelled."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=_run, args=(loop,), name=name, daemon=True)
     thread.start()
@@ -25,13 +25,13 @@ def loop_beside(name: str) -> Iterator[asyncio.AbstractEventLoop]:
         asyncio.run_coroutine_threadsafe(_cancel_others(), loop).add_done_callback(
             lambda _: loop.call_soon_threadsafe(loop.stop)
         )
-        thread.join(5)  # an agent that blocks its loop is left behind: the thread ends with the process
+        thread.join(5)  # an agent may block its loop; then the thread ends with the process
         if not thread.is_alive():
             loop.close()
 
 
 async def in_loop(loop: asyncio.AbstractEventLoop | None, work: Coroutine[Any, Any, T]) -> T:
-    """Await ``work``, done in ``loop``; None: here. Cancelling cancels it there."""
+    """Await ``work`` in ``loop`` (None: in the current loop). Cancelling this cancels ``work``."""
     if loop is None:
         return await work
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
@@ -41,7 +41,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     while True:
         try:
             return loop.run_forever()
-        except SystemExit as error:  # of a task that nobody awaits; the others' work goes on
+        except SystemExit as error:  # from a task that nobody awaits; the other tasks continue
             log.warning(
                 "a task in %s called exit(%s); only that task ends", threading.current_thread().name, error.code
             )

@@ -1,8 +1,8 @@
-"""What server and workers say to each other: JSON texts over one WebSocket, ``/ws/{client_id}``. Knows nothing about sockets.
+"""The messages between server and workers: JSON texts over one WebSocket, ``/ws/{client_id}``.
 
 Server to worker: ``train_episodes``, ``cancel_episodes``, ``update_model``, ``ack``, ``error``, ``shutdown``. Worker to server:
-``status_update``, ``episode_result``. Every message has ``v``, the version of this schema; a message without one is of a
-classic client, which knows no leases. Fields that a reader does not know are passed over.
+``status_update``, ``episode_result``. Every message has ``v``, the version of this schema. A message without it comes from a
+classic client, which doesn't support leases. Readers ignore unknown fields.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from art_core.errors import ArtError, ConfigError
 
 VERSION = 1
 SESSION = "x-art-session"
-"""Header of the handshake: the session that a status update will name, so that a worker is not taken for another by its name."""
+"""The handshake's header with the session of later status updates. It tells a reconnecting worker from another of its name."""
 NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
-"""Of workers and pools. They stand in URLs, logs and pages; no "..", which URLs and folders give a meaning of its own."""
-MOST_RESULTS = 1024
-"""In one message."""
+"""Names of workers and pools, which appear in URLs, logs and pages. ".." isn't allowed, because URLs and paths interpret it."""
+MAX_RESULTS = 1024
+"""Results per message."""
 MAX_MESSAGE = 64 * 2**20
-"""Bytes of one message, in both directions."""
+"""Bytes per message, in both directions."""
 
 
-MOST_LETTERS = 500
-"""Of what is said about a bad message."""
+MAX_ERROR_LENGTH = 500
+"""Characters about a bad message."""
 
 
 class BadMessage(ArtError):
-    """A message that is not of this schema; its text is sent back as it is."""
+    """A message that doesn't match the schema. The error's text is sent back to the sender."""
 
 
 class Message(BaseModel):
@@ -41,31 +41,31 @@ class Message(BaseModel):
 
 
 class Episode(Message):
-    """One run of the agent, as a worker is given it. Fields of a classic episode (``model_name``, ...) go along untouched."""
+    """One rollout for a worker. Fields of a classic episode (``model_name``, ...) are passed on unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
     episode_id: str
     lease: str | None = None
-    """Names this handing over of the episode: a result is taken from whoever holds the lease."""
+    """Identifies this assignment of the episode; a result is only accepted from the lease's holder."""
     input: Any = None
     rollout: dict[str, Any] | None = None
-    """``RolloutAddress`` without its address, which a worker knows best itself: the server that it reached."""
+    """``RolloutAddress`` without its URL: a worker uses the address at which it reached the server."""
 
 
 class TrainEpisodes(Message):
-    """Run these."""
+    """Run these episodes."""
 
     type: Literal["train_episodes"] = "train_episodes"
     v: int = VERSION
     client_id: str
     episodes: list[Episode]
     lease_seconds: float | None = None
-    """A worker that is silent for so long loses them."""
+    """A worker that is silent for this long loses them."""
 
 
 class CancelEpisodes(Message):
-    """Give these up: nobody waits for them any more."""
+    """Stop these episodes: nobody waits for their results any more."""
 
     type: Literal["cancel_episodes"] = "cancel_episodes"
     v: int = VERSION
@@ -73,16 +73,16 @@ class CancelEpisodes(Message):
 
 
 class ModelState(Message):
-    """Which weights are served now."""
+    """The weights that are served."""
 
     version: int
-    """Optimizer steps behind them."""
+    """The number of optimizer steps that they have had."""
     url: str | None = Field(None, pattern="^/")
-    """Path on the server of the newest checkpoint's list of files; None before the first. It may lag behind ``version``."""
+    """The server's path with the list of checkpoints; None before the first. The newest may be older than ``version``."""
 
 
 class UpdateModel(Message):
-    """Other weights are served now. A worker whose model calls go to the server needs to do nothing."""
+    """New weights are served. A worker whose model calls go to the server doesn't have to do anything."""
 
     type: Literal["update_model"] = "update_model"
     v: int = VERSION
@@ -90,17 +90,17 @@ class UpdateModel(Message):
 
 
 class Ack(Message):
-    """These results arrived, and need not be sent again."""
+    """These results have arrived; they needn't be sent again."""
 
     type: Literal["ack"] = "ack"
     v: int = VERSION
     leases: list[str]
     stale: list[str] = []
-    """Those of them that nobody waited for: of a run that was given to another worker, say."""
+    """The results among them that nobody waited for, such as those of episodes that another worker has repeated."""
 
 
 class ErrorMessage(Message):
-    """Something was wrong with what was said."""
+    """The last message was refused."""
 
     type: Literal["error"] = "error"
     v: int = VERSION
@@ -109,33 +109,32 @@ class ErrorMessage(Message):
 
 
 class Shutdown(Message):
-    """End."""
+    """The worker must stop."""
 
     type: Literal["shutdown"] = "shutdown"
     v: int = VERSION
 
 
 class StatusUpdate(Message):
-    """How a worker is. The first says who it is; later ones are its heartbeat."""
+    """A worker's status. The first one registers the worker; later ones are its heartbeat."""
 
     type: Literal["status_update"] = "status_update"
     v: int | None = None
     client_id: str | None = None
     status: str = Field(max_length=1000)
-    """``connected``, ``running``, ``idle``, ``leaving``, and ``left``, with which it gives back all that it holds; others are
-    shown as they are."""
+    """``connected``, ``running``, ``idle``, ``leaving``, or ``left``, which ends all its leases; others are only displayed."""
     session: str | None = Field(None, max_length=64)
-    """Of this process: a worker that comes back with the same one has kept its leases."""
+    """Identifies the worker's process: a worker that reconnects with the same session has kept its leases."""
     capacity: int = Field(1, ge=0, le=10_000)
-    """Episodes that it runs at a time."""
+    """Episodes that it runs concurrently."""
     pool: str = Field("default", pattern=NAME)
-    """Whose episodes it takes."""
+    """The pool whose episodes it runs."""
     running: list[str] = Field([], max_length=10_000)
-    """Leases that it holds: every one is prolonged by this message, and one that is missing is given up."""
+    """The leases that it holds. This message renews them; a missing lease ends."""
 
 
 class Result(Message):
-    """How an episode ended. Fields of a classic result (``total_reward``, ``steps``, ``data``) go along untouched."""
+    """The result of an episode. Fields of a classic result (``total_reward``, ``steps``, ``data``) are passed on unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -143,20 +142,20 @@ class Result(Message):
     lease: str | None = None
     output: Any = None
     error: str | None = None
-    """Why the agent failed, with the exception's type."""
+    """The agent's error, starting with the exception's type."""
     capture_error: bool = False
-    """Whether ``error`` says that the agent's calls cannot be recorded, which no other worker would mend."""
+    """Whether ``error`` means that the agent's calls can't be recorded; then it isn't repeated on another worker."""
     lost: bool = False
-    """Whether ``error`` is of a time when the server could not be reached: it says nothing about the agent."""
+    """Whether the error happened while the server was unreachable, so that it isn't the agent's fault."""
 
 
 class EpisodeResult(Message):
-    """Episodes that ended."""
+    """Results of finished episodes."""
 
     type: Literal["episode_result"] = "episode_result"
     v: int | None = None
     client_id: str | None = None
-    results: list[Result] = Field(max_length=MOST_RESULTS)
+    results: list[Result] = Field(max_length=MAX_RESULTS)
 
 
 FromServer = TrainEpisodes | CancelEpisodes | UpdateModel | Ack | ErrorMessage | Shutdown
@@ -168,33 +167,33 @@ _READERS = {
 
 
 def read(text: str | bytes, sender: Literal["server", "worker"]) -> Any:
-    """Return the message; BadMessage where it is none, or of a version that is not spoken here."""
+    """Return the message. Raises BadMessage if it is invalid or has another schema version."""
     try:
-        found = json.loads(text)  # which knows numbers of any size, and text that UTF-8 cannot say
+        fields = json.loads(text)  # not orjson, which rounds large integers and refuses lone surrogates
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"not JSON: {error}") from error
-    version = found.get("v") if isinstance(found, dict) else None
+    version = fields.get("v") if isinstance(fields, dict) else None
     if version is not None and version != VERSION:
         raise BadMessage(
-            f"schema version {version!r:.20} is not spoken here, but {VERSION}: install the same art-server"
+            f"schema version {version!r:.20} isn't supported, only {VERSION}: install the same art-server on both sides"
         )
     try:
-        return _READERS[sender].validate_python(found)
+        return _READERS[sender].validate_python(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        # What was sent may stand in both, at any length: it is told to who sent it, and logged.
-        raise BadMessage(f"{where or 'message':.100}: {first['msg']:.{MOST_LETTERS}}") from error
+        location = ".".join(str(part) for part in first["loc"])
+        # Both may contain what was sent, at any length, so they are cut: the text is sent back and logged.
+        raise BadMessage(f"{location or 'message':.100}: {first['msg']:.{MAX_ERROR_LENGTH}}") from error
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise ConfigError for what cannot name a worker or a pool."""
-    if not re.fullmatch(NAME.removesuffix("$"), name):  # $ would let a line end through
+    """Raise ConfigError for an invalid name of a worker or a pool."""
+    if not re.fullmatch(NAME.removesuffix("$"), name):  # $ would accept a trailing newline
         raise ConfigError(
-            f"{what} {name!r}: give 1 to 64 letters, digits, dots, hyphens and underscores; a dot not as the first"
+            f"{what} must be 1 to 64 letters, digits, dots, hyphens and underscores, not starting with a dot, got {name!r}"
         )
 
 
 def write(message: BaseModel) -> str:
-    """Return the message as text; what was not set in an optional field is left out."""
+    """Return the message as text, without optional fields that are None."""
     return json.dumps(message.model_dump(exclude_none=True), separators=(",", ":"), default=repr)

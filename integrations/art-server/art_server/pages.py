@@ -1,4 +1,4 @@
-"""The dashboard's files, as they are in the package, with a policy that lets nothing else run. Knows nothing about runs."""
+"""Serves the dashboard's files with a policy that lets browsers run nothing else."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Agents say what they like, and the pages show it: what gets past the escaping must still not run, or be sent anywhere."""
+"""The pages show arbitrary text from agents. Even if some gets past the escaping, it must not run or be sent anywhere."""
 
 
 class Pages(StaticFiles):
-    """To be mounted at ``/`` after every other route."""
+    """The dashboard's files; mount it at ``/`` after every other route."""
 
     def __init__(self) -> None:
         super().__init__(directory=STATIC, html=True)
@@ -42,5 +42,5 @@ def _guard(headers: MutableHeaders) -> None:
     headers["X-Content-Type-Options"] = "nosniff"
     headers["Referrer-Policy"] = "no-referrer"
     headers["Cross-Origin-Opener-Policy"] = "same-origin"
-    # Asked again every time, and answered by its ETag: a newer package must not meet yesterday's pages.
+    # Browsers revalidate by ETag each time, so that a newer package never meets old pages.
     headers["Cache-Control"] = "no-cache"

@@ -1,5 +1,7 @@
-"""Values as a store gives them -> values that any reader of JSON takes. Agents say strange things: NaN, halves of surrogate
-pairs, lists in lists without end. Knows nothing about runs."""
+"""Converts stored values to JSON that any client can read.
+
+Agents may return NaN, lone surrogates and very deeply nested lists.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-DEEPEST = 60
-"""Levels that are shown; what is deeper is an ellipsis."""
+MAX_DEPTH = 60
+"""Nesting levels that are shown; deeper values become an ellipsis."""
 EXACT = 2**53
-"""Whole numbers from here on are not the same in a browser, so they are given as text."""
+"""Browsers round integers above this, so they are converted to strings."""
 
 
-def plain(value: Any, depth: int = DEEPEST) -> Any:
-    """Return a JSON value without what JSON or UTF-8 cannot say."""
+def plain(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """Return ``value`` as a JSON value without anything that JSON or UTF-8 can't express."""
     if isinstance(value, str):
         return readable(value)
     if isinstance(value, float):
@@ -33,12 +35,12 @@ def plain(value: Any, depth: int = DEEPEST) -> Any:
 
 
 def readable(text: str) -> str:
-    """Return text as UTF-8 can say it."""
+    """Return ``text`` with "?" for lone surrogates, which UTF-8 can't encode."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def numbers(metrics: Any) -> dict[str, float | None]:
-    """Return the metrics that are numbers; None for those that JSON cannot say."""
+    """Return the numeric metrics; None for NaN and infinite ones."""
     if not isinstance(metrics, Mapping):
         return {}
     return {

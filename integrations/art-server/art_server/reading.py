@@ -1,7 +1,4 @@
-"""Run folders -> what can be told about them: steps, groups, trajectories, checkpoints. Reads only, while others write.
-
-Knows nothing about HTTP.
-"""
+"""Run folders -> the answers of the read-only routes: steps, groups, trajectories, checkpoints."""
 
 from __future__ import annotations
 
@@ -16,16 +13,16 @@ from art_core.errors import StoreError
 from art_core.store.run_folder import CHECKPOINT, checkpoints
 from art_server import answers, outcome
 from art_server.plain import numbers, plain, readable
-from art_server.store_view import SeenRollout, StoreView, Wanted, look
+from art_server.store_view import RolloutFilter, SeenRollout, StoreView, look
 
 LOST = ("RolloutLost", "CancelledError")
-"""How the errors of attempts begin that were made again: nothing that the agent did."""
+"""Prefixes of the errors of lost attempts, which were repeated and aren't the agent's failures."""
 MANIFEST = "learner.json"
 STORE = "run.sqlite"
 
 
 def run_summary(name: str, folder: Path) -> answers.RunSummary:
-    """Return a run at a glance; one that cannot be read says why."""
+    """Return a run's summary; if the run can't be read, only ``problem`` is set."""
     try:
         return look(folder / STORE, lambda view: answers.RunSummary(**_summary(name, folder, view)))
     except StoreError as error:
@@ -33,74 +30,76 @@ def run_summary(name: str, folder: Path) -> answers.RunSummary:
 
 
 def run(name: str, folder: Path) -> answers.Run:
-    """Return a run with its settings, its evaluations and how far it is."""
+    """Return a run with its settings, evaluations and progress."""
 
-    def ask(view: StoreView) -> answers.Run:
+    def read(view: StoreView) -> answers.Run:
         config = _mapping(view.meta("config"))
-        splits = [answers.Split(**vars(it)) for it in view.splits()]
+        splits = [answers.Split(**vars(split)) for split in view.splits()]
         summary = _summary(name, folder, view)
         return answers.Run(
             **summary,
             config=plain(config),
             start_weights=_text(view.meta("start_weights")),
-            evaluations=[outcome.without_ids(it) for it in _list(view.meta("evaluations"))],
+            evaluations=[outcome.without_ids(evaluation) for evaluation in _list(view.meta("evaluations"))],
             splits=splits,
             progress=_progress(view, splits, config if summary["planned_steps"] else {}),
             report=plain(_read_json(folder / "report.json")),
         )
 
-    return look(folder / STORE, ask)
+    return look(folder / STORE, read)
 
 
 def steps(folder: Path, *, after: int, limit: int) -> answers.Steps:
-    """Return what the steps ``after`` one measured."""
+    """Return the metrics of the steps after step ``after``."""
 
-    def ask(view: StoreView) -> answers.Steps:
+    def read(view: StoreView) -> answers.Steps:
         rows = view.steps(after=after, limit=limit)
         items = [answers.Step(step=step, at=at, metrics=numbers(metrics)) for step, at, metrics in rows]
         return answers.Steps(last_step=view.step_counts()[1], items=items)
 
-    return look(folder / STORE, ask)
+    return look(folder / STORE, read)
 
 
-def groups(folder: Path, wanted: Wanted, *, limit: int, offset: int) -> answers.Page[answers.RolloutGroup]:
-    """Return a page of groups, the newest first."""
-    total, found = look(folder / STORE, lambda view: view.groups(wanted, limit=limit, offset=offset))
-    return answers.Page(total=total, limit=limit, offset=offset, items=[_group(it) for it in found])
+def groups(folder: Path, selected: RolloutFilter, *, limit: int, offset: int) -> answers.Page[answers.RolloutGroup]:
+    """Return a page of groups, newest first."""
+    total, page = look(folder / STORE, lambda view: view.groups(selected, limit=limit, offset=offset))
+    return answers.Page(total=total, limit=limit, offset=offset, items=[_group(rollouts) for rollouts in page])
 
 
 def trajectories(
-    folder: Path, wanted: Wanted, *, limit: int, offset: int, newest_first: bool
+    folder: Path, selected: RolloutFilter, *, limit: int, offset: int, newest_first: bool
 ) -> answers.Page[answers.TrajectorySummary]:
-    """Return a page of runs of the agent, by when they began."""
+    """Return a page of rollouts by start time."""
 
-    def ask(view: StoreView) -> answers.Page[answers.TrajectorySummary]:
-        total, found = view.rollouts(wanted, limit=limit, offset=offset, newest_first=newest_first)
-        measured = outcome.evaluations_of(view.meta("evaluations"))
+    def read(view: StoreView) -> answers.Page[answers.TrajectorySummary]:
+        total, page = view.rollouts(selected, limit=limit, offset=offset, newest_first=newest_first)
+        evaluations = outcome.evaluations_of(view.meta("evaluations"))
         items = [
-            answers.TrajectorySummary(**trajectory_fields(it), evaluation=measured.get(it.rollout.rollout_id))
-            for it in found
+            answers.TrajectorySummary(
+                **trajectory_fields(rollout), evaluation=evaluations.get(rollout.stored.rollout_id)
+            )
+            for rollout in page
         ]
         return answers.Page(total=total, limit=limit, offset=offset, items=items)
 
-    return look(folder / STORE, ask)
+    return look(folder / STORE, read)
 
 
 def tasks(folder: Path, *, split: str | None, limit: int, offset: int) -> answers.Page[answers.TaskView]:
-    """Return a page of tasks, those that were run in most different steps first."""
-    total, found = look(folder / STORE, lambda view: view.tasks(split=split, limit=limit, offset=offset))
-    items = [answers.TaskView(**{**vars(it), "task": plain(it.task)}) for it in found]
+    """Return a page of tasks, those with rollouts in the most steps first."""
+    total, page = look(folder / STORE, lambda view: view.tasks(split=split, limit=limit, offset=offset))
+    items = [answers.TaskView(**{**vars(task), "task": plain(task.task)}) for task in page]
     return answers.Page(total=total, limit=limit, offset=offset, items=items)
 
 
 def all_checkpoints(folder: Path) -> list[answers.Checkpoint]:
-    """Return the checkpoints that are kept, the newest first; one that is being removed may be missing."""
-    found = (checkpoint(folder, path.name) for path in reversed(checkpoints(folder)))
-    return [it for it in found if it is not None]
+    """Return the existing checkpoints, newest first; one that is being removed may be missing."""
+    listed = (checkpoint(folder, path.name) for path in reversed(checkpoints(folder)))
+    return [each for each in listed if each is not None]
 
 
 def checkpoint(folder: Path, name: str) -> answers.Checkpoint | None:
-    """Return a checkpoint by its name, None where there is none."""
+    """Return a checkpoint by name; None if it doesn't exist."""
     match = CHECKPOINT.fullmatch(name)
     path = folder / "checkpoints" / name
     if match is None or not path.is_dir():
@@ -114,7 +113,7 @@ def checkpoint(folder: Path, name: str) -> answers.Checkpoint | None:
                 continue
             size = file.stat().st_size
         except OSError:
-            continue  # its checkpoint is being removed
+            continue  # the checkpoint is being removed
         relative = str(file.relative_to(path))
         files.append(answers.CheckpointFile(name=readable(relative), size=size, sha256=_text(digests.get(relative))))
     version = manifest.get("version")
@@ -123,62 +122,62 @@ def checkpoint(folder: Path, name: str) -> answers.Checkpoint | None:
         step=int(match[1]),
         version=version if isinstance(version, int) else None,
         base_model=_text(manifest.get("base_model")),
-        size=sum(it.size for it in files),
+        size=sum(file.size for file in files),
         files=files,
     )
 
 
-def state_of(seen: SeenRollout) -> answers.State:
-    """Return how far a run of the agent is, or how it ended."""
-    error = seen.rollout.error
+def state_of(rollout: SeenRollout) -> answers.State:
+    """Return a rollout's state."""
+    error = rollout.stored.error
     if error and error.startswith(LOST):
         return "lost"
-    if not seen.rollout.finished:
+    if not rollout.stored.finished:
         return "running"
     return "failed" if error else "finished"
 
 
-def trajectory_fields(seen: SeenRollout) -> dict[str, Any]:
+def trajectory_fields(rollout: SeenRollout) -> dict[str, Any]:
     """Return the fields of a ``TrajectorySummary``."""
-    it = seen.rollout
+    stored = rollout.stored
     return {
-        "rollout_id": readable(it.rollout_id),
-        "state": state_of(seen),
-        "step": it.step,
-        "split": _text(it.split),
-        "group": _text(it.group),
-        "task_id": _text(it.task_id),
-        "task": plain(it.task),
-        "started": seen.started,
-        "seconds": it.seconds,
-        "reward": number(it.reward),
-        "advantage": number(it.advantage),
-        "metrics": numbers(it.metrics),
-        "calls": seen.calls,
-        "sampled_tokens": seen.sampled_tokens,
-        "error": _text(it.error),
+        "rollout_id": readable(stored.rollout_id),
+        "state": state_of(rollout),
+        "step": stored.step,
+        "split": _text(stored.split),
+        "group": _text(stored.group),
+        "task_id": _text(stored.task_id),
+        "task": plain(stored.task),
+        "started": rollout.started,
+        "seconds": stored.seconds,
+        "reward": number(stored.reward),
+        "advantage": number(stored.advantage),
+        "metrics": numbers(stored.metrics),
+        "calls": rollout.calls,
+        "sampled_tokens": rollout.sampled_tokens,
+        "error": _text(stored.error),
     }
 
 
 def number(value: float | None) -> float | None:
-    """Return a number that JSON can say, else None."""
+    """Return ``value``, or None if it isn't finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _summary(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
-    counted, last = view.step_counts()
+    step_count, last = view.step_counts()
     config, evaluations = _mapping(view.meta("config")), _list(view.meta("evaluations"))
     reward, learner = view.meta("reward"), view.meta("learner")
-    # Folders from before the plan was noted: only train noted both a reward and a learner.
-    usual = config.get("steps") if reward is not None and learner is not None else None
-    planned = view.meta("planned_steps", usual)
+    # Older folders don't have planned_steps; in them, only train recorded both a reward and a learner.
+    default = config.get("steps") if reward is not None and learner is not None else None
+    planned = view.meta("planned_steps", default)
     planned = planned if isinstance(planned, int) else None
-    measures = planned is None and reward is not None and learner is None and not view.meta("dry_run")
-    kind, working = "evaluation" if measures else "training", outcome.is_open(folder, STORE)
+    only_evaluates = planned is None and reward is not None and learner is None and not view.meta("dry_run")
+    kind, working = "evaluation" if only_evaluates else "training", outcome.is_open(folder, STORE)
     status, reason = outcome.status(view, working=working, kind=kind, planned=planned)
     pairs = outcome.pairs(evaluations)
     first = pairs[0] if pairs else answers.EvaluationPair()
-    measured = [it for it in evaluations if isinstance(it, dict) and it.get("name") == "evaluation"]
+    measured = [each for each in evaluations if isinstance(each, dict) and each.get("name") == "evaluation"]
     return {
         "name": name,
         "kind": kind,
@@ -186,7 +185,7 @@ def _summary(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
         "loss": _text(view.meta("loss")),
         "reward": _text(reward),
         "learner": _text(learner),
-        "steps": counted,
+        "steps": step_count,
         "last_step": last,
         "planned_steps": planned,
         "written": _written(folder),
@@ -212,28 +211,28 @@ def _written(folder: Path) -> float | None:
 
 
 def _progress(view: StoreView, splits: Sequence[answers.Split], config: Mapping[str, Any]) -> answers.Progress | None:
-    """Return how far the rollouts of the step after the last one are."""
+    """Return the progress of the step after the last finished one; None if it hasn't started."""
     last = view.step_counts()[1] or 0
-    newest = max((it.last_step or 0 for it in splits if it.split == "train"), default=0)
+    newest = max((split.last_step or 0 for split in splits if split.split == "train"), default=0)
     if newest <= last:
         return None
-    begun, finished = view.progress(last + 1, "train")
+    started, finished = view.progress(last + 1, "train")
     sizes = config.get("tasks_per_step"), config.get("group_size")
-    expected = sizes[0] * sizes[1] if all(isinstance(it, int) for it in sizes) else None
-    return answers.Progress(step=last + 1, begun=begun, finished=finished, expected=expected)
+    expected = sizes[0] * sizes[1] if all(isinstance(size, int) for size in sizes) else None
+    return answers.Progress(step=last + 1, begun=started, finished=finished, expected=expected)
 
 
-def _group(found: Sequence[SeenRollout]) -> answers.RolloutGroup:
-    first = found[0]
-    states = [state_of(it) for it in found]
-    counted = [it for it, state in zip(found, states, strict=True) if state != "lost"]
-    rewards = [it.rollout.reward for it in counted if number(it.rollout.reward) is not None]
+def _group(rollouts: Sequence[SeenRollout]) -> answers.RolloutGroup:
+    first = rollouts[0]
+    states = [state_of(rollout) for rollout in rollouts]
+    counted = [rollout.stored for rollout, state in zip(rollouts, states, strict=True) if state != "lost"]
+    rewards = [stored.reward for stored in counted if number(stored.reward) is not None]
     return answers.RolloutGroup(
-        group=readable(first.rollout.group or first.rollout.rollout_id),
-        step=first.rollout.step,
-        split=_text(first.rollout.split),
-        task_id=_text(first.rollout.task_id),
-        task=plain(first.rollout.task),
+        group=readable(first.stored.group or first.stored.rollout_id),
+        step=first.stored.step,
+        split=_text(first.stored.split),
+        task_id=_text(first.stored.task_id),
+        task=plain(first.stored.task),
         started=first.started,
         size=len(counted),
         lost=states.count("lost"),
@@ -242,21 +241,21 @@ def _group(found: Sequence[SeenRollout]) -> answers.RolloutGroup:
         rewards=rewards,
         mean=statistics.fmean(rewards) if rewards else None,
         spread=statistics.stdev(rewards) if len(rewards) > 1 else None,
-        members=[_member(it, state) for it, state in zip(found, states, strict=True)],
+        members=[_member(rollout, state) for rollout, state in zip(rollouts, states, strict=True)],
     )
 
 
-def _member(seen: SeenRollout, state: answers.State) -> answers.GroupMember:
-    it = seen.rollout
+def _member(rollout: SeenRollout, state: answers.State) -> answers.GroupMember:
+    stored = rollout.stored
     return answers.GroupMember(
-        rollout_id=readable(it.rollout_id),
+        rollout_id=readable(stored.rollout_id),
         state=state,
-        reward=number(it.reward),
-        success=numbers(it.metrics).get("success"),
-        advantage=number(it.advantage),
-        seconds=it.seconds,
-        calls=seen.calls,
-        error=_text(it.error),
+        reward=number(stored.reward),
+        success=numbers(stored.metrics).get("success"),
+        advantage=number(stored.advantage),
+        seconds=stored.seconds,
+        calls=rollout.calls,
+        error=_text(stored.error),
     )
 
 

@@ -1,4 +1,4 @@
-"""What the environment and ``.env`` say about server and workers. Knows nothing about either."""
+"""Settings of server and workers from the environment and ``.env``."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ SECRETS = Path("/run/secrets")
 
 
 class Settings(BaseSettings):
-    """Defaults of ``art serve`` and ``art worker``; their options come first."""
+    """Defaults of ``art serve`` and ``art worker``, which their options override."""
 
     model_config = SettingsConfigDict(env_prefix="ART_", extra="ignore")
 
     server_host: str = "127.0.0.1"
     server_port: int = Field(8000, ge=0, le=65535)
     server_token: SecretStr | None = None
-    """Whoever asks the server must know it. Needed on every address but this machine's own."""
+    """The token that clients must send. Required unless the server listens on a loopback address."""
     client_workers: int = Field(4, ge=1)
-    """Episodes that one ``art worker`` runs at a time."""
+    """Episodes that one ``art worker`` runs concurrently."""
 
 
 def load_settings() -> Settings:
-    """Return the settings; variables of ``.env`` in the working folder count where the environment has none, and files of
-    ``/run/secrets`` where neither has any.
+    """Return the settings from the environment, else from ``.env`` in the working folder, else from files in ``/run/secrets``.
 
-    They are put into the environment, for the libraries that read their keys there. Raises ConfigError for what cannot be used.
+    The variables of ``.env`` are added to the environment, for libraries that read their keys there. Raises ConfigError for
+    invalid values.
     """
-    load_env_file()  # no command has, if a script connects
+    load_env_file()  # in a script that connects, no command has loaded it
     say_refused()
     try:
-        # Where containers are given what no process list or image should show: one file a setting, art_server_token say.
-        found = Settings(_secrets_dir=SECRETS if SECRETS.is_dir() else None)  # type: ignore[call-arg]
+        # Containers get secrets, which process lists and images shouldn't show, as one file each, such as art_server_token.
+        settings = Settings(_secrets_dir=SECRETS if SECRETS.is_dir() else None)  # type: ignore[call-arg]
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         name = f"ART_{first['loc'][0]}".upper()
         raise ConfigError(f"{name} in the environment or .env: {first['msg']}") from error
-    if found.server_token is not None and not found.server_token.get_secret_value():
-        found.server_token = None
-    return found
+    if settings.server_token is not None and not settings.server_token.get_secret_value():
+        settings.server_token = None
+    return settings

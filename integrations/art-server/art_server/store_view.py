@@ -1,7 +1,6 @@
-"""A run's file as it stands, for looking at it while others write: nothing is opened for writing, so nothing is changed.
+"""Reads a run's store, even while others write to it. The file is opened read-only, so nothing is changed.
 
-``look`` opens the file, asks one question as of one moment, and closes it. What may be many is given in pages. Knows nothing
-about how a run goes, or who looks.
+``look`` opens the file, reads a consistent snapshot, and closes it. Long lists are read in pages.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from art_core.types import Call
 Answer = TypeVar("Answer")
 
 ATTEMPTS = 5
-"""Of a look at a file that nobody had open when it began, and that somebody began to write meanwhile."""
+"""Attempts to read a file that nobody else had open at first and that another process started to write meanwhile."""
 GROUP = "coalesce(grp, rollouts.rollout_id)"
-"""A run that is compared with no other is a group of its own."""
-WANTED = f"""
+"""The name of a rollout's group; a rollout without a group is a group by itself."""
+FILTER = f"""
 (:split IS NULL OR split = :split) AND (:step IS NULL OR step = :step) AND (:task_id IS NULL OR task_id = :task_id)
 AND (:group IS NULL OR {GROUP} = :group)
 """
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which rollouts; None takes all."""
+class RolloutFilter:
+    """Selects rollouts by these fields; None matches all."""
 
     split: str | None = None
     step: int | None = None
@@ -44,21 +43,21 @@ class Wanted:
 
 @dataclass(frozen=True)
 class SeenRollout:
-    """A rollout with what its calls add up to."""
+    """A stored rollout with totals of its calls."""
 
-    rollout: StoredRollout
+    stored: StoredRollout
     started: float
     """Unix time."""
     scored: bool
-    """Whether it has a score, one that gives no reward too."""
+    """Whether it has a score, even one without a reward."""
     calls: int
-    """Without those that a retry replaced."""
+    """Number of calls, without those that a retry replaced."""
     sampled_tokens: int
 
 
 @dataclass(frozen=True)
 class SeenTask:
-    """A task by what was made of it."""
+    """A task with counts of its rollouts."""
 
     task_id: str
     task: Any
@@ -69,7 +68,7 @@ class SeenTask:
 
 @dataclass(frozen=True)
 class SeenSplit:
-    """The rollouts of one split."""
+    """A split with counts of its rollouts."""
 
     split: str | None
     rollouts: int
@@ -77,22 +76,25 @@ class SeenSplit:
 
 
 class StoreView:
-    """What a question may be asked. Made by ``look``."""
+    """The queries on a store. Created by ``look``."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
     def meta(self, key: str, default: Any = None) -> Any:
-        """Return what ``Store.set_meta`` kept under a key."""
+        """Return the value that ``Store.set_meta`` stored under ``key``."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return default if row is None else from_json(row[0])
 
     def step_counts(self) -> tuple[int, int | None]:
-        """Return how many steps there are, and the last; None where there is none."""
+        """Return the number of steps and the last step, which is None without steps."""
         return self._db.execute("SELECT count(DISTINCT step), max(step) FROM steps").fetchone()
 
     def steps(self, *, after: int, limit: int) -> list[tuple[int, float, dict[str, float]]]:
-        """Return (step, Unix time, metrics) of the steps ``after`` one, in order; of one that was done again, the last."""
+        """Return (step, Unix time, metrics) of up to ``limit`` steps after step ``after``, in order.
+
+        For a repeated step, the last time counts.
+        """
         rows = self._db.execute(
             "SELECT step, at, metrics FROM steps WHERE seq IN "
             "(SELECT max(seq) FROM steps WHERE step > ? GROUP BY step ORDER BY step LIMIT ?) ORDER BY step",
@@ -101,63 +103,65 @@ class StoreView:
         return [(step, at, object_from_json(metrics)) for step, at, metrics in rows]
 
     def splits(self) -> list[SeenSplit]:
-        """Return the splits that there are."""
+        """Return all splits."""
         rows = self._db.execute("SELECT split, count(*), max(step) FROM rollouts GROUP BY split ORDER BY split")
         return [SeenSplit(*row) for row in rows]
 
     def progress(self, step: int, split: str) -> tuple[int, int]:
-        """Return how many rollouts of a step have begun, and how many have ended."""
+        """Return the numbers of started and finished rollouts of a step."""
         return self._db.execute(
             "SELECT count(*), count(finished) FROM rollouts WHERE step = ? AND split = ?", (step, split)
         ).fetchone()
 
     def rollouts(
-        self, wanted: Wanted, *, limit: int, offset: int, newest_first: bool = True
+        self, selected: RolloutFilter, *, limit: int, offset: int, newest_first: bool = True
     ) -> tuple[int, list[SeenRollout]]:
-        """Return how many are wanted, and a page of them by when they began."""
-        values = {**vars(wanted), "limit": limit, "offset": offset}
-        [total] = self._db.execute(f"SELECT count(*) FROM rollouts WHERE {WANTED}", values).fetchone()
+        """Return the number of selected rollouts, and a page of them by start time."""
+        values = {**vars(selected), "limit": limit, "offset": offset}
+        [total] = self._db.execute(f"SELECT count(*) FROM rollouts WHERE {FILTER}", values).fetchone()
         order = "DESC" if newest_first else "ASC"
-        page = f"SELECT seq FROM rollouts WHERE {WANTED} ORDER BY seq {order} LIMIT :limit OFFSET :offset"
+        page = f"SELECT seq FROM rollouts WHERE {FILTER} ORDER BY seq {order} LIMIT :limit OFFSET :offset"
         return total, self._seen(f"rollouts.seq IN ({page}) ORDER BY rollouts.seq {order}", values)
 
-    def groups(self, wanted: Wanted, *, limit: int, offset: int) -> tuple[int, list[list[SeenRollout]]]:
-        """Return how many groups are wanted, and a page of them, the newest first, each in the order in which it began."""
-        values = {**vars(wanted), "limit": limit, "offset": offset}
-        [total] = self._db.execute(f"SELECT count(DISTINCT {GROUP}) FROM rollouts WHERE {WANTED}", values).fetchone()
+    def groups(self, selected: RolloutFilter, *, limit: int, offset: int) -> tuple[int, list[list[SeenRollout]]]:
+        """Return the number of selected groups, and a page of them, newest first; each group's rollouts are oldest first."""
+        values = {**vars(selected), "limit": limit, "offset": offset}
+        [total] = self._db.execute(f"SELECT count(DISTINCT {GROUP}) FROM rollouts WHERE {FILTER}", values).fetchone()
         page = self._db.execute(
-            f"SELECT {GROUP} AS name, min(seq), max(seq) FROM rollouts WHERE {WANTED} GROUP BY name "
+            f"SELECT {GROUP} AS name, min(seq), max(seq) FROM rollouts WHERE {FILTER} GROUP BY name "
             "ORDER BY min(seq) DESC LIMIT :limit OFFSET :offset",
             values,
         ).fetchall()
-        found: dict[str, list[SeenRollout]] = {name: [] for name, _, _ in page}
+        groups: dict[str, list[SeenRollout]] = {name: [] for name, _, _ in page}
         if page:
-            # There is no index by group; the rows of a page lie together.
+            # No index has groups, but the rows of a page are close together.
             first, last = min(low for _, low, _ in page), max(high for _, _, high in page)
-            for seen in self._seen(
-                f"rollouts.seq BETWEEN ? AND ? AND {GROUP} IN ({_places(page)}) ORDER BY rollouts.seq",
-                (first, last, *found),
+            for rollout in self._seen(
+                f"rollouts.seq BETWEEN ? AND ? AND {GROUP} IN ({_placeholders(page)}) ORDER BY rollouts.seq",
+                (first, last, *groups),
             ):
-                _asked(found, seen.rollout.group or seen.rollout.rollout_id).append(seen)
-        return total, list(found.values())
+                _get(groups, rollout.stored.group or rollout.stored.rollout_id).append(rollout)
+        return total, list(groups.values())
 
     def tasks(self, *, split: str | None, limit: int, offset: int) -> tuple[int, list[SeenTask]]:
-        """Return how many tasks there are, and a page of them, those that were run in most different steps first."""
+        """Return the number of tasks, and a page of them, those with rollouts in the most steps first."""
         values = {"split": split, "limit": limit, "offset": offset}
-        where = "task_id IS NOT NULL AND (:split IS NULL OR split = :split)"
-        [total] = self._db.execute(f"SELECT count(DISTINCT task_id) FROM rollouts WHERE {where}", values).fetchone()
+        condition = "task_id IS NOT NULL AND (:split IS NULL OR split = :split)"
+        [total] = self._db.execute(f"SELECT count(DISTINCT task_id) FROM rollouts WHERE {condition}", values).fetchone()
         rows = self._db.execute(
-            f"SELECT task_id, min(seq), count(*), min(step), max(step) FROM rollouts WHERE {where} GROUP BY task_id "
+            f"SELECT task_id, min(seq), count(*), min(step), max(step) FROM rollouts WHERE {condition} GROUP BY task_id "
             "ORDER BY count(DISTINCT step) DESC, min(seq) LIMIT :limit OFFSET :offset",
             values,
         ).fetchall()
-        texts = dict(
-            self._db.execute(f"SELECT seq, task FROM rollouts WHERE seq IN ({_places(rows)})", [row[1] for row in rows])
+        tasks = dict(
+            self._db.execute(
+                f"SELECT seq, task FROM rollouts WHERE seq IN ({_placeholders(rows)})", [row[1] for row in rows]
+            )
         )
-        return total, [SeenTask(task_id, from_json(_asked(texts, seq)), *rest) for task_id, seq, *rest in rows]
+        return total, [SeenTask(task_id, from_json(_get(tasks, seq)), *rest) for task_id, seq, *rest in rows]
 
     def rollout(self, rollout_id: str) -> SeenRollout | None:
-        """Return one, None where there is none."""
+        """Return a rollout; None if it doesn't exist."""
         return next(iter(self._seen("rollouts.rollout_id = ?", (rollout_id,))), None)
 
     def calls(self, rollout_id: str) -> tuple[Call, ...]:
@@ -166,78 +170,78 @@ class StoreView:
 
     def call_rewards(self, rollout_ids: Sequence[str]) -> dict[str, list[tuple[str | None, float | None]]]:
         """Return (agent, reward) of every call, by rollout, in the order of ``calls``."""
-        found: dict[str, list[tuple[str | None, float | None]]] = {it: [] for it in rollout_ids}
+        rewards: dict[str, list[tuple[str | None, float | None]]] = {rollout_id: [] for rollout_id in rollout_ids}
         for rollout_id, agent, reward in self._db.execute(
             "SELECT rollout_id, agent, reward FROM calls "
-            f"WHERE rollout_id IN ({_places(rollout_ids)}) AND NOT replaced ORDER BY seq",
+            f"WHERE rollout_id IN ({_placeholders(rollout_ids)}) AND NOT replaced ORDER BY seq",
             tuple(rollout_ids),
         ):
-            _asked(found, rollout_id).append((agent, reward))
-        return found
+            _get(rewards, rollout_id).append((agent, reward))
+        return rewards
 
     def scores(self, rollout_id: str) -> list[StoredScore]:
-        """Return all that a rollout was ever given, second opinions too, oldest first."""
+        """Return all scores of a rollout, including second opinions, oldest first."""
         return [score_of(*row) for row in self._db.execute(SCORES, (rollout_id,))]
 
     def _seen(self, where: str, values: Any) -> list[SeenRollout]:
         rows = self._db.execute(
             f"SELECT started, scores.seq IS NOT NULL, {COLUMNS} FROM {SCORED} WHERE {where}", values
         ).fetchall()
-        found = [(started, bool(scored), rollout_of(*row)) for started, scored, *row in rows]
-        made = {
+        rollouts = [(started, bool(scored), rollout_of(*row)) for started, scored, *row in rows]
+        totals = {
             rollout_id: (calls, tokens)
             for rollout_id, calls, tokens in self._db.execute(
                 "SELECT rollout_id, count(*), sum(length(sampled)) / 4 FROM calls "
-                f"WHERE rollout_id IN ({_places(found)}) AND NOT replaced GROUP BY rollout_id",
-                [rollout.rollout_id for _, _, rollout in found],
+                f"WHERE rollout_id IN ({_placeholders(rollouts)}) AND NOT replaced GROUP BY rollout_id",
+                [rollout.rollout_id for _, _, rollout in rollouts],
             )
         }
         return [
-            SeenRollout(rollout, started, scored, *made.get(rollout.rollout_id, (0, 0)))
-            for started, scored, rollout in found
+            SeenRollout(rollout, started, scored, *totals.get(rollout.rollout_id, (0, 0)))
+            for started, scored, rollout in rollouts
         ]
 
 
-def look(path: Path, question: Callable[[StoreView], Answer]) -> Answer:
-    """Return the answer to ``question`` as of one moment.
+def look(path: Path, read: Callable[[StoreView], Answer]) -> Answer:
+    """Return the result of ``read`` on a consistent snapshot.
 
-    Raises StoreError for what is no run's store, one of another version, and one that cannot be read.
+    Raises StoreError if the file isn't a run's store, has another version, or can't be read.
     """
     for _ in range(ATTEMPTS):
         before = _state(path)
         try:
-            with _opened(path, alone=before.alone) as db:
-                answer = question(StoreView(db))
+            with _opened(path, unused=before.unused) as db:
+                answer = read(StoreView(db))
         except BROKEN as error:
-            if before.alone and _state(path) != before:
+            if before.unused and _state(path) != before:
                 continue
             raise unreadable(path, error) from error
-        # A file that nobody else has open is read without locks; did somebody open it meanwhile, it is read again.
-        if not before.alone or _state(path) == before:
+        # A file that no other process has open is read without locks; if one has opened it meanwhile, it is read again.
+        if not before.unused or _state(path) == before:
             return answer
-    raise StoreError(f"{path} was opened and closed by others all the time while it was read; try again")
+    raise StoreError(f"{path} was opened and closed by other processes again and again while it was read; try again")
 
 
 @dataclass(frozen=True)
 class _State:
-    alone: bool
-    """Nobody has the file open: SQLite keeps a log beside it while somebody has."""
+    unused: bool
+    """Whether no process has the file open; SQLite keeps a log beside an open file."""
     size: int
     changed: int
 
 
 def _state(path: Path) -> _State:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error}; give a run folder") from error
-    return _State(not path.with_name(path.name + "-wal").exists(), found.st_size, found.st_mtime_ns)
+        raise StoreError(f"can't read {path}: {error}; pass a run folder") from error
+    return _State(not path.with_name(path.name + "-wal").exists(), stat.st_size, stat.st_mtime_ns)
 
 
 @contextmanager
-def _opened(path: Path, *, alone: bool) -> Iterator[sqlite3.Connection]:
-    # Without "immutable", SQLite would leave files of its own beside one that nobody has open.
-    uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
+def _opened(path: Path, *, unused: bool) -> Iterator[sqlite3.Connection]:
+    # Without "immutable", SQLite would create files beside a store that no process has open.
+    uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if unused else ''}"
     with closing(sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)) as db:
         db.row_factory = typed_row
         check_version(db, path)
@@ -245,12 +249,12 @@ def _opened(path: Path, *, alone: bool) -> Iterator[sqlite3.Connection]:
         yield db
 
 
-def _asked(found: Mapping[Any, Answer], name: Any) -> Answer:
-    """Return what was asked for under ``name``; ValueError where the file gives a row that nobody asked for."""
-    if name not in found:
-        raise ValueError(f"a row of {name!r:.100} stands where another should")
-    return found[name]
+def _get(entries: Mapping[Any, Answer], key: Any) -> Answer:
+    """Return ``entries[key]``; ValueError for a key that wasn't queried, which a damaged file may contain."""
+    if key not in entries:
+        raise ValueError(f"unexpected row of {key!r:.100}")
+    return entries[key]
 
 
-def _places(values: Sequence[object]) -> str:
+def _placeholders(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))

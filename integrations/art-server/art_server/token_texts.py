@@ -1,5 +1,4 @@
-"""Token ids -> the texts that they stand for, by the tokenizer file alone. Knows nothing about runs; no model is loaded, and
-nothing is downloaded."""
+"""Token ids -> texts, from the tokenizer file alone: no model is loaded, and nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -15,55 +14,55 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 FILE = "tokenizer.json"
-LONGEST = 6
-"""Tokens that may be needed for one character: bytes of a character that the tokenizer has no token for."""
-HALF = "\N{REPLACEMENT CHARACTER}"
+MAX_TOKENS_PER_CHARACTER = 6
+"""Byte tokens that may be needed for one character that has no token."""
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class TokenTexts:
-    """Remembers the tokenizers that were used last."""
+    """Decodes token ids; caches the last tokenizers."""
 
     def __init__(self) -> None:
         self._loaded = lru_cache(maxsize=4)(_loaded)
 
     def texts(self, file: Path | None, ids: Sequence[int]) -> list[str | None]:
-        """Return the text of every token, None for all where there is no tokenizer. Joined, they are the text of all.
+        """Return the text of every token; joined, they are the whole text. All are None if there is no tokenizer.
 
-        A character that several tokens make up stands at the last of them.
+        A character that consists of several tokens is in the text of the last one.
         """
         tokenizer = None if file is None else self._loaded(file)
         if tokenizer is None:
             return [None] * len(ids)
-        found: list[str | None] = []
-        held: list[int] = []
+        texts: list[str | None] = []
+        pending: list[int] = []
         before: list[int] = []
         for token in ids:
-            held.append(token)
-            text = _continued(tokenizer, before, held)
-            if text.endswith(HALF) and len(held) < LONGEST:
-                found.append("")
+            pending.append(token)
+            text = _continued(tokenizer, before, pending)
+            if text.endswith(INCOMPLETE) and len(pending) < MAX_TOKENS_PER_CHARACTER:
+                texts.append("")
                 continue
-            found.append(text)
-            before, held = held, []
-        if held:
-            found[-1] = _continued(tokenizer, before, held)
-        return found
+            texts.append(text)
+            before, pending = pending, []
+        if pending:
+            texts[-1] = _continued(tokenizer, before, pending)
+        return texts
 
 
 def tokenizer_file(run_dir: Path, model: str | None) -> Path | None:
-    """Return the file of a run's tokenizer: in the model's folder, in the hub's cache, or beside a checkpoint; else None."""
+    """Return a run's tokenizer file: from the model's folder, the hub's cache, or a checkpoint; else None."""
     folders = [shipped_model(model) or Path(model).expanduser()] if model else []
     for folder in folders:
         if (folder / FILE).is_file():
             return folder / FILE
-    named = model and model.count("/") == 1 and not model.startswith((".", "/", "~"))
-    if named and (cached := _cached(model)):
+    is_hub_name = model and model.count("/") == 1 and not model.startswith((".", "/", "~"))
+    if is_hub_name and (cached := _cached(model)):
         return cached
-    return next((it / FILE for it in reversed(checkpoints(run_dir)) if (it / FILE).is_file()), None)
+    return next((folder / FILE for folder in reversed(checkpoints(run_dir)) if (folder / FILE).is_file()), None)
 
 
 def _continued(tokenizer: Tokenizer, before: list[int], ids: list[int]) -> str:
-    """Return the text of ``ids`` after other tokens: at the beginning of a text some tokenizers leave a space out."""
+    """Return the text of ``ids`` after ``before``; at the beginning of a text, some tokenizers drop a space."""
     start = tokenizer.decode(before, skip_special_tokens=False)
     whole = tokenizer.decode([*before, *ids], skip_special_tokens=False)
     return whole[len(start) :] if whole.startswith(start) else tokenizer.decode(ids, skip_special_tokens=False)
@@ -74,7 +73,7 @@ def _loaded(file: Path) -> Tokenizer | None:
 
     try:
         return Tokenizer.from_file(str(file))
-    except Exception:  # noqa: BLE001 - tokenizers raises plain Exceptions for files that it cannot read
+    except Exception:  # noqa: BLE001 - tokenizers raises plain Exceptions for files that it can't read
         return None
 
 
@@ -83,7 +82,7 @@ def _cached(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, FILE)
+        path = try_to_load_from_cache(name, FILE)
     except HFValidationError:
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None

@@ -1,4 +1,4 @@
-"""``art view``: the dashboard for runs that are there, without an engine or a learner. Knows nothing about training."""
+"""``art view``: the dashboard for existing runs, without an engine or a learner."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ EXAMPLE = "Examples: `art view runs/my-run`; all runs in a folder: `art view run
 
 
 def view(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or a folder of runs; one that trains is shown live.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8200,
-    host: Annotated[str, typer.Option(help="Address to listen on; only this machine's own are taken.")] = "127.0.0.1",
-    browser: Annotated[bool, typer.Option(help="Open the pages in the browser.")] = True,
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or a folder of runs; a run in progress is shown live.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8200,
+    host: Annotated[str, typer.Option(help="Address to listen on; must be a loopback address.")] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option(help="Open the dashboard in the browser.")] = True,
 ) -> None:
-    """Look at runs in the browser: curves, groups, trajectories, tokens. Changes nothing, and starts no engine or learner."""
+    """Show runs in the browser: curves, groups, trajectories, tokens. Read-only; starts no engine or learner."""
     import uvicorn
     from rich.console import Console
 
@@ -34,7 +34,7 @@ def view(
     folders = RunFolders(run)
     if not folders:
         raise typer.BadParameter(
-            f"{run} is no run folder and holds none; a run folder has a run.sqlite", param_hint="RUN"
+            f"{run} isn't a run folder and contains none; a run folder has a run.sqlite", param_hint="RUN"
         )
     try:
         listening = listen(host, port)
@@ -42,9 +42,9 @@ def view(
         raise typer.BadParameter(str(error)) from error
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listening.getsockname()[1]}/"
-    said = str(run) if folders.single else f"{plural(len(folders), 'run')} in {run}"
+    shown = str(run) if folders.single else f"{plural(len(folders), 'run')} in {run}"
     Console(stderr=True, soft_wrap=True, highlight=False).print(
-        f"{address}  shows {said}; Ctrl-C ends it", markup=False
+        f"{address}  shows {shown}; Ctrl-C stops it", markup=False
     )
     if browser:
         import webbrowser
@@ -55,8 +55,11 @@ def view(
 
 
 def view_app(folders: Mapping[str, Path], host: str = "127.0.0.1") -> FastAPI:
-    """Return the application behind ``art view``: it answers this machine's own names only, so that no web page elsewhere can
-    have its own name point here and read along."""
+    """Return the application behind ``art view``.
+
+    It answers only to this machine's own names, so that a web page can't read runs through a name that resolves to this machine
+    (DNS rebinding).
+    """
     from fastapi import FastAPI
     from starlette.middleware.gzip import GZipMiddleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -64,8 +67,8 @@ def view_app(folders: Mapping[str, Path], host: str = "127.0.0.1") -> FastAPI:
     from art_server.pages import pages
     from art_server.read_routes import read_routes
 
-    # FastAPI's own pages of documentation load scripts from elsewhere; the schema itself is at /openapi.json.
-    app = FastAPI(title="art view", summary="Runs of art, read only.", docs_url=None, redoc_url=None)
+    # FastAPI's documentation pages load scripts from other servers; the schema itself is at /openapi.json.
+    app = FastAPI(title="art view", summary="Runs of art, read-only.", docs_url=None, redoc_url=None)
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[host, "127.0.0.1", "localhost", "[::1]", "::1"])
     app.include_router(read_routes(folders))
@@ -74,10 +77,10 @@ def view_app(folders: Mapping[str, Path], host: str = "127.0.0.1") -> FastAPI:
 
 
 def check_loopback(host: str) -> None:
-    """Refuse an address that others can reach: there is no key to ask them for."""
+    """Raise BadParameter for an address that other machines can reach, because there is no key."""
     if not is_loopback(host):
         raise typer.BadParameter(
-            f"{host} can be reached from other machines, and art view asks for no key; leave it out, and reach this machine "
-            "through `ssh -L 8200:127.0.0.1:8200`",
+            f"other machines can reach {host}, and art view has no key; leave --host out, and connect from elsewhere through "
+            "`ssh -L 8200:127.0.0.1:8200`",
             param_hint="--host",
         )

@@ -1,4 +1,4 @@
-"""The newest checkpoint of a server's run, copied here. Knows nothing about what is in its files."""
+"""Copies the newest checkpoint of a server's run to this machine."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ BLOCK = 1 << 20
 
 
 async def fetch_checkpoint(http: aiohttp.ClientSession, base_url: str, url: str, folder: Path) -> Path:
-    """Copy the newest checkpoint that ``url`` lists into ``folder/NAME``, and return that; it is there as a whole or not at all.
+    """Copy the newest checkpoint that ``url`` lists to ``folder/NAME``, completely or not at all; return that path.
 
-    Raises StoreError where there is none, or where a file is not what the list says.
+    Raises StoreError if there is no checkpoint, or if a file differs from the list.
     """
     async with http.get(f"{base_url}{url}?limit=1") as answer:
         answer.raise_for_status()
-        found = (await answer.json())["items"]
-    if not found:
+        checkpoints = (await answer.json())["items"]
+    if not checkpoints:
         raise StoreError(f"{base_url}{url} lists no checkpoint; the first is written after the first step")
-    checkpoint = found[0]
+    checkpoint = checkpoints[0]
     name = str(checkpoint["name"])
     if not CHECKPOINT.fullmatch(name):
-        raise StoreError(f"{base_url}{url} lists what is no checkpoint: {name!r:.100}")
-    whole, unfinished = folder / name, folder / f".{name}.part"
-    if whole.is_dir():
-        return whole
-    await asyncio.to_thread(shutil.rmtree, unfinished, ignore_errors=True)
+        raise StoreError(f"{base_url}{url} lists an invalid checkpoint name: {name!r:.100}")
+    complete, partial = folder / name, folder / f".{name}.part"
+    if complete.is_dir():
+        return complete
+    await asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True)
     for file in checkpoint["files"]:
-        await _fetch(http, f"{base_url}{url}/{quote(name, safe='')}/files/{quote(file['name'])}", unfinished, file)
-    unfinished.rename(whole)
-    return whole
+        await _fetch(http, f"{base_url}{url}/{quote(name, safe='')}/files/{quote(file['name'])}", partial, file)
+    partial.rename(complete)
+    return complete
 
 
 async def _fetch(http: aiohttp.ClientSession, url: str, folder: Path, file: dict[str, Any]) -> None:
@@ -54,4 +54,4 @@ async def _fetch(http: aiohttp.ClientSession, url: str, folder: Path, file: dict
                 digest.update(block)
                 out.write(block)
     if file.get("sha256") not in (None, digest.hexdigest()):
-        raise StoreError(f"{url} came with another content than its list says; fetch it again")
+        raise StoreError(f"{url} doesn't match the SHA-256 in the checkpoint's list; fetch it again")

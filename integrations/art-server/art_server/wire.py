@@ -1,4 +1,4 @@
-"""Groups as JSON and back, ids and logprobs included: what one machine collects another can score. Knows nothing about HTTP."""
+"""Groups <-> JSON, with ids and logprobs, so that one machine can score what another has collected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TUPLES = ("prompt_ids", "sampled_ids", "logprobs", "forced")
 
 
 def group_to_wire(group: Group) -> dict[str, Any]:
-    """Return a group as JSON has it."""
+    """Return a group as JSON values."""
     return {
         "task": group.task,
         "trajectories": [_trajectory_to_wire(trajectory) for trajectory in group.trajectories],
@@ -22,23 +22,23 @@ def group_to_wire(group: Group) -> dict[str, Any]:
     }
 
 
-def group_from_wire(told: Mapping[str, Any]) -> Group:
-    """Return the group that ``group_to_wire`` was given, of what JSON can say. Raises ConfigError for what is none."""
+def group_from_wire(fields: Mapping[str, Any]) -> Group:
+    """Return the group from the result of ``group_to_wire``. Raises ConfigError if it isn't one."""
     try:
         return Group(
-            told["task"],
-            tuple(_trajectory_from_wire(it) for it in told["trajectories"]),
-            tuple(told["advantages"]),
-            tuple(tuple(of_run) for of_run in told["call_advantages"]),
+            fields["task"],
+            tuple(_trajectory_from_wire(trajectory) for trajectory in fields["trajectories"]),
+            tuple(fields["advantages"]),
+            tuple(map(tuple, fields["call_advantages"])),
         )
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"this is no group of runs ({error!r:.200}): install the same art-server on both sides"
+            f"can't read the group from the server ({error!r:.200}): install the same art-server on both sides"
         ) from error
 
 
 def scores_to_wire(group: Group) -> dict[str, Any]:
-    """Return what a group was scored as JSON has it: rewards by rollout, and advantages."""
+    """Return a group's scores as JSON values: rewards by rollout, and advantages."""
     return {
         "trajectories": [
             {
@@ -52,23 +52,23 @@ def scores_to_wire(group: Group) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def sampling_from_wire(told: Mapping[str, Any] | None) -> Sampling | None:
-    """Return the sampling; None where there was none."""
-    return None if told is None else Sampling(**told)
+def sampling_from_wire(fields: Mapping[str, Any] | None) -> Sampling | None:
+    """Return the sampling; None stays None."""
+    return None if fields is None else Sampling(**fields)
 
 
 def _trajectory_to_wire(trajectory: Trajectory) -> dict[str, Any]:
-    fields = {it.name: getattr(trajectory, it.name) for it in dataclasses.fields(trajectory) if it.init}
+    fields = {field.name: getattr(trajectory, field.name) for field in dataclasses.fields(trajectory) if field.init}
     return {**fields, "calls": [_call_to_wire(call) for call in trajectory.calls]}
 
 
-def _trajectory_from_wire(told: Mapping[str, Any]) -> Trajectory:
-    return Trajectory(**{**told, "calls": tuple(_call_from_wire(call) for call in told["calls"])})
+def _trajectory_from_wire(fields: Mapping[str, Any]) -> Trajectory:
+    return Trajectory(**{**fields, "calls": tuple(_call_from_wire(call) for call in fields["calls"])})
 
 
 def _call_to_wire(call: Call) -> dict[str, Any]:
-    return {it.name: getattr(call, it.name) for it in dataclasses.fields(call)}
+    return {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
 
 
-def _call_from_wire(told: Mapping[str, Any]) -> Call:
-    return Call(**{**told, **{name: tuple(told[name]) for name in _TUPLES}})
+def _call_from_wire(fields: Mapping[str, Any]) -> Call:
+    return Call(**{**fields, **{name: tuple(fields[name]) for name in _TUPLES}})

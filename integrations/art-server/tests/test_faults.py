@@ -164,8 +164,8 @@ async def test_a_job_is_known_after_a_server_that_ended_right_after_taking_it(tm
         await setting.served()
         async with art_server.connect(setting.proxy.url) as run:
             request = {"kind": "collect", "tasks": ["a"], "group_size": 2}
-            taken = await run._ask("PUT", "/api/jobs/k", request)
+            taken = await run._request("PUT", "/api/jobs/k", request)
             await asyncio.to_thread(setting.kill_server, number)
             setting.start_server()
-            assert taken["state"] == (await run._ask("GET", "/api/jobs/k"))["state"] == "running"
-        assert "job k goes on" in setting.log("server")
+            assert taken["state"] == (await run._request("GET", "/api/jobs/k"))["state"] == "running"
+        assert "resuming job k" in setting.log("server")

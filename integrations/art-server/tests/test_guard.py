@@ -124,13 +124,13 @@ def test_the_token_is_compared_in_constant_time():
 @pytest.mark.parametrize(
     ("host", "token", "reason"),
     [
-        ("0.0.0.0", None, "must know a token"),
-        ("::", None, "must know a token"),
-        ("192.168.1.5", None, "must know a token"),
-        ("art.example", None, "must know a token"),
-        ("0.0.0.0", "short", "16 characters"),
-        ("127.0.0.1", "short", "16 characters"),
-        ("127.0.0.1", "ünïcödé-token-of-good-length", "16 characters"),
+        ("0.0.0.0", None, "so the server needs a token"),
+        ("::", None, "so the server needs a token"),
+        ("192.168.1.5", None, "so the server needs a token"),
+        ("art.example", None, "so the server needs a token"),
+        ("0.0.0.0", "short", "at least 16 ASCII characters"),
+        ("127.0.0.1", "short", "at least 16 ASCII characters"),
+        ("127.0.0.1", "ünïcödé-token-of-good-length", "at least 16 ASCII characters"),
     ],
 )
 def test_an_address_of_other_machines_needs_a_token_that_cannot_be_guessed(tmp_path, host, token, reason):
@@ -248,7 +248,7 @@ async def test_a_token_of_the_environment_is_in_no_process_list_and_nothing_writ
             async with connect(found[1], token=TOKEN[:-1] + "x") as _:
                 raise AssertionError("the wrong token was taken")
     except ConfigError as error:
-        assert "another token" in str(error) and TOKEN not in str(error)
+        assert "refused the token" in str(error) and TOKEN not in str(error)
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(30)

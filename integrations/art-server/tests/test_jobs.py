@@ -21,7 +21,7 @@ async def agent(task, address):
 async def test_a_collection_that_failed_is_made_when_it_is_asked_for_again(serving):
     async with serving() as server, server.connect() as run:
         async with server.worker("without"):
-            with pytest.raises(CaptureError, match="was given none"):
+            with pytest.raises(CaptureError, match="this worker has no agent"):
                 await run.collect(None, ["one"], group_size=2, key="first")
         async with server.worker("a", agent):
             [group] = await run.collect(None, ["one"], group_size=2, key="first")

@@ -12,7 +12,7 @@ from starlette.routing import Mount
 from art_core.capture import listening
 from art_server import guard
 from art_server.messages import NAME
-from art_server.requests import MOST_TASKS
+from art_server.requests import MAX_TASKS
 
 # --- how much
 
@@ -210,7 +210,7 @@ async def test_a_message_that_is_none_is_told_so(tmp_path):
 
 
 async def test_more_tasks_than_a_collection_may_have_are_refused_in_short(tmp_path):
-    async with served(tmp_path) as (_, _, http), http.put("/api/jobs/a", json=job([0] * (MOST_TASKS + 1))) as answer:
+    async with served(tmp_path) as (_, _, http), http.put("/api/jobs/a", json=job([0] * (MAX_TASKS + 1))) as answer:
         assert answer.status == 422 and len(await answer.read()) < 20_000
 
 

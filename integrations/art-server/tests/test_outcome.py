@@ -16,7 +16,7 @@ from art_server import reading
 from art_server.answers import Page
 from art_server.folders import RunFolders
 from art_server.read_routes import read_routes
-from art_server.store_view import Wanted
+from art_server.store_view import RolloutFilter
 
 
 def evaluation(name, step, temperature, success, **more):
@@ -176,7 +176,7 @@ def test_a_trajectory_says_by_which_evaluation_it_was_made(tmp_path):
     with Store(folder / "run.sqlite") as store:
         made = evaluation("before", 0, 1.0, 0.5, rollout_ids=["s1-t2-0", 3])
         store.set_meta("evaluations", [made, None, {"rollout_ids": 7}])
-    page = reading.trajectories(folder, Wanted(task_id="task2"), limit=50, offset=0, newest_first=True)
+    page = reading.trajectories(folder, RolloutFilter(task_id="task2"), limit=50, offset=0, newest_first=True)
     told = {it.rollout_id: it.evaluation for it in page.items}
     assert (told["s1-t2-0"].name, told["s1-t2-0"].temperature) == ("before", 1.0)
     assert told["s1-t2-1"] is None

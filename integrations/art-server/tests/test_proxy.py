@@ -32,7 +32,10 @@ async def door(answer):
 
 async def test_an_engine_that_ends_before_it_answers_is_a_503_that_says_so():
     async with door(b"") as (http, heads), http.post("/rollouts/a/v1/chat/completions", data=b"{}") as answer:
-        assert answer.status == 503 and "cannot be reached" in (await answer.json())["error"]["message"]
+        assert (
+            answer.status == 503
+            and "can't reach the policy's capture server" in (await answer.json())["error"]["message"]
+        )
         assert len(heads) == 1, "a call is not made twice"
 
 

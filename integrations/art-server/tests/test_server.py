@@ -97,7 +97,7 @@ async def test_an_agent_whose_calls_go_elsewhere_ends_the_collection_with_the_re
             await run.collect(None, ["one"], group_size=2)
         assert await run.collect(None, ["one"], group_size=2, allow_no_calls=True)
     async with serving() as server, server.worker("a"), server.connect() as run:
-        with pytest.raises(CaptureError, match="was given none; start it with --agent"):
+        with pytest.raises(CaptureError, match="this worker has no agent; start it with --agent"):
             await run.collect(None, ["one"], group_size=2)
 
 
@@ -213,7 +213,7 @@ async def test_a_worker_that_goes_silent_loses_its_runs_to_another(serving):
         reading = asyncio.create_task(silent.handle_server_messages())
         collecting = asyncio.ensure_future(run.collect(None, ["one"], group_size=4))
         await stuck.wait()
-        silent._say_status = lambda *_: asyncio.sleep(60)  # it lives, and says nothing
+        silent._send_status = lambda *_: asyncio.sleep(60)  # it lives, and says nothing
         async with server.worker("b", agent):
             [group] = await collecting
         reading.cancel()
@@ -255,7 +255,7 @@ async def test_the_second_worker_of_a_name_takes_over_and_the_first_says_why_it_
         while "twin" not in server.roster.active_clients:
             await asyncio.sleep(0.01)
         async with server.worker("twin", agent):
-            with pytest.raises(WorkerReplaced, match="give each one an --id of its own"):
+            with pytest.raises(WorkerReplaced, match="start each worker with its own --id"):
                 await asyncio.wait_for(working, 5)
             assert set(server.roster.active_clients) == {"twin"}
 
@@ -294,7 +294,7 @@ async def test_a_collection_with_an_agent_of_this_process_does_not_outlive_its_w
         [name] = server.roster.active_clients
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.post(f"{server.url}/api/workers/{name}/shutdown")
-        with pytest.raises(ServerError, match="told the worker in this process to end"):
+        with pytest.raises(ServerError, match="shut down the worker in this process"):
             await asyncio.wait_for(collecting, 10)
 
 

@@ -10,7 +10,7 @@ from recorded_runs import record
 
 from art_core.errors import StoreError
 from art_core.store import Store
-from art_server.store_view import Wanted, look
+from art_server.store_view import RolloutFilter, look
 
 CRASHES = """
 import os, sys
@@ -27,9 +27,11 @@ def contents(folder):
 
 
 def names(path, **wanted):
-    total, found = look(path, lambda view: view.rollouts(Wanted(**wanted), limit=500, offset=0, newest_first=False))
+    total, found = look(
+        path, lambda view: view.rollouts(RolloutFilter(**wanted), limit=500, offset=0, newest_first=False)
+    )
     assert total == len(found)
-    return [it.rollout.rollout_id for it in found]
+    return [it.stored.rollout_id for it in found]
 
 
 def test_looking_at_a_run_that_nobody_writes_leaves_its_folder_as_it_was(tmp_path):
@@ -109,11 +111,13 @@ def test_pages_of_groups_add_up_to_all_rollouts(tmp_path):
     folder = record(tmp_path / "run", steps=4, tasks=3, group_size=2)
     found = []
     for offset in range(0, 12, 5):
-        total, page = look(folder / "run.sqlite", lambda view, at=offset: view.groups(Wanted(), limit=5, offset=at))
+        total, page = look(
+            folder / "run.sqlite", lambda view, at=offset: view.groups(RolloutFilter(), limit=5, offset=at)
+        )
         assert total == 12
         found += page
     assert len(found) == 12
-    assert sorted(it.rollout.rollout_id for group in found for it in group) == sorted(names(folder / "run.sqlite"))
+    assert sorted(it.stored.rollout_id for group in found for it in group) == sorted(names(folder / "run.sqlite"))
 
 
 def test_a_rollout_of_no_group_is_one_of_its_own(tmp_path):
@@ -121,12 +125,12 @@ def test_a_rollout_of_no_group_is_one_of_its_own(tmp_path):
         store.add_rollout("a", task="t")
         store.add_rollout("b", task="t")
     assert names(tmp_path / "run.sqlite", group="b") == ["b"]
-    total, found = look(tmp_path / "run.sqlite", lambda view: view.groups(Wanted(), limit=5, offset=0))
-    assert total == 2 and [[it.rollout.rollout_id for it in group] for group in found] == [["b"], ["a"]]
+    total, found = look(tmp_path / "run.sqlite", lambda view: view.groups(RolloutFilter(), limit=5, offset=0))
+    assert total == 2 and [[it.stored.rollout_id for it in group] for group in found] == [["b"], ["a"]]
 
 
 def test_what_is_no_run_is_refused_in_words(tmp_path):
-    with pytest.raises(StoreError, match="give a run folder"):
+    with pytest.raises(StoreError, match="pass a run folder"):
         look(tmp_path / "run.sqlite", lambda view: None)
     (tmp_path / "run.sqlite").write_text("no database" * 100)
     with pytest.raises(StoreError, match="damaged"):

@@ -39,7 +39,7 @@ async def test_a_list_that_names_no_checkpoint_leads_nowhere(tmp_path, name):
 
     with plain_server(Route("/list", listed)) as url:
         async with aiohttp.ClientSession() as http:
-            with pytest.raises(StoreError, match="what is no checkpoint"):
+            with pytest.raises(StoreError, match="an invalid checkpoint name"):
                 await fetch_checkpoint(http, url, "/list", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 

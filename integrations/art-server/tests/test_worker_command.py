@@ -118,7 +118,7 @@ async def test_the_first_of_two_workers_of_a_name_ends_with_the_reason(setting):
     await setting.connected(1)
     setting.start_worker("same", str(setting.folder / "agents.py:quick"))
     assert await ended(first) == 1
-    assert "give each one an --id of its own" in setting.log("same")
+    assert "start each worker with its own --id" in setting.log("same")
     assert "Traceback" not in setting.log("same")
 
 
@@ -144,6 +144,6 @@ async def test_the_server_ends_by_ctrl_c_while_a_collection_runs_and_goes_on_wit
     await serving(setting)
     [group] = await asyncio.wait_for(collect, 60)
     assert [t.error for t in group.trajectories] == [None, None]
-    assert "job c goes on" in setting.log("server")
+    assert "resuming job c" in setting.log("server")
     assert len(setting.log("server").splitlines()) < 40, setting.log("server")
     await run.__aexit__()

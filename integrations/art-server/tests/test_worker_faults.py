@@ -195,13 +195,13 @@ async def test_a_second_worker_of_the_name_ends_the_first_with_the_reason(behind
     async with behind() as (_, _, worker):
         first = await worker("w", ask)
         await worker("w", ask)
-        with pytest.raises(WorkerReplaced, match="give each one an --id of its own"):
+        with pytest.raises(WorkerReplaced, match="start each worker with its own --id"):
             await asyncio.wait_for(first.work, 10)
 
 
 @pytest.mark.system
 async def test_a_handshake_that_is_never_answered_is_given_up(behind, monkeypatch):
-    monkeypatch.setattr("art_server.client.HANDSHAKE", 0.2)
+    monkeypatch.setattr("art_server.client.HANDSHAKE_TIMEOUT", 0.2)
     async with behind() as (server, proxy, worker):
         client = await worker("w", ask)
         proxy.swallow()
@@ -289,7 +289,7 @@ async def test_an_output_over_the_limit_is_the_failure_of_its_run_alone(behind):
         big, small = await collect(server, tasks=["big", "small"])
         assert {t.output for t in small.trajectories} == {"x" * 10}
         assert {t.error for t in big.trajectories} == {
-            "ValueError: the agent returned 17825794 bytes of JSON; give back less than 16777216"
+            "ValueError: the agent returned 17825794 bytes of JSON; the maximum is 16777216"
         }
 
 

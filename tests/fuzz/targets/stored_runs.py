@@ -17,7 +17,7 @@ from art_core.learner.checkpoint import read_manifest, read_state
 from art_core.store import Store
 from art_core.store.digest import call_digest, chained
 from art_core.types import Call, Trajectory
-from art_server.store_view import StoreView, Wanted, look
+from art_server.store_view import RolloutFilter, StoreView, look
 from fuzz.choices import ODD, Choices, changed, written
 
 ROLLOUTS = ("r0", "r1")
@@ -214,8 +214,8 @@ PAGE = {"limit": 5, "offset": 0}
 QUESTIONS: tuple[Callable[[StoreView], Any], ...] = (
     lambda view: view.meta("model"),
     lambda view: (view.step_counts(), view.steps(after=0, limit=9), view.splits(), view.progress(1, "train")),
-    lambda view: view.rollouts(Wanted(), **PAGE),
-    lambda view: view.groups(Wanted(split="train"), **PAGE),
+    lambda view: view.rollouts(RolloutFilter(), **PAGE),
+    lambda view: view.groups(RolloutFilter(split="train"), **PAGE),
     lambda view: view.tasks(split=None, **PAGE),
     *(lambda view, name=name: (view.rollout(name), view.scores(name), view.call_rewards([name])) for name in ROLLOUTS),
     *(lambda view, name=name: view.calls(name) for name in ROLLOUTS),

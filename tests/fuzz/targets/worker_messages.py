@@ -11,10 +11,10 @@ from fastapi import APIRouter, Body, FastAPI
 
 from art_core.errors import ConfigError
 from art_core.types import Call, Group, Trajectory
-from art_server.bodies import StrictJson, say_refusals
+from art_server.bodies import StrictJson, explain_refusals
 from art_server.messages import BadMessage, ModelState, read, write
 from art_server.requests import JobRequest
-from art_server.roster import MOST_BAD, TrainingServer
+from art_server.roster import MAX_BAD_MESSAGES, TrainingServer
 from art_server.wire import group_from_wire, group_to_wire
 from fuzz.choices import Choices, changed, spelled, written
 from fuzz.serving import run
@@ -169,7 +169,7 @@ async def _check_roster(said: list[str | bytes]) -> None:
         assert theirs <= {lease for lease, name in _state(server)[0] if name == "good"}, "nobody else loses an episode"
         assert all(worker["running"] <= max(worker["capacity"], 4) for worker in server.workers())
     refused = sum(message["type"] == "error" for message in bad.heard)
-    assert refused < MOST_BAD
+    assert refused < MAX_BAD_MESSAGES
     await server.unregister_client("bad", bad)
     for client in [it for it in server.workers() if it["id"] == "bad"]:
         assert client["state"] in ("gone", "left")
@@ -227,7 +227,7 @@ async def _job(body: Annotated[JobRequest, Body()]) -> dict[str, str]:
 
 
 APP = FastAPI()
-say_refusals(APP)
+explain_refusals(APP)
 APP.include_router(router)
 
 

@@ -1,4 +1,4 @@
-"""The wire formats that are translated to and from chat completions. Knows nothing about rollouts or who answers."""
+"""The wire formats that are translated to and from chat completions."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["Completions", "Messages", "Responses", "dialects"]
 
 
 def dialects() -> dict[str, Completions | Messages | Responses]:
-    """Return path -> dialect, fresh ones each time; they can be pickled."""
+    """Return path -> dialect: new instances on each call, which can be pickled."""
     return {"/v1/completions": Completions(), "/v1/messages": Messages(), "/v1/responses": Responses()}

@@ -1,6 +1,6 @@
 """``/v1/completions`` <-> chat: the prompt is raw text or token ids, and no chat template is applied.
 
-The request that comes out has ``prompt`` in place of ``messages``; the answer to it has a completion's shape all the same.
+The translated request has ``prompt`` instead of ``messages``; its answer still has the shape of a chat completion.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import orjson
 
 from art_core.capture import Dialect
 from art_core.types import JsonDict
-from art_gateway.dialects.reading import further, malformed, refused
+from art_gateway.dialects.reading import engine_settings, malformed, refused
 
 REFUSED = {
     "echo": "prepend the prompt yourself",
     "suffix": "write the prompt with the model's own fill-in-the-middle tokens",
 }
 MAX_TOKENS = 16
-"""What the API takes where a request names no limit."""
+"""The API's default."""
 
 
 class Completions(Dialect):
-    """The legacy text completions of OpenAI, one prompt per request."""
+    """OpenAI's legacy text completions, one prompt per request."""
 
     def to_chat(self, body: JsonDict) -> JsonDict:
-        """Return the request with one prompt, text or token ids. Raises UpstreamError 400 for what cannot be done."""
-        request = further(body, REFUSED, {"prompt", "logprobs", "best_of", "max_tokens"})
+        """Return the chat request, whose prompt is text or token ids. Raises UpstreamError 400 if it can't be translated."""
+        request = engine_settings(body, REFUSED, {"prompt", "logprobs", "best_of", "max_tokens"})
         if body.get("best_of") not in (None, body.get("n") or 1):
-            raise refused("'best_of' beyond 'n'", "ask for 'n' and choose yourself: every sampled text is recorded")
+            raise refused("'best_of' other than 'n'", "set 'n' and choose yourself: every sampled text is recorded")
         limit = body.get("max_tokens")
         request |= {"prompt": _prompt(body.get("prompt")), "max_tokens": MAX_TOKENS if limit is None else limit}
         if (count := body.get("logprobs")) is not None:
             if type(count) is not int or count < 0:
-                raise malformed(f"'logprobs' is {count!r}; it must be how many of the likeliest tokens to tell")
-            # Servers that continue raw prompts read the number, engines that answer as chat does read both.
+                raise malformed(f"'logprobs' must be the number of most likely tokens to return, not {count!r}")
+            # Servers with a completions endpoint read the number in logprobs; engines that answer it as chat read both.
             request |= {"logprobs": count or True, "top_logprobs": count}
         return request
 
@@ -52,7 +52,7 @@ class Completions(Dialect):
 
 
 def _prompt(prompt: Any) -> str | list[int]:
-    """Return the one prompt, also out of a list of one."""
+    """Return the prompt; a list with one prompt is unpacked."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, list) and prompt and all(isinstance(part, str | list) for part in prompt):
@@ -61,7 +61,7 @@ def _prompt(prompt: Any) -> str | list[int]:
         )
     ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
     if not prompt or not (isinstance(prompt, str) or ids):
-        raise malformed("'prompt' must be a text that is not empty, or a list of token ids")
+        raise malformed("'prompt' must be a non-empty string or a list of token ids")
     return prompt
 
 
@@ -85,14 +85,14 @@ def _id(answer: JsonDict) -> str:
 
 
 def _logprobs(logprobs: JsonDict | None, start: int) -> JsonDict | None:
-    """Return the lists side by side that this API has where chat has one list of tokens."""
+    """Return chat's list of tokens as this API's parallel lists."""
     if logprobs is None or "tokens" in logprobs:
         return logprobs
     tokens = logprobs.get("content") or []
-    offsets, place = [], start
+    offsets, offset = [], start
     for token in tokens:
-        offsets.append(place)
-        place += len(token["token"])
+        offsets.append(offset)
+        offset += len(token["token"])
     return {
         "tokens": [token["token"] for token in tokens],
         "token_logprobs": [token["logprob"] for token in tokens],

@@ -1,4 +1,4 @@
-"""An API's answer out of the events of its stream: a whole completion is a stream of one chunk. Knows no wire format."""
+"""Builds an API's answers from the events of its stream; a whole completion counts as a stream of one chunk."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from art_gateway.dialects.reading import event
 
 
 class Events(Protocol):
-    """One answer: ``add`` every chunk, then ``end``; each returns the events to send."""
+    """One answer: call ``add`` with every chunk, then ``end``; each returns the events to send."""
 
     def add(self, chunk: JsonDict) -> list[JsonDict]: ...
 
     def end(self) -> list[JsonDict]: ...
 
-    def whole(self) -> JsonDict:
+    def snapshot(self) -> JsonDict:
         """Return the answer so far as one object."""
         ...
 
@@ -26,14 +26,14 @@ E = TypeVar("E", bound=Events)
 
 
 class FromEvents(Dialect, Generic[E]):
-    """The half of a dialect that answers."""
+    """The answering half of a dialect."""
 
     def _begin(self, body: JsonDict) -> E:
-        """Return the events of the answer to ``body``."""
+        """Return an empty answer to ``body``."""
         raise NotImplementedError
 
-    def _keep(self, body: JsonDict, events: E) -> None:
-        """Remember what later requests need, before the client has the end of the answer."""
+    def _remember(self, body: JsonDict, events: E) -> None:
+        """Store what later requests need, before the client has the end of the answer."""
         raise NotImplementedError
 
     def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
@@ -41,16 +41,16 @@ class FromEvents(Dialect, Generic[E]):
         events = self._begin(body)
         events.add(completion)
         events.end()
-        self._keep(body, events)
-        return events.whole()
+        self._remember(body, events)
+        return events.snapshot()
 
     async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[bytes]:
-        """Yield the events of the answer as they come."""
+        """Yield the events of the answer as chunks arrive."""
         events = self._begin(body)
         async for chunk in chunks:
-            for one in events.add(chunk):
-                yield event(one)
+            for each in events.add(chunk):
+                yield event(each)
         last = events.end()
-        self._keep(body, events)
-        for one in last:
-            yield event(one)
+        self._remember(body, events)
+        for each in last:
+            yield event(each)

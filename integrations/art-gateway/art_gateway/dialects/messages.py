@@ -1,23 +1,23 @@
-"""Anthropic's ``/v1/messages`` <-> chat. Knows nothing about how its stream of events is built."""
+"""Anthropic's ``/v1/messages`` <-> chat; ``message_events`` builds the answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from art_core.types import JsonDict
-from art_gateway.dialects.conversations import Kept
+from art_gateway.dialects.conversations import Cache
 from art_gateway.dialects.from_events import FromEvents
 from art_gateway.dialects.message_events import MessageEvents, sampled_id, written
 from art_gateway.dialects.reading import (
+    chat_content,
+    engine_settings,
     event,
-    further,
     kind_of,
     malformed,
     names,
     object_of,
     objects,
-    one_or_parts,
-    only,
+    refuse_unknown,
     refused,
     text_of,
 )
@@ -27,7 +27,7 @@ REFUSED = {
     "container": "containers run at Anthropic: run the code in the agent",
     "context_management": "shorten the conversation yourself and send it as 'messages'",
     "compaction": "shorten the conversation yourself and send it as 'messages'",
-    "fallbacks": "the policy answers, whatever model is named: leave it out",
+    "fallbacks": "the policy always answers, whatever the model name: leave it out",
     "fallback_credit_token": "leave it out",
     "thread": "send the whole conversation as 'messages'",
 }
@@ -35,7 +35,7 @@ NEUTRAL = names(
     "betas billing_policy cache_control diagnostics inference_geo metadata service_tier speed "
     "user_profile_id workspace_id"
 )
-"""Parameters that change nothing about what is sampled: accounting, routing, caches."""
+"""Parameters that don't affect sampling: accounting, routing, caches."""
 TRANSLATED = names("messages system max_tokens stop_sequences output_config output_format thinking tool_choice tools")
 SAME = ("model", "stream", "temperature", "top_p", "top_k")
 TOOL_FIELDS = names("type name description input_schema strict cache_control eager_input_streaming")
@@ -53,15 +53,15 @@ ERRORS = {
 
 
 class Messages(FromEvents[MessageEvents]):
-    """The Messages API, without what Anthropic's servers run or keep: server tools, containers, documents, citations."""
+    """The Messages API, without what Anthropic's servers run or store: server tools, containers, documents, citations."""
 
     def __init__(self) -> None:
-        self._arguments = Kept(8 * 2**20)
-        """A tool call's id as the client has it and its arguments as they come back -> as they were sampled."""
+        self._arguments = Cache(8 * 2**20)
+        """A tool call's id at the client and its arguments as they come back -> its arguments as sampled."""
 
     def to_chat(self, body: JsonDict) -> JsonDict:
-        """Return the chat request. Raises UpstreamError 400 for what cannot be translated."""
-        request = further(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
+        """Return the chat request. Raises UpstreamError 400 if it can't be translated."""
+        request = engine_settings(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
         request |= {name: body[name] for name in SAME if body.get(name) is not None}
         request["messages"] = to_messages(body.get("messages"), body.get("system"))
         for message in request["messages"]:
@@ -87,7 +87,7 @@ class Messages(FromEvents[MessageEvents]):
     def _begin(self, body: JsonDict) -> MessageEvents:
         return MessageEvents()
 
-    def _keep(self, body: JsonDict, events: MessageEvents) -> None:
+    def _remember(self, body: JsonDict, events: MessageEvents) -> None:
         for call_id, sent, sampled in events.respelled:
             self._arguments.put(f"{call_id} {sent}", sampled.encode())
 
@@ -98,21 +98,21 @@ class Messages(FromEvents[MessageEvents]):
 
 
 def to_messages(turns: Any, system: Any = None) -> list[JsonDict]:
-    """Return the turns as chat messages: tool results first, each a message of its own, as chat has them."""
+    """Return the turns as chat messages; a turn's tool results come first, each as a separate message."""
     messages: list[JsonDict] = []
     if system:
         messages.append({"role": "system", "content": _content(system, "'system'")})
     turns = objects(turns, "'messages'")
     if turns and turns[-1].get("role") == "assistant":
         raise refused(
-            "a prefilled answer (a last message of the assistant)", "ask for the form of the answer in the prompt"
+            "a prefilled answer (an assistant message at the end)", "describe the form of the answer in the prompt"
         )
     for turn in turns:
         role, content = turn.get("role"), turn.get("content")
         if role == "assistant":
-            messages.append(_said(content))
+            messages.append(_assistant_message(content))
         elif role == "user" and isinstance(content, list):
-            messages += _shown(content)
+            messages += _user_messages(content)
         elif role in ("user", "system"):
             messages.append({"role": role, "content": _content(content, "a message's 'content'")})
         else:
@@ -120,7 +120,7 @@ def to_messages(turns: Any, system: Any = None) -> list[JsonDict]:
     return messages
 
 
-def _said(content: Any) -> JsonDict:
+def _assistant_message(content: Any) -> JsonDict:
     """Return an assistant's turn as one chat message."""
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
@@ -137,7 +137,7 @@ def _said(content: Any) -> JsonDict:
             reasoning += text_of(block, "thinking", "a thinking block")
         else:
             parts.append(_part(block))
-    message: JsonDict = {"role": "assistant", "content": one_or_parts(parts) if parts or not calls else None}
+    message: JsonDict = {"role": "assistant", "content": chat_content(parts) if parts or not calls else None}
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
@@ -147,12 +147,12 @@ def _said(content: Any) -> JsonDict:
 
 def _arguments(value: Any) -> str:
     if not isinstance(value, dict):
-        raise malformed(f"a tool_use needs 'input' as an object, not {value!r}")
+        raise malformed(f"a tool_use's 'input' must be an object, not {value!r}")
     return written(value)
 
 
-def _shown(content: list[Any]) -> list[JsonDict]:
-    """Return a user's turn: its tool results, then the rest as the user's message."""
+def _user_messages(content: list[Any]) -> list[JsonDict]:
+    """Return a user's turn as its tool results, followed by a user message with the rest."""
     results, parts = [], []
     for block in objects(content, "a message's 'content'"):
         if block.get("type") == "tool_result":
@@ -160,14 +160,14 @@ def _shown(content: list[Any]) -> list[JsonDict]:
             results.append({"role": "tool", "tool_call_id": call_id, "content": _result(block)})
         else:
             parts.append(_part(block))
-    return [*results, {"role": "user", "content": one_or_parts(parts)}] if parts or not results else results
+    return [*results, {"role": "user", "content": chat_content(parts)}] if parts or not results else results
 
 
 def _result(block: JsonDict) -> str | list[JsonDict]:
     content = _content(block.get("content") or "", "a tool_result's 'content'")
     if not block.get("is_error"):
         return content
-    # Chat has no field for it, and the policy must see that its call failed.
+    # Chat has no field for errors, and the policy must see that its call failed.
     if isinstance(content, list):
         return [{"type": "text", "text": "Error:"}, *content]
     return content if content.lower().startswith("error") else f"Error: {content}"
@@ -176,7 +176,7 @@ def _result(block: JsonDict) -> str | list[JsonDict]:
 def _content(content: Any, where: str) -> str | list[JsonDict]:
     if isinstance(content, str):
         return content
-    return one_or_parts([_part(block) for block in objects(content, where)])
+    return chat_content([_part(block) for block in objects(content, where)])
 
 
 def _part(block: JsonDict) -> JsonDict:
@@ -218,10 +218,10 @@ def _tools(body: JsonDict) -> JsonDict:
 def _tool(tool: JsonDict) -> JsonDict:
     if tool.get("type") not in (None, "custom"):
         raise refused(
-            f"the tool {tool['type']!r}", "it is Anthropic's: give the agent a tool of its own with 'input_schema'"
+            f"the tool {tool['type']!r}", "it runs at Anthropic: define a tool with 'input_schema' that the agent runs"
         )
-    only(tool, TOOL_FIELDS, "a tool")
-    # In this order, because chat templates show a tool as it is written.
+    refuse_unknown(tool, TOOL_FIELDS, "a tool")
+    # In this order, because chat templates print a tool's fields in the order of the request.
     function = {
         "name": text_of(tool, "name", "a tool"),
         "description": tool.get("description"),
@@ -232,10 +232,10 @@ def _tool(tool: JsonDict) -> JsonDict:
 
 
 def _output(body: JsonDict) -> JsonDict:
-    """Return how the answer shall be: length, stops, format, effort, thinking."""
+    """Return the settings of the answer: length, stops, format, effort, thinking."""
     request: JsonDict = {}
     config, thinking = object_of(body, "output_config"), object_of(body, "thinking")
-    only(config, ("format", "effort"), "'output_config'")
+    refuse_unknown(config, ("format", "effort"), "'output_config'")
     if body.get("max_tokens") is not None:
         request["max_completion_tokens"] = body["max_tokens"]
     if body.get("stop_sequences"):

@@ -1,4 +1,4 @@
-"""Reads a request that may be malformed, and refuses what chat completions cannot express. Knows no dialect."""
+"""Reads requests that may be malformed, and refuses what chat completions can't express."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from art_core.types import JsonDict
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of a text."""
+    """Return the words in ``text``."""
     return frozenset(text.split())
 
 
 def refused(what: str, instead: str) -> UpstreamError:
-    """Return the 400 for what is valid in the dialect and has no counterpart in chat completions."""
+    """Return the 400 for what is valid in the dialect but has no counterpart in chat completions."""
     return UpstreamError(
-        f"{what} is not translated to chat completions here; {instead}", status=400, code="not_translated"
+        f"{what} can't be translated to chat completions; {instead}", status=400, code="not_translated"
     )
 
 
-def malformed(what: str) -> UpstreamError:
-    """Return the 400 for what is not valid in the dialect either."""
-    return UpstreamError(what, status=400, code="invalid_request")
+def malformed(message: str) -> UpstreamError:
+    """Return the 400 for what isn't valid in the dialect."""
+    return UpstreamError(message, status=400, code="invalid_request")
 
 
 def objects(value: Any, where: str) -> list[JsonDict]:
@@ -35,38 +35,38 @@ def objects(value: Any, where: str) -> list[JsonDict]:
     return value
 
 
-def text_of(thing: JsonDict, name: str, where: str) -> str:
+def text_of(item: JsonDict, name: str, where: str) -> str:
     """Return a field that must be a string."""
-    value = thing.get(name)
+    value = item.get(name)
     if not isinstance(value, str):
         raise malformed(f"{where} needs {name!r} as a string, not {value!r}")
     return value
 
 
-def kind_of(thing: JsonDict, where: str) -> str | None:
-    """Return the type that a thing says it has, None where it says nothing."""
-    return None if thing.get("type") is None else text_of(thing, "type", where)
+def kind_of(item: JsonDict, where: str) -> str | None:
+    """Return the field ``type``, None if it is missing."""
+    return None if item.get("type") is None else text_of(item, "type", where)
 
 
-def object_of(thing: JsonDict, name: str) -> JsonDict:
-    """Return a field that must be an object; an empty one where it is missing."""
-    value = thing.get(name)
+def object_of(item: JsonDict, name: str) -> JsonDict:
+    """Return a field that must be an object; an empty one if it is missing."""
+    value = item.get(name)
     if not isinstance(value, dict | None):
         raise malformed(f"{name!r} must be an object, not {value!r}")
     return value or {}
 
 
-def only(thing: JsonDict, known: Iterable[str], where: str) -> None:
-    """Refuse fields that would be lost; those that are off (null, false, empty) say nothing."""
-    lost = sorted(key for key, value in thing.items() if value not in (None, False, "", [], {}) and key not in known)
+def refuse_unknown(item: JsonDict, known: Iterable[str], where: str) -> None:
+    """Refuse fields that would be lost, except those that are off (null, false, empty)."""
+    lost = sorted(key for key, value in item.items() if value not in (None, False, "", [], {}) and key not in known)
     if lost:
         raise refused(f"{where} with {', '.join(map(repr, lost))}", "leave it out")
 
 
-def further(body: JsonDict, refusals: Mapping[str, str], known: Iterable[str]) -> JsonDict:
-    """Return the request's own settings that the dialect does not know: they are the engine's and pass as they are.
+def engine_settings(body: JsonDict, refusals: Mapping[str, str], known: Iterable[str]) -> JsonDict:
+    """Return the request's settings that the dialect doesn't know: they are the engine's and are passed on unchanged.
 
-    ``refusals`` are the dialect's parameters that cannot be translated, with what to do instead; those that are off pass.
+    ``refusals`` are the dialect's parameters that can't be translated -> what to do instead. Those that are off are ignored.
     """
     for name, instead in refusals.items():
         if body.get(name) not in (None, False, "", [], {}):
@@ -74,18 +74,18 @@ def further(body: JsonDict, refusals: Mapping[str, str], known: Iterable[str]) -
     return {key: value for key, value in body.items() if key not in known and key not in refusals}
 
 
-def one_or_parts(parts: list[JsonDict]) -> str | list[JsonDict]:
-    """Return chat content: a lone text as a string, for chat templates that take nothing else."""
+def chat_content(parts: list[JsonDict]) -> str | list[JsonDict]:
+    """Return chat content: a single text as a string, for chat templates that accept nothing else."""
     if not parts:
         return ""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
 def reasoning_in(delta: JsonDict) -> str:
-    """Return the reasoning of a message or delta; servers name it either way, some both."""
+    """Return the reasoning of a message or delta; servers use either name, some both."""
     return delta.get("reasoning_content") or delta.get("reasoning") or ""
 
 
 def event(body: JsonDict) -> bytes:
-    """Return a server-sent event named by its type."""
+    """Return a server-sent event, named by its type."""
     return b"event: " + body["type"].encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"

@@ -1,6 +1,6 @@
-"""Chat chunks -> the events of a Responses stream, and the response that they end in. Knows nothing about requests.
+"""Chat chunks -> the events of a Responses stream, and the response that they add up to.
 
-A whole completion is a stream of one chunk, so that both ways give the same response.
+A whole completion is a stream of one chunk, so that both give the same response.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ ECHOED: JsonDict = {
     "truncation": "disabled",
     "user": None,
 }
-"""What a response repeats of its request -> what the API says where the request has none."""
+"""The request's fields that a response repeats -> the API's defaults."""
 
 
 @dataclass
 class _Item:
-    """An output item while it grows."""
+    """An output item, possibly still growing."""
 
     id: str
     kind: str
     """``reasoning``, ``message`` or ``function_call``."""
     index: int
     text: str = ""
-    """What was thought or said, or the arguments."""
+    """The reasoning, the message or the arguments."""
     name: str = ""
     call_id: str = ""
     logprobs: list[JsonDict] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _Item:
             return {"type": "reasoning_text", "text": self.text}
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
-    def shown(self, status: str, *, empty: bool = False) -> JsonDict:
+    def as_dict(self, status: str, *, empty: bool = False) -> JsonDict:
         head = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
             return head | {"call_id": self.call_id, "name": self.name, "arguments": "" if empty else self.text}
@@ -65,7 +65,7 @@ class _Item:
 
 
 class ResponseEvents:
-    """One response: ``add`` every chunk, then ``end``; each returns the events to send."""
+    """One response: call ``add`` with every chunk, then ``end``; each returns the events to send."""
 
     def __init__(self, body: JsonDict, response_id: str) -> None:
         self.id = response_id
@@ -80,35 +80,35 @@ class ResponseEvents:
         self._number = 0
 
     def add(self, chunk: JsonDict) -> list[JsonDict]:
-        """Take a chunk, or a whole completion."""
+        """Add a chunk or a whole completion."""
         if self._head is None:
             self._head = {"created_at": chunk.get("created") or int(time.time()), "model": chunk.get("model")}
-            self._say("response.created", response=self.whole())
-            self._say("response.in_progress", response=self.whole())
+            self._emit("response.created", response=self.snapshot())
+            self._emit("response.in_progress", response=self.snapshot())
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices", ()):
             if choice.get("index", 0) == 0:
                 self._finish = choice.get("finish_reason") or self._finish
                 self._add_delta(choice.get("message") or choice.get("delta") or {}, choice.get("logprobs") or {})
-        return self._take()
+        return self._take_events()
 
     def end(self) -> list[JsonDict]:
-        """Close what is open."""
+        """Close the open items."""
         self._ended = True
         if not any(item.kind != "reasoning" for item in self._items):
             self._open("message")
         for item in self._items:
             self._close(item)
-        response = self.whole()
-        self._say(f"response.{response['status']}", response=response)
-        return self._take()
+        response = self.snapshot()
+        self._emit(f"response.{response['status']}", response=response)
+        return self._take_events()
 
     def output(self) -> list[JsonDict]:
-        """Return the items that are complete, or will not grow any more."""
-        return [item.shown(self._status(item)) for item in self._items if item.done]
+        """Return the closed items."""
+        return [item.as_dict(self._status(item)) for item in self._items if item.done]
 
-    def whole(self) -> JsonDict:
-        """Return the response object as it stands."""
+    def snapshot(self) -> JsonDict:
+        """Return the response object so far."""
         reason = INCOMPLETE.get(self._finish or "")
         status = "in_progress" if not self._ended else "incomplete" if reason else "completed"
         body = self._body
@@ -134,8 +134,8 @@ class ResponseEvents:
             item, new = self._item("message"), logprobs.get("content") or []
             item.logprobs += new
             self._grow(item, "response.output_text.delta", text, content_index=0, logprobs=new)
-        for place, part in enumerate(delta.get("tool_calls") or ()):
-            self._add_call(part.get("index", place), part)
+        for position, part in enumerate(delta.get("tool_calls") or ()):
+            self._add_call(part.get("index", position), part)
 
     def _add_call(self, index: int, part: JsonDict) -> None:
         function = part.get("function") or {}
@@ -147,26 +147,26 @@ class ResponseEvents:
             self._grow(item, "response.function_call_arguments.delta", arguments)
 
     def _item(self, kind: str) -> _Item:
-        """Return the reasoning or the message that still grows."""
+        """Return the open item of this kind, or a new one."""
         return next((item for item in self._items if item.kind == kind and not item.done), None) or self._open(kind)
 
     def _open(self, kind: str, **call: str) -> _Item:
         for item in self._items:
-            # Calls may grow side by side; what is thought and what is said take turns.
+            # Calls may grow in parallel; reasoning and messages alternate.
             if item.kind == "reasoning" or (item.kind == "message" and kind == "reasoning"):
                 self._close(item)
         prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
         item = _Item(f"{prefix}_{uuid.uuid4().hex}", kind, len(self._items), **call)
         self._items.append(item)
-        shown = item.shown("in_progress", empty=True)
-        self._say("response.output_item.added", output_index=item.index, item=shown)
+        output_item = item.as_dict("in_progress", empty=True)
+        self._emit("response.output_item.added", output_index=item.index, item=output_item)
         if kind != "function_call":
-            self._say_of(item, "response.content_part.added", content_index=0, part=item.part())
+            self._emit_item(item, "response.content_part.added", content_index=0, part=item.part())
         return item
 
     def _grow(self, item: _Item, kind: str, text: str, **details: Any) -> None:
         item.text += text
-        self._say_of(item, kind, delta=text, **details)
+        self._emit_item(item, kind, delta=text, **details)
 
     def _close(self, item: _Item) -> None:
         if item.done:
@@ -174,27 +174,27 @@ class ResponseEvents:
         item.done = True
         if item.kind == "function_call":
             done = {"name": item.name, "arguments": item.text}
-            self._say_of(item, "response.function_call_arguments.done", **done)
+            self._emit_item(item, "response.function_call_arguments.done", **done)
         else:
-            said = {"logprobs": item.logprobs} if item.kind == "message" else {}
+            details = {"logprobs": item.logprobs} if item.kind == "message" else {}
             kind = "output_text" if item.kind == "message" else "reasoning_text"
-            self._say_of(item, f"response.{kind}.done", content_index=0, text=item.text, **said)
-            self._say_of(item, "response.content_part.done", content_index=0, part=item.part())
-        shown = item.shown(self._status(item))
-        self._say("response.output_item.done", output_index=item.index, item=shown)
+            self._emit_item(item, f"response.{kind}.done", content_index=0, text=item.text, **details)
+            self._emit_item(item, "response.content_part.done", content_index=0, part=item.part())
+        output_item = item.as_dict(self._status(item))
+        self._emit("response.output_item.done", output_index=item.index, item=output_item)
 
     def _status(self, item: _Item) -> str:
         cut = self._finish in INCOMPLETE and item is self._items[-1]
         return "incomplete" if cut else "completed"
 
-    def _say_of(self, item: _Item, kind: str, **details: Any) -> None:
-        self._say(kind, item_id=item.id, output_index=item.index, **details)
+    def _emit_item(self, item: _Item, kind: str, **details: Any) -> None:
+        self._emit(kind, item_id=item.id, output_index=item.index, **details)
 
-    def _say(self, kind: str, **details: Any) -> None:
+    def _emit(self, kind: str, **details: Any) -> None:
         self._events.append({"type": kind, "sequence_number": self._number, **details})
         self._number += 1
 
-    def _take(self) -> list[JsonDict]:
+    def _take_events(self) -> list[JsonDict]:
         events, self._events = self._events, []
         return events
 
@@ -203,12 +203,12 @@ def _usage(usage: JsonDict | None) -> JsonDict | None:
     if usage is None:
         return None
     prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-    read = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": read, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": completion,
-        "output_tokens_details": {"reasoning_tokens": thought},
+        "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": usage.get("total_tokens") or prompt + completion,
     }

@@ -1,4 +1,4 @@
-"""OpenAI's ``/v1/responses`` <-> chat. Knows nothing about how its stream of events is built."""
+"""OpenAI's ``/v1/responses`` <-> chat; ``response_events`` builds the answers."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from art_core.types import JsonDict
 from art_gateway.dialects.conversations import Conversations
 from art_gateway.dialects.from_events import FromEvents
 from art_gateway.dialects.reading import (
+    chat_content,
+    engine_settings,
     event,
-    further,
     kind_of,
     names,
     object_of,
     objects,
-    one_or_parts,
-    only,
+    refuse_unknown,
     refused,
     text_of,
 )
 from art_gateway.dialects.response_events import ResponseEvents
 
 REFUSED = {
-    "background": "the policy answers at once: leave it out and wait for the answer",
+    "background": "the policy answers right away: leave it out and wait for the answer",
     "conversation": "send the whole conversation as 'input', or the last answer's id as 'previous_response_id'",
-    "prompt": "prompt templates are kept at OpenAI: send the text as 'instructions' and 'input'",
+    "prompt": "prompt templates are stored at OpenAI: send the text as 'instructions' and 'input'",
     "context_management": "shorten the conversation yourself and send it as 'input'",
     "moderation": "moderate in the agent",
-    "access_programs": "they are OpenAI's own: leave it out",
+    "access_programs": "they exist only at OpenAI: leave it out",
 }
 NEUTRAL = names(
     "image include max_tool_calls metadata prompt_cache_key prompt_cache_options prompt_cache_retention "
     "safety_identifier service_tier store truncation user"
 )
-"""Parameters that change nothing about what is sampled: accounting, caches, built-in tools. ``truncation="auto"`` would drop
-what does not fit; here a conversation that is too long is refused by the engine."""
+"""Parameters that don't affect sampling: accounting, caches, built-in tools. ``truncation="auto"`` would drop messages that
+don't fit; here the engine refuses a conversation that is too long."""
 TRANSLATED = names(
     "input instructions max_output_tokens previous_response_id reasoning stream_options text tool_choice "
     "tools top_logprobs"
@@ -45,14 +45,14 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class Responses(FromEvents[ResponseEvents]):
-    """The Responses API, without what OpenAI's servers run or keep: built-in tools, conversations, background."""
+    """The Responses API, without what OpenAI's servers run or store: built-in tools, conversations, background."""
 
     def __init__(self) -> None:
         self._conversations = Conversations()
 
     def to_chat(self, body: JsonDict) -> JsonDict:
-        """Return the chat request. Raises UpstreamError 400 for what cannot be translated."""
-        request = further(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
+        """Return the chat request. Raises UpstreamError 400 if it can't be translated."""
+        request = engine_settings(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
         request |= {name: body[name] for name in SAME if body.get(name) is not None}
         instructions = body.get("instructions")
         request["messages"] = [{"role": "system", "content": instructions}] if instructions else []
@@ -63,7 +63,7 @@ class Responses(FromEvents[ResponseEvents]):
         return request
 
     def error_event(self, message: str, status: int, code: str | None) -> bytes:
-        """Return the event for a stream that has failed. Clients read either of its two shapes."""
+        """Return the event for a stream that has failed, in both shapes that clients read."""
         details = {"code": code, "message": message, "param": None}
         kind = "server_error" if status >= 500 else "invalid_request_error"
         return event({"type": "error", "sequence_number": 0, **details, "error": {"type": kind, **details}})
@@ -76,13 +76,13 @@ class Responses(FromEvents[ResponseEvents]):
         before = self._conversations.before(previous) if previous else []
         return [message for items in (*before, body.get("input")) for message in to_messages(items)]
 
-    def _keep(self, body: JsonDict, events: ResponseEvents) -> None:
+    def _remember(self, body: JsonDict, events: ResponseEvents) -> None:
         if body.get("store") is not False:
             self._conversations.add(events.id, body.get("previous_response_id"), [body.get("input"), events.output()])
 
 
 def to_messages(items: Any) -> list[JsonDict]:
-    """Return input items as chat messages: what the assistant said and called between two others is one message."""
+    """Return input items as chat messages; consecutive text, reasoning and calls of the assistant are joined into one."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     messages: list[JsonDict] = []
@@ -95,8 +95,8 @@ def to_messages(items: Any) -> list[JsonDict]:
         elif kind == "message" and item.get("role") != "assistant":
             content = _content(item.get("content"), "a message's 'content'")
             messages.append({"role": text_of(item, "role", "a message"), "content": content})
-        elif kind in _SAID:
-            _SAID[kind](messages, item)
+        elif kind in _ASSISTANT_ITEMS:
+            _ASSISTANT_ITEMS[kind](messages, item)
         else:
             raise refused(
                 f"an input item of type {kind!r}",
@@ -106,10 +106,10 @@ def to_messages(items: Any) -> list[JsonDict]:
 
 
 def _add_text(messages: list[JsonDict], item: JsonDict) -> None:
-    said = _assistant(messages)
-    if said["content"] is not None:
-        said = _assistant(messages, new=True)
-    said["content"] = _content(item.get("content"), "a message's 'content'")
+    message = _assistant(messages)
+    if message["content"] is not None:
+        message = _assistant(messages, new=True)
+    message["content"] = _content(item.get("content"), "a message's 'content'")
 
 
 def _add_call(messages: list[JsonDict], item: JsonDict) -> None:
@@ -122,16 +122,16 @@ def _add_call(messages: list[JsonDict], item: JsonDict) -> None:
 def _add_reasoning(messages: list[JsonDict], item: JsonDict) -> None:
     parts = objects(item.get("content") or item.get("summary") or [], "a reasoning item's 'content'")
     if not parts and item.get("encrypted_content"):
-        raise refused("encrypted reasoning", "leave out reasoning items of other models: the policy cannot read them")
+        raise refused("encrypted reasoning", "leave out reasoning items of other models: the policy can't read them")
     if text := "".join(text_of(part, "text", "a reasoning part") for part in parts):
         _assistant(messages, new=True)["reasoning_content"] = text
 
 
-_SAID = {"message": _add_text, "function_call": _add_call, "reasoning": _add_reasoning}
+_ASSISTANT_ITEMS = {"message": _add_text, "function_call": _add_call, "reasoning": _add_reasoning}
 
 
 def _assistant(messages: list[JsonDict], *, new: bool = False) -> JsonDict:
-    """Return the assistant message that stands last, or a new one."""
+    """Return the last message if it is the assistant's, else append one."""
     if new or not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
@@ -140,7 +140,7 @@ def _assistant(messages: list[JsonDict], *, new: bool = False) -> JsonDict:
 def _content(content: Any, where: str) -> str | list[JsonDict]:
     if isinstance(content, str):
         return content
-    return one_or_parts([_part(part) for part in objects(content, where)])
+    return chat_content([_part(part) for part in objects(content, where)])
 
 
 def _part(part: JsonDict) -> JsonDict:
@@ -167,7 +167,7 @@ def _tools(body: JsonDict) -> JsonDict:
         choice = {"type": "function", "function": {"name": text_of(choice, "name", "'tool_choice'")}}
     elif isinstance(choice, dict):
         raise refused(
-            f"'tool_choice' of type {choice.get('type')!r}", "name a function, or send only the tools allowed"
+            f"'tool_choice' of type {choice.get('type')!r}", "name a function, or send only the allowed tools"
         )
     if choice is not None:
         request["tool_choice"] = choice
@@ -176,22 +176,22 @@ def _tools(body: JsonDict) -> JsonDict:
 
 def _tool(tool: JsonDict) -> JsonDict:
     if tool.get("type") != "function":
-        raise refused(f"the tool {tool.get('type')!r}", "it runs at OpenAI: give the agent a function of its own")
-    only(tool, {"type", "name", "description", "parameters", "strict", "output_schema"}, "a function tool")
-    kept = {key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None}
-    return {"type": "function", "function": {"name": text_of(tool, "name", "a function tool"), **kept}}
+        raise refused(f"the tool {tool.get('type')!r}", "it runs at OpenAI: define a function that the agent runs")
+    refuse_unknown(tool, {"type", "name", "description", "parameters", "strict", "output_schema"}, "a function tool")
+    optional = {key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None}
+    return {"type": "function", "function": {"name": text_of(tool, "name", "a function tool"), **optional}}
 
 
 def _output(body: JsonDict) -> JsonDict:
-    """Return how the answer shall be: length, format, effort, logprobs."""
+    """Return the settings of the answer: length, format, effort, logprobs."""
     request: JsonDict = {}
     text, reasoning = object_of(body, "text"), object_of(body, "reasoning")
     if body.get("max_output_tokens") is not None:
         request["max_completion_tokens"] = body["max_output_tokens"]
     form = object_of(text, "format")
     if form.get("type") == "json_schema":
-        kept = ("name", "description", "schema", "strict")
-        schema = {key: form[key] for key in kept if form.get(key) is not None}
+        fields = ("name", "description", "schema", "strict")
+        schema = {key: form[key] for key in fields if form.get(key) is not None}
         request["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif form.get("type") not in (None, "text"):
         request["response_format"] = form

@@ -56,11 +56,11 @@ async def test_the_prompt_is_shown_as_the_users_message(opened):
     [
         ({"prompt": ["one", "two"]}, "2 prompts.*one request per prompt"),
         ({"prompt": [[1], [2]]}, "2 prompts"),
-        ({"prompt": ""}, "not empty"),
+        ({"prompt": ""}, "non-empty"),
         ({"prompt": [1, "a"]}, "token ids"),
         ({"echo": True}, "echo"),
         ({"suffix": "."}, "suffix"),
-        ({"extra_body": {"logprobs": "all"}}, "'all'.*how many"),
+        ({"extra_body": {"logprobs": "all"}}, "number of most likely tokens.*'all'"),
         ({"best_of": 3}, "best_of.*'n'"),
     ],
 )

@@ -172,12 +172,15 @@ async def test_settings_reach_the_engine_under_their_names_in_chat(opened, tool)
 @pytest.mark.parametrize(
     ("what", "named"),
     [
-        ({"tools": [{"type": "web_search"}]}, "web_search.*a function of its own"),
+        ({"tools": [{"type": "web_search"}]}, "web_search.*a function that the agent runs"),
         ({"tools": [{"type": "file_search", "vector_store_ids": ["v"]}]}, "file_search"),
         ({"tools": [{"type": "computer_use_preview"}]}, "computer_use_preview"),
         ({"tools": [{"type": "mcp", "server_label": "m"}]}, "mcp"),
         ({"tools": [{"type": "custom", "name": "c"}]}, "custom"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "allowed_tools.*only the tools"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+            "allowed_tools.*only the allowed tools",
+        ),
         ({"background": True}, "background.*wait"),
         ({"conversation": "conv_1"}, "conversation.*input"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt.*instructions"),

@@ -20,7 +20,7 @@ from art_core.errors import UpstreamError
 from art_gateway import dialects
 from art_gateway.dialects import messages, responses
 from art_gateway.dialects.completions import Completions
-from art_gateway.dialects.conversations import Conversations, Kept
+from art_gateway.dialects.conversations import Cache, Conversations
 from art_gateway.dialects.messages import Messages
 from art_gateway.dialects.responses import Responses
 
@@ -281,13 +281,13 @@ def test_dialects_travel_to_the_serving_process():
         assert type(dialect) is type(dialects()[path])
 
 
-def test_conversations_make_room_oldest_first():
-    kept = Kept(limit=10)
-    kept.put("a", b"12345")
-    kept.put("b", b"12345")
-    assert kept.get("a") == b"12345"
-    kept.put("c", b"1")
-    assert (kept.get("a"), kept.get("b"), kept.get("c")) == (b"12345", None, b"1")
+def test_the_least_recently_used_conversation_is_dropped_first():
+    cache = Cache(limit=10)
+    cache.put("a", b"12345")
+    cache.put("b", b"12345")
+    assert cache.get("a") == b"12345"
+    cache.put("c", b"1")
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (b"12345", None, b"1")
     with pytest.raises(UpstreamError, match=r"nowhere.*send the whole conversation"):
         Conversations().before("nowhere")
 
