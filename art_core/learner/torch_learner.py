@@ -176,7 +176,7 @@ class TorchLearner:
         return self.model.device.type == "cpu" and not self.config.max_staleness and not self._adapted
 
     def publish(self, folder: Path) -> Weights:
-        """Replace ``folder`` by a Hugging Face model folder with its tokenizer, or with LoRA by a folder with the adapter in
+        """Replace ``folder`` with a Hugging Face model folder with its tokenizer, or with LoRA a folder with the adapter in
         ``folder/adapter``. Raises StoreError if it can't be written."""
         self._write(Path(folder), {})
         return Weights(self.version, Path(folder, checkpoint.ADAPTER) if has_adapter(self.model) else Path(folder))
@@ -189,7 +189,7 @@ class TorchLearner:
             return self._compute(tree_logprobs, self.model, tree).tolist()
 
     def save(self, folder: Path) -> None:
-        """Replace ``folder`` by a checkpoint: what ``publish`` writes, optimizer and random state; float32, nothing pickled.
+        """Replace ``folder`` with a checkpoint: what ``publish`` writes, optimizer and random state; float32, nothing pickled.
 
         Raises StoreError if it can't be written.
         """
