@@ -91,7 +91,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the state passed to ``writing``, with the unchecked hashes of all files as ``files``, or raise DamagedCheckpoint."""
     if not (folder / MANIFEST).is_file():
-        raise DamagedCheckpoint(f"{folder} isn't a checkpoint (no {MANIFEST}); pass a folder in checkpoints/ of a run")
+        raise DamagedCheckpoint(f"{folder} is not a checkpoint (no {MANIFEST}); pass a folder in checkpoints/ of a run")
     try:
         state = json.loads((folder / MANIFEST).read_text())
         return {**state, "files": dict(state["files"]), "version": int(state["version"])}

@@ -177,7 +177,7 @@ class CountingLearner:
         try:
             self.version = json.loads((folder / "version.json").read_text())
         except OSError as error:
-            raise StoreError(f"{folder} isn't a checkpoint of a CountingLearner: {error}") from error
+            raise StoreError(f"{folder} is not a checkpoint of a CountingLearner: {error}") from error
 
 
 class ScriptedAgent:
