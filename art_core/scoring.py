@@ -8,7 +8,7 @@ import math
 import reprlib
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -46,14 +46,14 @@ async def score(group: Group, reward: Reward | GroupReward, timeout: float | Non
     raised. Raises RewardError as ``values`` does.
     """
     try:
-        found = await within(values(group, reward), timeout)
+        rewards = await within(values(group, reward), timeout)
     except TooLate:
         for trajectory in group.trajectories:
             _leave_unscored(trajectory, f"{_name(reward)} did not finish within {timeout:g} seconds (score_timeout)")
-        found = [None] * len(group.trajectories)
+        rewards = [None] * len(group.trajectories)
     scored = (
         replace(trajectory, reward=value, calls=_rewarded_calls(trajectory))
-        for trajectory, value in zip(group.trajectories, found, strict=True)
+        for trajectory, value in zip(group.trajectories, rewards, strict=True)
     )
     return replace(group, trajectories=tuple(scored), advantages=(), call_advantages=())
 
@@ -62,8 +62,8 @@ def unscored(group: Group, error: Unscorable) -> Group:
     """Return ``group`` without rewards, with the reason from ``error``."""
     for trajectory in group.trajectories:
         _leave_unscored(trajectory, error.reason)
-    runs = tuple(replace(trajectory, reward=None) for trajectory in group.trajectories)
-    return replace(group, trajectories=runs, advantages=(), call_advantages=())
+    trajectories = tuple(replace(trajectory, reward=None) for trajectory in group.trajectories)
+    return replace(group, trajectories=trajectories, advantages=(), call_advantages=())
 
 
 def _leave_unscored(trajectory: Trajectory, reason: str) -> None:
@@ -83,18 +83,18 @@ async def values(group: Group, reward: Reward | GroupReward) -> list[float | Non
         trajectory.call_rewards.clear()
         trajectory.notes.pop("unscored", None)
     together = callable(getattr(reward, "score", None))
-    found = await (_score_together(group, reward) if together else _score_each(group, reward))
-    if found and all(isinstance(value, Unscorable) for value in found):
-        raise found[0]
-    for index, (trajectory, value) in enumerate(zip(group.trajectories, found, strict=True)):
+    rewards = await (_score_together(group, reward) if together else _score_each(group, reward))
+    if rewards and all(isinstance(value, Unscorable) for value in rewards):
+        raise rewards[0]
+    for index, (trajectory, value) in enumerate(zip(group.trajectories, rewards, strict=True)):
         if isinstance(value, Unscorable):
             _leave_unscored(trajectory, value.reason)
-            found[index] = None
+            rewards[index] = None
         elif value is not None:
             trajectory.notes.pop("unscored", None)
         _check_added(reward, trajectory)
         trajectory.call_rewards.update(_call_numbers(trajectory, reward))
-    return found
+    return rewards
 
 
 def is_reward(thing: object) -> bool:
@@ -125,9 +125,9 @@ def why_unscored(groups: Sequence[Group]) -> list[str]:
 
 def calls_of(trajectory: Trajectory, nodes: Sequence[str]) -> Trajectory:
     """Return ``trajectory`` with the calls of these nodes only; unchanged if ``nodes`` is empty."""
-    return (
-        replace(trajectory, calls=tuple(it for it in trajectory.calls if it.made_by(*nodes))) if nodes else trajectory
-    )
+    if not nodes:
+        return trajectory
+    return replace(trajectory, calls=tuple(call for call in trajectory.calls if call.made_by(*nodes)))
 
 
 def of_nodes(group: Group, nodes: Sequence[str]) -> Group:
@@ -138,8 +138,8 @@ def of_nodes(group: Group, nodes: Sequence[str]) -> Group:
     if not nodes:
         return group
     advantages = tuple(
-        tuple(given for given, call in zip(of_run, t.calls, strict=True) if call.made_by(*nodes))
-        for of_run, t in zip(group.call_advantages, group.trajectories, strict=bool(group.call_advantages))
+        tuple(advantage for advantage, call in zip(of_calls, t.calls, strict=True) if call.made_by(*nodes))
+        for of_calls, t in zip(group.call_advantages, group.trajectories, strict=bool(group.call_advantages))
     )
     return replace(
         group, trajectories=tuple(calls_of(t, nodes) for t in group.trajectories), call_advantages=advantages
@@ -174,16 +174,16 @@ def advantages(group: Group, how: str = "mean_std") -> Group:
     relative = _relative([t.reward for t in group.trajectories], how)
     by_agent = {agent: iter(_relative(rewards, how)) for agent, rewards in _call_rewards(group).items()}
     by_call = tuple(
-        tuple(of_run if call.reward is None else next(by_agent[call.agent]) for call in trajectory.calls)
-        for trajectory, of_run in zip(group.trajectories, relative, strict=True)
+        tuple(advantage if call.reward is None else next(by_agent[call.agent]) for call in trajectory.calls)
+        for trajectory, advantage in zip(group.trajectories, relative, strict=True)
     )
     return replace(group, advantages=relative, call_advantages=by_call if by_agent else ())
 
 
 def _relative(rewards: Sequence[float | None], how: str) -> tuple[float, ...]:
     """Return the advantage of each reward among the known ones; 0 for None."""
-    known = _known(rewards)
-    if not _differ(known):
+    known = [reward for reward in rewards if reward is not None]
+    if not known or max(known) - min(known) <= CONTRAST:
         return (0.0,) * len(rewards)
     mean, count = sum(known) / len(known), len(known)
     scale = {
@@ -204,36 +204,29 @@ def _call_rewards(group: Group) -> dict[str | None, list[float]]:
     return rewards
 
 
-def _known(rewards: Iterable[float | None]) -> list[float]:
-    return [reward for reward in rewards if reward is not None]
-
-
-def _differ(rewards: Sequence[float]) -> bool:
-    return len(rewards) > 1 and max(rewards) - min(rewards) > CONTRAST
-
-
 def _rewarded_calls(trajectory: Trajectory) -> tuple[Call, ...]:
     """Return the calls with the rewards of ``trajectory.call_rewards``."""
-    given = trajectory.call_rewards
+    rewards = trajectory.call_rewards
     return tuple(
-        replace(call, reward=given[index]) if index in given else call for index, call in enumerate(trajectory.calls)
+        replace(call, reward=rewards[index]) if index in rewards else call
+        for index, call in enumerate(trajectory.calls)
     )
 
 
 def _call_numbers(trajectory: Trajectory, reward: Reward | GroupReward) -> dict[int, float | None]:
     """Return the rewards that ``reward`` set in ``trajectory.call_rewards``, as floats."""
-    given = trajectory.call_rewards
-    strangers = [index for index in given if index not in range(len(trajectory.calls))]
-    if strangers:
+    rewards = trajectory.call_rewards
+    unknown = [index for index in rewards if index not in range(len(trajectory.calls))]
+    if unknown:
         raise RewardError(
-            f"{_name(reward)} set call_rewards[{strangers[0]!r}] for {_describe(trajectory)}, which has "
+            f"{_name(reward)} set call_rewards[{unknown[0]!r}] for {_describe(trajectory)}, which has "
             f"{len(trajectory.calls)} calls; the key is the call's index in trajectory.calls, from 0"
         )
-    numbers = {index: _finite(value) for index, value in given.items()}
+    numbers = {index: _finite(value) for index, value in rewards.items()}
     for index, number in numbers.items():
         if number is None:
             raise RewardError(
-                f"{_name(reward)} set call_rewards[{index}] to {reprlib.repr(given[index])} ({type(given[index]).__name__}) "
+                f"{_name(reward)} set call_rewards[{index}] to {reprlib.repr(rewards[index])} ({type(rewards[index]).__name__}) "
                 f"for {_describe(trajectory)}; use a finite int, float or bool"
             )
     return numbers

@@ -1,4 +1,4 @@
-"""Trajectories -> TokenTree: every shared prefix is stored once. Knows nothing about models, losses or templates."""
+"""Trajectories -> TokenTree: every shared prefix is stored once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from art_core.types import Call, Group, TokenTree, Trajectory
 
 ROOT = 0
-"""An empty node above all roots, so that inserting needs no special case; it is left out of the TokenTree."""
+"""An empty node above all roots, so that inserting needs no special case; the TokenTree leaves it out."""
 
 
 def build_tree(
@@ -21,12 +21,12 @@ def build_tree(
 ) -> TokenTree:
     """Store the calls of ``trajectories`` as a radix tree over token ids.
 
-    ``advantages`` has one number per trajectory, or is empty (all targets get 0); ``call_advantages``, where it is not
-    empty, has one sequence per trajectory with one number per call, and counts instead. ``drop_overlong`` gives the targets
-    of calls that were cut off at their token limit the weight 0. Targets are ordered by trajectory, call and position.
-    Raises ValueError where the number of advantages is not that of trajectories or calls.
+    ``advantages`` has one number per trajectory, or is empty (all targets get 0). ``call_advantages``, unless empty, replaces
+    them with one sequence per trajectory that has one number per call. ``drop_overlong`` gives targets of calls that were cut
+    off at their token limit the weight 0. Targets are ordered by trajectory, call and position. Raises ValueError if the
+    number of advantages differs from that of trajectories or calls.
     """
-    given = _by_call(trajectories, advantages, call_advantages)
+    by_call = _by_call(trajectories, advantages, call_advantages)
     untrained = {"aborted", "length"} if drop_overlong else {"aborted"}
     radix = RadixTree()
     calls = [(number, call) for number, trajectory in enumerate(trajectories) for call in trajectory.calls]
@@ -38,7 +38,6 @@ def build_tree(
     parents = np.array([row.get(radix.parents[node], -1) for node in order], dtype=np.int64)
     sizes = [len(call.sampled_ids) for _, call in calls]
     paths = [_path_end(starts, parents, row[end], size) for end, size in zip(ends, sizes, strict=True)]
-    trajectory = np.repeat(np.array([number for number, _ in calls], dtype=np.int64), sizes)
     return TokenTree(
         tokens=_concatenate(edges, np.int64),
         depths=_depths(starts, parents),
@@ -49,30 +48,30 @@ def build_tree(
         old_logprobs=_concatenate([call.logprobs for _, call in calls], np.float32),
         temperatures=np.repeat(np.array([call.temperature or 1.0 for _, call in calls], dtype=np.float32), sizes),
         weights=_concatenate([_weights(call, untrained) for _, call in calls], np.float32),
-        advantages=np.repeat(given, sizes),
-        trajectory=trajectory,
+        advantages=np.repeat(by_call, sizes),
+        trajectory=np.repeat(np.array([number for number, _ in calls], dtype=np.int64), sizes),
         call=np.repeat(np.arange(len(calls), dtype=np.int64), sizes),
     )
 
 
 def group_tree(group: Group, *, drop_overlong: bool = False) -> TokenTree:
-    """Return ``build_tree`` of a group's trajectories with the advantages that scoring gave them."""
+    """Return ``build_tree`` of a group's trajectories and advantages."""
     return build_tree(
         group.trajectories, group.advantages, call_advantages=group.call_advantages, drop_overlong=drop_overlong
     )
 
 
 class RadixTree:
-    """Token sequences with shared prefixes merged; a node is the run of tokens on the edge from its parent."""
+    """Token sequences with shared prefixes merged; a node is the tokens on the edge from its parent."""
 
     def __init__(self) -> None:
         self.edges: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
         self.parents: list[int] = [-1]
         self.children: list[dict[int, int]] = [{}]
-        """Per node: first token of a child's edge -> child, in the order of insertion."""
+        """Per node: first token of a child's edge -> child, in insertion order."""
 
     def insert(self, tokens: np.ndarray) -> int:
-        """Return the node at whose end ``tokens`` end; it keeps that property when other sequences are inserted."""
+        """Return the node at whose end ``tokens`` end, also after further insertions."""
         node, done = ROOT, 0
         while done < len(tokens):
             child = self.children[node].get(int(tokens[done]))
@@ -87,7 +86,7 @@ class RadixTree:
         return node
 
     def depth_first(self) -> Iterator[int]:
-        """Yield every node but ROOT, parents first and children in the order of insertion."""
+        """Yield every node but ROOT, parents first and children in insertion order."""
         pending = [ROOT]
         while pending:
             node = pending.pop()
@@ -105,7 +104,7 @@ class RadixTree:
 
     def _split(self, node: int, length: int) -> int:
         """Cut ``node`` after ``length`` tokens and return the upper part."""
-        # The upper part is the new node: calls that end at the end of ``node`` still do.
+        # The upper part is the new node, so calls that end at the end of ``node`` still do.
         edge, parent = self.edges[node], self.parents[node]
         upper = self._add(edge[:length], parent)
         self.edges[node], self.parents[node] = edge[length:], upper
@@ -114,7 +113,7 @@ class RadixTree:
 
 
 def _path_end(starts: np.ndarray, parents: np.ndarray, node: int, sampled: int) -> np.ndarray:
-    """Return the indices of the last ``sampled`` + 1 tokens on the path that ends with ``node``."""
+    """Return the indices of the last ``sampled`` + 1 tokens on the path that ends in ``node``."""
     pieces: list[np.ndarray] = []
     missing = sampled + 1
     while missing > 0:
@@ -140,13 +139,15 @@ def _by_call(
     """Return one advantage per call, in the order of trajectories and calls."""
     sizes = [len(trajectory.calls) for trajectory in trajectories]
     if len(call_advantages):
-        given = [len(numbers) for numbers in call_advantages]
-        if given != sizes:
-            raise ValueError(f"call advantages for {given} calls of trajectories with {sizes} calls; give one per call")
+        counts = [len(numbers) for numbers in call_advantages]
+        if counts != sizes:
+            raise ValueError(
+                f"call advantages for {counts} calls of trajectories with {sizes} calls; pass one per call"
+            )
         return _concatenate(call_advantages, np.float32)
     if len(advantages) not in (0, len(trajectories)):
         raise ValueError(
-            f"{len(advantages)} advantages for {len(trajectories)} trajectories; give one per trajectory, or none"
+            f"{len(advantages)} advantages for {len(trajectories)} trajectories; pass one per trajectory, or none"
         )
     return np.repeat(np.asarray(advantages if len(advantages) else [0.0] * len(sizes), dtype=np.float32), sizes)
 

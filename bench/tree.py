@@ -10,7 +10,7 @@ from torch import Tensor
 
 from art_core import losses
 from art_core.learner import tree_logprobs
-from art_core.learner.packing import pack
+from art_core.learner.gradients import pack
 from art_core.types import LossInputs, TokenTree
 
 

@@ -1,4 +1,4 @@
-"""The conformance kit: adapters that keep the rules pass, and each kind of broken one is told what is wrong."""
+"""The conformance kit: adapters that keep the rules pass, and each kind of broken one gets a message that names the fix."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ import art_openai
 from art_core import destination, hookimpl
 from art_core.errors import ConfigError
 from art_core.testing import AdapterError, AdapterReport, check_adapter, rules, scripted_reply
-from art_core.testing.report import KINDS
+from art_core.testing.conformance import KINDS
 from art_core.types import Call, Trajectory
 from framework_table import assert_documented, failing, nested, threaded, user
 
@@ -41,7 +41,7 @@ async def test_functions_that_use_the_openai_client_keep_every_rule():
 
 
 class Mine:
-    """A framework with one agent and a client of its own, and a plugin for it that can be broken in every way."""
+    """A framework with one agent and its own client; subclasses of its plugin break one rule each."""
 
     def __init__(self, base_url):
         self.base_url = base_url
@@ -64,7 +64,7 @@ SEND = Mine.send
 
 
 class Plugin:
-    """The plugin as it should be."""
+    """A plugin that keeps every rule."""
 
     @hookimpl
     def adapt_agent(self, agent):
@@ -81,8 +81,8 @@ class Plugin:
         Mine.send = redirected
 
     def adapted(self, agent):
-        async def run(given, address):
-            return await agent.run(given)
+        async def run(task_input, address):
+            return await agent.run(task_input)
 
         return run
 
@@ -104,23 +104,23 @@ def check(monkeypatch):
     return violations
 
 
-async def test_a_plugin_of_a_framework_with_a_client_of_its_own_passes(check):
+async def test_a_plugin_for_a_framework_with_its_own_client_passes(check):
     assert await check(Plugin()) == ""
 
 
 @pytest.mark.system
-async def test_calls_that_are_not_redirected_are_told(check):
+async def test_calls_that_are_not_redirected_are_reported(check):
     class Loses(Plugin):
         async def redirect(self, address, base_url, headers, body):
             return await SEND(base_url, headers, body)
 
-    said = await check(Loses())
-    assert "model calls of rollouts were not redirected" in said
-    assert "0 were recorded in a rollout" in said
+    message = await check(Loses())
+    assert "model calls of rollouts were not redirected" in message
+    assert "0 were recorded in a rollout" in message
 
 
 @pytest.mark.system
-async def test_an_adapter_that_sends_twice_is_told(check):
+async def test_an_adapter_that_sends_twice_is_reported(check):
     class SendsTwice(Plugin):
         async def redirect(self, address, base_url, headers, body):
             await SEND(address.base_url, headers, body)
@@ -132,49 +132,49 @@ async def test_an_adapter_that_sends_twice_is_told(check):
             await SEND(address.base_url, headers, body)
             return await SEND(address.base_url, headers, body)
 
-    assert "1 model calls with a plain server, and 2 were recorded" in await check(SendsTwice())
+    assert "1 model calls with a plain provider, but 2 were recorded" in await check(SendsTwice())
     assert "send a new x-art-request-id with every call" in await check(SendsTheSameTwice())
 
 
-async def test_an_adapter_that_mixes_runs_is_told(check):
+async def test_an_adapter_that_mixes_runs_is_reported(check):
     class Mixes(Plugin):
         newest = None
 
         def adapted(self, agent):
-            async def run(given, address):
+            async def run(task_input, address):
                 self.newest = address
                 await asyncio.sleep(0.01)
-                return await agent.run(given)
+                return await agent.run(task_input)
 
             return run
 
         async def redirect(self, address, base_url, headers, body):
             return await SEND(self.newest.base_url, headers, body)
 
-    assert "has calls of others (task-" in await check(Mixes())
+    assert "has calls of other rollouts (task-" in await check(Mixes())
 
 
 @pytest.mark.system
-async def test_results_that_belong_to_other_runs_are_told(check):
+async def test_results_that_belong_to_other_runs_are_reported(check):
     class Shares(Plugin):
         def adapted(self, agent):
-            async def run(given, address):
-                self.output = await agent.run(given)
+            async def run(task_input, address):
+                self.output = await agent.run(task_input)
                 await asyncio.sleep(0.2)
                 return self.output
 
             return run
 
-    assert "returned what belongs to others" in await check(Shares())
+    assert "returned data of other rollouts" in await check(Shares())
 
 
 @pytest.mark.system
-async def test_an_adapter_that_swallows_failures_is_told(check):
+async def test_an_adapter_that_swallows_failures_is_reported(check):
     class Swallows(Plugin):
         def adapted(self, agent):
-            async def run(given, address):
+            async def run(task_input, address):
                 try:
-                    return await agent.run(given)
+                    return await agent.run(task_input)
                 except ConnectionError:
                     return None
 
@@ -182,9 +182,9 @@ async def test_an_adapter_that_swallows_failures_is_told(check):
 
     class Renames(Plugin):
         def adapted(self, agent):
-            async def run(given, address):
+            async def run(task_input, address):
                 try:
-                    return await agent.run(given)
+                    return await agent.run(task_input)
                 except ConnectionError as error:
                     if address.rollout_id == "plain":
                         raise
@@ -192,12 +192,12 @@ async def test_an_adapter_that_swallows_failures_is_told(check):
 
             return run
 
-    assert "returned a result where it had to raise" in await check(Swallows())
+    assert "returned a result instead of raising" in await check(Swallows())
     assert "raises ConnectionError" in await check(Renames())
 
 
 @pytest.mark.system
-async def test_an_adapter_that_changes_the_result_or_the_request_is_told(check):
+async def test_an_adapter_that_changes_the_result_or_the_request_is_reported(check):
     class ChangesResult(Plugin):
         async def redirect(self, address, base_url, headers, body):
             answer = await SEND(address.base_url, headers, body)
@@ -208,28 +208,28 @@ async def test_an_adapter_that_changes_the_result_or_the_request_is_told(check):
         async def redirect(self, address, base_url, headers, body):
             return await SEND(address.base_url, headers, body | {"max_tokens": 3})
 
-    assert "return the agent's result as it is" in await check(ChangesResult())
-    assert "do not rewrite them" in await check(ChangesRequest())
+    assert "return the agent's result unchanged" in await check(ChangesResult())
+    assert "don't rewrite them" in await check(ChangesRequest())
 
 
 @pytest.mark.system
-async def test_an_adapter_that_runs_agents_in_turn_is_told(check, monkeypatch):
+async def test_an_adapter_that_runs_agents_in_turn_is_reported(check, monkeypatch):
     monkeypatch.setattr("art_core.testing.conformance.WatchedEngine.WAIT", 0.5)
 
     class Turns(Plugin):
         def adapted(self, agent):
             lock = asyncio.Lock()
 
-            async def run(given, address):
+            async def run(task_input, address):
                 async with lock:
-                    return await agent.run(given)
+                    return await agent.run(task_input)
 
             return run
 
-    assert "runs took turns" in await check(Turns())
+    assert "rollouts took turns" in await check(Turns())
 
 
-async def test_a_plugin_that_touches_calls_outside_a_rollout_is_told(check):
+async def test_a_plugin_that_touches_calls_outside_a_rollout_is_reported(check):
     class Touches(Plugin):
         @hookimpl
         def redirect_clients(self):
@@ -240,30 +240,30 @@ async def test_a_plugin_that_touches_calls_outside_a_rollout_is_told(check):
 
             Mine.send = touched
 
-    said = await check(Touches())
-    assert "outside a rollout carries x-art-request-id" in said
-    assert "the wire has changed since redirect_clients" in said
+    message = await check(Touches())
+    assert "outside a rollout carries x-art-request-id" in message
+    assert "requests have changed since redirect_clients" in message
 
 
-def test_a_call_that_was_cut_off_is_told():
+def test_a_call_that_was_cut_off_is_reported():
     call = Call(prompt_ids=(1,), sampled_ids=(), logprobs=(), finish_reason="aborted")
-    (said,) = rules.ledger(Trajectory(task="task-001", calls=(call,)), logprob=-0.5)
-    assert "call 1 of the run of 'task-001' was cut off: read every stream to its end" in said
+    (message,) = rules.ledger(Trajectory(task="task-001", calls=(call,)), logprob=-0.5)
+    assert "call 1 of the rollout of 'task-001' was cut off: read every stream to its end" in message
 
 
-async def test_agents_that_are_not_of_their_kind_are_told(check):
-    said = await check(
+async def test_agents_that_are_not_of_their_kind_are_reported(check):
+    message = await check(
         Plugin(), dict.fromkeys(["stream", "tools", "structured output", "nested agents", "failing"], Mine)
     )
-    assert "[stream] no call was streamed" in said
-    assert "[tools] the model was offered no tool" in said
-    assert "[structured output] no call asked for a schema" in said
-    assert "[nested agents] 1 calls were recorded" in said
-    assert "[failing] its own exception did not make the run fail" in said
+    assert "[stream] no call was streamed" in message
+    assert "[tools] the model was offered no tool" in message
+    assert "[structured output] no call requested a schema" in message
+    assert "[nested agents] 1 calls were recorded" in message
+    assert "[failing] its own exception did not fail the agent" in message
 
 
 def in_a_thread(base_url):
-    """Blocks, and is neither awaited nor in threads of its own."""
+    """An agent that blocks in one thread that it starts."""
     ask = blocking(base_url)
 
     async def agent(text):
@@ -275,22 +275,22 @@ def in_a_thread(base_url):
 @pytest.mark.system
 async def test_an_agent_that_awaits_is_neither_blocking_nor_in_threads(check, monkeypatch):
     monkeypatch.setattr("art_core.testing.conformance.WatchedEngine.WAIT", 0.5)
-    said = await check(art_openai, dict.fromkeys(["sync", "threads"], asynchronous), runs=2)
-    assert "[sync] every call was made on the event loop's thread" in said
-    assert "[threads] calls were made from 0 threads" in said
+    message = await check(art_openai, dict.fromkeys(["sync", "threads"], asynchronous), runs=2)
+    assert "[sync] every call was made on the event loop's thread" in message
+    assert "[threads] calls were made from 0 threads" in message
 
 
 @pytest.mark.system
 async def test_an_agent_that_blocks_has_no_threads_of_its_own(check, monkeypatch):
     monkeypatch.setattr("art_core.testing.conformance.WatchedEngine.WAIT", 0.5)
     for one_thread in (blocking, in_a_thread):
-        said = await check(art_openai, dict.fromkeys(["sync", "threads"], one_thread), runs=2)
-        assert "[threads] calls were made from 1 threads" in said
-        assert "[sync]" not in said
+        message = await check(art_openai, dict.fromkeys(["sync", "threads"], one_thread), runs=2)
+        assert "[threads] calls were made from 1 threads" in message
+        assert "[sync]" not in message
 
 
 @pytest.mark.system
-async def test_watching_the_callers_leaves_sockets_as_they_were(check, monkeypatch):
+async def test_watching_the_callers_restores_the_socket_class(check, monkeypatch):
     inherited = socket.socket.connect
     assert await check(art_openai, {"async": asynchronous}, runs=2) == ""
     assert "connect" not in vars(socket.socket)
@@ -300,16 +300,16 @@ async def test_watching_the_callers_leaves_sockets_as_they_were(check, monkeypat
     assert socket.socket.connect is theirs
 
 
-async def test_missing_names_of_agents_are_told(check):
+async def test_missing_names_of_agents_are_reported(check):
     class Pair(Mine):
         async def run(self, text):
             return await super().run(await super().run(text))
 
-    said = await check(Plugin(), {"nested agents": Pair}, agent_names=["writer"])
-    assert "Call.agent shows ['None'], and ['writer'] were expected" in said
+    message = await check(Plugin(), {"nested agents": Pair}, agent_names=["writer"])
+    assert "Call.agent shows ['None'], but ['writer'] were expected" in message
 
 
-async def test_a_rewritten_history_is_told(check):
+async def test_a_rewritten_history_is_reported(check):
     class Rewrites(Mine):
         async def run(self, text):
             answer = await self.ask(text, tools=[TOOL])
@@ -323,7 +323,7 @@ async def test_a_rewritten_history_is_told(check):
     assert "does not extend the tokens before it" in await check(Plugin(), {"tools": Rewrites})
 
 
-async def test_all_broken_rules_are_told_at_once_and_by_kind(check):
+async def test_all_broken_rules_are_reported_at_once_and_by_kind(check):
     class Loses(Plugin):
         async def redirect(self, address, base_url, headers, body):
             return await SEND(base_url, headers, body)
@@ -336,7 +336,7 @@ async def test_all_broken_rules_are_told_at_once_and_by_kind(check):
 
 
 @pytest.mark.system
-async def test_a_plugin_that_imports_its_framework_is_told(tmp_path, monkeypatch):
+async def test_a_plugin_that_imports_its_framework_is_reported(tmp_path, monkeypatch):
     (tmp_path / "art_heavy_mine.py").write_text("import sqlite3.dump\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(AdapterError, match="importing art_heavy_mine imports sqlite3"):

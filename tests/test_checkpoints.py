@@ -1,4 +1,4 @@
-"""Checkpoints of TorchLearner: they continue bit for bit, are whole or not there, and damage is named."""
+"""Checkpoints of TorchLearner: they continue bit for bit, are whole or absent, and damage is named."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_a_restored_learner_continues_bit_for_bit(model_folder, tmp_path, rank):
     assert memory == {name: tensor.data_ptr() for name, tensor in other.weights().live.items()}
 
 
-def test_a_saved_folder_is_a_model_of_its_own(model_folder, tmp_path):
+def test_a_saved_folder_is_a_model_folder(model_folder, tmp_path):
     learner = make_learner(model_folder)
     learner.step(make_trees(learner))
     learner.save(tmp_path / "checkpoint")
@@ -76,7 +76,7 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint(model_folder, tmp_path,
 
     learner = make_learner(model_folder)
     learner.save(tmp_path / "checkpoint")
-    with monkeypatch.context() as patched, pytest.raises(StoreError, match=r"could not be written.*No space left"):
+    with monkeypatch.context() as patched, pytest.raises(StoreError, match=r"couldn't be written.*No space left"):
         patched.setattr("art_core.learner.checkpoint.save_file", full)
         learner.save(tmp_path / "checkpoint")
     learner.restore(tmp_path / "checkpoint")
@@ -119,11 +119,11 @@ def test_a_damaged_file_is_named(model_folder, tmp_path, name, damage):
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut, lambda file: file.unlink()])
-def test_whoever_meets_a_damaged_checkpoint_is_told_to_delete_it(model_folder, tmp_path, damage):
+def test_the_message_about_a_damaged_checkpoint_says_that_a_resumed_run_skips_it(model_folder, tmp_path, damage):
     learner = make_learner(model_folder)
     learner.save(tmp_path / "checkpoint")
     damage(tmp_path / "checkpoint" / "model.safetensors")
-    with pytest.raises(StoreError, match="a run that goes on passes over this checkpoint"):
+    with pytest.raises(StoreError, match="a resumed run skips this checkpoint"):
         learner.restore(tmp_path / "checkpoint")
 
 

@@ -107,7 +107,9 @@ async def test_all_weights_can_be_trained_too(name, tmp_path):
 @pytest.mark.parametrize("kind", ["Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen2_5Omni", "Qwen3OmniMoe"])
 def test_a_multimodal_model_is_refused_with_the_reason_and_a_text_model(kind, tmp_path):
     getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"is multimodal .* images and sound are none.* such as Qwen/Qwen") as caught:
+    with pytest.raises(
+        ConfigError, match=r"is multimodal .* images and sound aren't tokens.* such as Qwen/Qwen"
+    ) as caught:
         load_causal_lm(tmp_path, torch.float32)
     assert str(tmp_path) in str(caught.value)
 
@@ -237,7 +239,7 @@ def test_a_name_without_a_network_is_one_line_with_what_there_is_here(monkeypatc
 
     monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", away)
     with pytest.raises(
-        ConfigError, match=r"model: We couldn't connect\. See 'https://hub.example'; give .*model='tiny'"
+        ConfigError, match=r"model: We couldn't connect\. See 'https://hub.example'; pass .*model='tiny'"
     ) as refused:
         load_causal_lm("somebody/model", torch.float32)
     assert refused.value.__suppress_context__ and refused.value.__cause__ is None

@@ -8,7 +8,7 @@ import pytest
 
 from art_cli.catalogue import WITHOUT_PLUGIN
 from art_core import hookspecs
-from art_core.testing.report import KINDS
+from art_core.testing.conformance import KINDS
 
 ROOT = Path(__file__).parent.parent
 HOOKS = sorted(

@@ -51,14 +51,14 @@ def test_how_many_tokens_a_pass_has_changes_nothing(model_folder, settings):
 
 
 def long_trees(learner):
-    """Three of 305 tokens."""
+    """Three trees of 305 tokens."""
     calls = [Call(prompt_ids=(4, 5, 6) * 100, sampled_ids=(token,) * 2, logprobs=(-2.0,) * 2) for token in (7, 8, 9)]
     tree = build_tree([Trajectory(task="t", calls=(call,)) for call in calls], [1.0, -1.0, 0.5])
     return [tree] * 3
 
 
 def keep_more(learner, times):
-    """Let every block of the model keep so many times its hidden states for the backward pass, and compute the same."""
+    """Let every layer keep this many times its hidden states for the backward pass, without changing the result."""
 
     def keep(module, inputs, output):
         return output + 0.0 * (output.repeat(1, 1, times) ** 2).mean(-1, keepdim=True)
@@ -69,7 +69,7 @@ def keep_more(learner, times):
 
 @pytest.fixture
 def small_machine(monkeypatch):
-    """Its memory holds passes of three long trees by the estimate."""
+    """A machine whose memory holds passes of three long trees, by the estimate."""
     monkeypatch.setattr("art_core.learner.gradients.machine_memory", lambda: 4 * 1000 * 2 * (18 * 16 + 6 * 24) * 4)
 
 
@@ -79,13 +79,11 @@ def test_passes_that_take_more_memory_than_estimated_become_shorter(model_folder
     trees = long_trees(learner)
     keep_more(learner, 100)
     assert [learner.step(trees)["passes"] for _ in range(3)] == [1, 3, 3]
-    (said,) = [record.getMessage() for record in caplog.records if "activations" in record.getMessage()]
-    assert (
-        "times the activations that were estimated, so passes now have at most " in said and "instead of 1000" in said
-    )
+    (warning,) = [record.getMessage() for record in caplog.records if "activations" in record.getMessage()]
+    assert "times the estimated activations, so passes now have at most " in warning and "instead of 1000" in warning
 
 
-def test_passes_stay_as_they_are_if_the_estimate_is_about_right_or_the_user_has_set_them(model_folder, small_machine):
+def test_passes_keep_their_length_if_the_estimate_is_about_right_or_the_user_has_set_it(model_folder, small_machine):
     learner = make_learner(model_folder)
     assert [learner.step(long_trees(learner))["passes"] for _ in range(3)] == [1, 1, 1]
     learner = make_learner(model_folder, max_tokens_per_pass=1000)
@@ -181,7 +179,7 @@ def test_live_weights_are_one_piece_of_memory_that_one_file_descriptor_sends(mod
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_weights_that_do_not_fit_in_shared_memory_are_served_by_path(model_folder, tmp_path, monkeypatch, caplog, rank):
-    monkeypatch.setattr("art_core.learner.shared_memory.FOLDER", tmp_path)
+    monkeypatch.setattr("art_core.learner.torch_learner.SHARED_MEMORY", tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
     learner, shared = make_learner(model_folder, lora_rank=rank), make_learner(model_folder, lora_rank=rank)
     assert learner.weights().live is None
@@ -189,7 +187,7 @@ def test_weights_that_do_not_fit_in_shared_memory_are_served_by_path(model_folde
     for each in (learner, shared):
         each.step(make_trees(each))
     assert learner.weights().live is None
-    assert ["do not fit in" in record.message for record in caplog.records] == [True], "said once, of one learner"
+    assert ["don't fit in" in record.message for record in caplog.records] == [True], "logged once, by one learner"
     path = learner.publish(tmp_path / "serving").path
     assert not (tmp_path / "serving" / "optimizer.safetensors").exists()
     served = load_adapter(str(model_folder), path) if rank else load_model(str(path))
@@ -199,7 +197,7 @@ def test_weights_that_do_not_fit_in_shared_memory_are_served_by_path(model_folde
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_whoever_may_read_the_config_of_published_weights_may_read_the_weights(model_folder, tmp_path, rank):
+def test_published_weights_are_as_readable_as_their_config(model_folder, tmp_path, rank):
     path = make_learner(model_folder, lora_rank=rank).publish(tmp_path / "serving").path
     modes = {file.name: file.stat().st_mode for file in path.iterdir()}
     assert any(name.endswith(".safetensors") for name in modes) and len(set(modes.values())) == 1
@@ -229,7 +227,7 @@ def test_kl_pulls_towards_the_start_weights(model_folder, rank):
     assert gaps[1] < gaps[0]
 
 
-def test_kl_with_a_loss_that_knows_none_is_refused(model_folder):
+def test_kl_with_a_loss_that_has_no_such_argument_is_refused(model_folder):
     with pytest.raises(ConfigError, match="the loss mine takes no argument kl"):
 
         def mine(inputs):
@@ -269,7 +267,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(model_folder):
     assert all(torch.equal(start[name], tensor) for name, tensor in live(learner).items())
 
 
-def test_any_loss_can_be_handed_in(model_folder):
+def test_any_loss_can_be_passed(model_folder):
     def push_up(inputs):
         return LossOutputs(-inputs.logprobs.mean(), {"rows": float(len(inputs.logprobs))})
 
@@ -278,7 +276,7 @@ def test_any_loss_can_be_handed_in(model_folder):
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_text_is_scored_as_its_tree_is(model_folder, rank):
+def test_a_text_gets_the_logprobs_of_its_tree(model_folder, rank):
     learner, ids = make_learner(model_folder, lora_rank=rank), [1 + 7 * place % 11 for place in range(37)]
     learner.step(make_trees(learner))
     call = Call(prompt_ids=tuple(ids[:5]), sampled_ids=tuple(ids[5:]), logprobs=(0.0,) * (len(ids) - 5))
@@ -305,7 +303,7 @@ def test_the_model_that_ships_takes_a_step(tmp_path):
     assert tokenizers[0].encode("What is 2 + 2?") == tokenizers[1].encode("What is 2 + 2?")
 
 
-def test_a_step_leaves_the_number_of_threads_as_it_was(model_folder):
+def test_a_step_restores_the_number_of_threads(model_folder):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     learner = make_learner(model_folder)
@@ -358,7 +356,7 @@ def test_the_correction_of_engine_and_learner_is_measured(model_folder):
     assert metrics["ratio"] == pytest.approx(1.0) and metrics["clip_fraction"] == 0.0
 
 
-def test_a_loss_without_importance_cap_is_refused_where_one_is_set(model_folder):
+def test_a_loss_without_importance_cap_is_refused_if_one_is_set(model_folder):
     def mine(inputs):
         return grpo(inputs)
 
@@ -367,6 +365,6 @@ def test_a_loss_without_importance_cap_is_refused_where_one_is_set(model_folder)
 
 
 def test_without_its_packages_the_learner_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "peft", None)  # as where it is missing
+    monkeypatch.setitem(sys.modules, "peft", None)  # as if it were missing
     with pytest.raises(ConfigError, match=r"install art-core\[train\]"):
         importlib.import_module("art_core.learner").TorchLearner  # noqa: B018

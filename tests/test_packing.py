@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tree_cases import FORKED, make_call, make_model
 
 from art_core.learner import tree_logprobs
-from art_core.learner.packing import join, pack
+from art_core.learner.gradients import join, pack
 from art_core.token_tree import build_tree
 from art_core.types import Trajectory
 
@@ -22,7 +22,7 @@ TREES = [
 
 
 def paths(tree):
-    """Every target's whole context and token."""
+    """Return every target's whole context and token."""
     node_of = np.repeat(np.arange(len(tree.node_parents)), np.diff(tree.node_starts))
     found = []
     for target in tree.target_tokens:

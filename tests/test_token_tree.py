@@ -73,7 +73,7 @@ def test_every_distinct_prefix_is_stored_once(trajectories):
 
 
 @given(trajectory_lists())
-def test_targets_stand_in_the_order_of_trajectory_call_and_position(trajectories):
+def test_targets_are_ordered_by_trajectory_call_and_position(trajectories):
     tree = build_tree(trajectories, [float(i + 1) for i in range(len(trajectories))])
     calls = [(number, call) for number, trajectory in enumerate(trajectories) for call in trajectory.calls]
     rows = [(n, c, i) for c, (n, call) in enumerate(calls) for i in range(len(call.sampled_ids))]
@@ -86,7 +86,7 @@ def test_targets_stand_in_the_order_of_trajectory_call_and_position(trajectories
 
 
 @given(trajectory_lists())
-def test_nodes_stand_in_depth_first_order(trajectories):
+def test_nodes_are_in_depth_first_order(trajectories):
     tree = build_tree(trajectories)
     assert tree.node_starts[0] == 0 and tree.node_starts[-1] == tree.num_tokens
     assert (np.diff(tree.node_starts) > 0).all()
@@ -159,7 +159,7 @@ def test_advantages_must_be_one_per_trajectory():
         build_tree([Trajectory(task="t", calls=())], [1.0, 2.0, 3.0])
 
 
-def test_a_calls_own_advantage_counts_instead_of_its_trajectorys():
+def test_a_calls_own_advantage_replaces_its_trajectorys():
     runs = [
         Trajectory(task="t", calls=(make_call([1], [2, 3]), make_call([1, 2, 3, 4], [5]))),
         Trajectory(task="t", calls=()),

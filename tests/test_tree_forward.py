@@ -13,10 +13,9 @@ from tree_cases import FORKED, PATH_FAMILIES, SIZES, TREE_FAMILIES, VOCAB, make_
 
 from art_core.errors import ConfigError
 from art_core.learner import tree_logprobs
-from art_core.learner.last_layer import filled, only_rows
+from art_core.learner.tree_attention import filled, only_rows
 from art_core.learner.tree_forward import tree_outputs, way_of
-from art_core.learner.tree_mask import TreeMask, flex_blocks
-from art_core.learner.tree_support import support
+from art_core.learner.tree_support import TreeMask, flex_blocks, support
 from art_core.token_tree import build_tree
 from art_core.types import Trajectory
 
@@ -81,7 +80,7 @@ def test_one_pass_over_the_tree_equals_training_every_call_on_its_own(family, tr
 @given(trajectories=trajectory_lists(), tokens=st.integers(1, 9), again=st.booleans(), gap=st.sampled_from([0, 1, 16]))
 def test_pieces_of_any_size_change_nothing(trajectories, tokens, again, gap):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("art_core.learner.last_layer.SMALL_GAP", gap)
+        patch.setattr("art_core.learner.tree_attention.SMALL_GAP", gap)
         patch.setattr("art_core.learner.tree_forward.CACHE_FRIENDLY", 24 * tokens)
         check_equals_call_by_call(
             MODELS["qwen2 with a window in one layer"], trajectories, max_tokens=tokens if again else None
@@ -106,7 +105,7 @@ def test_the_other_backends_compute_the_same(backend):
 def test_a_backend_that_a_model_cannot_be_computed_with_is_refused_by_name():
     with pytest.raises(ConfigError, match="BloomForCausalLM cannot compute a token tree with backend='segments'"):
         tree_logprobs(make_model("bloom", dtype=torch.float32), build_tree(FORKED), backend="segments")
-    with pytest.raises(ConfigError, match="backend='fast' is unknown; there are: segments, flex, dense, paths"):
+    with pytest.raises(ConfigError, match="backend='fast' is unknown; use one of: segments, flex, dense, paths"):
         tree_logprobs(make_model("qwen3"), build_tree(FORKED), backend="fast")
 
 
@@ -122,10 +121,10 @@ def test_a_tree_that_outgrows_a_length_dependent_rotary_embedding_is_computed_pa
     assert "beyond 20 positions" in caplog.text
 
 
-def test_a_model_that_sees_what_follows_is_refused():
+def test_a_model_that_sees_later_tokens_is_refused():
     config = transformers.BertConfig(**{**SIZES, "is_decoder": False})
     model = transformers.BertLMHeadModel(config).eval()
-    with pytest.raises(ConfigError, match="BertLMHeadModel is not causal as it is configured"):
+    with pytest.raises(ConfigError, match="BertLMHeadModel is not causal as configured"):
         tree_logprobs(model, build_tree(FORKED))
 
 
@@ -136,7 +135,7 @@ def test_plain_rows_of_a_model_with_sinks_or_a_cap_are_refused_by_the_tree_s_att
         model(input_ids=torch.tensor([[3, 4, 5]]))
 
 
-def test_the_model_attends_as_before_afterwards():
+def test_the_model_s_attention_is_restored():
     model = make_model("qwen3").train()
     model.set_attn_implementation("eager")
     tree_logprobs(model, build_tree(FORKED))
@@ -183,7 +182,7 @@ def test_the_block_mask_holds_what_the_dense_mask_shows(trajectories, window, da
     start = data.draw(st.integers(0, tree.num_tokens - 1))
     stop = data.draw(st.integers(start + 1, tree.num_tokens))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("art_core.learner.tree_mask.FLEX_BLOCK", 4)
+        patch.setattr("art_core.learner.tree_support.FLEX_BLOCK", 4)
         masks = TreeMask(tree, {"full_attention": window}, "dense", torch.float32, torch.device("cpu"))
         seen = masks.rows(start, stop)[0, 0].numpy() == 0
         some, whole = flex_blocks(masks.depths, masks.ends, start, stop, masks.windows["full_attention"])
@@ -208,7 +207,7 @@ def test_a_tree_without_targets_has_no_logprobs():
 
 
 def test_the_last_layer_computes_only_the_rows_that_predict_a_target(monkeypatch):
-    monkeypatch.setattr("art_core.learner.last_layer.SMALL_GAP", 0)
+    monkeypatch.setattr("art_core.learner.tree_attention.SMALL_GAP", 0)
     model, tree, rows = make_model("qwen3"), build_tree(FORKED), []
     way_of(model)
     for layer in model.model.layers:
@@ -220,10 +219,10 @@ def test_the_last_layer_computes_only_the_rows_that_predict_a_target(monkeypatch
 
 
 @given(rows=st.sets(st.integers(0, 60)), gap=st.integers(0, 20))
-def test_small_gaps_between_wanted_rows_are_filled_and_large_ones_are_not(rows, gap):
+def test_small_gaps_between_needed_rows_are_filled_and_large_ones_are_not(rows, gap):
     expected = {it for it in range(61) if it in rows or gap_around(it, rows) <= gap}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("art_core.learner.last_layer.SMALL_GAP", gap)
+        patch.setattr("art_core.learner.tree_attention.SMALL_GAP", gap)
         assert filled(torch.tensor(sorted(rows), dtype=torch.int64)).tolist() == sorted(expected)
 
 
@@ -232,7 +231,7 @@ def gap_around(place, rows):
     return min(after) - max(before) - 1 if before and after else np.inf
 
 
-def test_other_threads_use_the_model_as_it_is_while_a_tree_is_computed():
+def test_other_threads_compute_all_rows_while_a_tree_is_computed():
     model, ids = make_model("qwen3"), torch.tensor([[3, 4, 5, 6]])
     plain, found = model(input_ids=ids).logits, []
     with only_rows(model, torch.tensor([1])), only_rows(model, torch.tensor([2])):

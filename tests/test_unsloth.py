@@ -27,7 +27,7 @@ FAMILIES = ["llama", "qwen2", "qwen3", "mistral with a window", "gemma3 with a w
 
 
 def in_child(*arguments, **environment):
-    """Run unsloth_child.py and return what it says in its last line."""
+    """Run unsloth_child.py and return the JSON of its last line."""
     path = os.pathsep.join([*map(str, (CHILD.parent.parent, CHILD.parent)), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(CHILD), *map(str, arguments)],
@@ -47,7 +47,7 @@ def usable(monkeypatch):
     monkeypatch.setenv("UNSLOTH_ALLOW_CPU", "1")
 
 
-def test_auto_is_the_torch_learner_where_unsloth_is_not_installed(monkeypatch, caplog):
+def test_auto_is_the_torch_learner_if_unsloth_is_not_installed(monkeypatch, caplog):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "unsloth" else find(name))
     with caplog.at_level("INFO", "art_core.learner"):
@@ -56,7 +56,7 @@ def test_auto_is_the_torch_learner_where_unsloth_is_not_installed(monkeypatch, c
     assert "takes torch: unsloth is not installed; run: pip install unsloth" in caplog.text
 
 
-def test_auto_leaves_a_machine_without_a_gpu_to_torch_unless_told(usable, monkeypatch):
+def test_auto_leaves_a_machine_without_a_gpu_to_torch_unless_opted_in(usable, monkeypatch):
     assert unsloth.why_not(str(TINY), TrainConfig(lora_rank=4)) == ""
     monkeypatch.delenv("UNSLOTH_ALLOW_CPU")
     assert "there is no GPU" in unsloth.why_not(str(TINY), TrainConfig(lora_rank=4))
@@ -67,7 +67,7 @@ def test_auto_leaves_models_that_train_all_their_weights_to_torch(usable):
     assert "trains all its weights" in unsloth.why_not(str(TINY), TrainConfig())
 
 
-def test_auto_leaves_other_families_and_what_is_no_model_to_torch(usable, tmp_path):
+def test_auto_leaves_other_families_and_unreadable_models_to_torch(usable, tmp_path):
     assert "could not be read" in unsloth.why_not(str(tmp_path), TrainConfig(lora_rank=4))
     make_model("bloom").save_pretrained(tmp_path)
     assert "models of type 'bloom'" in unsloth.why_not(str(tmp_path), TrainConfig(lora_rank=4))
@@ -76,7 +76,7 @@ def test_auto_leaves_other_families_and_what_is_no_model_to_torch(usable, tmp_pa
 def test_unsloth_asked_for_and_not_installed_says_how_to_get_it(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "unsloth" else find(name))
-    with pytest.raises(ConfigError, match="not installed; run: pip install unsloth, or give learner='torch'"):
+    with pytest.raises(ConfigError, match="not installed; run: pip install unsloth, or use learner='torch'"):
         builtin.unsloth_learner(str(TINY), TrainConfig(), grpo)
 
 

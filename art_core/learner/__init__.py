@@ -1,7 +1,7 @@
 """TokenTree -> gradient step -> Weights.
 
-Importing this package is light. ``TorchLearner`` and ``tree_logprobs`` import torch and transformers when they are first asked
-for; peft is imported only for an adapter.
+Importing this package is light: torch and transformers are imported when ``TorchLearner`` or ``tree_logprobs`` is first
+used, and peft only for an adapter.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["TorchLearner", "tree_logprobs"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # peft is not imported here: that takes a second, and only adapters need it.
+    # Looked up, not imported: importing peft takes a second, and only adapters need it.
     if missing := [it for it in ("torch", "transformers", "peft") if importlib.util.find_spec(it) is None]:
-        raise ConfigError(f"the learner needs {', '.join(missing)}; install art-core[train], as docs/install.md says")
+        raise ConfigError(f"the learner needs {', '.join(missing)}; install art-core[train] (docs/install.md)")
     from art_core.learner.torch_learner import TorchLearner
     from art_core.learner.tree_forward import tree_logprobs
 

@@ -1,9 +1,10 @@
-"""How a learner shares its work with other processes; by itself it has no others."""
+"""How a learner divides its work between processes: ``Alone`` is a single process and the base class of process groups."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,68 +13,62 @@ from art_core.learner.tree_forward import tree_logprobs
 from art_core.token_tree import build_tree
 from art_core.types import Call, TokenTree, Trajectory
 
-T = TypeVar("T")
-
 
 class Alone:
-    """A learner in one process, which has everything; also the protocol of learners in several (``TorchLearner(group=)``)."""
+    """A single process; also the protocol of process groups (``TorchLearner(group=)``)."""
 
     rank, size = 0, 1
     shards = False
-    """Whether a process has a part of the weights only: then every method of the learner is called on all at the same time."""
+    """Whether each process holds only a part of the weights: then all must call each of the learner's methods together."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model is loaded to."""
+        """The device that the model is loaded onto."""
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def place(self, model: nn.Module) -> Callable[..., Any]:
-        """Take the model's weights in hand; what is returned calls a function with arguments, which may compute the model."""
-        return _call
+        """Take over the model's weights; call functions that compute the model through the function returned."""
+        return operator.call
 
     def share(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """Return the trees that this process computes."""
         return list(trees)
 
     def least(self, number: int) -> int:
-        """Return the smallest of the processes' numbers."""
+        """Return the minimum of ``number`` over all processes."""
         return number
 
     def idle(self, passes: Callable[[Sequence[TokenTree]], int], trees: Sequence[TokenTree]) -> int:
-        """Return how often this process computes something empty meanwhile: the others cannot do without its part."""
+        """Return how many empty passes this process makes, because the others need its part of the weights."""
         return 0
 
     def add_up(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Make the gradients those of all processes' trees together."""
+        """Sum the gradients over all processes."""
 
     def joined(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the sum of the processes' metrics, the largest of those whose name ends with ``_max``."""
+        """Return the sum of each metric over all processes, or the maximum if its name ends with ``_max``."""
         return dict(metrics)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors as one process would have them; where several do, on the CPU of the first, else empty."""
+        """Return unsharded tensors; in a group on the first process only, on its CPU if they were sharded, else ``{}``."""
         return dict(tensors)
 
     def laid_out(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """Return what of a whole tensor this process keeps, where and as ``like`` is."""
+        """Return this process's part of an unsharded tensor, on the device of ``like`` and sharded in the same way."""
         return tensor.to(like.device)
 
     def wait(self) -> None:
-        """Return when all processes are here."""
+        """Wait until all processes have called this."""
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor that processes have parts of as a whole; they all ask together."""
+    """Return an unsharded tensor; all processes must call this together."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def empty_pass(model: nn.Module, compute: Callable[..., Any], reference: Callable[[TokenTree], Any]) -> None:
-    """Compute what changes no gradient, in step with the other processes."""
+    """Run a pass that adds zero to the gradients, in step with the other processes."""
     call = Call(prompt_ids=(0,), sampled_ids=(0,), logprobs=(0.0,))
     tree = build_tree([Trajectory(task=None, calls=(call,))])
     reference(tree)
     (compute(tree_logprobs, model, tree).sum() * 0.0).backward()
-
-
-def _call(function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-    return function(*arguments, **keywords)

@@ -1,8 +1,12 @@
-"""Token trees and a loss -> gradients and metrics, a pass at a time. Knows nothing about optimizers or how models are loaded."""
+"""Token trees and a loss -> gradients and metrics, one pass at a time.
+
+A pass computes a forest (a tree with several roots), so nothing is padded: passes compute unique tokens only, of any size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,24 +19,25 @@ from art_core.runtime.memory import machine_memory
 from art_core.types import Loss, LossInputs, TokenTree
 
 MEMORY_SHARE = 0.25
-"""Of the memory, for the activations of one pass where ``max_tokens_per_pass`` does not say: agents, engine, optimizer
-and gradients need theirs."""
+"""Share of the memory for the activations of one pass if ``max_tokens_per_pass`` isn't set; the rest is for agents, engine,
+optimizer and gradients."""
 MOST_TOKENS = 65536
-"""Of a pass, where memory would hold more: longer passes are not faster."""
+"""Most tokens in a pass, even if memory would hold more: longer passes aren't faster."""
 LEAST_TOKENS = 256
-"""Of a pass, however little memory there is; in smaller ones what does not grow with the tokens would be measured."""
+"""Fewest tokens to which memory limits a pass; in smaller passes memory that doesn't grow with the tokens dominates."""
+
+PER_TREE_INDICES = {"target_tokens": "tokens", "target_contexts": "tokens", "trajectory": "trajectory", "call": "call"}
+"""Arrays of indices that count within their tree -> what they count."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Of a step's trees, whoever computes them."""
+    """Sums over all trees of a step, whichever process computes them; only trained targets count."""
 
     trajectories: int
-    """With trained targets."""
     targets: int
-    """Trained ones."""
     weight: float
-    """The sum of the targets' weights."""
+    """Sum of the targets' weights."""
     tokens: int
 
     @classmethod
@@ -44,10 +49,6 @@ class Totals:
             tokens=sum(tree.num_tokens for tree in trees),
         )
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        return {name: float(getattr(self, name)) for name in ("tokens", "targets", "trajectories")}
-
 
 def accumulate(
     passes: Sequence[TokenTree],
@@ -58,22 +59,25 @@ def accumulate(
     reference: Callable[[TokenTree], Tensor | None],
     proximal: bool,
 ) -> dict[str, float]:
-    """Add the gradients of the passes' parts of the loss to those of the parameters; return the passes' parts of the metrics.
+    """Add the gradients of the passes' shares of the loss to the parameters' gradients; return their shares of the metrics.
 
-    The parts add up to the metrics of the step that ``totals`` are of, but for those whose name ends with ``_max``.
-    ``forward`` gives the trained targets of a pass, ``reference`` their logprobs under the reference weights or None;
-    ``proximal`` hands the loss the logprobs of before the update.
+    Over all passes of a step, with the sums ``totals``, the shares add up to the step's metrics; for names that end with
+    ``_max`` the maximum counts. ``forward`` computes the trained targets of a pass, ``reference`` their logprobs under the
+    reference weights, or None. ``proximal`` passes the logprobs before the update to the loss.
     """
     metrics: dict[str, float] = {}
     for tree in passes:
-        known = reference(tree)  # first: switching adapters off and on would break a graph in use
+        ref_logprobs = reference(tree)  # first: switching adapters off and on would break a graph in use
         outputs = forward(tree)
-        inputs = _loss_inputs(tree, outputs.logprobs, known, totals, proximal)
+        inputs = _loss_inputs(tree, outputs.logprobs, ref_logprobs, totals, proximal)
         result = loss(inputs)
         result.loss.backward()
-        measured = result.metrics | _measured(inputs, outputs)
+        means = dict(result.metrics)
+        means["logprob_gap"] = (inputs.logprobs.detach() - inputs.old_logprobs).abs().mean().item()
+        if outputs.entropy is not None:
+            means["entropy"] = outputs.entropy.mean().item()
         share = len(inputs.weights) / totals.targets
-        for name, value in measured.items():
+        for name, value in means.items():
             if name.endswith("_max"):
                 metrics[name] = max(metrics.get(name, value), value)
             else:
@@ -86,38 +90,73 @@ def _loss_inputs(
     tree: TokenTree, logprobs: Tensor, reference: Tensor | None, totals: Totals, proximal: bool
 ) -> LossInputs:
     rows = np.flatnonzero(tree.weights)
-
-    def on_device(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array[rows]).to(logprobs.device)
-
+    names = ("old_logprobs", "advantages", "weights", "trajectory", "call")
     return LossInputs(
         logprobs=logprobs,
-        old_logprobs=on_device(tree.old_logprobs),
         ref_logprobs=reference,
-        advantages=on_device(tree.advantages),
-        weights=on_device(tree.weights),
-        trajectory=on_device(tree.trajectory),
-        call=on_device(tree.call),
+        **{name: torch.from_numpy(getattr(tree, name)[rows]).to(logprobs.device) for name in names},
         step_trajectories=totals.trajectories,
         step_weight=totals.weight,
         proximal_logprobs=logprobs.detach() if proximal else None,
     )
 
 
-def _measured(inputs: LossInputs, outputs: TreeOutputs) -> dict[str, float]:
-    measured = {"logprob_gap": (inputs.logprobs.detach() - inputs.old_logprobs).abs().mean().item()}
-    if outputs.entropy is not None:
-        measured["entropy"] = outputs.entropy.mean().item()
-    return measured
+def pack(trees: Sequence[TokenTree], max_tokens: int) -> list[TokenTree]:
+    """Return forests of at most ``max_tokens`` tokens that hold ``trees`` uncut; a larger tree is a forest by itself.
+
+    First-fit decreasing: the largest trees are placed first, each in the first forest with room.
+    """
+    bins: list[list[int]] = []
+    free: list[int] = []
+    for index in sorted(range(len(trees)), key=lambda i: -trees[i].num_tokens):
+        size = trees[index].num_tokens
+        place = next((i for i, room in enumerate(free) if size <= room), None)
+        if place is None:
+            bins.append([index])
+            free.append(max_tokens - size)
+        else:
+            bins[place].append(index)
+            free[place] -= size
+    return [join([trees[index] for index in sorted(members)]) for members in bins]
 
 
-class Measured:
-    """A forward pass, and what the largest so far of at most ``max_tokens`` kept for its backward pass: ``ratio`` times the
-    estimate, 0 if there was none. Larger trees are computed in pieces that keep nothing, so they say nothing.
+def join(trees: Sequence[TokenTree]) -> TokenTree:
+    """Return the trees as one forest; trajectories and calls are numbered consecutively."""
+    if len(trees) == 1:
+        return trees[0]
+    sizes = {
+        "tokens": [tree.num_tokens for tree in trees],
+        "nodes": [len(tree.node_parents) for tree in trees],
+        "trajectory": [int(tree.trajectory.max(initial=-1)) + 1 for tree in trees],
+        "call": [int(tree.call.max(initial=-1)) + 1 for tree in trees],
+    }
+    offsets = {name: np.cumsum([0, *size])[:-1] for name, size in sizes.items()}
+    joined = {
+        name: np.concatenate([getattr(tree, name) for tree in trees])
+        for name in ("tokens", "depths", "old_logprobs", "temperatures", "weights", "advantages")
+    }
+    for name, counted in PER_TREE_INDICES.items():
+        pieces = zip(trees, offsets[counted], strict=True)
+        joined[name] = np.concatenate([getattr(tree, name) + offset for tree, offset in pieces])
+    starts = [tree.node_starts[:-1] + offset for tree, offset in zip(trees, offsets["tokens"], strict=True)]
+    parents = [
+        np.where(tree.node_parents < 0, -1, tree.node_parents + offset)
+        for tree, offset in zip(trees, offsets["nodes"], strict=True)
+    ]
+    joined["node_starts"] = np.concatenate([*starts, [sum(sizes["tokens"])]])
+    joined["node_parents"] = np.concatenate(parents)
+    return TokenTree(**joined)
 
-    What is kept is counted, not read from the system as the process's peak: that has the memory of other threads in it and
-    differs from run to run, and passes must be the same in every run with the same seed and after every resume, because
-    where they end shows in the last bits of the gradients.
+
+class MeasuredForward:
+    """A forward pass that measures the memory kept for the backward pass.
+
+    ``ratio`` is that memory over its estimate, for the largest tree so far of at most ``max_tokens``, or 0 before the first.
+    Larger trees are computed in pieces that keep nothing, so they aren't measured.
+
+    The measurement counts tensors instead of reading the process's peak memory, which includes other threads and differs
+    between runs. Passes must be the same in every run with the same seed and after every resume, because their borders
+    show in the last bits of the gradients.
     """
 
     def __init__(self, model: PreTrainedModel, forward: Callable[[TokenTree], TreeOutputs], max_tokens: int) -> None:
@@ -128,47 +167,52 @@ class Measured:
     def __call__(self, tree: TokenTree) -> TreeOutputs:
         if not self._largest < tree.num_tokens <= self._max_tokens:
             return self._forward(tree)
-        outputs, kept = _kept(self._model, lambda: self._forward(tree))
-        self._largest, self.ratio = tree.num_tokens, kept / tree.num_tokens / token_bytes(self._model)
+        outputs, kept_bytes = _with_kept_bytes(self._model, lambda: self._forward(tree))
+        self._largest, self.ratio = tree.num_tokens, kept_bytes / tree.num_tokens / token_bytes(self._model)
         return outputs
 
 
-def _kept(model: PreTrainedModel, forward: Callable[[], TreeOutputs]) -> tuple[TreeOutputs, int]:
-    """Return what ``forward`` returns, and the bytes that stay allocated for its backward pass."""
+def _with_kept_bytes(model: PreTrainedModel, forward: Callable[[], TreeOutputs]) -> tuple[TreeOutputs, int]:
+    """Return the result of ``forward`` and the bytes that stay allocated for its backward pass."""
     if model.device.type == "cuda":
         before = torch.cuda.memory_allocated(model.device)
         outputs = forward()
         return outputs, torch.cuda.memory_allocated(model.device) - before
-    weights = {it.untyped_storage().data_ptr() for it in model.parameters()}
-    kept: dict[int, int] = {}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    sizes: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()  # of many views once
+            sizes[storage.data_ptr()] = storage.nbytes()  # once for all views
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         outputs = forward()
-    return outputs, sum(kept.values())
+    return outputs, sum(sizes.values())
 
 
 def token_bytes(model: PreTrainedModel) -> int:
-    """Return an estimate of the bytes of a token's activations.
-
-    For dense transformer layers that keep what their backward pass needs: about 18 vectors of the hidden size and 6 of the
-    feed-forward size a layer.
-    """
+    """Return the estimated bytes of activations per token: dense transformer layers keep for their backward pass about 18
+    vectors of the hidden size and 6 of the feed-forward size each."""
     config = model.config.get_text_config()
     width = 18 * config.hidden_size + 6 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     return config.num_hidden_layers * width * model.dtype.itemsize
 
 
 def tokens_that_fit(model: PreTrainedModel, ratio: float = 1.0) -> int:
-    """Return how many tokens' activations a share of the memory holds, the GPU's or the machine's.
-
-    A token takes ``ratio`` times the estimate.
-    """
-    # Not what is free: a run that goes on must make the same passes.
+    """Return how many tokens' activations, each ``ratio`` times the estimate, fit in the share of the memory for a pass."""
+    # Of the total, not the free memory: a resumed run must make the same passes.
     memory = torch.cuda.mem_get_info()[1] if model.device.type == "cuda" else machine_memory()
     return min(MOST_TOKENS, max(LEAST_TOKENS, int(MEMORY_SHARE * memory / (ratio * token_bytes(model)))))
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch compute the block with ``count`` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

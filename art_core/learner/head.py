@@ -1,8 +1,7 @@
-"""Hidden states -> logprobs of chosen tokens, a chunk of logits at a time. Knows nothing about trees, tasks or losses.
+"""Hidden states -> logprobs of chosen tokens, computing one chunk of logits at a time.
 
-No (tokens x vocabulary) tensor exists: each chunk's logits are reduced to the targets' logprobs, dropped, and computed
-again in the backward pass, as checkpointing does (Chen et al., arXiv 1604.06174), so memory grows with the vocabulary by
-one chunk only.
+No (tokens x vocabulary) tensor exists: each chunk's logits are reduced to the targets' logprobs, dropped, and recomputed in
+the backward pass, like checkpointing (Chen et al., arXiv 1604.06174), so only one chunk at a time takes memory.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 CHUNK = 2**24
-"""Most logits that exist at a time: 64 MiB in float32."""
+"""Most logits in memory at a time: 64 MiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,10 @@ class Head:
 
 @dataclass(frozen=True)
 class Targets:
-    """The tokens whose logprobs are wanted. Several targets may share a row of logits."""
+    """The tokens whose logprobs to compute. Several targets may share a row of logits."""
 
     rows: Tensor
-    """(targets,) int64, ascending: the row of hidden states that predicts each."""
+    """(targets,) int64, ascending: the row of hidden states that predicts each target."""
     tokens: Tensor
     """(targets,) int64."""
     temperatures: Tensor
@@ -40,7 +39,7 @@ class Targets:
 
 
 def head_of(model: nn.Module) -> Head | None:
-    """Return the head of a transformers causal LM where it is a plain projection, else None."""
+    """Return the head of a transformers causal LM if it is a plain projection, else None."""
     projection = model.get_output_embeddings()
     if type(projection) is not nn.Linear:
         return None
@@ -53,12 +52,11 @@ def head_of(model: nn.Module) -> Head | None:
 
 
 def logprobs_of(hidden: Tensor, head: Head, targets: Targets) -> tuple[Tensor, Tensor]:
-    """Return the targets' logprobs, differentiable, and the entropies in nats of the distributions they are of, not so.
+    """Return the targets' logprobs (differentiable) and the entropies of their distributions in nats (not differentiable).
 
-    ``hidden`` is (rows, hidden size); both results are (targets,), float32, or float64 where the model is.
+    ``hidden`` is (rows, hidden size); both results are (targets,), float32, or float64 if the model is.
     """
-    weight, bias = head.projection.weight, head.projection.bias
-    return _Logprobs.apply(hidden, weight, bias, head, targets)
+    return _Logprobs.apply(hidden, head.projection.weight, head.projection.bias, head, targets)
 
 
 class _Logprobs(torch.autograd.Function):
@@ -105,7 +103,7 @@ class _Logprobs(torch.autograd.Function):
 def _scores(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head, temperatures: Tensor
 ) -> tuple[Tensor, Tensor | float]:
-    """Return logits / temperature (rows, vocabulary) and their derivative by the projection's output."""
+    """Return logits / temperature (rows, vocabulary) and their derivative with respect to the projection's output."""
     scores = hidden @ weight.T if bias is None else torch.addmm(bias, hidden, weight.T)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     slope: Tensor | float = head.scale
@@ -122,7 +120,7 @@ def _scores(
 
 
 def _chunks(targets: Targets, rows: int, vocabulary: int) -> list[tuple[slice, slice]]:
-    """Return (rows, targets) of each chunk."""
+    """Return each chunk's (rows, targets)."""
     size = max(1, CHUNK // vocabulary)
     firsts = torch.arange(0, rows + size, size, device=targets.rows.device)
     bounds = torch.searchsorted(targets.rows, firsts).tolist()

@@ -1,4 +1,4 @@
-"""Stored calls and stored weights -> the logprobs that those weights give them. Knows nothing about where calls are stored."""
+"""Stored weights and token trees of stored calls -> the logprobs that these weights assign."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from art_core.errors import StoreError
 from art_core.learner import checkpoint
-from art_core.learner.pretrained import load_adapter
+from art_core.learner.gradients import torch_threads
+from art_core.learner.pretrained import load_adapter, load_causal_lm
 from art_core.learner.sizes import SMALL_MODEL
-from art_core.learner.torch_threads import torch_threads
 from art_core.learner.tree_forward import tree_logprobs
 from art_core.types import TokenTree
 
@@ -23,31 +23,20 @@ if TYPE_CHECKING:
 
 
 def load_weights(start: str | Path, folder: Path | None) -> PreTrainedModel | PeftModel:
-    """Load the weights that the checkpoint ``folder`` holds, whole or as an adapter on the start weights; None: the start
-    weights. float32, on the GPU where there is one. Raises StoreError where a file is damaged or cannot be loaded."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    """Load the weights of checkpoint ``folder`` (a whole model, or an adapter on the start weights), or the start weights if
+    it is None; float32, on the GPU if there is one. Raises StoreError if a file is damaged or can't be loaded."""
     adapter = folder is not None and not (folder / "config.json").is_file()
     if folder is not None:
         checkpoint.read_state(folder)
     source = start if folder is None or adapter else folder
     try:
-        model = checkpoint.load_model(source)
+        model = load_causal_lm(source)
         if adapter:
             model = load_adapter(model, folder / checkpoint.ADAPTER)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         what = f"{source}, with the adapter in {folder}," if adapter else source
-        raise StoreError(f"{what} cannot be loaded: {error}; put the model back where it was") from error
-    return model.requires_grad_(False).eval().to(device)
-
-
-def saved_version(folder: Path) -> int:
-    """Return the version of a checkpoint's weights, after comparing all files with their hashes; else StoreError."""
-    return checkpoint.read_state(folder)["version"]
-
-
-def vocabulary(model: PreTrainedModel | PeftModel) -> int:
-    """Return how many token ids the model has."""
-    return model.get_input_embeddings().num_embeddings
+        raise StoreError(f"{what} cannot be loaded: {error}; put the model back in its place") from error
+    return model.requires_grad_(False).eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @torch.no_grad()

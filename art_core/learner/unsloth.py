@@ -1,6 +1,6 @@
-"""Whether Unsloth can run here and suits a model, and its import. Knows nothing about training.
+"""Whether Unsloth can run here and suits a model, and its import.
 
-Importing this file loads nothing heavy; ``load`` imports Unsloth, which changes other libraries for the whole process.
+Importing this module is light; ``load`` imports Unsloth, which patches other libraries for the whole process.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ logger = logging.getLogger("art_core.learner")
 INSTALL = "pip install unsloth"
 CPU_BACKEND_SINCE = (2026, 10, 9)
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma"})
-"""``model_type`` of the models whose attention Unsloth replaces by one that takes a tree: docs/unsloth.md. Others it
-compiles from transformers' code; they train when asked for, and ``"auto"`` leaves them to torch."""
+"""``model_type`` of the models whose attention Unsloth replaces by one that accepts a tree: docs/unsloth.md. It compiles
+others from transformers' code; ``"unsloth"`` trains them, ``"auto"`` leaves them to torch."""
 OPT_IN = "UNSLOTH_ALLOW_CPU"
-"""With this variable at 1, ``"auto"`` takes Unsloth on a machine without a GPU too, where it has no kernels of its own."""
+"""If this variable is 1, ``"auto"`` uses Unsloth even without a GPU, where it has no kernels of its own."""
 
 
 def installed() -> bool:
@@ -39,7 +39,7 @@ def installed() -> bool:
 
 
 def missing() -> str:
-    """Return what keeps Unsloth from running here and what to do about it; empty where nothing does. Imports torch."""
+    """Return why Unsloth can't run here and what to do about it, or "" if it can. Imports torch."""
     if not installed():
         return f"unsloth is not installed; run: {INSTALL}"
     version = importlib.metadata.version("unsloth")
@@ -50,24 +50,24 @@ def missing() -> str:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the first three numbers of a version, without what marks a candidate, a build or a post-release."""
+    """Return the first three numbers of a version, without suffixes for candidates, builds and post-releases."""
     numbers = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, numbers[0].split(".")[:3])) if numbers else ()
 
 
 def why_not(model_folder: str, config: TrainConfig) -> str:
-    """Return why ``learner="auto"`` leaves this run to torch; empty where it takes Unsloth."""
+    """Return why ``learner="auto"`` leaves this run to torch, or "" if it uses Unsloth."""
     if reason := missing():
         return reason
     if not has_gpu() and os.environ.get(OPT_IN) != "1":
-        return f"there is no GPU, and without one Unsloth has no kernels of its own ({OPT_IN}=1 takes it all the same)"
+        return f"there is no GPU, and without one Unsloth has no kernels of its own (set {OPT_IN}=1 to use it anyway)"
     if config.lora_rank == 0:
-        return "lora_rank=0 trains all weights; Unsloth is for LoRA"
+        return "lora_rank=0 trains all weights, and Unsloth is for LoRA"
     try:
         family = json.loads((_local(model_folder) / "config.json").read_text())["model_type"]
         small = config.lora_rank is None and parameters(model_folder) < LORA_FROM
     except (OSError, ValueError, KeyError) as error:
-        return f"what kind of model {model_folder} is could not be read: {error}"
+        return f"the type of the model {model_folder} could not be read: {error}"
     if family not in FAMILIES:
         return f"Unsloth's kernels are not known to follow a token tree in models of type {family!r}"
     return "a model this small trains all its weights (lora_rank=16 would train an adapter)" if small else ""
@@ -80,30 +80,30 @@ def has_gpu() -> bool:
 
 
 def check() -> None:
-    """Raise ConfigError where Unsloth cannot run here."""
+    """Raise ConfigError if Unsloth can't run here."""
     if reason := missing():
-        raise ConfigError(f"learner='unsloth' cannot be used: {reason}, or give learner='torch'")
+        raise ConfigError(f"learner='unsloth' cannot be used: {reason}, or use learner='torch'")
 
 
 def load() -> ModuleType:
-    """Import Unsloth and return it; ConfigError where it cannot run here."""
+    """Import Unsloth and return it. Raises ConfigError if it can't run here."""
     check()
     try:
         with quiet():
             import unsloth
     except (ImportError, NotImplementedError, RuntimeError) as error:
         raise ConfigError(
-            f"unsloth is installed and cannot be imported: {type(error).__name__}: {error}; "
-            f"reinstall it with: {INSTALL}, or give learner='torch'"
+            f"unsloth is installed but can't be imported: {type(error).__name__}: {error}; "
+            f"reinstall it with: {INSTALL}, or use learner='torch'"
         ) from error
     return unsloth
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what Unsloth prints and warns about off the screen: it goes to the log, at level DEBUG.
+    """Log at level DEBUG what Unsloth prints, and hide its warnings.
 
-    Without a GPU the variable ``UNSLOTH_ALLOW_CPU`` is hidden from it: there it asks for the code for GPUs, which fails.
+    Without a GPU, ``UNSLOTH_ALLOW_CPU`` is hidden from Unsloth: there the variable selects the code for GPUs, which fails.
     """
     hidden = None if has_gpu() else os.environ.pop(OPT_IN, None)
     printed = io.StringIO()
@@ -119,7 +119,7 @@ def quiet() -> Iterator[None]:
 
 
 def _local(model: str) -> Path:
-    """Return the folder of a model; what is on the hub only is downloaded, as training would."""
+    """Return a model's folder; a hub model is downloaded, as training would do."""
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -128,7 +128,7 @@ def _local(model: str) -> Path:
 
 
 def parameters(model_folder: str) -> int:
-    """Return the number of weights of a model without loading it; ValueError where they are not in safetensors files."""
+    """Return a model's number of weights without loading it. Raises ValueError if it has no safetensors files."""
     from safetensors import safe_open
 
     files = sorted(_local(model_folder).glob("*.safetensors"))

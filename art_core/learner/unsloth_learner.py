@@ -1,6 +1,6 @@
-"""Gradient steps with Unsloth: the torch learner's, on a model that Unsloth loads and patches. LoRA only.
+"""The torch learner's gradient steps on a model that Unsloth loads and patches. LoRA only.
 
-Imports Unsloth, which changes transformers, peft and trl for the whole process: docs/unsloth.md says what.
+Unsloth patches transformers, peft and trl for the whole process: see docs/unsloth.md.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ logger = logging.getLogger("art_core.learner")
 
 
 class UnslothLearner(TorchLearner):
-    """Trains a LoRA adapter on token trees with Unsloth's kernels; everything else is as in ``TorchLearner``.
+    """Trains a LoRA adapter on token trees with Unsloth's kernels; otherwise like ``TorchLearner``.
 
-    On a GPU weights are bfloat16 where it can, or 4-bit, and activations are recomputed as Unsloth does it; without one they
-    are float32 and Unsloth adds no kernels. Raises ConfigError where Unsloth cannot be used, and where ``config.lora_rank``
-    is 0.
+    On a GPU the weights are bfloat16 if it supports that, or 4-bit, and Unsloth recomputes activations. Without a GPU they
+    are float32 and there are no kernels. Raises ConfigError if Unsloth can't be used or ``config.lora_rank`` is 0.
     """
 
     def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss) -> None:
         if config.lora_rank == 0:
-            raise ConfigError("learner='unsloth' trains LoRA adapters; give lora_rank=16, or learner='torch'")
+            raise ConfigError("learner='unsloth' trains LoRA adapters only; set lora_rank=16, or use learner='torch'")
         self._unsloth = unsloth.load()
         super().__init__(model_folder, config, loss)
         self.model.train(unsloth.has_gpu())
         if way_of(self.model).backend == "paths":
-            logger.warning("paths are computed one by one, with Unsloth's kernels where it has some for them")
+            logger.warning("root-to-leaf paths are computed one by one, with Unsloth's kernels if it has any for them")
 
     def _load(self) -> PreTrainedModel:
         with unsloth.quiet(), no_progress_bars():
@@ -61,13 +60,12 @@ class UnslothLearner(TorchLearner):
         return model
 
     def _in_4bit(self) -> bool:
-        wanted = self.config.load_in_4bit
         if not unsloth.has_gpu():
-            if wanted:
+            if self.config.load_in_4bit:
                 raise ConfigError("load_in_4bit=True needs a GPU and torch finds none; leave it out")
             return False
-        if wanted is not None:
-            return wanted
+        if self.config.load_in_4bit is not None:
+            return self.config.load_in_4bit
         memory = torch.cuda.get_device_properties(0).total_memory
         return 2 * unsloth.parameters(self.model_folder) > memory / 2
 
@@ -92,15 +90,13 @@ class UnslothLearner(TorchLearner):
 
 
 def _recompute() -> str | bool:
-    """Return Unsloth's way to recompute activations; without a GPU it would only cost time."""
+    """Return Unsloth's mode of recomputing activations; without a GPU recomputing would only cost time."""
     return "unsloth" if unsloth.has_gpu() else False
 
 
 def _keep_masks(model: PeftModel) -> None:
-    """Let Unsloth's forward keep the mask that it is given, and rows of any length, in training mode; no dropout.
-
-    Training mode is what its recomputation needs. Its own trainers set the same two marks for their packed rows.
-    """
+    """Make Unsloth's forward keep our mask and accept rows of any length in training mode, which its recomputation needs,
+    without dropout. Its own trainers set the same two flags for packed rows."""
     base = model.get_base_model()
     base.set_attn_implementation("sdpa")
     decoder = base.get_decoder()
@@ -114,11 +110,9 @@ def _keep_masks(model: PeftModel) -> None:
 
 
 def _use_registered_attention() -> None:
-    """Let attention whose mask describes the tree (integers, or blocks) be computed by the function registered for that.
-
-    Unsloth's forward for GPUs asks its own dispatcher instead of transformers' registry; other masks still go there.
-    """
-    for module in [it for name, it in sys.modules.items() if name.startswith("unsloth.models.")]:
+    """Let transformers' registry compute attention with a tree mask (integers or blocks), as Unsloth's forward for GPUs
+    calls its own dispatcher instead. All other masks still go there."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("unsloth.models.")]:
         own = vars(module).get("run_attention")
         if own is not None and not hasattr(own, "unregistered"):
             module.run_attention = _dispatch(own)

@@ -1,12 +1,11 @@
-"""For our tests and for those of plugin authors: stand-ins for the heavy parts, and the conformance kit of adapters.
+"""For plugin authors' tests and our own: stand-ins for the heavy parts, and ``check_adapter``.
 
-Everything goes through the same door as the real parts; nothing is patched.
+Stand-ins are passed in like the real parts; nothing is patched.
 """
 
-from art_core.testing.conformance import check_adapter
+from art_core.testing.conformance import AdapterError, AdapterReport, check_adapter
 from art_core.testing.fakes import CountingLearner, FakeEngine, Reply, ScriptedAgent, prompt_ids, render
-from art_core.testing.report import AdapterError, AdapterReport
-from art_core.testing.script import scripted_reply
+from art_core.testing.provider import scripted_reply
 
 __all__ = [
     "AdapterError",

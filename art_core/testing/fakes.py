@@ -1,6 +1,5 @@
 """Stand-ins for the heavy parts: an engine that answers from a script, a learner that only counts, an agent without a
-framework. They know nothing about what is tested with them.
-"""
+framework."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ from art_core.errors import StoreError, UpstreamError
 from art_core.types import EngineBase, JsonDict, LearnerBase, Loss, TokenTree, Weights
 
 Reply = str | JsonDict
-"""The answer's text, or an assistant message with ``content`` and ``tool_calls``."""
+"""The text of an answer, or an assistant message with ``content`` and ``tool_calls``."""
 
 
 class FakeEngine(EngineBase):
-    """An engine without a model: token ids are bytes, every logprob is ``logprob``.
+    """An engine without a model: token ids are bytes, and every logprob is ``logprob``.
 
-    ``reply`` is a text, a list of replies (taken in turn, over and over), or a function of the request; a function may raise
-    ``UpstreamError``. As with a real chat template, the prompt of a later turn extends the earlier prompt and answer; a raw
-    ``prompt`` is taken as it is.
+    ``reply`` is a text, a list of replies to cycle through, or a function of the request, which may raise ``UpstreamError``.
+    As with a real chat template, the prompt of a later turn extends the earlier prompt and answer; a raw ``prompt`` is used
+    unchanged.
     """
 
     def __init__(
@@ -32,7 +31,7 @@ class FakeEngine(EngineBase):
         self.reply = reply
         self.logprob = logprob
         self.requests: list[JsonDict] = []
-        """Every request, as the engine was given it."""
+        """Every request the engine got."""
         self.loaded: list[Weights] = []
         self.started = self.stopped = 0
         self._turn = 0
@@ -48,21 +47,17 @@ class FakeEngine(EngineBase):
 
     @property
     def version(self) -> int:
-        """Of the weights that are served."""
+        """Version of the weights that are served."""
         return self.loaded[-1].version if self.loaded else 0
 
-    def _reply(self, request: JsonDict) -> JsonDict:
+    def _choice(self, request: JsonDict, index: int) -> JsonDict:
         reply = self.reply
         if callable(reply):
             reply = reply(request)
         elif isinstance(reply, Sequence) and not isinstance(reply, str):
             reply = reply[self._turn % len(reply)]
             self._turn += 1
-        message = {"content": reply} if isinstance(reply, str) else dict(reply)
-        return {"role": "assistant", **message}
-
-    def _choice(self, request: JsonDict, index: int) -> JsonDict:
-        message = self._reply(request)
+        message = {"role": "assistant", **({"content": reply} if isinstance(reply, str) else reply)}
         ids = list(render(message)[len(OPEN) :])
         return {
             "index": index,
@@ -79,17 +74,14 @@ class FakeEngine(EngineBase):
         prompt = prompt_ids(request)
         choices = [self._choice(request, index) for index in range(request.get("n") or 1)]
         sampled = sum(len(choice["token_ids"]) for choice in choices)
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": sampled, "total_tokens": len(prompt) + sampled}
         return {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": request.get("model", "policy"),
             "choices": choices,
-            "usage": {
-                "prompt_tokens": len(prompt),
-                "completion_tokens": sampled,
-                "total_tokens": len(prompt) + sampled,
-            },
+            "usage": usage,
             "prompt_token_ids": prompt,
             "policy_version": self.version,
         }
@@ -99,30 +91,19 @@ class FakeEngine(EngineBase):
         head = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
         first = {"prompt_token_ids": whole["prompt_token_ids"], "policy_version": whole["policy_version"]}
         for choice in whole["choices"]:
-            message = choice["message"]
-            calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or ())]
-            ids = choice["token_ids"]
+            message, ids = choice["message"], choice["token_ids"]
             content = message.get("content") or ""
             middle = len(content) // 2
             deltas: list[JsonDict] = [{"role": "assistant", "content": content[:middle]}, {"content": content[middle:]}]
-            if calls:
-                deltas.append({"tool_calls": calls})
+            if calls := message.get("tool_calls"):
+                deltas.append({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
             for i, delta in enumerate(deltas):
                 last = i == len(deltas) - 1
-                took = ids[i : i + 1] if not last else ids[i:]
-                yield {
-                    **head,
-                    **first,
-                    "choices": [
-                        {
-                            "index": choice["index"],
-                            "delta": delta,
-                            "finish_reason": choice["finish_reason"] if last else None,
-                            "token_ids": took,
-                            "token_logprobs": [self.logprob] * len(took),
-                        }
-                    ],
-                }
+                part = ids[i:] if last else ids[i : i + 1]
+                chunk = {"index": choice["index"], "delta": delta}
+                chunk["finish_reason"] = choice["finish_reason"] if last else None
+                chunk |= {"token_ids": part, "token_logprobs": [self.logprob] * len(part)}
+                yield {**head, **first, "choices": [chunk]}
                 first = {}
         if (request.get("stream_options") or {}).get("include_usage"):
             yield {**head, "choices": [], "usage": whole["usage"]}
@@ -132,7 +113,7 @@ OPEN, CLOSE = b"<assistant>", b"</>"
 
 
 def render(message: JsonDict) -> bytes:
-    """Return a message as FakeEngine's prompt shows it; arguments without their spacing, as chat templates show them."""
+    """Return a message as in FakeEngine's prompt; like chat templates, it ignores the spacing of arguments."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     shown = json.dumps([[call["name"], _parsed(call["arguments"])] for call in calls]) if calls else ""
     content = message.get("content") or ""
@@ -148,7 +129,7 @@ def _parsed(arguments: str) -> Any:
 
 
 def prompt_ids(request: JsonDict) -> list[int]:
-    """Return the token ids of FakeEngine's prompt: the bytes of the rendered tools and messages, or those of a raw prompt."""
+    """Return the token ids of FakeEngine's prompt: the bytes of the rendered tools and messages, or of a raw prompt."""
     prompt = request.get("prompt")
     if prompt:
         return list(prompt.encode() if isinstance(prompt, str) else prompt)
@@ -157,17 +138,17 @@ def prompt_ids(request: JsonDict) -> list[int]:
 
 
 def version_logprobs(version: int, ids: Sequence[int]) -> list[float]:
-    """Return made-up logprobs of every token of ``ids`` but the first, other ones for each version."""
+    """Return made-up logprobs of every token of ``ids`` but the first; they differ between versions."""
     return [-1 - (31 * token + 17 * version + place) % 97 / 97 for place, token in enumerate(ids[1:])]
 
 
 class CountingLearner(LearnerBase):
-    """A learner without a model: a step only counts."""
+    """A learner without a model; a step only increments the version."""
 
     def __init__(self) -> None:
         self.version = 0
         self.trees: list[Sequence[TokenTree]] = []
-        """What every step was given."""
+        """The trees of every step."""
 
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         self.trees.append(trees)
@@ -199,9 +180,9 @@ class CountingLearner(LearnerBase):
 
 
 class ScriptedAgent:
-    """An agent that makes ``turns`` chat calls at its rollout's address and returns the last answer.
+    """An agent that makes ``turns`` chat calls to its rollout's address and returns the last answer; needs httpx only.
 
-    Called as ``agent(input, address)``; needs httpx only.
+    Call it as ``agent(input, address)``; ``request`` is added to every request.
     """
 
     def __init__(self, turns: int = 1, **request: Any) -> None:
@@ -211,15 +192,13 @@ class ScriptedAgent:
     async def __call__(self, task_input: Any, address: Any) -> str:
         import httpx
 
+        url, headers = f"{address.base_url}/chat/completions", {"Authorization": f"Bearer {address.api_key}"}
         messages: list[JsonDict] = [{"role": "user", "content": str(task_input)}]
         answer = ""
-        headers = {"Authorization": f"Bearer {address.api_key}"}
         async with httpx.AsyncClient(timeout=60, trust_env=False, headers=headers) as client:
             for turn in range(self.turns):
-                response = await client.post(
-                    f"{address.base_url}/chat/completions",
-                    json={"model": address.model, "messages": messages, **self.request},
-                )
+                body = {"model": address.model, "messages": messages, **self.request}
+                response = await client.post(url, json=body)
                 response.raise_for_status()
                 message = response.json()["choices"][0]["message"]
                 answer = message.get("content") or ""

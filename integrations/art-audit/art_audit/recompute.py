@@ -44,7 +44,7 @@ def _recompute_version(
     store: Store, start: str | None, folder: Path | None, places: list[Place], findings: Findings, screen: Display,
     tolerance: float,
 ) -> None:  # fmt: skip
-    from art_core.learner.replay import load_weights, replay, vocabulary
+    from art_core.learner.replay import load_weights, replay
 
     try:
         model = load_weights(start or "", folder)
@@ -52,7 +52,7 @@ def _recompute_version(
         findings.add("weights", str(error))
         findings.counts["not_kept"] += len(places)
         return
-    ids = vocabulary(model)
+    ids = model.get_input_embeddings().num_embeddings
     for batch in _batches(store, places):
         unknown = [place for place, call in batch if not _within(call, ids)]
         for place in unknown:
@@ -93,12 +93,12 @@ def _start_weights(store: Store, findings: Findings) -> str | None:
 
 def _kept(run_dir: Path, start: str | None, findings: Findings) -> dict[int, Path | None]:
     """Return version -> the checkpoint that holds its weights, None for the start weights."""
-    from art_core.learner.replay import saved_version
+    from art_core.learner.checkpoint import read_state
 
     kept: dict[int, Path | None] = {}
     for folder in checkpoints(run_dir):
         try:
-            version = saved_version(folder)
+            version = read_state(folder)["version"]
         except StoreError as error:
             findings.add("weights", str(error))
             continue

@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from art_core.config import TrainConfig
 from art_core.errors import UpstreamError
 from art_core.learner import checkpoint
+from art_core.learner.pretrained import load_causal_lm
 from art_core.types import Weights
 from art_embedded import TINY
 from art_vllm import VllmEngine
@@ -42,11 +43,11 @@ async def served(tmp_path_factory):
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory):
     """By version: the start weights and two adapters, each a plain model with the weights that serve it."""
-    found = {0: (checkpoint.load_model(TINY).eval(), None)}
+    found = {0: (load_causal_lm(TINY).eval(), None)}
     for version in (1, 2):
         torch.manual_seed(version)
         lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-        model = get_peft_model(checkpoint.load_model(TINY), lora).eval()
+        model = get_peft_model(load_causal_lm(TINY), lora).eval()
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.05)
@@ -122,7 +123,7 @@ async def test_a_retired_version_is_gone_and_the_others_stay(served, policies):
 
 
 async def test_whole_weights_are_reloaded_in_place_the_tied_head_too(served, policies, tmp_path):
-    model = checkpoint.load_model(TINY).eval()
+    model = load_causal_lm(TINY).eval()
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
