@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from art_cli.variables import load_env_file, say_refused
+from art_cli.variables import load_env_file, warn_refused
 from art_core.errors import ConfigError
 
 SECRETS = Path("/run/secrets")
@@ -33,7 +33,7 @@ def load_settings() -> Settings:
     They are put into the environment, for the libraries that read their keys there. Raises ConfigError for what cannot be used.
     """
     load_env_file()  # no command has, if a script connects
-    say_refused()
+    warn_refused()
     try:
         # Where containers are given what no process list or image should show: one file a setting, art_server_token say.
         found = Settings(_secrets_dir=SECRETS if SECRETS.is_dir() else None)  # type: ignore[call-arg]
