@@ -22,10 +22,10 @@ def audit(
 ) -> Audit:
     """Recompute a run's stored calls with the weights that sampled them, and check all records about them.
 
-    ``sample`` recomputes that many randomly drawn calls per version of the weights; the file itself is always fully checked.
-    ``tolerance`` is the largest acceptable difference of a token's logprob, in nats. Calls can only be recomputed if their weights
-    still exist: train with ``keep_checkpoints=None`` to keep all. Raises ConfigError if ``run_dir`` is not a run folder or has no
-    calls, StoreError if its file cannot be read; anything wrong with the run is in ``Audit.problems``.
+    ``sample`` recomputes that many randomly drawn calls per version of the weights; the file is always fully checked.
+    ``tolerance`` is the largest acceptable difference of a token's logprob, in nats. Calls can only be recomputed if their
+    weights still exist: train with ``keep_checkpoints=None`` to keep all. Raises ConfigError if ``run_dir`` is not a run folder
+    or has no calls, StoreError if its file cannot be read; anything wrong with the run is in ``Audit.problems``.
     """
     file = store_file(run_dir)
     if tolerance < 0 or (sample is not None and sample < 1):
