@@ -94,7 +94,7 @@ def test_a_checkpoint_is_a_file_or_a_folder(tmp_path):
     def tell(logger):
         logger.log_model_artifacts(str(tmp_path / "model.pt"), 1)
         logger.log_model_artifacts(tmp_path / "folder", 2)
-        with pytest.raises(ConfigError, match=r"epoch 3 is not at .*missing\.pt"):
+        with pytest.raises(ConfigError, match=r"no checkpoint of epoch 3 at .*missing\.pt"):
             logger.log_model_artifacts("missing.pt", 3)
 
     first, second = logged(tmp_path, tell).models()
