@@ -89,16 +89,19 @@ class ARTLangfuseTracker:
             {"agent_type": get("agent_type"), "model_name": get("model_name"), "environment": get("environment_type")},
             get("error"),
         )
-        own = _new_id(8)
+        root_id = _new_id(8)
         times = [float(action.get("execution_time") or 0.0) for action in actions]
         start = now - sum(times)
-        spans = [make_span(name, trace, own, None, start, now, _named(root, name), error=_error(episode_data))]
+        spans = [make_span(name, trace, root_id, None, start, now, _named(root, name), error=_error(episode_data))]
         for number, action in enumerate(actions):
-            begun = start + sum(times[:number])
+            action_start = start + sum(times[:number])
             kind = f"action_{number}_{action.get('type')}"
             attributes = _named(_action(number, action), name)
-            ended = begun + times[number]
-            spans.append(make_span(kind, trace, _new_id(8), own, begun, ended, attributes, error=_error(action)))
+            action_end = action_start + times[number]
+            span = make_span(
+                kind, trace, _new_id(8), root_id, action_start, action_end, attributes, error=_error(action)
+            )
+            spans.append(span)
         return self._send(trace, trace, spans)
 
     def track_model_generation(self, prompt: str, response: str, metadata: Mapping[str, Any]) -> Trace:

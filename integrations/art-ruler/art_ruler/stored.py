@@ -107,8 +107,9 @@ async def _opinion(store: Store, rollout_ids: Sequence[str], ruler: Ruler, again
 
 
 def _opinion_of(store: Store, rollout_id: str, by: str) -> float | None:
-    scores = [it.reward for it in store.scores(rollout_id) if it.aside and it.by == by and it.reward is not None]
-    return scores[-1] if scores else None
+    own = [score.reward for score in store.scores(rollout_id) if score.aside and score.by == by]
+    scored = [reward for reward in own if reward is not None]
+    return scored[-1] if scored else None
 
 
 def preferred(groups: Iterable[Sequence[str]], rewards: Mapping[str, float | None]) -> list[Preference]:

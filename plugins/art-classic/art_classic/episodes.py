@@ -28,7 +28,7 @@ class Episode(dict[str, Any]):
 
     def __init__(self) -> None:
         super().__init__(states=[], actions=[], rewards=[], infos=[], steps=0, total_reward=0.0, done=False, error=None)
-        self.asked: list[list[str]] = []
+        self.request_ids: list[list[str]] = []
         """For each action, the ``Call.request_id`` of the model calls behind it, if they were recorded."""
 
     def add(self, state: State, action: dict[str, Any], reward: float, info: Any) -> None:

@@ -277,7 +277,7 @@ class _TracedAgent:
 
     async def select_action(self, state: State) -> dict[str, Any]:
         with request_ids() as ids:
-            self._episode.asked.append(ids)
+            self._episode.request_ids.append(ids)
             return await self._agent.select_action(state)
 
 
@@ -374,7 +374,7 @@ def _reward(episodes: Mapping[str, Episode], discount: float | None, trajectory:
     episode = episodes[trajectory.rollout_id]
     if discount is not None:
         returns = _returns(episode["rewards"], discount)
-        action_of = {request_id: action for action, ids in enumerate(episode.asked) for request_id in ids}
+        action_of = {request_id: action for action, ids in enumerate(episode.request_ids) for request_id in ids}
         for index, call in enumerate(trajectory.calls):
             if call.request_id not in action_of:
                 raise ConfigError(

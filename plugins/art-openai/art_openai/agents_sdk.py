@@ -74,13 +74,13 @@ def watch_models() -> None:
 def _watch_all(interface: type[Model]) -> None:
     for model in _subclasses(interface):
         _watch(model)
-    own = vars(interface).get("__init_subclass__")
+    original = vars(interface).get("__init_subclass__")
 
     def watching(cls: type[Model], **kwargs: Any) -> None:
-        if own is None:  # the class may have mixins or be generic, so continue along its MRO
+        if original is None:  # the class may have mixins or be generic, so continue along its MRO
             super(interface, cls).__init_subclass__(**kwargs)
         else:
-            own.__func__(cls, **kwargs)
+            original.__func__(cls, **kwargs)
         _watch(cls)
 
     interface.__init_subclass__ = classmethod(watching)

@@ -27,20 +27,20 @@ def of_step(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def of_groups(groups: Sequence[TrajectoryGroup], split: str) -> dict[str, float]:
     """Return the means over the groups' trajectories, and over the groups, as ``SPLIT/NAME``."""
-    runs = [trajectory for group in groups for trajectory in group]
+    trajectories = [trajectory for group in groups for trajectory in group]
     failed = sum(len(group.exceptions) for group in groups)
-    values: dict[str, list[float]] = {"reward": [it.reward for it in runs]}
-    for run in runs:
-        for name, value in run.metrics.items():
+    values: dict[str, list[float]] = {"reward": [trajectory.reward for trajectory in trajectories]}
+    for trajectory in trajectories:
+        for name, value in trajectory.metrics.items():
             values.setdefault(name, []).append(float(value))
     for group in groups:
         for name, value in group.metrics.items():
             values.setdefault(f"group_{name}", []).append(float(value))
-    spreads = [statistics.stdev(it.reward for it in group) for group in groups if len(group) > 1]
-    means = {name: sum(them) / len(them) for name, them in values.items() if them}
+    spreads = [statistics.stdev(trajectory.reward for trajectory in group) for group in groups if len(group) > 1]
+    means = {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
     if spreads:
         means["reward_std_dev"] = sum(spreads) / len(spreads)
-    means["exception_rate"] = failed / max(1, failed + len(runs))
+    means["exception_rate"] = failed / max(1, failed + len(trajectories))
     return {f"{split}/{name}": value for name, value in means.items()}
 
 

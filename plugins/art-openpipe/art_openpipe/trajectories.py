@@ -18,7 +18,7 @@ from art_openpipe.gathering import Budget
 from art_openpipe.types import Messages, MessagesAndChoices, Tools
 
 MetadataValue = float | int | str | bool | None
-_begun: ContextVar[list[Trajectory] | None] = ContextVar("art_openpipe_begun", default=None)
+_created: ContextVar[list[Trajectory] | None] = ContextVar("art_openpipe_created", default=None)
 """The trajectories that the current rollout has created so far; None outside a group's rollouts."""
 
 
@@ -58,9 +58,9 @@ class Trajectory(BaseModel):
     start_time: float = Field(default_factory=time.time)
 
     def model_post_init(self, context: Any) -> None:
-        begun = _begun.get()
-        if begun is not None:
-            begun.append(self)
+        created = _created.get()
+        if created is not None:
+            created.append(self)
 
     def __str__(self) -> str:
         return f"Trajectory(reward={self.reward}, metrics={self.metrics}, metadata={self.metadata})"
@@ -196,8 +196,8 @@ class TrajectoryGroup(BaseModel):
 
 
 async def _run_one(awaitable: Awaitable[Trajectory], budget: Budget) -> Trajectory | PydanticException:
-    begun: list[Trajectory] = []
-    _begun.set(begun)  # affects this task only
+    created: list[Trajectory] = []
+    _created.set(created)  # affects this task only
     try:
         trajectory = await awaitable
         if not isinstance(trajectory, Trajectory):
@@ -206,16 +206,16 @@ async def _run_one(awaitable: Awaitable[Trajectory], budget: Budget) -> Trajecto
             )
     except Exception as error:  # noqa: BLE001 - failures of the script's rollouts are data
         budget.failed(error)
-        return _as_data(error, begun)
+        return _as_data(error, created)
     budget.done(trajectory.reward, trajectory.metrics)
     return trajectory
 
 
-def _as_data(error: BaseException, begun: Sequence[Trajectory] = ()) -> PydanticException:
+def _as_data(error: BaseException, created: Sequence[Trajectory] = ()) -> PydanticException:
     """Return an exception as data, with the longest trajectory that the failed rollout had created."""
     partial = getattr(error, "trajectory", None)
     if not isinstance(partial, Trajectory):
-        partial = max(begun, key=lambda trajectory: len(trajectory.choices()), default=None)
+        partial = max(created, key=lambda trajectory: len(trajectory.choices()), default=None)
     text = "".join(traceback.format_exception(error))
     return PydanticException(type=type(error).__name__, message=str(error), traceback=text, trajectory=partial)
 

@@ -59,7 +59,7 @@ class Opened:
     """The backend's defaults for what a step may override."""
     tuned: bool = False
     """Whether a step's settings have been applied to the learner, which fixes some of them."""
-    begun: dict[str, Any] = field(default_factory=dict)
+    loaded_with: dict[str, Any] = field(default_factory=dict)
     """The settings that the learner was loaded with, if the run was resumed."""
 
 
@@ -136,20 +136,20 @@ class LocalBackend:
     async def _open(self, model: TrainableModel) -> Opened:
         folder = self.folder(model)
         self._claim_trackers(folder)
-        begun = await asyncio.to_thread(_begun, folder)
+        loaded_with = await asyncio.to_thread(_loaded_with, folder)
         base_model = os.environ.get("ART_MODEL") or model.base_model
         own = dev.settings_of(model._internal_config)
         if own and base_model != model.base_model:
             log.warning("ART_MODEL=%s: ignoring the settings %s, which are for %s", base_model, own, model.base_model)
             own = {}
         settings = {**USUAL, **own, **self._settings}
-        run = art_core.open_run(folder, model=base_model, plugins=Plugins(art_openpipe), **{**settings, **begun})
+        run = art_core.open_run(folder, model=base_model, plugins=Plugins(art_openpipe), **{**settings, **loaded_with})
         if run.config.engine_args and settings.get("engine", "embedded") == "embedded":
             log.warning(
                 "ignoring engine_args=%s, which are for vLLM, not for engine='embedded'", run.config.engine_args
             )
         # An async generator, because the event loop closes it when it ends; so scripts need not close anything.
-        lifetime = self._lifetime(model, run, begun, settings)
+        lifetime = self._lifetime(model, run, loaded_with, settings)
         with Display() as screen:
             screen.phase(f"{model.name}: starting the engine", None)
             opened = await anext(lifetime)
@@ -167,7 +167,7 @@ class LocalBackend:
         self._tracked = folder
 
     async def _lifetime(
-        self, model: TrainableModel, run: Run, begun: dict[str, Any], settings: Mapping[str, Any]
+        self, model: TrainableModel, run: Run, loaded_with: dict[str, Any], settings: Mapping[str, Any]
     ) -> AsyncIterator[Opened]:
         # There must be no other open generator, because a loop that ends closes all of them at the same time.
         factories = find_trackers(functools.partial(run.plugins.choose, "register_trackers"), self._trackers)
@@ -176,7 +176,7 @@ class LocalBackend:
             loss = settings.get("loss")
             own["loss"] = run.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
             trackers = Trackers(factories, run.run_dir, run.config, log.warning)
-            opened = Opened(run, Record(run, model.name), trackers, own, begun=begun)
+            opened = Opened(run, Record(run, model.name), trackers, own, loaded_with=loaded_with)
             try:
                 await opened.record.open()
                 yield opened
@@ -223,7 +223,7 @@ class LocalBackend:
         """Apply a step's settings to the learner. Raises ConfigError if they differ from those that are fixed by now."""
         run, of_learner = opened.run, step_settings.of_learner
         before = {name: getattr(run.config, name) for name in of_learner}
-        if opened.tuned or opened.begun:
+        if opened.tuned or opened.loaded_with:
             changed = {name: value for name, value in of_learner.items() if (value or None) != (before[name] or None)}
             if changed:
                 raise ConfigError(
@@ -302,7 +302,7 @@ _EXPERIMENTAL = (
 )
 
 
-def _begun(folder: Path) -> dict[str, Any]:
+def _loaded_with(folder: Path) -> dict[str, Any]:
     """Return the settings that the learner of an earlier process was loaded with."""
     if not (folder / "run.sqlite").is_file():
         return {}
