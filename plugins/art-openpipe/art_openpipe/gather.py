@@ -96,7 +96,7 @@ async def trajectory_group_batches(
     skip_batches: int = 0,
     pbar_desc: str | None = "batches",
 ) -> AsyncIterator[list[TrajectoryGroup]]:
-    """Yield lists of ``batch_size`` groups in order (the last may be shorter), running ``max_concurrent_batches`` ahead."""
+    """Yield lists of ``batch_size`` groups in order, while up to ``max_concurrent_batches`` run; the last may be shorter."""
     source = iter(groups)
     for skipped in islice(source, skip_batches * batch_size):
         if hasattr(skipped, "close"):  # a group, or a coroutine

@@ -109,8 +109,7 @@ class Model(BaseModel, Generic[Config]):
         metrics: Mapping[str, float] | None = None,
         step: int | None = None,
     ) -> None:
-        """Append the mean rewards and metrics of trajectories as ``SPLIT/NAME``, and ``metrics``, to the model's
-        ``history.jsonl``."""
+        """Append means over the trajectories as ``SPLIT/NAME``, and ``metrics`` unchanged, to the model's ``history.jsonl``."""
         items = list(trajectories or ())
         groups = [item for item in items if isinstance(item, TrajectoryGroup)]
         single = [item for item in items if not isinstance(item, TrajectoryGroup)]
