@@ -1,6 +1,6 @@
-"""A stand-in for capture and for a provider: answers chat completions, completions and Responses, remembers what it was asked.
+"""A stub for the capture server and for a provider: answers chat completions, completions and Responses, and records requests.
 
-Requests below ``/rollouts/{rollout_id}/v1`` are a rollout's; all others went to the agent's own provider.
+Requests below ``/rollouts/{rollout_id}/v1`` belong to a rollout; all others went to the agent's own provider.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ class Asked:
 
 @dataclass
 class Stub:
-    """The server's address and memory."""
+    """The server's address and the requests that it received."""
 
     url: str = ""
     asked: list[Asked] = field(default_factory=list)
     failures: int = 0
-    """How many of the next requests are answered with 500."""
+    """Number of next requests to answer with status 500."""
 
     def address(self, rollout_id: str, *, passthrough: tuple[str, ...] = ()) -> RolloutAddress:
         base_url = f"{self.url}/rollouts/{rollout_id}/v1"
@@ -50,7 +50,7 @@ class Stub:
             yield address
 
     def of(self, rollout_id: str | None) -> list[Asked]:
-        """Return the requests of a rollout; None: those that were the agent's own affair."""
+        """Return the requests of a rollout; None: those to the agent's own provider."""
         return [asked for asked in self.asked if asked.rollout_id == rollout_id]
 
     async def answer(self, request: Request) -> Response:
@@ -206,7 +206,7 @@ def _server() -> Iterator[Stub]:
 
 @pytest.fixture
 def stub(_server: Stub) -> Stub:
-    """A fresh memory for every test."""
+    """A new stub for every test, on one server."""
     _server.asked.clear()
     _server.failures = 0
     return _server

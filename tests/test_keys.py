@@ -212,7 +212,7 @@ def test_an_answer_that_is_no_completion_is_told_without_what_it_says():
 def test_an_address_of_langfuse_that_is_none_is_not_shown(keys, monkeypatch):
     for host in (f"{MARK}-key", f"https://me:{MARK}@langfuse.example"):
         monkeypatch.setenv("LANGFUSE_HOST", host)
-        with pytest.raises(ConfigError, match="LANGFUSE_HOST is no address") as told:
+        with pytest.raises(ConfigError, match="LANGFUSE_HOST must be an address") as told:
             account()
         assert MARK not in str(told.value)
 

@@ -36,7 +36,7 @@ def test_sigterm_to_all_processes_ends_in_good_order(place):
     place.reach(2, process)
     os.killpg(process.pid, signal.SIGTERM)
     status, said = place.ends(process)
-    assert status == 143 and "art train --resume run goes on after the last finished step" in said
+    assert status == 143 and "art train --resume run resumes after the last finished step" in said
     place.goes_on(len(place.steps) + 1)
 
 
@@ -108,7 +108,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(place):
 def test_output_that_cannot_be_written_does_not_stop_a_run(place):
     with open("/dev/full", "w") as full:
         status, said = place.ends(place.start(2, stdout=full))
-    assert (status, place.steps) == (1, [1, 2]) and "the disk that the output goes to is full" in said, said
+    assert (status, place.steps) == (1, [1, 2]) and "the disk that stdout is written to is full" in said, said
     place.goes_on(3)
 
 

@@ -1,4 +1,4 @@
-"""Runs compiled LangGraph graphs and names the node behind every call. Knows nothing about how calls are captured."""
+"""Runs compiled LangGraph graphs, and names the node behind every call."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from art_core.types import RolloutAddress, RunAgent
 
 Answer = Callable[[Any], Any]
-"""A function of an interrupt's value, sync or async; what it returns is what ``interrupt(...)`` returns in the node."""
+"""A function of an interrupt's value, sync or async; ``interrupt(...)`` returns its result in the node."""
 
 
-@hookimpl(tryfirst=True)  # a compiled graph is also a runnable, which art-langchain would take
+@hookimpl(tryfirst=True)  # a compiled graph is also a runnable, which art-langchain would adapt
 def adapt_agent(agent: object) -> RunAgent | None:
     """Run a compiled graph; None for anything else."""
-    # An object of LangGraph's exists only where its module was imported.
+    # If LangGraph has not been imported, this can't be one of its graphs.
     if "langgraph.pregel" not in sys.modules:
         return None
     if not _is_graph(agent):
@@ -36,19 +36,19 @@ def adapt_agent(agent: object) -> RunAgent | None:
 
 
 def answering(graph: Pregel, answer: Answer, *, context: Any = None) -> RunAgent:
-    """Return an agent that runs ``graph`` to its end, answering every interrupt: one trajectory across all of them.
+    """Return an agent that runs ``graph`` to its end and answers every interrupt, all in one trajectory.
 
-    ``answer`` is given the value of each ``interrupt(...)`` and returns what to resume with; it may be async. Interrupts
-    that wait at the same time are answered one after another and resumed together. Breakpoints (``interrupt_before``) ask
-    nothing and are passed. ``context`` is given to the graph as it is. A graph that interrupts needs a checkpointer:
-    LangGraph's own RuntimeError says so.
+    ``answer`` receives the value of each ``interrupt(...)`` and returns what to resume with; it may be async. Simultaneous
+    interrupts are answered one after another and resumed together. Breakpoints (``interrupt_before``) are resumed without an
+    answer. ``context`` is passed to the graph unchanged. A graph with interrupts needs a checkpointer; without one, LangGraph
+    raises RuntimeError.
     """
     from langgraph.types import Command
 
     if not _is_graph(graph):
-        raise AgentError(f"answering() runs a compiled LangGraph graph, not {graph!r:.100}")
+        raise AgentError(f"answering() needs a compiled LangGraph graph, got {graph!r:.100}")
     if not callable(answer):
-        raise AgentError(f"answering() takes a function of the interrupt's value, not {answer!r:.100}")
+        raise AgentError(f"answering() needs a function of the interrupt's value, got {answer!r:.100}")
 
     async def run(input: Any, address: RolloutAddress) -> Any:
         config, next_input = _thread(address), _state(graph, input)
@@ -56,7 +56,8 @@ def answering(graph: Pregel, answer: Answer, *, context: Any = None) -> RunAgent
             output = await graph.ainvoke(next_input, config, context=context)
             pending = output.get("__interrupt__") if isinstance(output, dict) else None
             if pending:
-                next_input = Command(resume={asked.id: await _answered(answer, asked.value) for asked in pending})
+                answers = {interrupt.id: await _answered(answer, interrupt.value) for interrupt in pending}
+                next_input = Command(resume=answers)
             elif await _at_breakpoint(graph, config):
                 next_input = None
             else:
@@ -66,7 +67,7 @@ def answering(graph: Pregel, answer: Answer, *, context: Any = None) -> RunAgent
 
 
 def _is_graph(agent: object) -> bool:
-    """Tell whether it is a compiled graph. Raises AgentError where it is one that is not compiled."""
+    """Return whether it is a compiled graph. Raises AgentError for a graph that is not compiled."""
     from langgraph.graph import StateGraph
     from langgraph.pregel import Pregel
 
@@ -76,8 +77,8 @@ def _is_graph(agent: object) -> bool:
 
 
 async def _answered(answer: Answer, value: Any) -> Any:
-    said = answer(value)
-    return await said if inspect.isawaitable(said) else said
+    result = answer(value)
+    return await result if inspect.isawaitable(result) else result
 
 
 async def _at_breakpoint(graph: Pregel, config: dict[str, Any]) -> bool:
@@ -88,7 +89,7 @@ async def _at_breakpoint(graph: Pregel, config: dict[str, Any]) -> bool:
 
 @hookimpl
 def redirect_clients() -> None:
-    """Tell the plugins that redirect calls which node is calling, and keep graphs from answering out of a cache."""
+    """Name the node and thread behind each call, and refuse graphs that would answer from a cache."""
     name_agents(node)
     name_threads(thread)
     _guard()
@@ -100,7 +101,7 @@ def _guard() -> None:
 
 
 def _guard_graphs(pregel: type[Pregel]) -> None:
-    # Every other way to run a graph is made of these two.
+    # All other ways to run a graph use these two.
     for name in ("stream", "astream"):
         setattr(pregel, name, _guarded(getattr(pregel, name)))
 
@@ -110,8 +111,8 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: Pregel, *args: Any, **kwargs: Any) -> Any:
         if self.cache is not None and destination(None) is not None:
             raise CaptureError(
-                f"the graph {self.name!r} was run inside a rollout with a node cache: a node that is answered from it makes "
-                "no model calls, so there is nothing to learn. Compile the graph without cache= while training"
+                f"the graph {self.name!r} was run inside a rollout with a node cache: cached nodes make no model calls, so there "
+                "is nothing to learn. Compile the graph without cache= for training"
             )
         return run(self, *args, **kwargs)
 
@@ -119,29 +120,29 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def node() -> str | None:
-    """Return the node that is running, behind the nodes whose sub-graphs it stands in; None outside a graph."""
+    """Return the path of the running node, such as ``researcher/model`` in a sub-graph; None outside a graph."""
     namespace = _config().get("metadata", {}).get("langgraph_checkpoint_ns")
     if not namespace:
         return None
-    # "researcher:ID|1|model:ID": a bare number counts the runs of one sub-graph within a node.
+    # In "researcher:ID|1|model:ID", the bare number counts a node's runs of one sub-graph.
     steps = (step.partition(":")[0] for step in namespace.split("|"))
     return "/".join(step for step in steps if not step.isdecimal())
 
 
 def thread() -> str | None:
-    """Return the ``thread_id`` that the running graph was given; None outside a graph, and where it was given none."""
+    """Return the running graph's ``thread_id``; None outside a graph, and if it has none."""
     thread_id = _config().get("configurable", {}).get("thread_id")
     return None if thread_id is None else str(thread_id)
 
 
 def _config() -> dict[str, Any]:
-    """Return the configuration of the running graph; empty outside one."""
-    configs = sys.modules.get("langchain_core.runnables.config")  # a graph runs only where it was imported
+    """Return the running graph's configuration; empty outside a graph."""
+    configs = sys.modules.get("langchain_core.runnables.config")  # imported if a graph is running
     return (configs.var_child_runnable_config.get() if configs else None) or {}
 
 
 def _thread(address: RolloutAddress) -> dict[str, Any]:
-    # A thread of its own: with a checkpointer, runs on one thread would continue each other.
+    # With a checkpointer, rollouts on the same thread would continue each other.
     return {"configurable": {"thread_id": address.rollout_id}}
 
 

@@ -1,8 +1,8 @@
-"""Runs PydanticAI agents, and has the policy answer for every provider's models. Knows nothing about HTTP.
+"""Runs PydanticAI agents, and has the policy answer for every provider's models.
 
-OpenAI's models ask through the OpenAI client, which art-openai redirects. Other models end in ``Model.request`` and
-``Model.request_stream``, which every provider's class implements: inside a rollout an OpenAI chat model answers there in
-their stead, with the same messages, settings, tools and output, and its client is redirected like any other.
+OpenAI's models use the OpenAI client, which art-openai redirects. All other models implement ``Model.request`` and
+``Model.request_stream``: inside a rollout an OpenAI chat model answers there instead, with the same messages, settings, tools and
+output, and its client is redirected like any other.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 @hookimpl
 def adapt_agent(agent: object) -> RunAgent | None:
     """Run an agent with ``run`` and return its output; None for anything else."""
-    # An agent of PydanticAI's exists only where its module was imported.
+    # If PydanticAI has not been imported, this can't be one of its agents.
     agents = sys.modules.get("pydantic_ai.agent")
     if agents is None or not isinstance(agent, agents.AbstractAgent):
         return None
 
     async def run(input: Any, address: RolloutAddress) -> Any:
         arguments = input if isinstance(input, dict) else {"user_prompt": input}
-        # The name would be inferred from our variable's.
+        # Otherwise the agent would be named after our variable.
         return (await agent.run(**{"infer_name": False, **arguments})).output
 
     return run
@@ -42,15 +42,15 @@ def adapt_agent(agent: object) -> RunAgent | None:
 
 @hookimpl
 def redirect_clients() -> None:
-    """Have the policy answer for models that art-openai does not redirect, and tell which agent is calling."""
+    """Have the policy answer for models that art-openai does not redirect, and name the agent that is calling."""
     name_agents(_agent)
     _wrap()
 
 
 def _agent() -> str | None:
-    """Return the name of the agent that is calling; None outside an agent, and for one without a name."""
-    contexts = sys.modules.get("pydantic_ai._run_context")  # an agent runs only where it was imported
-    context = contexts and contexts.get_current_run_context()  # it has no public name
+    """Return the name of the agent that is calling; None outside an agent, and if it has no name."""
+    contexts = sys.modules.get("pydantic_ai._run_context")  # imported if an agent is running
+    context = contexts and contexts.get_current_run_context()  # there is no public function for this
     return context.agent.name if context is not None and context.agent is not None else None
 
 
@@ -80,7 +80,7 @@ def _derived(kind: type) -> Iterator[type]:
 
 
 def _redirect(kind: type[Model]) -> None:
-    """Wrap what a model class itself defines; what it inherits is wrapped where it stands."""
+    """Wrap the methods that a model class itself defines; inherited ones are wrapped in the base class."""
     for name, wrap in (("request", _answered), ("request_stream", _streamed), ("batch_create", _refused)):
         if name in vars(kind):
             setattr(kind, name, wrap(vars(kind)[name]))
@@ -113,7 +113,7 @@ def _refused(batch_create: Callable[..., Any]) -> Callable[..., Any]:
         if destination(self.model_name) is not None:
             raise CaptureError(
                 f"{type(self).__name__} ({self.model_name!r}) was asked for a batch inside a rollout, which cannot be "
-                f"recorded: ask for single answers, or let the model through with passthrough=[{self.model_name!r}]"
+                f"recorded: use single requests, or exempt the model with passthrough=[{self.model_name!r}]"
             )
         return await batch_create(self, *args, **kwargs)
 
@@ -121,17 +121,17 @@ def _refused(batch_create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _policy(model: Model) -> OpenAIChatModel | None:
-    """Return who answers for ``model`` here; None where it answers itself."""
+    """Return the model that answers instead of ``model`` in this context; None if it answers itself."""
     from pydantic_ai.models.fallback import FallbackModel
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.models.wrapper import WrapperModel
 
-    # The first two ask other models, the last two the OpenAI client.
+    # The first two delegate to other models, the last two use the OpenAI client.
     if isinstance(model, WrapperModel | FallbackModel | OpenAIChatModel | OpenAIResponsesModel):
         return None
     if destination(model.model_name) is None:
         return None
-    # The messages were prepared for this model: what its profile has put into them, the answer's reader takes out.
+    # The messages were prepared with this model's profile, so the answer must be read with the same setting.
     tokens = "may_tokenize_special_tokens_in_content"
     profile = {tokens: model.profile.get(tokens, False)}
     return OpenAIChatModel(model.model_name, provider=_provider(), settings=model.settings, profile=profile)
@@ -142,5 +142,5 @@ def _provider() -> OpenAIProvider:
     from openai import AsyncOpenAI
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    # art-openai sends its requests, to the rollout's address and with a client of its own.
+    # art-openai redirects its requests to the rollout's address, with a client of its own.
     return OpenAIProvider(openai_client=AsyncOpenAI(api_key="set-per-call", base_url="http://set-per-call"))

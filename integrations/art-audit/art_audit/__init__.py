@@ -1,4 +1,4 @@
-"""Checks that a run trained the tokens it sampled, id for id. Reads the run folder and changes nothing there."""
+"""Checks that a run trained exactly the tokens it sampled. Reads the run folder and changes nothing in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run folder -> what in it is not as it was sampled or trained."""
+"""A run folder -> whatever in it differs from what was sampled or trained."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from art_core.store import Store
 from art_core.store.run_folder import store_file
 
 TOLERANCE = 1e-4
-"""Nats. Where engine and audit both compute in float32 a logprob differs by 1e-6 to 2e-5 from one order of summation to another.
-An engine in bfloat16 (on a GPU, vLLM) differs by hundredths on a small model and some tenths on a large one: give 0.5 there."""
+"""Nats. If engine and audit both compute in float32, logprobs differ by 1e-6 to 2e-5 because of the order of summation. Those of
+an engine in bfloat16 (on a GPU, vLLM) differ by hundredths for a small model and by some tenths for a large one: use 0.5."""
 
 
 def audit(
     run_dir: str | Path, *, sample: int | None = None, tolerance: float = TOLERANCE, progress: bool | Display = True
 ) -> Audit:
-    """Recompute the stored calls of a run with the weights that sampled them, and compare all that was written about them.
+    """Recompute a run's stored calls with the weights that sampled them, and check all records about them.
 
-    ``sample`` recomputes that many calls of each version of the weights, drawn at random; the file itself is checked whole.
-    ``tolerance`` is the largest difference of a token's logprob, in nats, that is not a problem. Only weights that are still
-    there can be asked: train with ``keep_checkpoints=None`` to keep all. Raises ConfigError where ``run_dir`` is not a run
-    folder or holds no calls, StoreError where its file cannot be read; what is wrong with the run is in ``Audit.problems``.
+    ``sample`` recomputes that many randomly drawn calls per version of the weights; the file is always fully checked.
+    ``tolerance`` is the largest acceptable difference of a token's logprob, in nats. Calls can only be recomputed if their
+    weights still exist: train with ``keep_checkpoints=None`` to keep all. Raises ConfigError if ``run_dir`` is not a run folder
+    or has no calls, StoreError if its file cannot be read; anything wrong with the run is in ``Audit.problems``.
     """
     file = store_file(run_dir)
     if tolerance < 0 or (sample is not None and sample < 1):
-        raise ConfigError(f"tolerance={tolerance} or sample={sample} cannot be used; give 0 or more, and at least 1")
+        raise ConfigError(f"tolerance must be >= 0 and sample >= 1, got tolerance={tolerance}, sample={sample}")
     findings = Findings()
     with Store(file) as store, display(progress) as screen:
         by_version = read_calls(store, findings, screen)
         read_updates(store, findings, screen)
         if not (findings.calls or findings.counts["updates"] or findings.problems):
-            raise ConfigError(f"{file} holds no calls: nothing has been sampled in this run yet")
+            raise ConfigError(f"{file} has no calls: this run has not sampled anything yet")
         recompute(store, file.parent, by_version, findings, screen, sample, tolerance)
     return findings.report(file.parent, tolerance)

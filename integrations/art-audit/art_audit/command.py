@@ -1,4 +1,4 @@
-"""``art audit``: the audit of a run folder on the command line."""
+"""The command ``art audit``."""
 
 from __future__ import annotations
 
@@ -19,46 +19,47 @@ from art_core.redaction import printable
 
 PROBLEMS_SHOWN = 20
 ROUNDED = 0.5
-"""Nats; differences of a token's logprob up to this may be the rounding of an engine in 16 bits."""
-ROUNDING = "an engine in 16 bits rounds logprobs by this much; where the run's engine was one: --tolerance {:g}"
+"""Nats; the rounding of an engine in 16 bits can explain differences of a token's logprob up to this."""
+ROUNDING = "an engine in 16 bits rounds logprobs by this much; if the run used one, pass --tolerance {:g}"
 
 
 def audit(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     sample: Annotated[
-        int | None, typer.Option(min=1, help="Recompute so many calls of each version of the weights; default: all.")
+        int | None, typer.Option(min=1, help="Number of calls to recompute per version of the weights; default: all.")
     ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Largest difference of a logprob, in nats; default 0.0001; give 0.5 for engines in bfloat16."
+            min=0,
+            help="Largest acceptable difference of a logprob, in nats; default: 0.0001. Use 0.5 for engines in bfloat16.",
         ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Prove that what was trained is what was sampled, id for id.
+    """Prove that exactly the sampled tokens were trained.
 
-    Exit code 0: clean; 1: something is wrong; 2: there is no run to read. docs/audit.md says what this cannot prove.
+    Exit codes: 0: clean; 1: problems; 2: no run to audit. docs/audit.md says what an audit cannot prove.
 
-    Recomputes the stored calls with the weights that sampled them, where these are kept, and checks the store, its digests
+    Recomputes the stored calls with the weights that sampled them, if these still exist, and checks the store, its digests
     and the records of the steps against each other.
     """
     try:
-        found = examine(run, sample=sample, tolerance=TOLERANCE if tolerance is None else tolerance)
+        result = examine(run, sample=sample, tolerance=TOLERANCE if tolerance is None else tolerance)
     except ConfigError as error:
-        raise typer.BadParameter(str(error)) from error  # exit code 2: nothing was found wrong, nothing was read
+        raise typer.BadParameter(str(error)) from error  # exit code 2: nothing was audited
     if json_:
-        print(json.dumps(found.as_json()))  # noqa: T201 - the command's result
+        print(json.dumps(result.as_json()))  # noqa: T201 - the command's result
     else:
-        print_audit(found, Console())
-    if not found.clean:
+        print_audit(result, Console())
+    if not result.clean:
         raise typer.Exit(1)
 
 
 def print_audit(audit: Audit, console: Console) -> None:
-    """Print the numbers of an audit, and its problems."""
+    """Print an audit's numbers and problems."""
     table = Table.grid("", "", padding=(0, 2))
-    unknown = f", {audit.not_kept} whose weights are not kept" if audit.not_kept else ""
+    unknown = f", {audit.not_kept} whose weights no longer exist" if audit.not_kept else ""
     drawn = f", {audit.not_drawn} not drawn" if audit.not_drawn else ""
     table.add_row("calls", f"{audit.calls}: {audit.checked} recomputed{unknown}{drawn}")
     elsewhere = f"; {audit.trained_elsewhere} trajectories came from elsewhere" if audit.trained_elsewhere else ""
@@ -76,11 +77,12 @@ def print_audit(audit: Audit, console: Console) -> None:
     if len(audit.problems) > PROBLEMS_SHOWN:
         console.print(f"and {len(audit.problems) - PROBLEMS_SHOWN} more: --json shows all", highlight=False)
     if not audit.clean:
-        said = f"NOT CLEAN: {plural(len(audit.problems), 'problem')}"
+        verdict = f"NOT CLEAN: {plural(len(audit.problems), 'problem')}"
     elif audit.checked == audit.calls:
-        said = "clean: every call has the logprobs that its weights give it, and what was trained is what was sampled"
+        verdict = "clean: every call's logprobs match its weights, and exactly the sampled tokens were trained"
     else:
-        said = "clean as far as could be checked; train with keep_checkpoints=None to keep all weights"
-    console.print(said, highlight=False, soft_wrap=True)
-    if audit.problems and all(it.kind == "logprob" for it in audit.problems) and audit.mismatch_max <= ROUNDED:
+        verdict = "clean as far as could be checked; train with keep_checkpoints=None to keep all weights"
+    console.print(verdict, highlight=False, soft_wrap=True)
+    only_logprobs = all(problem.kind == "logprob" for problem in audit.problems)
+    if audit.problems and only_logprobs and audit.mismatch_max <= ROUNDED:
         console.print(ROUNDING.format(ROUNDED), highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The store of a run -> what in it is not what was recorded. Knows nothing about models."""
+"""A run's store -> whatever in it differs from what was recorded. Needs no model."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Place = tuple[str, int]
 
 
 def read_calls(store: Store, findings: Findings, screen: Display) -> dict[int | None, list[Place]]:
-    """Check every call against its digest, and return where the calls of each version of the weights are.
+    """Check every call against its digest, and return the places of the calls of each version of the weights.
 
-    None stands for weights that were trained by a run of the loop that stopped, and the run went on without them.
+    The key None is for weights that were lost when training was interrupted and resumed from an older checkpoint.
     """
-    for numbers in _gone(gaps(store, "calls")):
-        findings.add("missing", f"calls were taken out of the store: {numbers} gone")
+    for numbers in _numbers(gaps(store, "calls")):
+        findings.add("missing", f"calls were removed from the store: {numbers}")
     callers, openings = store.callers(), store.openings()
     screen.phase("reading calls", sum(count for _, _, count in callers))
     by_version: dict[int | None, list[Place]] = defaultdict(list)
     for rollout_id, started, count in callers:
         if started is None:
-            findings.add("file", "the store has calls of it and does not know it", rollout_id)
+            findings.add("file", "the store has calls of this rollout but no record of the rollout itself", rollout_id)
         try:
             rows = store.recorded(rollout_id)
         except StoreError as error:
@@ -50,27 +50,29 @@ def read_calls(store: Store, findings: Findings, screen: Display) -> dict[int | 
 
 
 def gaps(store: Store, table: Literal["calls", "updates"]) -> list[tuple[int, int]]:
-    """Return (first, last) of the row numbers that the table once had and lacks now."""
+    """Return the ranges (first, last) of row numbers that have been deleted from the table."""
     highest = store.rows("SELECT max(seq) FROM sqlite_sequence WHERE name = ?", (table,))[0][0] or 0
     numbers = [0, *(seq for (seq,) in store.rows(f"SELECT seq FROM {table} ORDER BY seq"))]
     ends = [*numbers[1:], max(highest, numbers[-1]) + 1]
     return [(before + 1, after - 1) for before, after in zip(numbers, ends, strict=True) if after > before + 1]
 
 
-def _gone(gaps: Sequence[tuple[int, int]]) -> list[str]:
-    return [f"number {first} is" if first == last else f"numbers {first} to {last} are" for first, last in gaps]
+def _numbers(gaps: Sequence[tuple[int, int]]) -> list[str]:
+    return [f"number {first}" if first == last else f"numbers {first} to {last}" for first, last in gaps]
 
 
 def _check_rows(rollout_id: str, rows: Sequence[RecordedCall], findings: Findings) -> list[Call]:
-    """Compare a rollout's calls with their digests; return those that belong to its trajectory."""
+    """Compare a rollout's calls with their digests; return the calls of its trajectory."""
     calls: list[Call] = []
     previous: bytes | None = None
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if chained(rollout_id, previous, call_digest(row.call)) != row.digest:
-            text = f"it is not what was recorded, or a call before it was taken out or changed (number {row.seq} in the store)"
+            text = (
+                f"this call, or one before it, was changed or removed after recording (number {row.seq} in the store)"
+            )
             findings.add("digest", text, rollout_id, len(calls))
-        if row.replaced and not _was_replaced(row.call, rows[place + 1 :]):
-            text = f"it is marked as replaced by a retry, and there is none (number {row.seq} in the store)"
+        if row.replaced and not _was_replaced(row.call, rows[index + 1 :]):
+            text = f"a call is marked as replaced by a retry, but the retry is missing (number {row.seq} in the store)"
             findings.add("missing", text, rollout_id)
         if not row.replaced:
             calls.append(row.call)
@@ -83,10 +85,10 @@ def _was_replaced(call: Call, later: Sequence[RecordedCall]) -> bool:
 
 
 def read_updates(store: Store, findings: Findings, screen: Display) -> None:
-    """Compare what optimizer steps were given with what the store holds, and rebuild their trees from it."""
+    """Compare the records of optimizer steps with the stored calls, and rebuild the steps' trees."""
     screen.phase("reading what was trained", None)
-    for numbers in _gone(gaps(store, "updates")):
-        findings.add("trained", f"records of optimizer steps were taken out of the store: {numbers} gone")
+    for numbers in _numbers(gaps(store, "updates")):
+        findings.add("trained", f"records of optimizer steps were removed from the store: {numbers}")
     for update in store.updates():
         findings.counts["updates"] += 1
         _check_update(store, update, findings)
@@ -95,44 +97,42 @@ def read_updates(store: Store, findings: Findings, screen: Display) -> None:
 def _check_update(store: Store, update: Update, findings: Findings) -> None:
     places: list[Place] = []
     calls: list[Call] = []
-    whole = True
+    complete = True
     for rollout_id, digests in update.trained:
         if rollout_id is None:
             findings.counts["trained_elsewhere"] += 1
-            whole = False
+            complete = False
             continue
         try:
             rows = [row.call for row in store.recorded(rollout_id) if not row.replaced]
-        except StoreError:  # told by read_calls
-            whole = False
+        except StoreError:  # reported by read_calls
+            complete = False
             continue
         stored = {call_digest(call): (number, call) for number, call in enumerate(rows)}
-        found = [stored[digest] for digest in digests if digest in stored]
-        if missing := len(digests) - len(found):
-            text = (
-                f"step {update.step} trained {missing} of its calls otherwise than the store has them, or they are gone"
-            )
+        trained = [stored[digest] for digest in digests if digest in stored]
+        if missing := len(digests) - len(trained):
+            text = f"step {update.step} trained {missing} of its calls that are missing from the store or differ there"
             findings.add("trained", text, rollout_id)
-            whole = False
-        places += [(rollout_id, number) for number, _ in found]
-        calls += [call for _, call in found]
+            complete = False
+        places += [(rollout_id, number) for number, _ in trained]
+        calls += [call for _, call in trained]
     tree = build_tree([Trajectory(task=None, calls=tuple(calls))])
     check_paths(tree, places, calls, findings)
     targets, ended = int(np.count_nonzero(tree.weights)), _without_overlong(tree, calls)
     findings.counts["trained_tokens"] += ended if update.targets == ended else targets
-    if whole and update.targets is not None and update.targets not in (targets, ended):
-        text = f"step {update.step} trained {update.targets:.0f} targets, its calls in the store have {targets}"
+    if complete and update.targets is not None and update.targets not in (targets, ended):
+        text = f"step {update.step} trained {update.targets:.0f} targets, but its calls in the store have {targets}"
         findings.add("trained", text)
 
 
 def _without_overlong(tree: TokenTree, calls: Sequence[Call]) -> int:
-    """Return the targets where calls that were cut off at their token limit are not trained, as some losses have it."""
+    """Return the number of targets if calls that were cut off at their token limit are not trained, as some losses do."""
     ended = np.array([call.finish_reason != "length" for call in calls], dtype=bool)
     return int(np.count_nonzero(tree.weights[ended[tree.call]])) if len(calls) else 0
 
 
 def check_paths(tree: TokenTree, places: Sequence[Place], calls: Sequence[Call], findings: Findings) -> None:
-    """Check that the tokens on the path to each call's end are its prompt and sampled ids."""
+    """Check that the path to each call's end has exactly the call's prompt and sampled ids."""
     ends = np.cumsum([len(call.sampled_ids) for call in calls])
     for place, call, end in zip(places, calls, ends, strict=True):
         first = end - len(call.sampled_ids)
@@ -141,7 +141,9 @@ def check_paths(tree: TokenTree, places: Sequence[Place], calls: Sequence[Call],
         path = _path(tree, int(tree.target_tokens[end - 1]))
         sampled = tree.tokens[tree.target_tokens[first:end]]
         if path != [*call.prompt_ids, *call.sampled_ids] or sampled.tolist() != list(call.sampled_ids):
-            findings.add("context", "the token tree's path to its end is not its prompt and sampled tokens", *place)
+            findings.add(
+                "context", "the token tree's path to this call differs from its prompt and sampled tokens", *place
+            )
 
 
 def _path(tree: TokenTree, last: int) -> list[int]:

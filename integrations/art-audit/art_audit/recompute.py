@@ -1,4 +1,4 @@
-"""Stored calls -> their logprobs under the weights that sampled them. One set of weights is loaded at a time."""
+"""Recomputes the logprobs of stored calls with the weights that sampled them. One set of weights is loaded at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from art_core.token_tree import build_tree
 from art_core.types import Call, TokenTree, Trajectory
 
 TOKENS = 4096
-"""Of a tree that is computed in one pass, where a single call is not longer."""
+"""Most tokens of a tree that is computed in one pass, unless a single call is longer."""
 
 Batch = list[tuple[Place, Call]]
 
@@ -29,15 +29,15 @@ def recompute(
     store: Store, run_dir: Path, by_version: Mapping[int | None, list[Place]], findings: Findings, screen: Display,
     sample: int | None, tolerance: float,
 ) -> None:  # fmt: skip
-    """Compare the stored logprobs with those of the weights that are still there."""
+    """Compare the stored logprobs with those of the weights that still exist."""
     start = _start_weights(store, findings)
-    kept = _kept(run_dir, start, findings)
-    drawn = {version: _draw(places, sample) for version, places in by_version.items() if version in kept}
-    findings.counts["not_kept"] += sum(len(places) for version, places in by_version.items() if version not in kept)
+    folders = _checkpoint_folders(run_dir, start, findings)
+    drawn = {version: _draw(places, sample) for version, places in by_version.items() if version in folders}
+    findings.counts["not_kept"] += sum(len(places) for version, places in by_version.items() if version not in folders)
     findings.counts["not_drawn"] += sum(len(by_version[version]) - len(drawn[version]) for version in drawn)
     screen.phase("recomputing calls", sum(map(len, drawn.values())))
     for version in sorted(drawn):
-        _recompute_version(store, start, kept[version], drawn[version], findings, screen, tolerance)
+        _recompute_version(store, start, folders[version], drawn[version], findings, screen, tolerance)
 
 
 def _recompute_version(
@@ -56,7 +56,7 @@ def _recompute_version(
     for batch in _batches(store, places):
         unknown = [place for place, call in batch if not _within(call, ids)]
         for place in unknown:
-            findings.add("context", f"it has token ids that the model does not have: it has {ids}", *place)
+            findings.add("context", f"token ids outside the model's vocabulary of {ids}", *place)
             findings.counts["checked"] += 1
             screen.advance()
         batch = [(place, call) for place, call in batch if place not in unknown]
@@ -66,8 +66,8 @@ def _recompute_version(
         ends = np.cumsum([len(call.sampled_ids) for _, call in batch])
         for (place, call), end in zip(batch, ends, strict=True):
             free = np.setdiff1d(np.arange(len(call.sampled_ids)), np.array(call.forced, dtype=np.int64))
-            found = logprobs[end - len(call.sampled_ids) : end]
-            findings.compare(place, np.array(call.logprobs), found, free, tolerance)
+            recomputed = logprobs[end - len(call.sampled_ids) : end]
+            findings.compare(place, np.array(call.logprobs), recomputed, free, tolerance)
             screen.advance()
 
 
@@ -76,26 +76,24 @@ def _within(call: Call, ids: int) -> bool:
 
 
 def _start_weights(store: Store, findings: Findings) -> str | None:
-    """Return where the run's start weights are; None where they are gone or not the same any more."""
+    """Return the folder of the run's start weights; None if they are missing or have changed."""
     try:
         folder = model_folder(store.meta("model") or "")
     except ConfigError:
         return None
     then, now = store.meta("start_weights"), weights_hash(folder)
     if then != now:
-        text = (
-            f"the start weights in {folder} are not those that the run began with: SHA-256 {now[:12]}, not {then!s:.12}"
-        )
+        text = f"the start weights in {folder} have changed since the run started: SHA-256 {now[:12]}, was {then!s:.12}"
         findings.add("weights", text)
         return None
     return folder
 
 
-def _kept(run_dir: Path, start: str | None, findings: Findings) -> dict[int, Path | None]:
-    """Return version -> the checkpoint that holds its weights, None for the start weights."""
+def _checkpoint_folders(run_dir: Path, start: str | None, findings: Findings) -> dict[int, Path | None]:
+    """Return version -> checkpoint folder for all weights that still exist; None for the start weights."""
     from art_core.learner.checkpoint import read_state
 
-    kept: dict[int, Path | None] = {}
+    folders: dict[int, Path | None] = {}
     for folder in checkpoints(run_dir):
         try:
             version = read_state(folder)["version"]
@@ -103,10 +101,10 @@ def _kept(run_dir: Path, start: str | None, findings: Findings) -> dict[int, Pat
             findings.add("weights", str(error))
             continue
         if start is not None or (folder / "config.json").is_file():
-            kept[version] = folder
+            folders[version] = folder
     if start is not None:
-        kept[0] = None
-    return kept
+        folders[0] = None
+    return folders
 
 
 def _draw(places: list[Place], sample: int | None) -> list[Place]:
@@ -116,13 +114,13 @@ def _draw(places: list[Place], sample: int | None) -> list[Place]:
 
 
 def _batches(store: Store, places: Sequence[Place]) -> Iterator[Batch]:
-    """Yield the calls at ``places``, so many of neighbouring rollouts together as one tree may hold."""
+    """Yield the calls at ``places`` in batches of consecutive rollouts, each small enough for one tree."""
     pending: Batch = []
     size = 0
     for rollout_id, members in groupby(places, key=lambda place: place[0]):
         calls = [row.call for row in store.recorded(rollout_id) if not row.replaced]
         batch = [(place, calls[place[1]]) for place in members]
-        # Neighbours share their start, so this is more than the joint tree will have.
+        # An upper bound: rollouts of one task share their start in the joint tree.
         tokens = _tree(batch).num_tokens
         if pending and size + tokens > TOKENS:
             yield from _cut(pending)

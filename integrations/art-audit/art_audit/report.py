@@ -1,4 +1,4 @@
-"""What an audit found. Knows nothing about where it came from."""
+"""The result of an audit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is not as it was when it was sampled or trained."""
+    """One thing that differs from what was sampled or trained."""
 
     kind: str
-    """``file`` (the store cannot be read there), ``missing`` (a call is gone), ``digest`` (a call is not what was recorded),
-    ``context`` (a tree's path is not the call), ``trained`` (a step's record and the store disagree), ``weights`` (damaged or
-    changed), ``logprob`` (the weights give other logprobs)."""
+    """``file`` (part of the store cannot be read), ``missing`` (a call was removed), ``digest`` (a call was changed),
+    ``context`` (a tree's path differs from the call), ``trained`` (a step's record and the store disagree), ``weights`` (damaged
+    or changed), ``logprob`` (the weights give other logprobs)."""
     text: str
     rollout_id: str | None = None
     call: int | None = None
@@ -36,25 +36,28 @@ class Problem:
 
 @dataclass(frozen=True)
 class Audit:
-    """What ``audit`` found. All means are over the tokens of the calls that were recomputed, tokens that a grammar forced left
-    out; with d = recomputed - stored logprob and the expectation over what the stored policy sampled."""
+    """The result of ``audit``.
+
+    Means are over the tokens of the recomputed calls, without tokens that a grammar forced. Below, d is the recomputed minus the
+    stored logprob, and expectations are over samples of the stored policy.
+    """
 
     run_dir: Path
     calls: int
-    """Those of trajectories; calls that a retry replaced are checked in the file and counted nowhere."""
+    """Calls of trajectories; calls that a retry replaced are checked but not counted."""
     checked: int
-    """Recomputed with the weights that sampled them."""
+    """Calls that were recomputed with the weights that sampled them."""
     not_kept: int
-    """Whose weights are not there any more."""
+    """Calls whose weights no longer exist."""
     not_drawn: int
-    """Left out by ``sample``."""
+    """Calls that ``sample`` skipped."""
     checked_tokens: int
     updates: int
     """Optimizer steps whose record was compared with the store."""
     trained_tokens: int
     """Targets of those steps, rebuilt from the store."""
     trained_elsewhere: int
-    """Trajectories that steps trained and that this run did not sample: they cannot be compared."""
+    """Trajectories that steps trained but this run did not sample; they cannot be compared."""
     tolerance: float
     mismatch_mean: float
     """Mean |d|, in nats."""
@@ -62,27 +65,27 @@ class Audit:
     kl_k1: float
     """Mean of -d: the unbiased estimate of KL(stored || recomputed)."""
     kl_k3: float
-    """Mean of exp(d) - d - 1 (Schulman, http://joschu.net/blog/kl-approx.html): of the same, unbiased, never negative."""
+    """Mean of exp(d) - d - 1 (Schulman, http://joschu.net/blog/kl-approx.html): the same, unbiased and never negative."""
     problems: tuple[Problem, ...] = field(repr=False)
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is wrong. Calls whose weights are gone are not wrong, they are unknown: see ``not_kept``."""
+        """Whether there are no problems. Calls whose weights no longer exist are not problems; see ``not_kept``."""
         return not self.problems
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as JSON values; numbers that are not finite as None."""
-        said = {name: _finite(value) for name, value in dataclasses.asdict(self).items()}
-        return {"clean": self.clean, **said, "run_dir": str(self.run_dir)}
+        """Return all fields as JSON values; numbers that are not finite become None."""
+        fields = {name: _finite(value) for name, value in dataclasses.asdict(self).items()}
+        return {"clean": self.clean, **fields, "run_dir": str(self.run_dir)}
 
 
 @dataclass
 class Findings:
-    """What has been found so far."""
+    """Collects the results of an audit."""
 
     problems: list[Problem] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    """By the names of ``Audit``'s fields."""
+    """Integer fields of ``Audit``, by name."""
     absolute: float = 0.0
     largest: float = 0.0
     k1: float = 0.0
@@ -97,10 +100,10 @@ class Findings:
         self.problems.append(Problem(kind, text, rollout_id, call))
 
     def compare(
-        self, place: tuple[str, int], stored: np.ndarray, found: np.ndarray, free: np.ndarray, tolerance: float
+        self, place: tuple[str, int], stored: np.ndarray, recomputed: np.ndarray, free: np.ndarray, tolerance: float
     ) -> None:
-        """Take a call's stored and recomputed logprobs; ``free`` are the positions that no grammar forced."""
-        differences = (found - stored)[free]
+        """Compare a call's stored and recomputed logprobs at the positions ``free``, which no grammar forced."""
+        differences = (recomputed - stored)[free]
         self.counts["checked"] += 1
         self.counts["checked_tokens"] += len(free)
         if not len(free):
@@ -113,16 +116,17 @@ class Findings:
         self.absolute += float(sizes.sum())
         self.largest = max(self.largest, float(sizes[worst]))
         if not sizes[worst] <= tolerance:
-            at = int(free[worst])
+            position = int(free[worst])
             text = (
-                f"the weights that sampled it give its tokens other logprobs: stored {stored[at]:.6g}, recomputed "
-                f"{found[at]:.6g}; {int((~(sizes <= tolerance)).sum())} of {len(free)} tokens differ by more than {tolerance:g}"
+                f"logprobs differ from those of the weights that sampled the call: stored {stored[position]:.6g}, recomputed "
+                f"{recomputed[position]:.6g}; {int((~(sizes <= tolerance)).sum())} of {len(free)} tokens differ by more than "
+                f"{tolerance:g}"
             )
-            self.problems.append(Problem("logprob", text, *place, position=at))
+            self.problems.append(Problem("logprob", text, *place, position=position))
 
     def report(self, run_dir: Path, tolerance: float) -> Audit:
         tokens = self.counts["checked_tokens"]
-        names = {it.name for it in dataclasses.fields(Audit) if it.type == "int"}
+        names = {each.name for each in dataclasses.fields(Audit) if each.type == "int"}
         return Audit(
             run_dir=run_dir,
             **{name: self.counts[name] for name in names},

@@ -218,7 +218,7 @@ def test_a_step_that_trained_something_else_than_was_sampled_is_found(tmp_path):
 
     asyncio.run(go())
     [problem] = audit(tmp_path / "run").problems
-    assert problem.kind == "trained" and "trained 1 of its calls otherwise" in problem.text
+    assert problem.kind == "trained" and "trained 1 of its calls that are missing" in problem.text
 
 
 def test_weights_made_by_a_loop_that_was_killed_are_not_asked_about_its_calls(run_dir):
@@ -318,7 +318,7 @@ def test_what_is_not_a_run_folder_or_holds_no_calls_is_refused(tmp_path):
         audit(tmp_path)
     assert not list(tmp_path.iterdir()), "nothing is made by looking"
     Store(tmp_path / "run.sqlite").close()
-    with pytest.raises(ConfigError, match="holds no calls"):
+    with pytest.raises(ConfigError, match="has no calls"):
         audit(tmp_path)
 
 

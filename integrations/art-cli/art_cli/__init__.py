@@ -8,5 +8,5 @@ from art_core import hookimpl
 
 @hookimpl
 def suggest(kind: str, wanted: object) -> str | None:
-    """Say how to install what the other distributions of this repository provide, and what is refused."""
+    """Say how to install what other distributions of this repository provide, or why it is refused."""
     return catalogue.for_agent(wanted) if kind == "agent" else catalogue.for_name(str(wanted))

@@ -1,4 +1,4 @@
-"""``python -m art_cli`` is ``art``."""
+"""``python -m art_cli`` runs ``art``."""
 
 from art_cli.main import main
 

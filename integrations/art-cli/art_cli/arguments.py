@@ -1,4 +1,4 @@
-"""What a command line names -> Python objects: MODULE:NAME, FILE.py:NAME, task files, NAME=VALUE. Knows no command."""
+"""Turns what a command line names into Python objects: MODULE:NAME, FILE.py:NAME, task files, NAME=VALUE."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ from typing import Any
 from art_core.errors import ConfigError
 
 PYTHON = {"None": None, "True": True, "False": False}
-"""What the docs and errors call these values; JSON has other names."""
+"""Docs and errors spell these values as Python does; JSON does not."""
 
 
 def stand_in_key() -> None:
-    """Set a key where there is none: clients refuse to be made without one, and the policy that answers them needs none."""
+    """Set a placeholder OPENAI_API_KEY if none is set: clients can't be created without one, and the policy ignores it."""
     os.environ.setdefault("OPENAI_API_KEY", "unused: the policy answers")
 
 
 def load_example() -> Any:
-    """Return the email example's train module: shipped in the wheel, or beside the package in a checkout."""
+    """Import the email example's train module, from the wheel or from the checkout."""
     package = Path(__file__).parent
     shipped, checkout = (package / "examples" / "email_search").is_dir(), package.parents[2]
     if not shipped and not (checkout / "examples" / "email_search").is_dir():
-        raise ConfigError("the demo's example is not in this installation; clone the repository and run 'make demo'")
+        raise ConfigError(
+            "this installation does not include the demo's example; clone the repository and run 'make demo'"
+        )
     if not shipped:
         sys.path.insert(0, str(checkout))
     try:
         return importlib.import_module(f"{'art_cli.' if shipped else ''}examples.email_search.train")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"the demo trains a LangGraph agent and lacks {error.name}; in the checkout of art, run: make demo"
+            f"the demo trains a LangGraph agent and needs {error.name}; in the checkout of art, run: make demo"
         ) from error
 
 
 @functools.cache
 def load_file(path: Path) -> Any:
-    """Import a .py file by its path, once, with its folder importable."""
+    """Import a .py file once, with its folder on ``sys.path``."""
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
+        raise ConfigError(f"no such file: {path}")
     folder = str(path.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    name = f"art_file_{path.stem}"  # the file may be called like a package that it imports
+    name = f"art_file_{path.stem}"  # the file may have the name of a package that it imports
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader, path
     module = importlib.util.module_from_spec(spec)
@@ -60,7 +62,7 @@ def load_file(path: Path) -> Any:
         if "relative import" not in str(error):
             raise
         raise ConfigError(
-            f"{path} belongs to a package ({error}); name it as a module: PACKAGE.{path.stem}:NAME"
+            f"{path} is part of a package ({error}); pass it as a module: PACKAGE.{path.stem}:NAME"
         ) from error
     return module
 
@@ -69,7 +71,7 @@ def load_object(where: str) -> Any:
     """Return the object that ``MODULE:NAME`` or ``FILE.py:NAME`` names."""
     module_name, colon, name = where.rpartition(":")
     if not colon:
-        raise ConfigError(f"{where!r} names no object; write MODULE:NAME or FILE.py:NAME")
+        raise ConfigError(f"{where!r} does not name an object; write MODULE:NAME or FILE.py:NAME")
     if module_name.endswith(".py"):
         module = load_file(Path(module_name))
     else:
@@ -78,48 +80,53 @@ def load_object(where: str) -> Any:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            raise ConfigError(f"{where!r}: {error}; run art where it can be imported, or write FILE.py:NAME") from error
+            raise ConfigError(
+                f"{where!r}: {error}; run art in a folder from which it can be imported, or write FILE.py:NAME"
+            ) from error
     if not hasattr(module, name):
-        near = difflib.get_close_matches(name, [it for it in vars(module) if not it.startswith("_")], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        matches = difflib.get_close_matches(
+            name, [public for public in vars(module) if not public.startswith("_")], n=1
+        )
+        hint = f"; did you mean {matches[0]!r}?" if matches else ""
         raise ConfigError(f"{module_name} has no {name!r}{hint}")
     return getattr(module, name)
 
 
 def load_agent(where: str) -> Any:
-    """Return the agent, made by the function ``where`` if it takes no arguments."""
+    """Return the agent that ``where`` names; a function without arguments is called to create it."""
     stand_in_key()
-    return made(load_object(where))
+    return _called(load_object(where))
 
 
-def made(thing: Any) -> Any:
-    """Call a function that takes no arguments, and return anything else as it is."""
+def _called(thing: Any) -> Any:
+    """Call a function that takes no arguments; return anything else unchanged."""
     return thing() if isfunction(thing) and not signature(thing).parameters else thing
 
 
 def load_tasks(where: str) -> list[Any]:
-    """Return the tasks of a .jsonl or .json file, or of an object."""
+    """Return the tasks of a .jsonl or .json file, or of a named object."""
     if not where.endswith((".jsonl", ".json")):
-        return listed(made(load_object(where)), where, "a list, or a function without arguments that makes one")
+        return _task_list(
+            _called(load_object(where)), where, "a list, or a function without arguments that returns one"
+        )
     path = Path(where)
     if not path.is_file():
-        raise ConfigError(f"there is no task file {path}")
+        raise ConfigError(f"no such task file: {path}")
     if where.endswith(".json"):
-        return listed(parsed(path.read_text(), where), where, "a list")
+        return _task_list(_parse_json(path.read_text(), where), where, "a list")
     lines = enumerate(path.read_text().splitlines(), start=1)
-    return [parsed(line, f"{where}, line {number}") for number, line in lines if line.strip()]
+    return [_parse_json(line, f"{where}, line {number}") for number, line in lines if line.strip()]
 
 
-def listed(tasks: Any, where: str, wanted: str) -> list[Any]:
-    """Return the tasks as a list; ConfigError that names ``where`` for a text, a dict, and what is no series at all."""
-    series = any(hasattr(type(tasks), it) for it in ("__iter__", "__getitem__"))
-    if not series or isinstance(tasks, str | Mapping):
-        raise ConfigError(f"{where} is no list of tasks but of type {type(tasks).__name__}; give {wanted}")
+def _task_list(tasks: Any, where: str, wanted: str) -> list[Any]:
+    """Return the tasks as a list; ConfigError for a string, a dict, and anything that can't be iterated over."""
+    iterable = any(hasattr(type(tasks), method) for method in ("__iter__", "__getitem__"))
+    if not iterable or isinstance(tasks, str | Mapping):
+        raise ConfigError(f"{where} must be a list of tasks, got {type(tasks).__name__}; pass {wanted}")
     return list(tasks)
 
 
-def parsed(text: str, where: str) -> Any:
-    """Return what JSON says; ConfigError that names ``where`` for what is not JSON."""
+def _parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -127,14 +134,14 @@ def parsed(text: str, where: str) -> Any:
 
 
 def load_reward(where: str) -> str | Callable[..., Any]:
-    """Return the function that ``MODULE:NAME`` names; a plain word is a registered name."""
+    """Return the function that ``MODULE:NAME`` names; a name without a colon is a registered reward."""
     return load_object(where) if ":" in where else where
 
 
 def parse_settings(pairs: list[str], options: Collection[str]) -> dict[str, Any]:
-    """Return the settings of ``NAME=VALUE`` pairs; values are Python's None, True, False, JSON, or else words.
+    """Return the settings of ``NAME=VALUE`` pairs. A value is None, True, False or JSON; anything else is a string.
 
-    Raises ConfigError for one that has an option of its own, one of ``options``.
+    Raises ConfigError for a name in ``options``, which has its own command-line option.
     """
     settings: dict[str, Any] = {}
     for pair in pairs:
@@ -142,8 +149,8 @@ def parse_settings(pairs: list[str], options: Collection[str]) -> dict[str, Any]
         if not equals:
             raise ConfigError(f"--set {pair!r}: write NAME=VALUE")
         if name in options:
-            option = "tracker" if name == "trackers" else name.replace("_", "-")  # given once for each
-            raise ConfigError(f"--set {pair!r}: give it as --{option} {value}")
+            option = "tracker" if name == "trackers" else name.replace("_", "-")  # --tracker is repeated instead
+            raise ConfigError(f"--set {pair!r}: use --{option} {value}")
         try:
             settings[name] = PYTHON[value] if value in PYTHON else json.loads(value)
         except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What this repository's other distributions provide and how to install them, for advice about what is missing."""
+"""What this repository's other distributions provide and how to install them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADAPTERS = {
     "agents": "art-openai",
     "pydantic_ai": "art-pydantic-ai",
 }
-"""The top-level package of an agent's class -> the distribution that adapts it."""
+"""Top-level package of an agent's class -> the distribution that adapts it."""
 WITHOUT_PLUGIN = {
     "agno": "OpenAIChat(id=...)",
     "autogen_agentchat": "OpenAIChatCompletionClient(model=...)",
@@ -28,7 +28,7 @@ WITHOUT_PLUGIN = {
     "smolagents": "OpenAIModel(model_id=...)",
     "strands": "strands.models.openai.OpenAIModel(model_id=...)",
 }
-"""The package of a known framework that needs no plugin -> its model that calls the OpenAI client."""
+"""Package of a known framework that needs no plugin -> its model that calls the OpenAI client."""
 PROVIDERS = {
     "ruler": "art-ruler",
     "embedded": "art-embedded",
@@ -39,7 +39,7 @@ PROVIDERS = {
     "langfuse": "art-langfuse",
     "otel": "art-langfuse",
 }
-"""A reward, engine, executor, learner or tracker by name -> the distribution that provides it."""
+"""Name of a reward, engine, executor, learner or tracker -> the distribution that provides it."""
 NEEDS = {
     ADAPTERS["langgraph"]: ADAPTERS["langchain"],
     ADAPTERS["langchain"]: ADAPTERS["openai"],
@@ -49,29 +49,29 @@ NEEDS = {
     "art-server": "art-classic",
     "art-classic": "art-embedded",
 }
-"""A distribution -> the other one of this repository that it needs besides the core and this one."""
+"""A distribution -> the one of this repository that it needs besides art-core and art-cli."""
 PLUGINS = {*ADAPTERS.values(), "art-classic"}
 """Distributions under ``plugins/``; the others are under ``integrations/``."""
 
 
 def how_to_install(distribution: str) -> str:
-    """Return the command that installs a distribution from a checkout of the repository; none is on a package index."""
+    """Return the command that installs a distribution from a checkout; they are not on a package index."""
     folder = "plugins" if distribution in PLUGINS else "integrations"
-    needed = f"{how_to_install(NEEDS[distribution])} " if distribution in NEEDS else "pip install "
-    return f"{needed}-e {folder}/{distribution}"
+    prefix = f"{how_to_install(NEEDS[distribution])} " if distribution in NEEDS else "pip install "
+    return f"{prefix}-e {folder}/{distribution}"
 
 
 def as_function(model: str) -> str:
-    """Return how to train an agent without a plugin whose ``model`` calls the OpenAI client."""
-    return f"with {model} and art-openai, or any client given address.base_url, def agent(task, address)"
+    """Return how to train an agent of a framework without a plugin, whose ``model`` calls the OpenAI client."""
+    return f"with {model} and art-openai, or with any client and address.base_url, def agent(task, address)"
 
 
 def for_agent(agent: object) -> str | None:
     """Return what to do about an agent that no installed plugin adapts; None if its framework is unknown."""
     module = type(agent).__module__
-    wanted = ADAPTERS.get(module.partition(".")[0])
-    if wanted is not None and not _is_installed(wanted):
-        return f"in the checkout of art, run: {how_to_install(wanted)}"
+    adapter = ADAPTERS.get(module.partition(".")[0])
+    if adapter is not None and not _is_installed(adapter):
+        return f"in the checkout of art, run: {how_to_install(adapter)}"
     for package, model in WITHOUT_PLUGIN.items():
         if module == package or module.startswith(f"{package}."):
             return f"wrap it in a function of one task, def agent(task), {as_function(model)}"
@@ -79,7 +79,7 @@ def for_agent(agent: object) -> str | None:
 
 
 def for_name(name: str) -> str | None:
-    """Return how to get the reward, engine or other part called ``name``, or why it is refused; None if it is unknown."""
+    """Return how to install the reward, engine or other part ``name``, or why it is refused; None if it is unknown."""
     if name == "openpipe":
         return f"refused: {NO_OPENPIPE}"
     return f"in the checkout of art, run: {how_to_install(PROVIDERS[name])}" if name in PROVIDERS else None

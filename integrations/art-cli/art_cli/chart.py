@@ -1,4 +1,4 @@
-"""A run's metrics -> a PNG. Knows nothing about how they came to be."""
+"""Draws a run's metrics and evaluations as a PNG."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from art_core.loop.display import plural
 
 
 def draw(run_dir: Path) -> Path:
-    """Write ``chart.png`` into the run folder and return its path; ConfigError without matplotlib."""
+    """Write ``chart.png`` into the run folder and return its path; ConfigError if matplotlib is missing."""
     try:
         import matplotlib
     except ImportError as error:
@@ -28,14 +28,16 @@ def draw(run_dir: Path) -> Path:
         steps, values = zip(*points, strict=True)
         axes.plot(steps, values, color="#c9d3e0", label=f"training batch: {name}")
         axes.plot(steps, running_mean(values), color="#30567d", label="training, mean of 5 steps")
-    for colour, temperature, found in zip(("#c2410c", "#15803d", "#7e22ce"), *by_temperature(report), strict=False):
+    for colour, (temperature, evaluations) in zip(
+        ("#c2410c", "#15803d", "#7e22ce"), by_temperature(report), strict=False
+    ):
         label = "the agent's own temperature" if temperature is None else f"temperature {temperature:g}"
         axes.errorbar(
-            [it["step"] for it in found],
-            [it["success"] for it in found],
+            [evaluation["step"] for evaluation in evaluations],
+            [evaluation["success"] for evaluation in evaluations],
             yerr=[
-                [max(0.0, it["success"] - it["interval"][0]) for it in found],
-                [max(0.0, it["interval"][1] - it["success"]) for it in found],
+                [max(0.0, evaluation["success"] - evaluation["interval"][0]) for evaluation in evaluations],
+                [max(0.0, evaluation["interval"][1] - evaluation["success"]) for evaluation in evaluations],
             ],
             fmt="o:", capsize=4, color=colour, label=f"held-out, {label}",
         )  # fmt: skip
@@ -55,15 +57,13 @@ def draw(run_dir: Path) -> Path:
 
 
 def running_mean(values: tuple[float, ...], width: int = 5) -> list[float]:
-    """Return the mean of each value and the up to ``width`` - 1 before it."""
+    """Return for each value the mean of it and of up to ``width - 1`` values before it."""
     return [sum(values[max(0, i + 1 - width) : i + 1]) / min(i + 1, width) for i in range(len(values))]
 
 
-def by_temperature(report: dict[str, Any]) -> tuple[list[float | None], list[list[dict[str, Any]]]]:
-    """Return the temperatures of a report's evaluations, and for each its evaluations in the order of steps."""
-    temperatures = list(dict.fromkeys(it["temperature"] for it in report["evaluations"]))
-    found = [
-        sorted((it for it in report["evaluations"] if it["temperature"] == temperature), key=lambda it: it["step"])
-        for temperature in temperatures
-    ]
-    return temperatures, found
+def by_temperature(report: dict[str, Any]) -> list[tuple[float | None, list[dict[str, Any]]]]:
+    """Return each temperature of a report's evaluations with its evaluations, ordered by step."""
+    groups: dict[float | None, list[dict[str, Any]]] = {}
+    for evaluation in report["evaluations"]:
+        groups.setdefault(evaluation["temperature"], []).append(evaluation)
+    return [(temperature, sorted(group, key=lambda it: it["step"])) for temperature, group in groups.items()]

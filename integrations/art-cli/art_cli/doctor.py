@@ -1,4 +1,4 @@
-"""What is installed, what is missing for what, and whether a GPU is usable. Imports nothing heavy but to ask for the GPU."""
+"""What is installed, what is missing and for what, and whether a GPU is usable. Only the GPU check imports torch."""
 
 from __future__ import annotations
 
@@ -38,70 +38,70 @@ class Finding:
     state: str
     advice: str = ""
     broken: bool = False
-    """True where art_core cannot work at all as it is."""
+    """Whether art_core cannot work at all because of it."""
 
 
 def examine() -> list[Finding]:
-    """Return every finding, in the order of importance."""
-    found = [_python(), _sqlite()]
-    for package, purpose in NEEDED_BY.items():
-        found.append(_package(package, purpose))
-    found += [_gpu(), _unsloth(), *_engines()]
+    """Return all findings, most important first."""
+    findings = [_python(), _sqlite()]
+    findings += [_package(package, purpose) for package, purpose in NEEDED_BY.items()]
+    findings += [_gpu(), _unsloth(), *_engines()]
     plugins = Plugins().installed()
-    found += [Finding(f"plugin {it.name}", f"{it.distribution} {it.version}") for it in plugins]
-    found += [Finding(f"plugin for {it.name}", it.state, it.advice) for it in frameworks(plugins) if it.advice]
-    return found
+    findings += [Finding(f"plugin {plugin.name}", f"{plugin.distribution} {plugin.version}") for plugin in plugins]
+    needy = [framework for framework in frameworks(plugins) if framework.advice]
+    findings += [Finding(f"plugin for {framework.name}", framework.state, framework.advice) for framework in needy]
+    return findings
 
 
 def variables() -> list[Finding]:
-    """Return which of the ``CHECKED`` environment variables are set, never their values, and what is done with each."""
-    have = {it.distribution for it in Plugins().installed()}
-    found = []
-    for it in CHECKED:
-        does = it.does if it.needs in {"", *have} else f"{it.does}: {how_to_install(it.needs)}"
-        found.append(Finding(it.name, it.state(), does))
-    return found
+    """Return the state of each of the ``CHECKED`` environment variables, never its value, and what it is for."""
+    distributions = {plugin.distribution for plugin in Plugins().installed()}
+    findings = []
+    for variable in CHECKED:
+        missing = variable.needs not in {"", *distributions}
+        advice = f"{variable.does}: {how_to_install(variable.needs)}" if missing else variable.does
+        findings.append(Finding(variable.name, variable.state(), advice))
+    return findings
 
 
 @dataclass(frozen=True)
 class Framework:
-    """An agent framework that can be imported here."""
+    """An agent framework that is installed."""
 
     name: str
-    """Of its package."""
+    """Name of its package."""
     state: str
     advice: str = ""
-    """What to do; empty where its plugin is installed."""
+    """What to do; empty if its plugin is installed."""
 
 
 def frameworks(installed: Iterable[Installed]) -> list[Framework]:
-    """Return the known frameworks that can be imported here, with what each still needs."""
-    have = {it.distribution for it in installed}
-    found = []
+    """Return the known frameworks that are installed, with what each still needs."""
+    distributions = {plugin.distribution for plugin in installed}
+    known = []
     for package, distribution in ADAPTERS.items():
         if _importable(package):
-            advice = "" if distribution in have else how_to_install(distribution)
-            found.append(Framework(package, "missing" if advice else distribution, advice))
+            advice = "" if distribution in distributions else how_to_install(distribution)
+            known.append(Framework(package, "missing" if advice else distribution, advice))
     for package, model in WITHOUT_PLUGIN.items():
         if _importable(package):
-            found.append(Framework(package, "works as a function", f"def agent(task), {as_function(model)}"))
-    return found
+            known.append(Framework(package, "works as a function", f"def agent(task), {as_function(model)}"))
+    return known
 
 
 def _importable(package: str) -> bool:
-    """Say whether a framework is there; a user's own folder called agents is not the OpenAI Agents SDK."""
-    if package == "agents":
+    if package == "agents":  # a user's own folder may be called agents too, like the OpenAI Agents SDK
         return "openai-agents" in importlib.metadata.packages_distributions().get(package, ())
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # the package around it
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
 def _python() -> Finding:
     version = platform.python_version()
-    fine = sys.version_info >= (3, 11)
-    return Finding("python", version, "" if fine else "art_core needs Python 3.11 or newer", broken=not fine)
+    too_old = sys.version_info < (3, 11)
+    return Finding("python", version, "art_core needs Python 3.11 or newer" if too_old else "", broken=too_old)
 
 
 def _sqlite() -> Finding:
@@ -116,10 +116,10 @@ def _sqlite() -> Finding:
 def _package(package: str, purpose: str) -> Finding:
     if importlib.util.find_spec(package) is None:
         return Finding(package, "missing", f"needed for {purpose}")
-    names = importlib.metadata.packages_distributions().get(package, [package])
+    distributions = importlib.metadata.packages_distributions().get(package, [package])
     # Several distributions may share a package (langgraph-prebuilt installs into langgraph too).
-    own = min(names, key=lambda name: name.replace("-", "_") != package)
-    return Finding(package, importlib.metadata.version(own))
+    eponymous = min(distributions, key=lambda name: name.replace("-", "_") != package)
+    return Finding(package, importlib.metadata.version(eponymous))
 
 
 def _unsloth() -> Finding:
@@ -133,19 +133,20 @@ def _unsloth() -> Finding:
 
 
 def _engines() -> list[Finding]:
+    """Return a finding for each engine that registered ``describe() -> (state, what to do)``."""
     offers = Plugins().offers("register_engines")
     return [Finding(name, *offer.describe()) for name, offer in offers.items() if offer.describe]
 
 
 def install(name: str, say: Callable[[str], None]) -> None:
-    """Install what the engine ``name`` needs. Raises ConfigError if it needs nothing."""
+    """Install what the engine ``name`` needs. Raises ConfigError if it registered no ``install(say)``."""
     plugins = Plugins()
     offer = plugins.offer("register_engines", name)
     if offer.install is None:
-        able = [other for other, it in plugins.offers("register_engines").items() if it.install]
-        raise ConfigError(
-            f"the engine {name!r} has nothing to install; these have: {', '.join(sorted(able)) or 'none (art-vllm adds vllm)'}"
-        )
+        engines = plugins.offers("register_engines")
+        installable = sorted(engine for engine, other in engines.items() if other.install)
+        names = ", ".join(installable) or "none (art-vllm adds vllm)"
+        raise ConfigError(f"the engine {name!r} has nothing to install; engines that do: {names}")
     offer.install(say)
 
 
@@ -159,6 +160,6 @@ def _gpu() -> Finding:
         return Finding("GPU", f"{torch.cuda.get_device_name()}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
     if torch.version.cuda is None:
         return Finding(
-            "GPU", "not usable", "this torch is a CPU build; models of up to some million parameters train on it"
+            "GPU", "not usable", "torch is a CPU build; it can train models of up to a few million parameters"
         )
-    return Finding("GPU", "not usable", "torch finds no CUDA device: check the driver with nvidia-smi")
+    return Finding("GPU", "not usable", "torch finds no CUDA device; check the driver with nvidia-smi")

@@ -1,7 +1,7 @@
-"""Signs that a run may have learnt to please its reward rather than to do the task: figures and a sentence for each.
+"""Signs of reward hacking: that a run may have learnt to please its reward instead of doing the task.
 
-A hint is no verdict: it names what changed together with the reward, and where to look. Knows nothing about how a run goes. Of a
-long run a bounded number of steps is read: ``STEPS_READ`` of its first third and as many of its last.
+A hint is not a verdict: it says what changed together with the reward, with figures, and where to look. At most ``STEPS_READ``
+steps of a run's first third and as many of its last third are read, however long the run is.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from art_core.store.rollouts import SCORED
 from art_core.store.run_folder import store_file
 
 STEPS_READ = 50
-"""Of a third of the run."""
-FEWEST = 3
-"""Steps of a third below which nothing is said."""
-FEWEST_RUNS = 30
-"""In groups that tell something, below which a correlation says nothing."""
-LARGE = 1.5
-"""Times: a mean that became so much larger, or smaller, has drifted."""
-LARGE_SHARE = 0.25
-"""The same of a share of runs that should be small."""
-CLEAR = 0.3
-"""A rank correlation with the reward, within groups, from which the reward pays for something."""
+"""Most steps that are read of a third of the run."""
+MIN_STEPS = 3
+"""Steps in a third of the run, below which there are no hints."""
+MIN_ROLLOUTS = 30
+"""Rollouts in groups with differing rewards, below which a correlation is not computed."""
+DRIFT_FACTOR = 1.5
+"""Factor by which a mean must have grown or shrunk to count as drift."""
+DRIFT_SHARE = 0.25
+"""Increase that counts as drift, for the share of rollouts with a fault."""
+CLEAR_CORRELATION = 0.3
+"""Rank correlation with the reward, within groups, from which the reward pays for something."""
 SURE = 4.0
-"""Times its standard error: a rise of the training batches that is one."""
-SAME = 0.75
-"""Of all runs with one and the same last answer, in ``MANY`` tasks or more: what is asked hardly matters any more."""
-MANY = 8
+"""Standard errors by which the training batches must have improved."""
+SAME_ANSWER_SHARE = 0.75
+"""Share of rollouts that end with the same answer, in ``SAME_ANSWER_TASKS`` tasks or more, as if the task did not matter."""
+SAME_ANSWER_TASKS = 8
 
 
 class Shape(NamedTuple):
-    """A scored rollout without its calls' content, except for the last answer."""
+    """What hints need to know about a scored rollout."""
 
     rollout_id: str
     group: str
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
     cut_off: int
     """Calls that ended at their token limit."""
     answer: bytes | None
-    """The ids sampled in the last call, as they are stored; None if there is no call."""
+    """Token ids sampled in the last call, as they are stored; None if there was no call."""
 
 
 SHAPES = f"""
@@ -63,21 +63,21 @@ WHERE step = ? AND split = 'train' AND finished IS NOT NULL AND scores.reward IS
 """
 
 SIZES: dict[str, tuple[Callable[[Shape], float], str, str]] = {
-    "tokens": (lambda it: it.sampled_tokens, "sampled tokens a run", "longer answers are better ones"),
-    "calls": (lambda it: it.calls, "calls a run", "more calls are of use"),
+    "tokens": (lambda shape: shape.sampled_tokens, "sampled tokens per rollout", "longer answers really are better"),
+    "calls": (lambda shape: shape.calls, "calls per rollout", "more calls really help"),
 }
 SHARES: dict[str, tuple[Callable[[Shape], float], str, str]] = {
     "cut_off": (
-        lambda it: float(it.cut_off > 0),
-        "runs with a call cut off at its token limit",
-        "these should be paid",
+        lambda shape: float(shape.cut_off > 0),
+        "of rollouts had a call cut off at its token limit",
+        "they should be rewarded",
     ),
-    "failed": (lambda it: float(it.failed), "runs that failed", "a failed run should be paid"),
+    "failed": (lambda shape: float(shape.failed), "of rollouts failed", "failed rollouts should be rewarded"),
 }
 
 
 def hints_of(run_dir: Path, report: Mapping[str, Any]) -> list[str]:
-    """Return the hints of a run folder, whose ``report.json`` says ``report``."""
+    """Return the hints about a run folder with this ``report.json``."""
     with Store(store_file(run_dir)) as store:
         return hints(store, store.history(report["steps"]), report["evaluations"], look=f"art view {run_dir}")
 
@@ -88,28 +88,27 @@ def hints(
     evaluations: Sequence[Mapping[str, Any]],
     look: str,
 ) -> list[str]:
-    """Return a sentence for every sign that is there; ``look`` is where a person sees the runs."""
-    sampled = [
-        (step, metrics) for step, metrics in history if "groups_with_contrast" in metrics
-    ]  # not the supervised ones
+    """Return one sentence per sign; each ends with ``look``, the command that shows the rollouts."""
+    # Supervised steps don't have this metric.
+    sampled = [(step, metrics) for step, metrics in history if "groups_with_contrast" in metrics]
     steps = [step for step, _ in sampled]
     third = len(steps) // 3
-    if third < FEWEST:
+    if third < MIN_STEPS:
         return []
     first, last = _read(store, steps[:third]), _read(store, steps[-third:])
-    found = [*_drifts(first, last), *_sameness(first, last)]
-    found += _held_out([metrics for _, metrics in sampled], evaluations)
-    return [f"{it}: {look}" for it in found]
+    sentences = [*_drifts(first, last), *_sameness(first, last)]
+    sentences += _held_out([metrics for _, metrics in sampled], evaluations)
+    return [f"{sentence}: {look}" for sentence in sentences]
 
 
 def _read(store: Store, steps: Sequence[int]) -> list[Shape]:
-    """Return the runs of up to ``STEPS_READ`` of the steps, evenly chosen."""
-    chosen = sorted({int(it) for it in np.linspace(0, len(steps) - 1, STEPS_READ)})
-    return [shape for place in chosen for shape in shapes(store, steps[place])]
+    """Return the rollouts of up to ``STEPS_READ`` evenly spaced steps."""
+    indices = sorted({int(index) for index in np.linspace(0, len(steps) - 1, STEPS_READ)})
+    return [shape for index in indices for shape in shapes(store, steps[index])]
 
 
 def shapes(store: Store, step: int) -> list[Shape]:
-    """Return the scored training rollouts of a step, in the order in which they began."""
+    """Return the scored training rollouts of a step, in the order in which they started."""
     return [Shape(*row) for row in store.rows(SHAPES, (step,))]
 
 
@@ -117,66 +116,71 @@ def _drifts(first: Sequence[Shape], last: Sequence[Shape]) -> Iterable[str]:
     if not first or not last:
         return
     for size, what, claim in SIZES.values():
-        before, after = (float(np.mean([size(it) for it in shapes])) for shapes in (first, last))
-        paid = within_groups([*first, *last], size)
-        longer = after >= LARGE * before and paid >= CLEAR
-        shorter = after <= before / LARGE and paid <= -CLEAR
+        before, after = (float(np.mean([size(shape) for shape in shapes])) for shapes in (first, last))
+        correlation = within_groups([*first, *last], size)
+        longer = after >= DRIFT_FACTOR * before and correlation >= CLEAR_CORRELATION
+        shorter = after <= before / DRIFT_FACTOR and correlation <= -CLEAR_CORRELATION
         if longer or shorter:
             more = "more" if longer else "fewer"
             yield (
-                f"{before:.3g} {what} became {after:.3g}, and within groups runs with {more} have the better rewards (rank "
-                f"correlation {paid:+.2f}). See whether the reward pays for that, or {claim}"
+                f"{what} went from {before:.3g} to {after:.3g}, and within groups, rollouts with {more} have better rewards "
+                f"(rank correlation {correlation:+.2f}). Check whether the reward pays for that, or {claim}"
             )
     for share, what, claim in SHARES.values():
-        before, after = (float(np.mean([share(it) for it in shapes])) for shapes in (first, last))
-        paid = within_groups([*first, *last], share)
-        if after >= before + LARGE_SHARE and paid > -CLEAR:
+        before, after = (float(np.mean([share(shape) for shape in shapes])) for shapes in (first, last))
+        correlation = within_groups([*first, *last], share)
+        if after >= before + DRIFT_SHARE and correlation > -CLEAR_CORRELATION:
             yield (
-                f"{before:.0%} {what} became {after:.0%}, and within groups these have no worse rewards (rank correlation "
-                f"{paid:+.2f}). See whether {claim}"
+                f"at first {before:.0%} {what}, at the end {after:.0%}, and within groups their rewards are not worse (rank "
+                f"correlation {correlation:+.2f}). Check whether {claim}"
             )
 
 
 def within_groups(shapes: Sequence[Shape], size: Callable[[Shape], float]) -> float:
-    """Return Spearman's rank correlation between ``size`` and the reward within groups; 0 where too few groups tell."""
-    together = own = rewards = 0.0
-    runs = 0
-    for _, group in groupby(sorted(shapes, key=lambda it: it.group), key=lambda it: it.group):
+    """Return Spearman's rank correlation between ``size`` and the reward within groups; 0 if too few groups have differences."""
+    covariance = size_variance = reward_variance = 0.0
+    rollouts = 0
+    for _, group in groupby(sorted(shapes, key=lambda shape: shape.group), key=lambda shape: shape.group):
         members = list(group)
-        x, y = _ranks([size(it) for it in members]), _ranks([it.reward for it in members])
+        x, y = _ranks([size(shape) for shape in members]), _ranks([shape.reward for shape in members])
         if x.any() and y.any():
-            together, own, rewards, runs = together + x @ y, own + x @ x, rewards + y @ y, runs + len(members)
-    return float(together / np.sqrt(own * rewards)) if runs >= FEWEST_RUNS else 0.0
+            covariance, size_variance, reward_variance = (
+                covariance + x @ y,
+                size_variance + x @ x,
+                reward_variance + y @ y,
+            )
+            rollouts += len(members)
+    return float(covariance / np.sqrt(size_variance * reward_variance)) if rollouts >= MIN_ROLLOUTS else 0.0
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
-    """Return the ranks around their mean; equal values share theirs, so all are 0 where all values are equal."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    """Return the ranks minus their mean; ties share a rank, so all ranks are 0 if all values are equal."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     shared = np.cumsum(counts) - (counts - 1) / 2
-    return shared[place] - (len(values) + 1) / 2
+    return shared[inverse] - (len(values) + 1) / 2
 
 
 def _sameness(first: Sequence[Shape], last: Sequence[Shape]) -> Iterable[str]:
-    """Tell where one answer has become that of most runs, whatever the task."""
-    said = Counter(it.answer for it in last if it.answer is not None)
-    for answer, times in said.most_common(1):
-        alike = [it for it in last if it.answer == answer]
-        tasks, share = len({it.task_id for it in alike}), times / len(last)
-        before = max(Counter(it.answer for it in first).values(), default=0) / max(1, len(first))
-        if share >= SAME and share >= LARGE * before and tasks >= MANY:
+    """Yield a hint if most rollouts now end with the same answer, whatever the task."""
+    answers = Counter(shape.answer for shape in last if shape.answer is not None)
+    for answer, count in answers.most_common(1):
+        alike = [shape for shape in last if shape.answer == answer]
+        tasks, share = len({shape.task_id for shape in alike}), count / len(last)
+        before = max(Counter(shape.answer for shape in first).values(), default=0) / max(1, len(first))
+        if share >= SAME_ANSWER_SHARE and share >= DRIFT_FACTOR * before and tasks >= SAME_ANSWER_TASKS:
             yield (
-                f"{share:.0%} of the last runs end with the same answer, in {tasks} tasks (rollout {alike[-1].rollout_id}, for "
-                f"example), and at most {before:.0%} of the first did. See whether it is the right one for all of these"
+                f"{share:.0%} of the last rollouts end with the same answer, in {tasks} tasks (for example, rollout "
+                f"{alike[-1].rollout_id}); at most {before:.0%} of the first did. Check whether it is right for all these tasks"
             )
 
 
 def _held_out(metrics: Sequence[Mapping[str, float]], evaluations: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Tell where training goes up and what is held out does not follow."""
-    name = "success" if any("success" in it for it in metrics) else "reward"
-    values = [it[name] for it in metrics if name in it]
+    """Yield a hint if the training batches improve but the held-out tasks do not."""
+    name = "success" if any("success" in step for step in metrics) else "reward"
+    values = [step[name] for step in metrics if name in step]
     third = len(values) // 3
     measured = [it for it in evaluations if it["temperature"] == evaluations[0]["temperature"]]
-    if third < FEWEST or len({it["step"] for it in measured}) < 2:
+    if third < MIN_STEPS or len({it["step"] for it in measured}) < 2:
         return
     early, late = np.array(values[:third]), np.array(values[-third:])
     rise = float(late.mean() - early.mean())
@@ -184,10 +188,10 @@ def _held_out(metrics: Sequence[Mapping[str, float]], evaluations: Sequence[Mapp
         return
     before, after = min(measured, key=lambda it: it["step"]), max(measured, key=lambda it: it["step"])
     change = after["success"] - before["success"]
-    # Few tasks say little: a change that may as well be the rise in training is no sign.
+    # With few held-out tasks, the interval of their change may include the rise in training.
     if change <= 0 and change + Z * float(np.hypot(before["stderr"], after["stderr"])) < rise:
         yield (
-            f"the {name} of the training batches rose from {early.mean():.3g} to {late.mean():.3g}, and on {after['n']} held-out "
+            f"the {name} of the training batches rose from {early.mean():.3g} to {late.mean():.3g}, but on {after['n']} held-out "
             f"tasks it went from {before['success']:.3g} to {after['success']:.3g} (95 %: {after['interval'][0]:.3g} to "
-            f"{after['interval'][1]:.3g}). See what the reward pays for that the held-out one does not"
+            f"{after['interval'][1]:.3g}). Check what the training reward pays for that the held-out reward does not"
         )

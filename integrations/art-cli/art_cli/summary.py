@@ -1,4 +1,4 @@
-"""What is printed after a run: before and after with their intervals, and trajectories as a person reads them."""
+"""What is printed after a run: evaluations before and after with their intervals, and readable trajectories."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from art_core.redaction import printable
 from art_core.types import JsonDict, Trajectory
 
 SHORTENED = 600
-"""Characters shown of one message."""
+"""Characters of a message that are shown."""
 
 
 def print_result(result: TrainResult, console: Console) -> None:
-    """Print before and after, and one trajectory of each."""
+    """Print the evaluations, one trajectory before and after training, hints and costs."""
     report = result.report
     if report.get("evaluations"):
         console.print(evaluation_table(report))
@@ -35,7 +35,7 @@ def print_result(result: TrainResult, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    notes = [f"hint: {it}" for it in hints_of(result.run_dir, report)]
+    notes = [f"hint: {hint}" for hint in hints_of(result.run_dir, report)]
     if report.get("stopped"):
         notes.insert(0, f"training ended after step {report['stopped']['step']}: {report['stopped']['reason']}")
     for note in notes:
@@ -46,35 +46,35 @@ def print_result(result: TrainResult, console: Console) -> None:
 
 
 def evaluation_table(report: Mapping[str, Any]) -> Table:
-    """Return a table of the evaluations, with 95 % intervals: of success, or of the mean reward where none is counted."""
-    unscored = any(it.get("unscored") for it in report["evaluations"])
+    """Return a table of the evaluations, with 95 % intervals of success, or of the mean reward if successes are not counted."""
+    unscored = any(evaluation.get("unscored") for evaluation in report["evaluations"])
     columns = ["evaluation", "temperature", "success", "95 % interval", "tasks", "mean reward"]
     table = Table(*columns, *["unscored runs"] * unscored)
-    for it in report["evaluations"]:
-        low, high = it["interval"]
-        temperature = "the agent's own" if it["temperature"] is None else f"{it['temperature']:g}"
+    for evaluation in report["evaluations"]:
+        low, high = evaluation["interval"]
+        counted, temperature, reward = (evaluation[key] for key in ("counts_successes", "temperature", "mean_reward"))
         table.add_row(
-            it["name"],
-            temperature,
-            f"{it['success']:.1%}" if it["counts_successes"] else "-",
-            f"{low:.1%} to {high:.1%}" if it["counts_successes"] else f"{low:.3g} to {high:.3g}",
-            str(it["n"]),
-            "none" if it["mean_reward"] is None else f"{it['mean_reward']:.3f}",
-            *[str(it.get("unscored", 0))] * unscored,
+            evaluation["name"],
+            "the agent's own" if temperature is None else f"{temperature:g}",
+            f"{evaluation['success']:.1%}" if counted else "-",
+            f"{low:.1%} to {high:.1%}" if counted else f"{low:.3g} to {high:.3g}",
+            str(evaluation["n"]),
+            "none" if reward is None else f"{reward:.3f}",
+            *[str(evaluation.get("unscored", 0))] * unscored,
         )
     return table
 
 
 def print_change(before: Report, after: Report, console: Console) -> None:
-    """Print the same task before and after: one that failed and then succeeded, where there is one."""
-    pairs = enumerate(zip(before.successes, after.successes, strict=True))  # both ran the same tasks in the same order
+    """Print one task before and after, preferably one that failed before and succeeded after."""
+    pairs = enumerate(zip(before.successes, after.successes, strict=True))  # same tasks, same order
     index = next((i for i, (was, now) in pairs if was < now), 0)
     print_trajectory(before.trajectories[index], "before", console)
     print_trajectory(after.trajectories[index], "after, the same task", console)
 
 
 def print_trajectory(trajectory: Trajectory, title: str, console: Console) -> None:
-    """Print the conversation of a run, what went wrong, its reward and what the reward said."""
+    """Print a rollout's conversation, error, reward, and the reward's notes."""
     lines = [f"[bold]{_plain(message['role'])}[/bold] {_plain(text)}" for message, text in shown(trajectory)]
     if trajectory.error:
         lines.append(f"[red]the agent failed: {_plain(trajectory.error)}[/red]")
@@ -85,13 +85,13 @@ def print_trajectory(trajectory: Trajectory, title: str, console: Console) -> No
 
 
 def _plain(text: str) -> str:
-    """Return what an agent or a judge said so that it is read, and obeyed by nobody: neither by rich nor by the terminal."""
+    """Escape text from an agent or a judge, so that neither rich nor the terminal interprets it."""
     return escape(printable(text))
 
 
 def shown(trajectory: Trajectory) -> list[tuple[JsonDict, str]]:
     """Return each message with its text: content, then tool calls as ``name(arguments)``."""
-    found = []
+    messages = []
     for message in trajectory.messages():
         content = message.get("content") or ""
         text = content if isinstance(content, str) else json.dumps(content)
@@ -99,5 +99,5 @@ def shown(trajectory: Trajectory) -> list[tuple[JsonDict, str]]:
             text = f"{text[:SHORTENED]} ... ({len(text)} characters)"
         for call in message.get("tool_calls") or ():
             text += f" {call['function']['name']}({call['function']['arguments']})"
-        found.append((message, text.strip()))
-    return found
+        messages.append((message, text.strip()))
+    return messages

@@ -29,7 +29,9 @@ def test_an_agent_of_a_known_framework_gets_the_name_of_its_plugin(monkeypatch):
 
 def test_an_agent_of_a_framework_without_a_plugin_is_told_how_it_works_as_a_function():
     Alien = type("Agent", (), {"__module__": "google.adk.agents"})
-    with pytest.raises(AgentError, match=r"def agent\(task\), with LiteLlm.*art-openai, or any client given address"):
+    with pytest.raises(
+        AgentError, match=r"def agent\(task\), with LiteLlm.*art-openai, or with any client and address"
+    ):
         adapt(Alien())
 
 

@@ -91,19 +91,19 @@ def test_a_dry_run_prints_what_would_be_trained(art):
 def test_errors_are_one_message_without_a_traceback(art, tmp_path):
     (tmp_path / "one.json").write_text('{"input": "one"}')
     for arguments, said in [
-        (("train", "nope.py:agent", "tasks.jsonl"), "there is no file nope.py"),
+        (("train", "nope.py:agent", "tasks.jsonl"), "no such file: nope.py"),
         (("train", "agent.py:nope", "tasks.jsonl"), "has no 'nope'"),
         (("train", "agent.py:biuld_agent", "tasks.jsonl"), "has no 'biuld_agent'; did you mean 'build_agent'"),
         (
             ("train", "agent.py:build_agent", "agent.py:reward"),
-            "agent.py:reward is no list of tasks but of type function",
+            "agent.py:reward must be a list of tasks, got function",
         ),
-        (("train", "agent.py:build_agent", "one.json"), "one.json is no list of tasks but of type dict; give a list"),
-        (("train", "agent.py:build_agent", "nope.jsonl"), "there is no task file nope.jsonl"),
+        (("train", "agent.py:build_agent", "one.json"), "one.json must be a list of tasks, got dict; pass a list"),
+        (("train", "agent.py:build_agent", "nope.jsonl"), "no such task file: nope.jsonl"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "grup_size=2"), "did you mean 'group_size'"),
         (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "losss=dapo"), "did you mean 'loss'"),
-        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "reward=ruler"), "give it as --reward ruler"),
-        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "trackers=wandb"), "give it as --tracker wandb"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "reward=ruler"), "use --reward ruler"),
+        (("train", "agent.py:build_agent", "tasks.jsonl", "--set", "trackers=wandb"), "use --tracker wandb"),
         (
             ("train", "agent.py:build_agent", "tasks.jsonl", "--set", "overlong=False"),
             "overlong must be None, 'train' or 'drop', got False",
@@ -132,7 +132,7 @@ def test_new_plugin_writes_a_folder_and_says_what_to_do_next(art, tmp_path):
     for said in ("pip install -e", "python -m pytest", "art plugins", "docs/extending.md"):
         assert said in done.stdout
     again = art("new-plugin", "my-thing", "--dir", "made")
-    assert again.returncode == 1 and "nothing there was changed" in again.stderr
+    assert again.returncode == 1 and "nothing in it was changed" in again.stderr
 
 
 @pytest.mark.parametrize("command", sorted(doc_shell.art().commands))

@@ -59,7 +59,7 @@ def longer(factor, paid=True):
 def test_runs_that_grow_because_length_is_paid_are_told_with_their_figures(tmp_path):
     [said] = found(tmp_path, longer(1), longer(2))
     assert said.startswith(
-        "13.5 sampled tokens a run became 27, and within groups runs with more have the better rewards"
+        "sampled tokens per rollout went from 13.5 to 27, and within groups, rollouts with more have better rewards"
     )
     assert "+1.00" in said and said.endswith(LOOK)
 
@@ -70,7 +70,7 @@ def test_runs_that_shrink_because_brevity_is_paid_are_told_too(tmp_path):
         lambda group, run: {"tokens": 30 + run, "reward": -float(run)},
         lambda group, run: {"tokens": 5 + run, "reward": -float(run)},
     )
-    assert "33.5 sampled tokens a run became 8.5" in said and "runs with fewer" in said
+    assert "sampled tokens per rollout went from 33.5 to 8.5" in said and "rollouts with fewer" in said
 
 
 def test_growth_without_pay_and_pay_without_growth_are_no_hints(tmp_path):
@@ -87,7 +87,7 @@ def test_harder_tasks_that_need_more_words_are_no_hint(tmp_path):
     assert found(tmp_path, went(1), went(3)) == []
 
 
-@pytest.mark.parametrize("what, said", [("cut_off", "cut off at its token limit"), ("failed", "runs that failed")])
+@pytest.mark.parametrize("what, said", [("cut_off", "had a call cut off at its token limit"), ("failed", "failed")])
 def test_a_share_of_runs_that_rises_where_it_is_paid_is_told(tmp_path, what, said):
     def went(share):
         return lambda group, run: {what: run >= 8 - share, "reward": float(run >= 8 - share)}
@@ -101,7 +101,7 @@ def test_a_share_of_runs_that_rises_where_it_is_paid_is_told(tmp_path, what, sai
         )
         == []
     )
-    assert f"12% {'runs with a call ' if what == 'cut_off' else ''}{said}" in hint and "became 62%" in hint
+    assert f"at first 12% of rollouts {said}, at the end 62%" in hint
 
 
 def test_one_answer_to_all_tasks_is_told_and_many_right_ones_are_not(tmp_path):
@@ -115,7 +115,7 @@ def test_one_answer_to_all_tasks_is_told_and_many_right_ones_are_not(tmp_path):
         return {"ids": (group,), "reward": 1.0}
 
     [said] = found(tmp_path / "same", own, same, groups=9)
-    assert "100% of the last runs end with the same answer, in 9 tasks (rollout 9/8/7" in said
+    assert "100% of the last rollouts end with the same answer, in 9 tasks (for example, rollout 9/8/7" in said
     assert found(tmp_path / "right", own, right, groups=9) == []
     assert found(tmp_path / "few", own, same, groups=4) == [], "few tasks may have one answer"
 
@@ -144,7 +144,7 @@ def test_held_out_tasks_that_do_not_follow_the_training_batches_are_told(tmp_pat
     assert bool(said) == told
     if told:
         assert (
-            "the success of the training batches rose from 0.103 to 0.703, and on 200 held-out tasks it went" in said[0]
+            "the success of the training batches rose from 0.103 to 0.703, but on 200 held-out tasks it went" in said[0]
         )
 
 
@@ -187,7 +187,7 @@ async def test_hints_of_a_run_with_a_hacked_reward_are_printed(tmp_path):
     )
     result = await art.train(ScriptedAgent(), ["a", "b"], **given)
     hint, held_out = hints_of(tmp_path / "run", result.report)
-    assert "sampled tokens a run became" in hint and f"art view {tmp_path / 'run'}" in hint
+    assert "sampled tokens per rollout went from" in hint and f"art view {tmp_path / 'run'}" in hint
     assert "the reward of the training batches rose" in held_out
     shown = io.StringIO()
     print_result(result, Console(file=shown, width=200))

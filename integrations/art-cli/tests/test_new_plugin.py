@@ -74,26 +74,26 @@ def test_it_is_a_distribution_that_art_finds(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "9lives", "a b", "../up", "x--y", "class", "ünder", "art-", "a/b", "-x"])
 def test_what_is_no_name_is_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match="is no name for a plugin"):
+    with pytest.raises(ConfigError, match="is not a valid plugin name"):
         write_plugin(name, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["core", "art-langgraph", "openai"])
 def test_the_names_of_our_own_distributions_are_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match=r"exists already; in the checkout of art, run: pip install -e "):
+    with pytest.raises(ConfigError, match=r"already exists; in the checkout of art, run: pip install -e "):
         write_plugin(name, tmp_path)
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path):
     (tmp_path / "art-mine").mkdir()
     (tmp_path / "art-mine" / "art_mine.py").write_text("mine")
-    with pytest.raises(ConfigError, match="nothing there was changed"):
+    with pytest.raises(ConfigError, match="nothing in it was changed"):
         write_plugin("mine", tmp_path)
     assert [path.read_text() for path in (tmp_path / "art-mine").iterdir()] == ["mine"]
 
 
 def test_a_folder_that_cannot_be_made_says_so(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot make .*--dir"):
+    with pytest.raises(ConfigError, match=r"cannot create .*--dir"):
         write_plugin("mine", tmp_path / "file")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from art_cli import doctor
 from art_cli.main import app
-from art_cli.variables import CHECKED, load_env_file, say_refused
+from art_cli.variables import CHECKED, load_env_file, warn_refused
 from art_core.errors import ConfigError
 from art_core.plugins import Plugins
 
@@ -60,12 +60,12 @@ def test_a_folder_of_that_name_is_left_alone(folder):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (f'GOOD=1\nOPENAI_API_KEY="{SECRET}\n'.encode(), r"\.env, line 2: this is no NAME=VALUE"),
-        (f"GOOD=1\n{SECRET} and so on\n".encode(), r"\.env, line 2: this is no NAME=VALUE"),
-        (f"GOOD=1\n\n{SECRET}\n".encode(), r"\.env, line 3: this is no NAME=VALUE"),
-        (b"export GOOD\n", r"\.env, line 1: this is no NAME=VALUE"),
+        (f'GOOD=1\nOPENAI_API_KEY="{SECRET}\n'.encode(), r"\.env, line 2: not a NAME=VALUE line"),
+        (f"GOOD=1\n{SECRET} and so on\n".encode(), r"\.env, line 2: not a NAME=VALUE line"),
+        (f"GOOD=1\n\n{SECRET}\n".encode(), r"\.env, line 3: not a NAME=VALUE line"),
+        (b"export GOOD\n", r"\.env, line 1: not a NAME=VALUE line"),
         (f"OPENAI_API_KEY={SECRET}".encode("utf-16"), r"\.env cannot be read: it is not UTF-8"),
-        (f"OPENAI_API_KEY={SECRET}\0\n".encode(), r"\.env: this is no NAME=VALUE"),
+        (f"OPENAI_API_KEY={SECRET}\0\n".encode(), r"\.env: not a NAME=VALUE line"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_without_showing_it(folder, content, said):
@@ -99,9 +99,9 @@ def test_doctor_says_of_every_classic_variable_whether_it_is_set_and_never_its_v
 @pytest.mark.parametrize(
     ("name", "value", "state"),
     [
-        ("ART_SERVER_PORT", "http", "no whole number from 0 to 65535"),
-        ("ART_SERVER_PORT", "65536", "no whole number from 0 to 65535"),
-        ("ART_CLIENT_WORKERS", "0", "no whole number from 1: refused at a start"),
+        ("ART_SERVER_PORT", "http", "not an integer from 0 to 65535"),
+        ("ART_SERVER_PORT", "65536", "not an integer from 0 to 65535"),
+        ("ART_CLIENT_WORKERS", "0", "not an integer >= 1; the command will refuse it"),
     ],
 )
 def test_doctor_says_of_a_number_that_a_start_refuses_it(folder, monkeypatch, name, value, state):
@@ -111,12 +111,12 @@ def test_doctor_says_of_a_number_that_a_start_refuses_it(folder, monkeypatch, na
 
 def test_a_start_says_once_that_a_key_is_not_used(folder, monkeypatch, caplog):
     monkeypatch.setenv("OPENPIPE_API_KEY", SECRET)
-    say_refused.cache_clear()
+    warn_refused.cache_clear()
     for _ in range(2):
         failed = CliRunner().invoke(app, ["train", "nowhere.py:agent", "tasks.jsonl"])
         assert isinstance(failed.exception, ConfigError)
     [said] = [it.getMessage() for it in caplog.records if it.name == "art_cli.variables"]
-    assert said.startswith("OPENPIPE_API_KEY is set, and nothing is done with it: ") and SECRET not in said
+    assert said.startswith("OPENPIPE_API_KEY is set but ignored: ") and SECRET not in said
 
 
 def test_doctor_says_which_distribution_is_missing_for_a_variable():

@@ -44,7 +44,7 @@ async def test_an_engine_of_ones_own_refuses_as_an_address_does_and_loads_nothin
     with pytest.raises(ModelCallError) as caught:
         await agent.generate_response([])
     assert caught.value.status == 400
-    with pytest.raises(ConfigError, match="engine of its own"):
+    with pytest.raises(ConfigError, match="its own engine"):
         agent.load_checkpoint(tmp_path)
 
 

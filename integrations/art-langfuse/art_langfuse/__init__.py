@@ -1,4 +1,4 @@
-"""Langfuse and OpenTelemetry: runs as traces, traces as runs. Says what the plugin offers."""
+"""Langfuse and OpenTelemetry: exports rollouts as traces, and imports traces as rollouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ARTLangfuseTracker", "LangfuseTracker", "OtelTracker"]
 
 @hookimpl
 def register_trackers(register: Register) -> None:
-    """Offer ``trackers=["langfuse"]`` and ``trackers=["otel"]``."""
+    """Register ``trackers=["langfuse"]`` and ``trackers=["otel"]``."""
     register("langfuse", LangfuseTracker, check=LangfuseTracker.check)
     register("otel", OtelTracker, check=OtelTracker.check)
 

@@ -1,4 +1,4 @@
-"""The keys and the address of a Langfuse project, from the environment. Knows nothing about what is sent there."""
+"""The keys and the address of a Langfuse project, from the environment."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ class Account:
     secret_key: str = field(repr=False)
 
     def headers(self) -> dict[str, str]:
-        """Return what a request for spans has besides its body."""
+        """Return the headers of a request with spans."""
         pair = f"{self.public_key}:{self.secret_key}".encode()
         return {
             "Authorization": "Basic " + base64.b64encode(pair).decode("ascii"),
             "x-langfuse-public-key": self.public_key,
-            "x-langfuse-ingestion-version": "4",  # shown at once, not after minutes
+            "x-langfuse-ingestion-version": "4",  # traces appear at once instead of after minutes
         }
 
 
 def account() -> Account:
-    """Return the project that the environment names; ConfigError says what to set where it names none."""
+    """Return the project that the environment names; ConfigError if it names none."""
     keys = {name: os.environ.get(name, "").strip() for name in ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")}
     if missing := [name for name, value in keys.items() if not value]:
         raise ConfigError(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: Langfuse shows both keys under a project's "
-            f"settings, API keys; set them, and LANGFUSE_HOST for another server than {CLOUD}"
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set; copy both keys from Langfuse (project "
+            f"settings, API keys), and set LANGFUSE_HOST for a server other than {CLOUD}"
         )
     host = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD
     if not host.startswith(("http://", "https://")) or "@" in host:
-        # Its text is not shown: it may be a key that was pasted in the wrong place.
+        # The value is not shown, because it may be a key that was pasted into the wrong variable.
         raise ConfigError(
-            f"LANGFUSE_HOST is no address such as {CLOUD}; a user and a password have no place in it, the project's keys are sent"
+            f"LANGFUSE_HOST must be an address such as {CLOUD}, without user and password; the project's keys are used instead"
         )
     return Account(host.rstrip("/"), *keys.values())

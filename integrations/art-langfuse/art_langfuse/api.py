@@ -1,7 +1,6 @@
-"""Langfuse's public API through its SDK's client: observations and scores, read in pages and written, with retries.
+"""Langfuse's public API through its SDK's client: reads observations and scores in pages, and writes scores, with retries.
 
-The SDK's ``Langfuse`` object is not made: it is one per process and key, so it would be the user's own, or become it.
-Knows nothing about what observations mean.
+The SDK's ``Langfuse`` object is not used: there is one per process and key, so it could be the user's own.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ if TYPE_CHECKING:
 FIELDS = "core,basic,io,metadata,model,trace_context"
 PAGE = 100
 SEVERAL = 50
-"""Traces whose scores are asked for at a time."""
+"""Most traces per request for scores."""
 TIMEOUT = 30
 UNKNOWN_PATH = (404, 405, 501)
 ONCE: Any = {"max_retries": 0}
-"""Retries are made here, so that lost connections are retried too."""
+"""We do the retries, because the SDK does not retry lost connections."""
 
 
 class NotRead(ArtError):
-    """Langfuse does not answer, or not this question."""
+    """Langfuse does not answer, or not as expected."""
 
 
 class Project:
-    """A Langfuse project. Reading raises NotRead, or Denied."""
+    """A Langfuse project. Reading raises NotRead or Denied."""
 
     def __init__(self, account: Account, patience: float = PATIENCE) -> None:
         import httpx
         from langfuse.api import LangfuseAPI
 
         self.host, self._patience = account.host, patience
-        self._sent = account.headers()["Authorization"]
+        self._authorization = account.headers()["Authorization"]
         auth = (account.public_key, account.secret_key)
         self._http = httpx.Client(timeout=TIMEOUT, auth=auth, base_url=account.host)
         self._api = LangfuseAPI(
@@ -56,50 +55,50 @@ class Project:
         self._http.close()
 
     def add_scores(self, scores: Sequence[Mapping[str, Any]]) -> None:
-        """Add scores, or replace those with the same ids; once. Raises Temporary, Refused or Denied."""
+        """Add scores, or replace those with the same ids, without retries. Raises Temporary, Refused or Denied."""
         from langfuse.api import CreateScoreBatchResults
 
         answer = self._once(lambda: self._api.scores.create(request=list(scores), request_options=ONCE))  # type: ignore[arg-type]
         if isinstance(answer, CreateScoreBatchResults) and answer.rejected:
-            raise Refused(self._shown("; ".join(error.message for error in answer.errors), 500))
+            raise Refused(self._excerpt("; ".join(error.message for error in answer.errors), 500))
 
     def traces(self, conditions: Sequence[JsonDict]) -> Iterator[str]:
-        """Yield the ids of the traces that meet the conditions, the newest first; one may come again."""
+        """Yield the ids of the traces that meet the conditions, the newest first; an id may be repeated."""
         if self._older is not None:
             yield from self._older.traces(conditions)
             return
-        wanted = json.dumps([_condition("boolean", "isRootObservation", "=", True), *conditions])
-        for root in self._pages(self._api.observations.get_many, filter=wanted, fields="core"):
+        filters = json.dumps([_condition("boolean", "isRootObservation", "=", True), *conditions])
+        for root in self._pages(self._api.observations.get_many, filter=filters, fields="core"):
             if root.trace_id:
                 yield root.trace_id
 
     def observations(self, trace: str) -> list[ObservationV2]:
-        """Return all observations of a trace, in the order in which they began."""
+        """Return all observations of a trace, in the order in which they started."""
         if self._older is not None:
-            found = self._older.observations(trace)
+            observations = self._older.observations(trace)
         else:
-            found = list(self._pages(self._api.observations.get_many, trace_id=trace, fields=FIELDS))
-        return sorted(found, key=lambda it: (it.start_time, it.end_time or it.start_time))
+            observations = list(self._pages(self._api.observations.get_many, trace_id=trace, fields=FIELDS))
+        return sorted(observations, key=lambda it: (it.start_time, it.end_time or it.start_time))
 
     def scores(self, traces: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the scores of each trace and of its observations; at most ``SEVERAL`` traces."""
+        """Return the scores of each trace and of its observations, for at most ``SEVERAL`` traces."""
         if self._older is not None:
             return {trace: self._older.scores(trace) for trace in traces}
-        found: dict[str, list[Any]] = {trace: [] for trace in traces}
-        together = {"trace_id": ",".join(traces), "fields": "details,subject"}
-        for score in self._pages(self._api.scores.get_many, **together) if traces else ():
+        scores: dict[str, list[Any]] = {trace: [] for trace in traces}
+        query = {"trace_id": ",".join(traces), "fields": "details,subject"}
+        for score in self._pages(self._api.scores.get_many, **query) if traces else ():
             subject = score.subject
             trace = subject.trace_id if subject.kind == "observation" else subject.id
-            found.setdefault(trace, []).append(score)
-        return found
+            scores.setdefault(trace, []).append(score)
+        return scores
 
     def get(self, path: str, **query: Any) -> Any:
-        """Return the JSON of a path that the SDK does not know."""
+        """Return the JSON of a path that the SDK does not cover."""
         return self._patiently(lambda: self._fetch(path, query))
 
     @cached_property
     def _older(self) -> Traces | None:
-        """How a server is read that does not know the API for observations; None where it does."""
+        """The reader for a server without the observations API; None if it has that API."""
         try:
             self._patiently(lambda: self._api.observations.get_many(limit=1, fields="core", request_options=ONCE))
         except Denied as error:
@@ -110,10 +109,10 @@ class Project:
             raise
         return None
 
-    def _pages(self, get: Callable[..., Any], **wanted: Any) -> Iterator[Any]:
+    def _pages(self, get: Callable[..., Any], **query: Any) -> Iterator[Any]:
         cursor = None
         while True:
-            page = self._patiently(lambda: get(cursor=cursor, limit=PAGE, request_options=ONCE, **wanted))  # noqa: B023
+            page = self._patiently(lambda: get(cursor=cursor, limit=PAGE, request_options=ONCE, **query))  # noqa: B023
             yield from page.data
             cursor = page.meta.cursor
             if not cursor:
@@ -123,19 +122,19 @@ class Project:
         try:
             return patiently(lambda: self._once(ask), self._patience)
         except (Temporary, Refused) as error:
-            raise NotRead(f"Langfuse could not be read: {error}") from error
+            raise NotRead(f"cannot read from Langfuse: {error}") from error
 
     def _fetch(self, path: str, query: Mapping[str, Any]) -> Any:
         answer = self._http.get(path, params=query)
         if not answer.is_success:
-            raise_for(answer.status_code, f"{self.host}{path}: {self._shown(answer.text, 300)}", answer.headers)
+            raise_for(answer.status_code, f"{self.host}{path}: {self._excerpt(answer.text, 300)}", answer.headers)
         try:
             return answer.json()
         except ValueError as error:
-            said = self._shown(answer.text, 100)
+            excerpt = self._excerpt(answer.text, 100)
             raise NotRead(
-                f"{self.host}{path} answers {answer.status_code} with no JSON ({said!r}); check that LANGFUSE_HOST "
-                "is Langfuse's address, and that no proxy answers in its place"
+                f"{self.host}{path} answered {answer.status_code} without JSON ({excerpt!r}); check that LANGFUSE_HOST is "
+                "Langfuse's address, and that no proxy answers instead"
             ) from error
 
     def _once(self, ask: Callable[[], Any]) -> Any:
@@ -146,28 +145,29 @@ class Project:
         try:
             return ask()
         except pydantic.ValidationError as error:
-            raise NotRead(f"{self.host} answers otherwise than Langfuse's SDK expects: {error}") from error
+            raise NotRead(f"{self.host} did not answer as Langfuse's SDK expects: {error}") from error
         except httpx.TransportError as error:
             raise Temporary(f"{self.host} cannot be reached: {type(error).__name__}: {error}") from error
         except ApiError as error:
-            raise_for(error.status_code, f"{self.host}: {self._shown(str(error.body), 300)}", error.headers)
+            raise_for(error.status_code, f"{self.host}: {self._excerpt(str(error.body), 300)}", error.headers)
 
-    def _shown(self, said: str, longest: int) -> str:
-        """Return what the server says without what it was sent; hidden before it is cut, for half a key is not found."""
-        return without_keys(said, *self._sent.split())[:longest]
+    def _excerpt(self, text: str, length: int) -> str:
+        """Redact our credentials in a server's text, then truncate it: half a key would not be recognized."""
+        return without_keys(text, *self._authorization.split())[:length]
 
 
 def conditions(
     *, name: str | None = None, tags: Sequence[str] = (), session: str | None = None, user: str | None = None,
     environment: str | None = None, since: str | None = None, until: str | None = None,
 ) -> list[JsonDict]:  # fmt: skip
-    """Return what a trace must meet, as Langfuse's API takes it. ``tags``: all of them; ``since`` and ``until``: ISO 8601."""
-    texts = {"traceName": name, "sessionId": session, "userId": user, "environment": environment}
-    found = [_condition("string", column, "=", value) for column, value in texts.items() if value is not None]
+    """Return filters for traces in the form of Langfuse's API. All ``tags`` must match; ``since`` and ``until`` are ISO 8601."""
+    strings = {"traceName": name, "sessionId": session, "userId": user, "environment": environment}
+    filters = [_condition("string", column, "=", value) for column, value in strings.items() if value is not None]
     if tags:
-        found.append(_condition("arrayOptions", "traceTags", "all of", list(tags)))
-    found += [_condition("datetime", "startTime", sign, it) for sign, it in ((">=", since), ("<", until)) if it]
-    return found
+        filters.append(_condition("arrayOptions", "traceTags", "all of", list(tags)))
+    bounds = ((">=", since), ("<", until))
+    filters += [_condition("datetime", "startTime", operator, time) for operator, time in bounds if time]
+    return filters
 
 
 def _condition(kind: str, column: str, operator: str, value: Any) -> JsonDict:

@@ -1,6 +1,6 @@
-"""``ARTLangfuseTracker``: episodes, generations and training sessions as traces, and what they add up to, read back.
+"""``ARTLangfuseTracker``: sends episodes, generations and training sessions as traces, and reads back statistics about them.
 
-For programs that keep episodes themselves; ``train(trackers=["langfuse"])`` needs none of it.
+For programs with their own episodes; ``train(trackers=["langfuse"])`` does not need it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 ACTION = re.compile(r"action_\d+_(.*)", re.DOTALL)
-"""An action's span; its type may have underscores."""
+"""The name of an action's span; the type may contain underscores."""
 POLL_SECONDS = 0.5
 CLOSE_SECONDS = 20.0
-"""That the end of a program waits for what was not sent yet, however much it is."""
+"""Most seconds that the end of the program waits for unsent observations."""
 
 log = logging.getLogger("art_langfuse")
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What was sent: a trace, or a generation in a trace of its own."""
+    """A trace that was sent, or a generation in a trace of its own."""
 
     id: str
     trace_id: str
@@ -48,18 +48,18 @@ class Trace:
 
 
 class TracesMissing(ArtError):
-    """Langfuse does not show traces, or not all of them."""
+    """Langfuse does not show all traces yet."""
 
 
 class ARTLangfuseTracker:
-    """Sends to the project that ``LANGFUSE_PUBLIC_KEY``, ``LANGFUSE_SECRET_KEY`` and ``LANGFUSE_HOST`` name.
+    """Sends to the project in ``LANGFUSE_PUBLIC_KEY``, ``LANGFUSE_SECRET_KEY`` and ``LANGFUSE_HOST``.
 
-    Every ``track_`` method returns at once; a thread sends, and tries again where Langfuse fails. The end of the program waits
-    for it, up to ``CLOSE_SECONDS``. What could not be sent is logged, and never raised. ``flush`` waits until it is tried.
+    Every ``track_`` method returns at once; a thread sends, with retries. The end of the program waits for it, up to
+    ``CLOSE_SECONDS``. Failures to send are logged, never raised. ``flush`` waits until everything has been sent or has failed.
     """
 
     def __init__(self, wait: float = 60.0) -> None:
-        """``wait``: the most seconds that ``get_performance_analytics`` waits for Langfuse to show what it was sent."""
+        """``wait``: most seconds that ``get_performance_analytics`` waits until Langfuse shows the traces."""
         from art_langfuse.tracker import langfuse_post
 
         self._account: Account = account()
@@ -68,17 +68,17 @@ class ARTLangfuseTracker:
         self._outbox: Outbox[ReadableSpan] = Outbox(f"Langfuse at {self._account.host}, observations", post, 200)
         self._project = Project(self._account)
         self._sent: dict[str, int] = {}
-        """Trace -> its observations, for those that were sent from here."""
+        """Trace id -> number of observations, for traces sent by this tracker."""
         self._change = threading.Condition()
         self._new: list[ReadableSpan] = []
         self._busy, self._closed = False, False
-        # As a daemon, so that a server that stays silent does not keep the process from ending.
+        # A daemon, so that an unresponsive server does not keep the process alive.
         self._sending = threading.Thread(target=self._work, name="art-langfuse", daemon=True)
         self._sending.start()
         atexit.register(self.close)
 
     def track_episode(self, episode_data: Mapping[str, Any]) -> Trace:
-        """Send an episode: a trace with a span for each of its ``actions``."""
+        """Send an episode as a trace with a span for each of its ``actions``."""
         get = episode_data.get
         name, now = f"episode_{get('episode_id')}", time.time()
         trace, actions = _new_id(16), list(get("actions") or ())
@@ -89,20 +89,23 @@ class ARTLangfuseTracker:
             {"agent_type": get("agent_type"), "model_name": get("model_name"), "environment": get("environment_type")},
             get("error"),
         )
-        own = _new_id(8)
+        root_id = _new_id(8)
         times = [float(action.get("execution_time") or 0.0) for action in actions]
         start = now - sum(times)
-        spans = [make_span(name, trace, own, None, start, now, _named(root, name), error=_error(episode_data))]
+        spans = [make_span(name, trace, root_id, None, start, now, _named(root, name), error=_error(episode_data))]
         for number, action in enumerate(actions):
-            begun = start + sum(times[:number])
+            action_start = start + sum(times[:number])
             kind = f"action_{number}_{action.get('type')}"
             attributes = _named(_action(number, action), name)
-            ended = begun + times[number]
-            spans.append(make_span(kind, trace, _new_id(8), own, begun, ended, attributes, error=_error(action)))
+            action_end = action_start + times[number]
+            span = make_span(
+                kind, trace, _new_id(8), root_id, action_start, action_end, attributes, error=_error(action)
+            )
+            spans.append(span)
         return self._send(trace, trace, spans)
 
     def track_model_generation(self, prompt: str, response: str, metadata: Mapping[str, Any]) -> Trace:
-        """Send one model call as a generation; what is returned has its ``id`` and its ``trace_id``."""
+        """Send one model call as a generation, and return its ``id`` and ``trace_id``."""
         settings = {
             "temperature": metadata.get("temperature", 0.7),
             "max_tokens": metadata.get("max_tokens", 150),
@@ -134,16 +137,16 @@ class ARTLangfuseTracker:
         )
 
     def get_performance_analytics(self, trace_ids: Sequence[str]) -> dict[str, Any]:
-        """Return what the episodes add up to: total_traces, success_rate, average_reward, average_steps, action_distribution and
+        """Return statistics of episodes: total_traces, success_rate, average_reward, average_steps, action_distribution, and
         error_patterns, the most frequent first: ``{"pattern", "count", "trace_ids"}``.
 
-        Langfuse shows a trace some time after it was sent. Waits for that, up to ``wait`` seconds for all together; then raises
-        TracesMissing, which names those that are not there.
+        Langfuse shows a trace some time after it was sent. This waits for all traces, up to ``wait`` seconds in total, then
+        raises TracesMissing if some are still missing.
         """
         self.flush()
         traces = self._shown(trace_ids)
-        outputs = {trace: _output(found) for trace, found in traces.items()}
-        actions = {trace: _actions(found) for trace, found in traces.items()}
+        outputs = {trace: _output(observations) for trace, observations in traces.items()}
+        actions = {trace: _actions(observations) for trace, observations in traces.items()}
         count = len(trace_ids)
 
         def mean(values: Sequence[float]) -> float:
@@ -151,20 +154,20 @@ class ARTLangfuseTracker:
 
         return {
             "total_traces": count,
-            "success_rate": mean([bool(outputs[it].get("success")) for it in trace_ids]),
-            "average_reward": mean([float(outputs[it].get("total_reward") or 0) for it in trace_ids]),
-            "average_steps": mean([sum(span.type == "SPAN" for span in traces[it]) for it in trace_ids]),
-            "action_distribution": dict(Counter(kind for it in trace_ids for kind, _ in actions[it])),
+            "success_rate": mean([bool(outputs[trace].get("success")) for trace in trace_ids]),
+            "average_reward": mean([float(outputs[trace].get("total_reward") or 0) for trace in trace_ids]),
+            "average_steps": mean([sum(span.type == "SPAN" for span in traces[trace]) for trace in trace_ids]),
+            "action_distribution": dict(Counter(kind for trace in trace_ids for kind, _ in actions[trace])),
             "error_patterns": _patterns(trace_ids, traces, outputs, actions),
         }
 
     def flush(self) -> None:
-        """Return when everything was sent, or could not be."""
+        """Wait until everything has been sent or has failed."""
         with self._change:
             self._change.wait_for(lambda: self._closed or not (self._new or self._busy))
 
     def close(self) -> None:
-        """Send what is left, and end; what was not taken in ``CLOSE_SECONDS`` is logged. The end of the program does it too."""
+        """Send the rest, for up to ``CLOSE_SECONDS``, and log what is lost. Called at the end of the program as well."""
         with self._change:
             if self._closed:
                 return
@@ -172,17 +175,15 @@ class ARTLangfuseTracker:
             self._change.notify_all()
         atexit.unregister(self.close)
         self._sending.join(CLOSE_SECONDS)
-        if self._sending.is_alive():  # which says itself what it could not send
-            left = len(self._new) + len(self._outbox)
-            log.warning("Langfuse at %s has not taken %d observations; they are lost", self._account.host, left)
+        if self._sending.is_alive():  # otherwise the thread itself has logged what it could not send
+            unsent = len(self._new) + len(self._outbox)
+            log.warning("%d observations could not be sent to Langfuse at %s and are lost", unsent, self._account.host)
         self._project.close()
 
     def _send(self, own: str, trace: str, spans: list[ReadableSpan]) -> Trace:
         with self._change:
             if self._closed:
-                log.warning(
-                    "this tracker was closed, so trace %s is not sent; make another ARTLangfuseTracker()", trace
-                )
+                log.warning("this tracker is closed, so trace %s is not sent; create a new ARTLangfuseTracker()", trace)
             else:
                 self._sent[trace] = len(spans)
                 self._new += spans
@@ -190,7 +191,7 @@ class ARTLangfuseTracker:
         return Trace(own, trace, f"{self._account.host}/trace/{trace}")
 
     def _work(self) -> None:
-        """Deliver all that has come meanwhile at once, so that a server that answers late costs its time once."""
+        """Deliver new spans together, so that a slow server delays them only once."""
         closed = False
         while not closed:
             with self._change:
@@ -201,7 +202,7 @@ class ARTLangfuseTracker:
             with self._change:
                 self._busy = False
                 self._change.notify_all()
-        self._attempt(self._outbox.close)  # what was not taken is tried once more
+        self._attempt(self._outbox.close)  # tries unsent spans once more
         self._end()
 
     def _attempt(self, send: Callable[[], None]) -> None:
@@ -209,23 +210,23 @@ class ARTLangfuseTracker:
             send()
         except NotDelivered as error:
             log.warning("%s", error)
-        except Exception:  # the boundary of the thread, which nobody would miss
+        except Exception:  # otherwise the thread would end unnoticed
             log.exception("Langfuse at %s: observations could not be sent", self._account.host)
 
     def _shown(self, trace_ids: Sequence[str]) -> dict[str, list[ObservationV2]]:
         """Return the observations of the traces, once Langfuse shows all of them."""
         deadline, missing = time.monotonic() + self._wait, list(dict.fromkeys(trace_ids))
-        found: dict[str, list[ObservationV2]] = {}
+        traces: dict[str, list[ObservationV2]] = {}
         while True:
-            found |= {trace: self._project.observations(trace) for trace in missing}
-            missing = [trace for trace in missing if len(found[trace]) < self._sent.get(trace, 1)]
+            traces |= {trace: self._project.observations(trace) for trace in missing}
+            missing = [trace for trace in missing if len(traces[trace]) < self._sent.get(trace, 1)]
             if not missing:
-                return found
+                return traces
             if time.monotonic() + POLL_SECONDS > deadline:
                 raise TracesMissing(
-                    f"after {self._wait:g} s Langfuse at {self._account.host} does not show {len(missing)} of {len(found)} "
-                    f"traces yet, {missing[0]} first; ask again later, wait longer with ARTLangfuseTracker(wait=...), or "
-                    "leave out ids that are not of this project"
+                    f"after {self._wait:g} s Langfuse at {self._account.host} does not show {len(missing)} of {len(traces)} "
+                    f"traces yet, {missing[0]} first; try again later, wait longer with ARTLangfuseTracker(wait=...), or "
+                    "remove ids that are not from this project"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -234,19 +235,17 @@ def _new_id(size: int) -> str:
     return uuid.uuid4().bytes[:size].hex()
 
 
-def _attributes(kind: str, given: Any, gave: Any, metadata: Mapping[str, Any], error: Any = None) -> dict[str, Any]:
-    known = {key: it for key, it in metadata.items() if it is not None}
-    said = {f"langfuse.observation.metadata.{key}": as_json(it) for key, it in known.items()}
-    failed = (
-        {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": text(error)} if error else {}
-    )
-    return {
+def _attributes(kind: str, input: Any, output: Any, metadata: Mapping[str, Any], error: Any = None) -> dict[str, Any]:
+    attributes = {
         "langfuse.observation.type": kind,
-        "langfuse.observation.input": text(given),
-        "langfuse.observation.output": text(gave),
-        **said,
-        **failed,
+        "langfuse.observation.input": text(input),
+        "langfuse.observation.output": text(output),
     }
+    known = {key: value for key, value in metadata.items() if value is not None}
+    attributes |= {f"langfuse.observation.metadata.{key}": as_json(value) for key, value in known.items()}
+    if error:
+        attributes |= {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": text(error)}
+    return attributes
 
 
 def _named(attributes: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -264,26 +263,27 @@ def _action(number: int, action: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _error(of: Mapping[str, Any]) -> str | None:
-    """Return what went wrong in an action or an episode: its ``error``, or that of an action's result."""
-    result = of.get("result")
-    error = of.get("error") or (result.get("error") if isinstance(result, Mapping) else None)
+def _error(item: Mapping[str, Any]) -> str | None:
+    """Return the ``error`` of an action or an episode, or that of the action's result."""
+    result = item.get("result")
+    error = item.get("error") or (result.get("error") if isinstance(result, Mapping) else None)
     return text(error) if error else None
 
 
-def _output(found: Sequence[ObservationV2]) -> dict[str, Any]:
-    """Return the trace's output: that of its root."""
-    for it in found:
-        if it.parent_observation_id is None:
-            output = value_of(it.output)
+def _output(observations: Sequence[ObservationV2]) -> dict[str, Any]:
+    """Return the output of the trace's root."""
+    for observation in observations:
+        if observation.parent_observation_id is None:
+            output = value_of(observation.output)
             return output if isinstance(output, dict) else {}
     return {}
 
 
-def _actions(found: Sequence[ObservationV2]) -> list[tuple[str, ObservationV2]]:
-    """Return (type, span) of the actions."""
-    matches = ((ACTION.fullmatch(it.name or ""), it) for it in found if it.type == "SPAN")
-    return [(match[1], it) for match, it in matches if match]
+def _actions(observations: Sequence[ObservationV2]) -> list[tuple[str, ObservationV2]]:
+    """Return (type, span) of each action."""
+    spans = (observation for observation in observations if observation.type == "SPAN")
+    matches = ((ACTION.fullmatch(span.name or ""), span) for span in spans)
+    return [(match[1], span) for match, span in matches if match]
 
 
 def _patterns(
@@ -292,21 +292,19 @@ def _patterns(
     outputs: Mapping[str, Mapping[str, Any]],
     actions: Mapping[str, Sequence[tuple[str, ObservationV2]]],
 ) -> list[dict[str, Any]]:
-    """Return how actions and episodes failed, numbers left out so that like errors are counted together.
+    """Return the errors of actions and episodes, with numbers masked so that similar errors are counted together.
 
-    An episode without success and without any error is counted by its last action.
+    An unsuccessful episode without any error is counted by its last action.
     """
-    seen: dict[str, list[str]] = {}
+    by_pattern: dict[str, list[str]] = {}
     for trace in trace_ids:
-        kinds = {it.id: kind for kind, it in actions[trace]}
-        failed = [it for it in traces[trace] if it.level == "ERROR"]
-        told = [f"{kinds.get(it.id, 'episode')}: {it.status_message or 'failed'}" for it in failed]
-        if not told and not outputs[trace].get("success"):
+        kinds = {span.id: kind for kind, span in actions[trace]}
+        failed = [observation for observation in traces[trace] if observation.level == "ERROR"]
+        errors = [f"{kinds.get(it.id, 'episode')}: {it.status_message or 'failed'}" for it in failed]
+        if not errors and not outputs[trace].get("success"):
             last = actions[trace][-1][0] if actions[trace] else None
-            told = [f"no success, last action {last}" if last else "no success, no action"]
-        for one in told:
-            seen.setdefault(re.sub(r"\d+", "#", one), []).append(trace)
-    ordered = sorted(seen.items(), key=lambda it: (-len(it[1]), it[0]))
-    return [
-        {"pattern": pattern, "count": len(where), "trace_ids": list(dict.fromkeys(where))} for pattern, where in ordered
-    ]
+            errors = [f"no success, last action {last}" if last else "no success, no action"]
+        for error in errors:
+            by_pattern.setdefault(re.sub(r"\d+", "#", error), []).append(trace)
+    ordered = sorted(by_pattern.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [{"pattern": pattern, "count": len(ids), "trace_ids": list(dict.fromkeys(ids))} for pattern, ids in ordered]

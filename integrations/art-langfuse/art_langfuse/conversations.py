@@ -1,7 +1,7 @@
-"""What traces hold as a model's input and output -> chat messages in OpenAI's form.
+"""Converts a model's input and output, as traces record them, into chat messages in OpenAI's form.
 
-Pure. Reads what the usual instrumentations write: OpenAI's chat and Responses, LangChain's messages, Anthropic's blocks,
-Gemini's and OpenTelemetry's parts. What cannot be read is refused, with the reason, and never guessed.
+Supports the common instrumentations: OpenAI's chat completions and Responses, LangChain's messages, Anthropic's blocks, Gemini's
+and OpenTelemetry's parts. Anything else is refused with a reason, never guessed.
 """
 
 from __future__ import annotations
@@ -13,78 +13,78 @@ from typing import Any
 from art_core.types import JsonDict
 
 ROLES = {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool", "AIMessageChunk": "assistant"}
-"""Other names of roles."""
+"""Alternative names of roles."""
 MESSAGE, KINDS = {"role", "parts", "choices", "tool_calls"}, {"message", "function_call", "reasoning", "ai", *ROLES}
-"""By what an output is known as a message or an API's answer, and not as the data that a model answered with."""
+"""Keys and types that distinguish a message or an API's answer from data that a model answered with."""
 
 
 class Unreadable(ValueError):
-    """It is no conversation in text."""
+    """Not a conversation in text."""
 
 
-def value_of(shown: Any) -> Any:
-    """Return what Langfuse shows as text, as the object or list that was sent; "42" stays the text that it most likely was."""
+def value_of(recorded: Any) -> Any:
+    """Parse a JSON object or list that Langfuse recorded as text; other text, such as "42", stays text."""
     try:
-        return json.loads(shown) if isinstance(shown, str) and shown.lstrip()[:1] in ("{", "[") else shown
+        return json.loads(recorded) if isinstance(recorded, str) and recorded.lstrip()[:1] in ("{", "[") else recorded
     except (ValueError, RecursionError):
-        return shown
+        return recorded
 
 
-def shown_of(given: Any) -> tuple[list[JsonDict], list[JsonDict]]:
-    """Return the messages and the tools that a model was shown; raises Unreadable."""
-    given, tools = value_of(given), []
-    if isinstance(given, Mapping):
-        tools = [_tool(it) for it in given.get("tools") or ()]
-        if "messages" in given:
-            items = given["messages"]
-        elif "input" in given or "instructions" in given:
-            system = [{"role": "system", "content": given["instructions"]}] if given.get("instructions") else []
-            items = [*system, *_listed(given.get("input") or [])]
-        elif "contents" in given:
-            items = given["contents"]
-        elif "role" in given or "type" in given:
-            items = [given]
+def shown_of(recorded: Any) -> tuple[list[JsonDict], list[JsonDict]]:
+    """Return the messages and the tools of a model's input; raises Unreadable."""
+    value, tools = value_of(recorded), []
+    if isinstance(value, Mapping):
+        tools = [_tool(tool) for tool in value.get("tools") or ()]
+        if "messages" in value:
+            items = value["messages"]
+        elif "input" in value or "instructions" in value:
+            system = [{"role": "system", "content": value["instructions"]}] if value.get("instructions") else []
+            items = [*system, *_listed(value.get("input") or [])]
+        elif "contents" in value:
+            items = value["contents"]
+        elif "role" in value or "type" in value:
+            items = [value]
         else:
-            raise Unreadable(f"its input has none of messages, input and contents: {sorted(map(str, given))[:5]}")
+            raise Unreadable(f"the input has none of messages, input and contents: {sorted(map(str, value))[:5]}")
     else:
-        items = given
+        items = value
     items = _listed(items)
-    if len(items) == 1 and isinstance(items[0], list):  # LangChain's batches of one
+    if len(items) == 1 and isinstance(items[0], list):  # LangChain records batches of one
         items = items[0]
     messages = [message for item in items for message in _messages(item, tools)]
     if not messages:
-        raise Unreadable("its input has no message")
+        raise Unreadable("the input has no messages")
     return messages, tools
 
 
-def answer_of(gave: Any) -> JsonDict:
-    """Return the message that a model answered; raises Unreadable."""
-    said, gave = gave, value_of(gave)
-    if gave in (None, "", [], {}):
-        raise Unreadable("it has no output")
-    if not _is_message(gave):  # an answer as data, which was sent as text or read by somebody
-        gave = said if isinstance(said, str) else json.dumps(said)
-    if isinstance(gave, Mapping) and gave.get("choices"):
-        gave = gave["choices"][0]
-    if isinstance(gave, Mapping):
-        gave = gave.get("message", gave)
-    if isinstance(gave, str):
-        return {"role": "assistant", "content": gave}
-    items = gave.get("output") if isinstance(gave, Mapping) and "output" in gave else gave
-    found = [it for item in _listed(items) for it in _messages(_with_role(item), [])]
-    if not found or any(it["role"] != "assistant" for it in found):
-        raise Unreadable("its output is no assistant's message")
-    return _joined(found)
+def answer_of(recorded: Any) -> JsonDict:
+    """Return a model's output as a message; raises Unreadable."""
+    value = value_of(recorded)
+    if value in (None, "", [], {}):
+        raise Unreadable("there is no output")
+    if not _is_message(value):  # a structured answer, recorded as text or already parsed
+        value = recorded if isinstance(recorded, str) else json.dumps(recorded)
+    if isinstance(value, Mapping) and value.get("choices"):
+        value = value["choices"][0]
+    if isinstance(value, Mapping):
+        value = value.get("message", value)
+    if isinstance(value, str):
+        return {"role": "assistant", "content": value}
+    items = value.get("output") if isinstance(value, Mapping) and "output" in value else value
+    messages = [message for item in _listed(items) for message in _messages(_with_role(item), [])]
+    if not messages or any(message["role"] != "assistant" for message in messages):
+        raise Unreadable("the output is not an assistant message")
+    return _joined(messages)
 
 
-def _is_message(gave: Any) -> bool:
-    """Whether an output is one of a model, and not the data that it answered with."""
-    if isinstance(gave, list):
-        return all(_is_message(it) for it in gave)
-    if not isinstance(gave, Mapping):
+def _is_message(value: Any) -> bool:
+    """Whether an output is a message or an API's answer, not data that a model answered with."""
+    if isinstance(value, list):
+        return all(map(_is_message, value))
+    if not isinstance(value, Mapping):
         return False
-    nested = isinstance(gave.get("message"), Mapping) or isinstance(gave.get("output"), list)
-    return nested or not MESSAGE.isdisjoint(gave) or gave.get("type") in KINDS
+    nested = isinstance(value.get("message"), Mapping) or isinstance(value.get("output"), list)
+    return nested or not MESSAGE.isdisjoint(value) or value.get("type") in KINDS
 
 
 def _listed(items: Any) -> list[Any]:
@@ -94,23 +94,23 @@ def _listed(items: Any) -> list[Any]:
         return [items]
     if isinstance(items, list):
         return items
-    raise Unreadable(f"it is neither text nor messages, but a {type(items).__name__}")
+    raise Unreadable(f"expected text or messages, got {type(items).__name__}")
 
 
 def _with_role(item: Any) -> Any:
-    """Return an answer that says no role as the assistant's; the Responses API's items have types instead."""
+    """Add the role ``assistant`` to an answer without a role, except to the Responses API's items, which have types instead."""
     if isinstance(item, Mapping) and not item.get("role") and item.get("type") in (None, "message"):
         return {**item, "role": "assistant"}
     return item
 
 
-def _joined(found: Sequence[JsonDict]) -> JsonDict:
-    """Return one message of those that the Responses API made of an answer."""
-    content = "".join(it["content"] or "" for it in found)
-    calls = [call for it in found for call in it.get("tool_calls", ())]
-    thoughts = "".join(it.get("reasoning_content", "") for it in found)
+def _joined(messages: Sequence[JsonDict]) -> JsonDict:
+    """Join the messages into which the Responses API splits an answer."""
+    content = "".join(message["content"] or "" for message in messages)
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    thoughts = "".join(message.get("reasoning_content", "") for message in messages)
     if not (content or calls):
-        raise Unreadable("it has no output")
+        raise Unreadable("there is no output")
     return {
         "role": "assistant",
         "content": content or None,
@@ -120,7 +120,7 @@ def _joined(found: Sequence[JsonDict]) -> JsonDict:
 
 
 def _messages(item: Any, tools: list[JsonDict]) -> Iterator[JsonDict]:
-    """Yield the messages that an item stands for: Anthropic puts several tools' results into one."""
+    """Yield the messages of an item; Anthropic puts the results of several tools into one."""
     if isinstance(item, str):
         yield {"role": "user", "content": item}
         return
@@ -138,49 +138,47 @@ def _messages(item: Any, tools: list[JsonDict]) -> Iterator[JsonDict]:
     if role not in ("system", "developer", "user", "assistant", "tool"):
         raise Unreadable(f"a message has the role {role!r}")
     if role == "tool" and isinstance(content, Mapping) and ("function" in content or "parameters" in content):
-        tools.append(_tool(content))  # LangChain's handler shows the tools as messages
+        tools.append(_tool(content))  # LangChain's handler records tools as messages
         return
-    read = _Parts(item.get("parts") if "parts" in item else content)
-    yield from read.results
-    calls = [*map(_call, _asked(item))] or read.calls  # LangChain has Anthropic's calls in both places
-    if role == "tool" and not read.results:
-        yield {
-            "role": "tool",
-            "tool_call_id": str(item.get("tool_call_id") or item.get("name") or ""),
-            "content": read.text,
-        }
-    elif read.text or calls or read.thoughts or not read.results:  # nothing is left of a message of results alone
+    parts = _Parts(item.get("parts") if "parts" in item else content)
+    yield from parts.results
+    calls = [*map(_call, _tool_calls(item))] or parts.calls  # LangChain records Anthropic's calls in both places
+    if role == "tool" and not parts.results:
+        tool_call_id = str(item.get("tool_call_id") or item.get("name") or "")
+        yield {"role": "tool", "tool_call_id": tool_call_id, "content": parts.text}
+    elif parts.text or calls or parts.thoughts or not parts.results:  # a message of results alone is done
+        thoughts = item.get("reasoning_content") or parts.thoughts
         yield {
             "role": role,
-            "content": read.text if read.text or not calls else None,
+            "content": parts.text if parts.text or not calls else None,
             **({"tool_calls": calls} if calls else {}),
-            **({"reasoning_content": thoughts} if (thoughts := item.get("reasoning_content") or read.thoughts) else {}),
+            **({"reasoning_content": thoughts} if thoughts else {}),
         }
 
 
 def _of_responses(item: Mapping[str, Any]) -> Iterator[JsonDict]:
     if item["type"] == "function_call_output":
         yield {"role": "tool", "tool_call_id": str(item.get("call_id")), "content": _text(item.get("output"))}
-    elif said := "".join(part.get("text", "") for part in item.get("summary") or ()):
-        yield {"role": "assistant", "content": "", "reasoning_content": said}
+    elif summary := "".join(part.get("text", "") for part in item.get("summary") or ()):
+        yield {"role": "assistant", "content": "", "reasoning_content": summary}
 
 
-def _asked(item: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    more = item.get("additional_kwargs") or {}
-    return item.get("tool_calls") or more.get("tool_calls") or ()
+def _tool_calls(item: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    additional = item.get("additional_kwargs") or {}
+    return item.get("tool_calls") or additional.get("tool_calls") or ()
 
 
 class _Parts:
-    """A message's content, which is text or a list of parts, taken apart."""
+    """A message's content, a string or a list of parts, sorted into text, reasoning, tool calls and tool results."""
 
     def __init__(self, content: Any) -> None:
         self.text, self.thoughts = "", ""
         self.calls: list[JsonDict] = []
         self.results: list[JsonDict] = []
         for part in [content] if isinstance(content, str | Mapping) else content or ():
-            self._take(part)
+            self._add(part)
 
-    def _take(self, part: Any) -> None:
+    def _add(self, part: Any) -> None:
         if isinstance(part, str):
             self.text += part
             return
@@ -192,13 +190,13 @@ class _Parts:
         elif kind in ("tool_use", "tool_call"):
             self.calls.append(_call({**part, "args": part.get("input", part.get("arguments", part.get("args")))}))
         elif kind in ("tool_result", "tool_call_response"):
-            said = part.get("content", part.get("response", part.get("result")))
-            name = str(part.get("tool_use_id") or part.get("id") or "")
-            self.results.append({"role": "tool", "tool_call_id": name, "content": _text(said)})
+            result = part.get("content", part.get("response", part.get("result")))
+            tool_call_id = str(part.get("tool_use_id") or part.get("id") or "")
+            self.results.append({"role": "tool", "tool_call_id": tool_call_id, "content": _text(result)})
         elif kind is None and isinstance(part, Mapping) and "functionCall" in part:
             self.calls.append(_call(part["functionCall"]))
         elif kind is None and isinstance(part, Mapping) and not {"inlineData", "functionResponse"} & set(part):
-            self.text += json.dumps(part)  # an answer as data, which instrumentations parse
+            self.text += json.dumps(part)  # a structured answer, parsed by the instrumentation
         else:
             raise Unreadable(f"a message has a part of kind {kind or sorted(map(str, part))[:3]}, not text")
 
@@ -208,29 +206,29 @@ def _is_text(part: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Return a tool's result as the model was shown it."""
+    """Return a tool's result as text, as the model saw it."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(it, Mapping) and "text" in it for it in value):
-        return "".join(str(it["text"]) for it in value)
+    if isinstance(value, list) and all(isinstance(part, Mapping) and "text" in part for part in value):
+        return "".join(str(part["text"]) for part in value)
     return json.dumps(value)
 
 
 def _call(call: Mapping[str, Any]) -> JsonDict:
-    """Return a tool call in OpenAI's form; raises Unreadable where it has no name."""
+    """Return a tool call in OpenAI's form; raises Unreadable if it has no name."""
     function = call.get("function") or call
     name = function.get("name")
     if not isinstance(name, str):
         raise Unreadable("a tool call has no name")
-    arguments = next((function[it] for it in ("arguments", "args") if function.get(it) is not None), {})
+    arguments = next((function[key] for key in ("arguments", "args") if function.get(key) is not None), {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"id": str(call.get("id") or name), "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def _tool(tool: Mapping[str, Any]) -> JsonDict:
-    """Return a tool in OpenAI's form: Anthropic's has ``input_schema``, that of the Responses API no ``function``."""
+    """Return a tool in OpenAI's form; Anthropic's has ``input_schema``, and the Responses API's has no ``function``."""
     if "function" in tool:
         return {"type": "function", "function": dict(tool["function"])}
     parameters = tool.get("parameters", tool.get("input_schema", {}))
-    described = {"description": tool["description"]} if tool.get("description") else {}
-    return {"type": "function", "function": {"name": tool.get("name"), **described, "parameters": parameters}}
+    description = {"description": tool["description"]} if tool.get("description") else {}
+    return {"type": "function", "function": {"name": tool.get("name"), **description, "parameters": parameters}}

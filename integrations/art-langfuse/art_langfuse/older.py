@@ -1,6 +1,6 @@
-"""Langfuse servers that do not know the API for observations, as many do that people host themselves: the same, by traces.
+"""Reads Langfuse servers without the observations API, as many self-hosted ones are, through the traces API.
 
-Today's SDK has no client for these paths. Knows nothing about what observations mean.
+Today's SDK has no client for these paths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = {
     ("startTime", ">="): "fromTimestamp",
     ("startTime", "<"): "toTimestamp",
 }
-"""Conditions by what this API calls them."""
+"""Filter (column, operator) -> its parameter in this API."""
 
 
 class Traces:
@@ -33,45 +33,48 @@ class Traces:
     def __init__(self, get: Callable[..., Any]) -> None:
         self._get = get
         self._read: dict[str, JsonDict] = {}
-        """What was read for the scores, until the observations are asked for."""
+        """Traces that were read for their scores, kept until their observations are requested."""
 
     def traces(self, conditions: Sequence[JsonDict]) -> Iterator[str]:
         """Yield the ids of the traces that meet the conditions, the newest first."""
-        wanted = {NAMES[it["column"], it["operator"]]: it["value"] for it in conditions}
+        query = {NAMES[condition["column"], condition["operator"]]: condition["value"] for condition in conditions}
         page, pages = 1, 1
         while page <= pages:
-            found = self._get("/api/public/traces", page=page, limit=PAGE, orderBy="timestamp.desc", **wanted)
-            yield from (trace["id"] for trace in found["data"])
-            page, pages = page + 1, found["meta"]["totalPages"]
+            answer = self._get("/api/public/traces", page=page, limit=PAGE, orderBy="timestamp.desc", **query)
+            yield from (trace["id"] for trace in answer["data"])
+            page, pages = page + 1, answer["meta"]["totalPages"]
 
     def observations(self, trace: str) -> list[ObservationV2]:
-        """Return a trace's observations; [] where there is no such trace yet. What the trace itself says is its first one's."""
+        """Return a trace's observations; [] if it does not exist yet. The trace's own input and output go to its root."""
         from langfuse.api import ObservationV2
         from langfuse.api.core.pydantic_utilities import parse_obj_as
 
         from art_langfuse.outbox import Denied
 
         try:
-            read = self._read.pop(trace, None) or self._get(f"/api/public/traces/{trace}")
+            data = self._read.pop(trace, None) or self._get(f"/api/public/traces/{trace}")
         except Denied as error:
             if error.status == 404:
                 return []
             raise
-        found = [{"projectId": read.get("projectId") or "", **it} for it in read["observations"]]
-        for it in found:
-            if not it.get("parentObservationId"):
-                given = {key: read[key] for key in ("input", "output") if it.get(key) is None and key in read}
-                it.update(given)
-        return [parse_obj_as(ObservationV2, it) for it in found]
+        observations = [
+            {"projectId": data.get("projectId") or "", **observation} for observation in data["observations"]
+        ]
+        for observation in observations:
+            if not observation.get("parentObservationId"):
+                missing = [key for key in ("input", "output") if observation.get(key) is None and key in data]
+                observation.update({key: data[key] for key in missing})
+        return [parse_obj_as(ObservationV2, observation) for observation in observations]
 
     def scores(self, trace: str) -> list[Any]:
-        """Return the scores of a trace and of its observations, with what today's API gives of them."""
+        """Return the scores of a trace and of its observations, in the form of today's API."""
         self._read[trace] = self._get(f"/api/public/traces/{trace}")
-        return [_score(trace, it) for it in self._read[trace].get("scores") or ()]
+        return [_score(trace, score) for score in self._read[trace].get("scores") or ()]
 
 
-def _score(trace: str, it: JsonDict) -> Any:
-    own = it.get("observationId")
-    subject = SimpleNamespace(kind="observation" if own else "trace", id=own or trace, trace_id=trace)
-    value = it.get("stringValue") if it.get("dataType") == "CATEGORICAL" else it.get("value")
-    return SimpleNamespace(name=it["name"], value=value, comment=it.get("comment"), subject=subject)
+def _score(trace: str, score: JsonDict) -> Any:
+    observation = score.get("observationId")
+    kind = "observation" if observation else "trace"
+    subject = SimpleNamespace(kind=kind, id=observation or trace, trace_id=trace)
+    value = score.get("stringValue") if score.get("dataType") == "CATEGORICAL" else score.get("value")
+    return SimpleNamespace(name=score["name"], value=value, comment=score.get("comment"), subject=subject)

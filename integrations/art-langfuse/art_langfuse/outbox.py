@@ -1,8 +1,8 @@
-"""What is to be sent, in order and in batches, until it has arrived. Knows nothing about what it is, or by which protocol.
+"""Sends items in order and in batches until they have arrived.
 
-A server that is slow, fails at times or cuts connections costs attempts only. One that stays away for longer than ``PATIENCE``
-is asked once at each further delivery, and where that takes seconds half of the time at most, so that nobody waits for it; what
-could not be sent stays until it can, up to ``MOST``.
+If a server is slow, fails now and then or drops connections, requests are retried. If it is unavailable for longer than
+``PATIENCE``, each further delivery makes one attempt, and slow attempts take at most half of the time, so training does not wait.
+Unsent items are kept for later deliveries, up to ``MOST``.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from art_core.redaction import printable, without_keys
 Item = TypeVar("Item")
 
 PATIENCE = 20.0
-"""Seconds in which something is tried again."""
+"""Seconds during which a request is retried."""
 MOST = 5_000
-"""Things that wait; of more the oldest are given up."""
+"""Most unsent items; beyond that, the oldest are dropped."""
 
 
 class Temporary(Exception):
-    """It did not work now: the server cannot be reached, fails, or wants fewer requests."""
+    """A temporary failure: the server cannot be reached, fails, or limits the rate of requests."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        """Seconds that the server asks to wait."""
+        """Seconds to wait, as requested by the server."""
 
 
 class Refused(Exception):
-    """The server does not take this content; other content it may."""
+    """The server rejects this content, but may accept other content."""
 
 
 class Denied(ArtError):
-    """The server answers us nothing: the keys or the address are wrong."""
+    """The server rejects all requests: the keys or the address are wrong."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -46,22 +46,22 @@ class Denied(ArtError):
 
 
 class NotDelivered(ArtError):
-    """Some of what was to be sent has not arrived."""
+    """Some items have not been sent."""
 
 
-def raise_for(status: int | None, said: str, headers: Mapping[str, str] | None = None) -> NoReturn:
-    """Raise what an HTTP answer that is no success means."""
-    message = f"answer {status} from {printable(without_keys(said))}"
+def raise_for(status: int | None, details: str, headers: Mapping[str, str] | None = None) -> NoReturn:
+    """Raise the exception for an unsuccessful HTTP status."""
+    message = f"status {status} from {printable(without_keys(details))}"
     if status is None or status in (408, 429) or (status >= 500 and status != 501):
-        after = str((headers or {}).get("retry-after", "")).strip()
-        raise Temporary(message, float(after) if after.isdecimal() else 0.0)
+        retry_after = str((headers or {}).get("retry-after", "")).strip()
+        raise Temporary(message, float(retry_after) if retry_after.isdecimal() else 0.0)
     if status in (400, 413, 422):
         raise Refused(message)
     raise Denied(f"{message}; check the keys and the address", status)
 
 
 def patiently(attempt: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Return what ``attempt`` does; called again where it raises Temporary, while that fits into ``patience`` seconds."""
+    """Return the result of ``attempt()``, which is retried if it raises Temporary, for up to ``patience`` seconds."""
     import tenacity
 
     growing = tenacity.wait_random_exponential(multiplier=0.2, max=5.0)
@@ -82,30 +82,31 @@ class Outbox(Generic[Item]):
     def __init__(self, what: str, post: Callable[[Sequence[Item]], None], batch: int) -> None:
         self._what, self._post, self._batch = what, post, batch
         self._waiting: deque[Item] = deque()
-        self._away, self._ask_again = "", 0.0
-        """Why the server takes nothing, as far as is known, and when it is asked again."""
+        self._unavailable, self._next_attempt = "", 0.0
+        """Why the server is unavailable, empty if it is available, and the time of the next attempt."""
         self._lost = 0
 
     def __len__(self) -> int:
-        """How many things wait."""
+        """Return the number of unsent items."""
         return len(self._waiting)
 
     def deliver(self, items: Iterable[Item] = ()) -> None:
-        """Send what waits and ``items`` after it; raises NotDelivered where some of it was not taken."""
+        """Send the unsent items, then ``items``; raises NotDelivered if some could not be sent."""
         self._waiting.extend(items)
         self._send("wait to be sent again")
 
     def close(self) -> None:
-        """Send what waits, or try to; raises NotDelivered, with how much was never taken."""
-        self._ask_again = 0.0
+        """Try once more to send the unsent items; raises NotDelivered, with the number that were never sent."""
+        self._next_attempt = 0.0
         self._send("were never sent")
         if self._lost:
-            raise NotDelivered(f"{self._what}: {self._lost} were refused or given up")
+            raise NotDelivered(f"{self._what}: {self._lost} were refused or dropped")
 
-    def _send(self, otherwise: str) -> None:
-        patience, size, refused = 0.0 if self._away else PATIENCE, self._batch, ""
-        if time.monotonic() < self._ask_again:
-            raise NotDelivered(self._left(otherwise))
+    def _send(self, fate: str) -> None:
+        """Send the unsent items; ``fate`` says in the NotDelivered error what becomes of the rest."""
+        patience, size, refused = 0.0 if self._unavailable else PATIENCE, self._batch, ""
+        if time.monotonic() < self._next_attempt:
+            raise NotDelivered(self._summary(fate))
 
         def attempt() -> None:
             nonlocal began
@@ -117,24 +118,25 @@ class Outbox(Generic[Item]):
             try:
                 patiently(attempt, patience)
             except Refused as error:
-                if len(batch) > 1:  # find out which of them it is
+                if len(batch) > 1:  # find the item that is refused
                     size = len(batch) // 2
                     continue
                 refused, self._lost = str(error), self._lost + 1
             except (Temporary, Denied) as error:
                 now = time.monotonic()
-                # One that says nothing costs the whole timeout of a question, in seconds.
-                self._away, self._ask_again = str(error), now + int(now - began)
-                raise NotDelivered(self._left(otherwise)) from error
-            self._away, self._ask_again, size = "", 0.0, self._batch
+                # A server that does not answer takes a whole timeout, so wait as long before the next attempt.
+                self._unavailable, self._next_attempt = str(error), now + int(now - began)
+                raise NotDelivered(self._summary(fate)) from error
+            self._unavailable, self._next_attempt, size = "", 0.0, self._batch
             for _ in batch:
                 self._waiting.popleft()
         if refused:
-            raise NotDelivered(f"{self._what}: {self._lost} were refused and left out: {refused}")
+            raise NotDelivered(f"{self._what}: {self._lost} were refused and skipped: {refused}")
 
-    def _left(self, are: str) -> str:
+    def _summary(self, fate: str) -> str:
+        """Drop the oldest items beyond ``MOST``, and say how many are unsent and why."""
         while len(self._waiting) > MOST:
             self._waiting.popleft()
             self._lost += 1
-        lost = f", {self._lost} were given up" if self._lost else ""
-        return f"{self._what}: {len(self._waiting)} {are}{lost}: {self._away}"
+        lost = f", {self._lost} were dropped" if self._lost else ""
+        return f"{self._what}: {len(self._waiting)} {fate}{lost}: {self._unavailable}"

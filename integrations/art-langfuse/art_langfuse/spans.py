@@ -1,7 +1,7 @@
-"""Observations -> OpenTelemetry spans, and spans -> an OTLP endpoint. Knows nothing about whose attributes they have.
+"""Builds OpenTelemetry spans, and sends them to an OTLP endpoint.
 
-Spans are made as they are read back, with ids and times of their own: no tracer provider is made or touched, the process's
-least of all.
+Spans are built as ``ReadableSpan`` objects with explicit ids and times, without any tracer provider, so the process's provider is
+not touched.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 
 SCOPE = "art_langfuse"
 PROTOCOLS = ("http/protobuf", "grpc")
-UNSAYABLE = (TypeError, ValueError, RecursionError)
-"""What ``json.dumps`` raises for keys that are no text, for circles and for what is too deep."""
+NOT_JSON = (TypeError, ValueError, RecursionError)
+"""Errors of ``json.dumps`` for keys that are not strings, for cycles, and for values that are nested too deeply."""
 
 Attributes = Mapping[str, Any]
 
 
 def text(value: Any) -> str:
-    """Return a value as an attribute can hold it: text as it is, everything else as JSON."""
-    if isinstance(value, str):  # half a pair of UTF-16, which a model may write, is no UTF-8
+    """Return a value as a span attribute: a string unchanged, anything else as JSON."""
+    if isinstance(value, str):  # models may write lone surrogates, which can't be encoded as UTF-8
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return as_json(value)
 
 
 def as_json(value: Any) -> str:
-    """Return any value as JSON; what JSON cannot say, such as an object that holds itself, is its repr."""
+    """Return any value as JSON; parts that JSON cannot express, such as cycles, become their repr."""
     try:
         return json.dumps(value, default=str)
-    except UNSAYABLE:
+    except NOT_JSON:
         if isinstance(value, Mapping):
-            value = {it if isinstance(it, str) else repr(it): _or_repr(value[it]) for it in value}
+            value = {key if isinstance(key, str) else repr(key): _or_repr(value[key]) for key in value}
         return json.dumps(_or_repr(value), default=str)
 
 
 def _or_repr(value: Any) -> Any:
     try:
         json.dumps(value, default=str)
-    except UNSAYABLE:
+    except NOT_JSON:
         return repr(value)
     return value
 
@@ -67,7 +67,8 @@ def make_span(
     events: Sequence[tuple[str, Attributes]] = (),
     client: bool = False,
 ) -> ReadableSpan:
-    """Return a span; ids are hexadecimal, times Unix time. ``error`` is why it failed; ``client``: it asked somebody else."""
+    """Return a span. Ids are hexadecimal, times are Unix time; ``error`` is why it failed; ``client``: a call to another
+    service."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -82,7 +83,7 @@ def make_span(
         parent=context(parent) if parent else None,
         resource=_resource(),
         attributes={key: value for key, value in attributes.items() if value is not None},
-        events=[Event(kind, said, nanoseconds[1]) for kind, said in events],
+        events=[Event(kind, event_attributes, nanoseconds[1]) for kind, event_attributes in events],
         kind=SpanKind.CLIENT if client else SpanKind.INTERNAL,
         status=Status(StatusCode.ERROR, text(error)) if error else Status(StatusCode.UNSET),
         start_time=nanoseconds[0],
@@ -94,13 +95,15 @@ def make_span(
 def _resource() -> Any:
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-    # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say counts.
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override the name.
     return Resource({"service.name": "art"}).merge(OTELResourceDetector().detect())
 
 
 def http_post(**settings: Any) -> tuple[Callable[[Sequence[ReadableSpan]], None], Callable[[], None]]:
-    """Return how spans are posted by OTLP over HTTP, and how that is ended. Without ``settings`` (endpoint, headers, compression)
-    the environment says where, by OpenTelemetry's variables."""
+    """Return a function that posts spans by OTLP over HTTP, and one that ends it.
+
+    ``settings`` are endpoint, headers and compression; without them, OpenTelemetry's environment variables apply.
+    """
     import requests
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -109,15 +112,15 @@ def http_post(**settings: Any) -> tuple[Callable[[Sequence[ReadableSpan]], None]
     ask = session.request
 
     def once(method: str, url: str, **more: Any) -> requests.Response:
-        """Ask. What is no success is raised, so that the exporter does not try it again: the outbox does."""
+        """Send one request, and raise for failures, so that the exporter does not retry them: the outbox does."""
         try:
             answer = ask(method, url, **more)
             if not 200 <= answer.status_code < 300:
-                # Hidden before it is cut: half a key would not be found.
+                # Redacted before it is truncated: half a key would not be recognized.
                 sent = answer.request.headers.get("Authorization", "").split()
                 raise_for(answer.status_code, f"{url}: {without_keys(answer.text, *sent)[:200]}", answer.headers)
-        except requests.RequestException as error:  # the connection was lost, with half an answer or none
-            failed.append(Temporary(f"{url} cannot be reached, or cuts connections: {type(error).__name__}"))
+        except requests.RequestException as error:  # the connection failed, perhaps in the middle of the answer
+            failed.append(Temporary(f"{url} cannot be reached, or drops connections: {type(error).__name__}"))
             raise failed[-1] from error
         except (Temporary, Refused, Denied) as error:
             failed.append(error)
@@ -129,37 +132,39 @@ def http_post(**settings: Any) -> tuple[Callable[[Sequence[ReadableSpan]], None]
 
     def post(spans: Sequence[ReadableSpan]) -> None:
         failed.clear()
-        said = _export(exporter, spans)
-        if said is not None:
-            raise failed[-1] if failed else Refused(said)
+        message = _export(exporter, spans)
+        if message is not None:
+            raise failed[-1] if failed else Refused(message)
 
     return post, exporter.shutdown
 
 
 def _export(exporter: SpanExporter, spans: Sequence[ReadableSpan]) -> str | None:
-    """Export; None where the spans were taken, else what the exporter logs: our own errors say it, so it is said once."""
+    """Export spans; return None on success, else the exporter's log message, which is not logged as our errors include it."""
     from opentelemetry.sdk.trace.export import SpanExportResult
 
-    said, thread = ["the exporter does not say why"], threading.get_ident()
+    messages, thread = ["the exporter does not say why"], threading.get_ident()
 
-    def keep(record: logging.LogRecord) -> bool:
-        if record.thread == thread:  # others may have exporters of their own
-            said.append(record.getMessage())
+    def intercept(record: logging.LogRecord) -> bool:
+        if record.thread == thread:  # other threads may have their own exporters
+            messages.append(record.getMessage())
         return record.thread != thread
 
-    modules = {it.__module__ for it in type(exporter).__mro__ if it.__module__.startswith("opentelemetry.exporter.")}
+    modules = {
+        kind.__module__ for kind in type(exporter).__mro__ if kind.__module__.startswith("opentelemetry.exporter.")
+    }
     loggers = [logging.getLogger(module) for module in modules]
     for logger in loggers:
-        logger.addFilter(keep)
+        logger.addFilter(intercept)
     try:
-        return None if exporter.export(spans) is SpanExportResult.SUCCESS else said[-1]
+        return None if exporter.export(spans) is SpanExportResult.SUCCESS else messages[-1]
     finally:
         for logger in loggers:
-            logger.removeFilter(keep)
+            logger.removeFilter(intercept)
 
 
 def environment_post() -> tuple[Callable[[Sequence[ReadableSpan]], None], Callable[[], None]]:
-    """Return how spans are posted to where OpenTelemetry's variables say, and how that is ended."""
+    """Return a function that posts spans as OpenTelemetry's environment variables say, and one that ends it."""
     if _protocol() == "http/protobuf":
         return http_post()
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -167,19 +172,19 @@ def environment_post() -> tuple[Callable[[Sequence[ReadableSpan]], None], Callab
     exporter = OTLPSpanExporter()
 
     def post(spans: Sequence[ReadableSpan]) -> None:
-        said = _export(exporter, spans)
-        if said is not None:
-            raise Temporary(said)
+        message = _export(exporter, spans)
+        if message is not None:
+            raise Temporary(message)
 
     return post, exporter.shutdown
 
 
 def check_environment() -> None:
-    """Raise ConfigError where OpenTelemetry's variables say no address, or a protocol that cannot be spoken here."""
+    """Raise ConfigError if OpenTelemetry's environment variables set no address, or a protocol that is not supported."""
     if not any(os.environ.get(name) for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")):
         raise ConfigError(
             "OTEL_EXPORTER_OTLP_ENDPOINT is not set, so there is nowhere to send spans to; set it to a collector's address, such "
-            "as http://127.0.0.1:4318, and OTEL_EXPORTER_OTLP_HEADERS where it wants a key"
+            "as http://127.0.0.1:4318, and OTEL_EXPORTER_OTLP_HEADERS if it needs a key"
         )
     if _protocol() not in PROTOCOLS:
         raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL={_protocol()} is unknown; use {' or '.join(PROTOCOLS)}")

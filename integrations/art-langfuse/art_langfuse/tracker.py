@@ -1,7 +1,7 @@
-"""``train(trackers=["langfuse"])`` and ``["otel"]``: every run of the agent as a trace, its reward and metrics as scores.
+"""``train(trackers=["langfuse"])`` and ``["otel"]``: every rollout as a trace, its reward and metrics as scores.
 
-Called in a thread of its own, in order (``art_core.loop.trackers``). Neither tracker patches a client library, switches an
-instrumentation on or touches the process's tracer provider.
+Trackers are called in order, in their own thread (``art_core.loop.trackers``). They neither patch client libraries nor enable
+instrumentations nor touch the process's tracer provider.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from art_core.store import Store
 from art_core.store.run_folder import write_whole
 from art_core.types import Group, JsonDict, Trajectory
 from art_langfuse import vocabularies
-from art_langfuse.account import account
+from art_langfuse.account import Account, account
 from art_langfuse.api import Project
 from art_langfuse.observations import Observation, observation_id, observations, trace_id
 from art_langfuse.outbox import NotDelivered, Outbox
@@ -32,49 +32,51 @@ if TYPE_CHECKING:
     from art_core.config import TrainConfig
 
 SPANS, SCORES = 200, 100
-"""In one request."""
+"""Most spans and scores in a request."""
 
 
 class LangfuseTracker:
-    """Sends to the project that ``LANGFUSE_PUBLIC_KEY``, ``LANGFUSE_SECRET_KEY`` and ``LANGFUSE_HOST`` name.
+    """Sends to the project in ``LANGFUSE_PUBLIC_KEY``, ``LANGFUSE_SECRET_KEY`` and ``LANGFUSE_HOST``.
 
-    A trace per run of the agent, with an observation for each node, model call and tool; the session is the run folder's
-    name. Ids follow from the rollouts' ids and the run's own, and times from the store: what is sent again is there once.
+    Each rollout is a trace with an observation for each node, model call and tool; the session is the run folder's name. Ids are
+    derived from the ids of the rollouts and of the run, and times come from the store, so sending twice has no effect.
     """
 
     check = staticmethod(account)
 
     def __init__(self, run_dir: Path, config: TrainConfig) -> None:
-        found = account()
+        project_account = account()
+        host = project_account.host
         self._run_dir, self._model, self._session = Path(run_dir), config.model, Path(run_dir).resolve().name
-        self._post, self._end = langfuse_post(found)
-        self._spans: Outbox[ReadableSpan] = Outbox(f"Langfuse at {found.host}, observations", self._post, SPANS)
-        self._project = Project(found)
-        self._scores: Outbox[JsonDict] = Outbox(f"Langfuse at {found.host}, scores", self._project.add_scores, SCORES)
+        self._post, self._end = langfuse_post(project_account)
+        self._spans: Outbox[ReadableSpan] = Outbox(f"Langfuse at {host}, observations", self._post, SPANS)
+        self._project = Project(project_account)
+        self._scores: Outbox[JsonDict] = Outbox(f"Langfuse at {host}, scores", self._project.add_scores, SCORES)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send a step's metrics as scores of the session."""
         self._scores.deliver(self._of_session(step, metrics))
 
     def log_groups(self, step: int, groups: Sequence[Group], split: str) -> None:
-        """Send the runs as traces, and what they were given as scores."""
+        """Send the rollouts as traces, and their rewards and metrics as scores."""
         starts = _starts(self._run_dir, groups)
         spans, scores = [], []
         for traced in _traced(groups, self._session, self._model, split, step):
-            run = traced.trajectory
-            found = observations(run, starts[run.rollout_id])
-            spans += [_span(traced, it, vocabularies.langfuse(traced, it)) for it in found]
-            scores += _scores(run, found)
+            trajectory = traced.trajectory
+            nodes = observations(trajectory, starts[trajectory.rollout_id])
+            spans += [_span(traced, node, vocabularies.langfuse(traced, node)) for node in nodes]
+            scores += _scores(trajectory, nodes)
         _both(lambda: self._spans.deliver(spans), lambda: self._scores.deliver(scores))
 
-    def log_evaluation(self, step: int, found: Mapping[str, Any]) -> None:
-        """Send what an evaluation found as scores of the session."""
-        numbers = {f"evaluation/{key}": found[key] for key in ("success", "mean_reward") if found.get(key) is not None}
-        about = {"evaluation": found["name"], "temperature": found.get("temperature")}
-        self._scores.deliver(self._of_session(step, numbers, **about))
+    def log_evaluation(self, step: int, evaluation: Mapping[str, Any]) -> None:
+        """Send an evaluation's results as scores of the session."""
+        keys = [key for key in ("success", "mean_reward") if evaluation.get(key) is not None]
+        numbers = {f"evaluation/{key}": evaluation[key] for key in keys}
+        facts = {"evaluation": evaluation["name"], "temperature": evaluation.get("temperature")}
+        self._scores.deliver(self._of_session(step, numbers, **facts))
 
     def close(self) -> None:
-        """Send what could not be sent before, and end; raises NotDelivered, with how much was never sent."""
+        """Send everything that is unsent, and end; raises NotDelivered, with the number that were never sent."""
         try:
             _both(self._spans.close, self._scores.close)
         finally:
@@ -84,14 +86,14 @@ class LangfuseTracker:
     def _of_session(self, step: int, numbers: Mapping[str, float], **facts: Any) -> Iterator[JsonDict]:
         now = datetime.now(UTC).isoformat()
         about = {"sessionId": self._session, "metadata": {"step": step, **facts}}
-        own = _run_id(self._run_dir / "langfuse.id")
+        run_id = _run_id(self._run_dir / "langfuse.id")
         for name, value in numbers.items():
             if math.isfinite(value):
-                yield _score(f"{own}/{step}/{list(facts.values())}/{name}", name, value, now, about)
+                yield _score(f"{run_id}/{step}/{list(facts.values())}/{name}", name, value, now, about)
 
 
 class OtelTracker:
-    """Sends spans by OpenTelemetry's conventions for generative AI to where ``OTEL_EXPORTER_OTLP_ENDPOINT`` says."""
+    """Sends spans by OpenTelemetry's conventions for generative AI to ``OTEL_EXPORTER_OTLP_ENDPOINT``."""
 
     check = staticmethod(check_environment)
 
@@ -102,7 +104,7 @@ class OtelTracker:
         self._spans: Outbox[ReadableSpan] = Outbox("OTLP, spans", post, SPANS)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send a step as a span that has its metrics."""
+        """Send a step as a span with its metrics."""
         end = time.time()
         name = f"{_run_id(self._run_dir / 'otel.id')}/step/{step}"
         attributes = {"art.session": self._session, "art.step": step}
@@ -112,33 +114,32 @@ class OtelTracker:
         self._spans.deliver([span])
 
     def log_groups(self, step: int, groups: Sequence[Group], split: str) -> None:
-        """Send the runs as traces; rewards and metrics are events of a trace's root."""
+        """Send the rollouts as traces; rewards and metrics are events of the root span."""
         starts, spans = _starts(self._run_dir, groups), []
         for traced in _traced(groups, self._session, self._model, split, step):
-            for it in observations(traced.trajectory, starts[traced.trajectory.rollout_id]):
-                events = _evaluations(traced.trajectory) if it.number == 0 else ()
-                spans.append(_span(traced, it, vocabularies.genai(traced, it), list(events)))
+            for node in observations(traced.trajectory, starts[traced.trajectory.rollout_id]):
+                events = _evaluations(traced.trajectory) if node.number == 0 else ()
+                spans.append(_span(traced, node, vocabularies.genai(traced, node), list(events)))
         self._spans.deliver(spans)
 
     def close(self) -> None:
-        """Send what could not be sent before, and end; raises NotDelivered, with how much was never sent."""
+        """Send everything that is unsent, and end; raises NotDelivered, with the number that were never sent."""
         try:
             self._spans.close()
         finally:
             self._end()
 
 
-def langfuse_post(found: Any) -> Any:
-    """Return how spans are posted to Langfuse, and how that is ended."""
+def langfuse_post(project_account: Account) -> Any:
+    """Return a function that posts spans to Langfuse, and one that ends it."""
     from opentelemetry.exporter.otlp.proto.http import Compression
 
-    return http_post(
-        endpoint=f"{found.host}/api/public/otel/v1/traces", headers=found.headers(), compression=Compression.Gzip
-    )
+    endpoint = f"{project_account.host}/api/public/otel/v1/traces"
+    return http_post(endpoint=endpoint, headers=project_account.headers(), compression=Compression.Gzip)
 
 
 def _both(first: Any, second: Any) -> None:
-    """Do both, also where the first fails."""
+    """Call both, even if the first raises."""
     try:
         first()
     except NotDelivered as error:
@@ -158,83 +159,83 @@ def _traced(groups: Sequence[Group], session: str, model: str, split: str, step:
 
 
 def _run_id(path: Path) -> str:
-    """Return the id of the run that ``path`` keeps: run folders of one name, as two checkouts have, are not one run."""
+    """Return the run's id, stored in ``path``, because different run folders may have the same name."""
     try:
-        known = path.read_text().strip()
+        run_id = path.read_text().strip()
     except FileNotFoundError:
-        known = ""
-    if not known:
+        run_id = ""
+    if not run_id:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, known := uuid.uuid4().hex)
-    return known
+        write_whole(path, run_id := uuid.uuid4().hex)
+    return run_id
 
 
 def _starts(run_dir: Path, groups: Sequence[Group]) -> dict[str, float]:
-    """Return when the runs were begun, as the store has it: the same however often they are sent."""
-    runs = [t for group in groups for t in group.trajectories]
+    """Return the start times of the rollouts from the store, so that they are the same however often they are sent."""
     now, file = time.time(), run_dir / "run.sqlite"
-    found = {t.rollout_id: now - t.seconds for t in runs}
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    starts = {trajectory.rollout_id: now - trajectory.seconds for trajectory in trajectories}
     if file.is_file():
         with Store(file) as store:
-            found |= store.started(list(found))
-    return found
+            starts |= store.started(list(starts))
+    return starts
 
 
 NAMES = {"agent": "invoke_agent", "generation": "chat", "tool": "execute_tool"}
-"""What spans are called, by the GenAI conventions."""
+"""Operation names of spans in the GenAI conventions."""
 
 
-def _span(traced: Traced, it: Observation, attributes: Attributes, events: Sequence[Any] = ()) -> ReadableSpan:
-    rollout = traced.trajectory.rollout_id
-    plain = "langfuse.observation.type" in attributes
-    what = vocabularies.answered_by(traced, it.call) if it.call else it.name
-    why = traced.trajectory.error if plain else vocabularies.failure(traced.trajectory)
+def _span(traced: Traced, node: Observation, attributes: Attributes, events: Sequence[Any] = ()) -> ReadableSpan:
+    rollout_id = traced.trajectory.rollout_id
+    for_langfuse = "langfuse.observation.type" in attributes
+    target = vocabularies.answered_by(traced, node.call) if node.call else node.name
+    error = traced.trajectory.error if for_langfuse else vocabularies.failure(traced.trajectory)
     return make_span(
-        it.name if plain else f"{NAMES[it.kind]} {what}",
-        trace_id(rollout),
-        observation_id(rollout, it.number),
-        None if it.parent is None else observation_id(rollout, it.parent),
-        it.start,
-        it.end,
+        node.name if for_langfuse else f"{NAMES[node.kind]} {target}",
+        trace_id(rollout_id),
+        observation_id(rollout_id, node.number),
+        None if node.parent is None else observation_id(rollout_id, node.parent),
+        node.start,
+        node.end,
         attributes,
-        error=why if it.number == 0 else None,
+        error=error if node.number == 0 else None,
         events=events,
-        client=it.kind == "generation",
+        client=node.kind == "generation",
     )
 
 
-def _evaluations(run: Trajectory) -> Iterator[tuple[str, Attributes]]:
-    given = {} if run.reward is None else {"reward": run.reward}
-    for name, value in {**run.metrics, **given}.items():
+def _evaluations(trajectory: Trajectory) -> Iterator[tuple[str, Attributes]]:
+    reward = {} if trajectory.reward is None else {"reward": trajectory.reward}
+    for name, value in {**trajectory.metrics, **reward}.items():
         attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": float(value)}
-        if name == "reward" and run.notes and vocabularies.captures_content():
-            attributes["gen_ai.evaluation.explanation"] = text(explanation(run))
+        if name == "reward" and trajectory.notes and vocabularies.captures_content():
+            attributes["gen_ai.evaluation.explanation"] = text(explanation(trajectory))
         yield "gen_ai.evaluation.result", attributes
 
 
-def explanation(run: Trajectory) -> str:
-    """Return why the run has its reward: the note of its reward, or each with its name where there are several."""
-    if len(run.notes) == 1:
-        return next(iter(run.notes.values()))
-    return "\n".join(f"{name}: {said}" for name, said in run.notes.items())
+def explanation(trajectory: Trajectory) -> str:
+    """Return the notes that explain the reward, with their names if there are several."""
+    if len(trajectory.notes) == 1:
+        return next(iter(trajectory.notes.values()))
+    return "\n".join(f"{name}: {note}" for name, note in trajectory.notes.items())
 
 
-def _scores(run: Trajectory, found: Sequence[Observation]) -> Iterator[JsonDict]:
-    trace, at = trace_id(run.rollout_id), datetime.fromtimestamp(found[0].end, UTC).isoformat()
+def _scores(trajectory: Trajectory, nodes: Sequence[Observation]) -> Iterator[JsonDict]:
+    trace, time_ended = trace_id(trajectory.rollout_id), datetime.fromtimestamp(nodes[0].end, UTC).isoformat()
     about: JsonDict = {"traceId": trace}
-    if run.reward is not None:
-        why = {"comment": text(explanation(run))} if run.notes else {}
-        yield _score(f"{trace}/reward", "reward", run.reward, at, about | why)
-    for name, value in run.metrics.items():
+    if trajectory.reward is not None:
+        comment = {"comment": text(explanation(trajectory))} if trajectory.notes else {}
+        yield _score(f"{trace}/reward", "reward", trajectory.reward, time_ended, about | comment)
+    for name, value in trajectory.metrics.items():
         if math.isfinite(value):
             shown = f"metrics/{name}" if name == "reward" else name
-            yield _score(f"{trace}/metric/{name}", shown, float(value), at, about)
-    for it in found:
-        if it.call and it.call.reward is not None:
-            of_call = {"observationId": observation_id(run.rollout_id, it.number)}
-            yield _score(f"{trace}/call/{it.number}", CALL_REWARD, it.call.reward, at, about | of_call)
+            yield _score(f"{trace}/metric/{name}", shown, float(value), time_ended, about)
+    for node in nodes:
+        if node.call and node.call.reward is not None:
+            of_call = {"observationId": observation_id(trajectory.rollout_id, node.number)}
+            yield _score(f"{trace}/call/{node.number}", CALL_REWARD, node.call.reward, time_ended, about | of_call)
 
 
-def _score(key: str, name: str, value: float, at: str, about: JsonDict) -> JsonDict:
-    own = hashlib.sha256(key.encode()).hexdigest()[:32]
-    return {**about, "id": own, "name": name, "value": value, "dataType": "NUMERIC", "timestamp": at}
+def _score(key: str, name: str, value: float, timestamp: str, about: JsonDict) -> JsonDict:
+    score_id = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return {**about, "id": score_id, "name": name, "value": value, "dataType": "NUMERIC", "timestamp": timestamp}

@@ -110,11 +110,11 @@ def test_a_text_is_the_users_and_instructions_are_the_systems():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (None, "neither text nor messages"),
+        (None, "expected text or messages"),
         ({"query": "Where?"}, "none of messages, input and contents"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "image_url"),
         ([{"role": "narrator", "content": "x"}], "narrator"),
-        ([], "no message"),
+        ([], "no messages"),
         (
             [{"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": {}}]}],
             "a tool call has no name",
@@ -128,5 +128,5 @@ def test_what_is_no_conversation_in_text_is_refused(given, why):
 
 def test_an_answer_that_is_none_is_refused():
     for gave in (None, "", {}, [], {"role": "user", "content": "me"}, {"role": "assistant", "content": ""}):
-        with pytest.raises(Unreadable, match=r"no output|no assistant"):
+        with pytest.raises(Unreadable, match=r"no output|not an assistant"):
             answer_of(gave)

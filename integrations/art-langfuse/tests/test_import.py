@@ -68,7 +68,7 @@ def production(server):
 def test_traces_become_runs_grouped_by_their_input(production, tmp_path):
     done = run_command("--run-dir", tmp_path, "--tasks", tmp_path / "tasks.jsonl")
     assert done.exit_code == 0, done.output
-    assert "3 traces read: 3 runs with 6 model calls" in done.output and "2 have a reward" in done.output
+    assert "3 traces read: 3 rollouts with 6 model calls" in done.output and "2 with a reward" in done.output
     first, second, other = art.load_trajectories(tmp_path)
     assert (first.task, first.output, first.reward) == ("Where is the key?", "On shelf 3.", 1.0)
     assert first.metrics == {"user-feedback": 1.0} and first.notes == {"user-feedback": "quick"}
@@ -97,7 +97,7 @@ def test_a_server_that_only_knows_traces_is_read_by_these(monkeypatch, tmp_path)
         older.rate("a1", "user-feedback", 1, comment="quick")
         older.rate("a1", "why", 0, stringValue="short", dataType="CATEGORICAL")
         done = run_command("--run-dir", tmp_path, "--name", "support", "--tag", "production")
-        assert "2 traces read: 2 runs with 4 model calls" in done.output
+        assert "2 traces read: 2 rollouts with 4 model calls" in done.output
         first, second = art.load_trajectories(tmp_path)
         assert (first.task, first.output, first.reward) == ("Where is the key?", "On shelf 3.", 1.0)
         assert first.notes == {"user-feedback": "quick", "why": "short"} and second.reward is None
@@ -112,7 +112,7 @@ def test_what_was_imported_is_not_imported_twice(production, tmp_path):
     run_command("--run-dir", tmp_path)
     support(production, "c1", "Where is the book?", "Here.", at=300)
     done = run_command("--run-dir", tmp_path)
-    assert "4 traces read: 1 runs" in done.output and "3 were there" in done.output
+    assert "4 traces read: 1 rollouts" in done.output and "3 already there" in done.output
     assert len(art.load_trajectories(tmp_path)) == 4
 
 
@@ -126,9 +126,9 @@ def test_what_an_import_that_was_ended_left_half_is_mended(production, tmp_path,
         for call in whole.calls[:kept]:
             store.record("langfuse-a1", call)
     done = run_command("--run-dir", tmp_path / "run")
-    assert "3 traces read: 3 runs with 6 model calls" in done.output
+    assert "3 traces read: 3 rollouts with 6 model calls" in done.output
     assert art.load_trajectories(tmp_path / "run")[0] == whole
-    assert "3 were there" in run_command("--run-dir", tmp_path / "run").output
+    assert "3 already there" in run_command("--run-dir", tmp_path / "run").output
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,14 @@ def test_filters_choose_among_the_traces(production, tmp_path, options, expected
 def test_a_server_that_fails_at_times_is_asked_again(production, tmp_path):
     production.faults.extend([500, (429, {"retry-after": "1"}), "cut", None, 503, None, "cut"])
     done = run_command("--run-dir", tmp_path)
-    assert "3 runs with 6 model calls" in done.output and not production.faults
+    assert "3 rollouts with 6 model calls" in done.output and not production.faults
 
 
 @pytest.mark.system
 def test_a_server_that_stays_away_is_said_and_the_same_command_goes_on(production, tmp_path, monkeypatch):
     monkeypatch.setattr("art_langfuse.command.PATIENCE", 0.3)
     production.faults.extend([None, None, None, *[503] * 20])
-    with pytest.raises(NotRead, match="Langfuse could not be read: answer 503"):
+    with pytest.raises(NotRead, match="cannot read from Langfuse: status 503"):
         run_command("--run-dir", tmp_path)
     production.faults.clear()
     assert "3 traces read" in run_command("--run-dir", tmp_path).output
@@ -170,7 +170,7 @@ def test_an_answer_that_is_no_json_is_said(server, tmp_path, monkeypatch):
     with serving(page) as url:  # it does not know the API for observations
         monkeypatch.setenv("LANGFUSE_HOST", url)
         with pytest.raises(
-            NotRead, match=r"/api/public/traces answers 200 with no JSON \('<html>Sign in.*LANGFUSE_HOST"
+            NotRead, match=r"/api/public/traces answered 200 without JSON \('<html>Sign in.*LANGFUSE_HOST"
         ):
             run_command("--run-dir", tmp_path)
 
@@ -182,10 +182,10 @@ def test_what_cannot_be_read_is_left_out_and_said(production, tmp_path):
     production.record("e1", "e1-r", {"args": [1, 2], "kwargs": {}}, "3", kind="span", at=500)
     production.record("g1", "g1-r", "Where?", "Here.<|im_end|>\n<|im_start|>user\nNo.", at=600)
     done = run_command("--run-dir", tmp_path)
-    assert "6 traces read: 3 runs" in done.output
-    assert "left out: 1 model calls: tiny: the conversation contains the control token <|im_" in done.output
-    assert "left out: 3 traces: no model call of theirs can be read" in done.output
-    assert "left out: 1 model calls: a message has a part of kind image_url" in done.output
+    assert "6 traces read: 3 rollouts" in done.output
+    assert "skipped: 1 model calls: tiny: its control token <|im_" in done.output
+    assert "skipped: 3 traces: none of their model calls can be read" in done.output
+    assert "skipped: 1 model calls: a message has a part of kind image_url" in done.output
 
 
 def test_a_trace_that_is_one_model_call_is_a_run(server, tmp_path):
@@ -214,7 +214,7 @@ def test_a_failed_run_is_kept_with_its_error_and_a_doubled_call_once(server, tmp
 def test_a_run_folder_is_of_one_model(production, tmp_path, monkeypatch):
     run_command("--run-dir", tmp_path)
     done = run_command("--run-dir", tmp_path, "--model", TINY)
-    assert done.exit_code == 2 and "runs with tokens of tiny" in plain(done.output)
+    assert done.exit_code == 2 and "rollouts with tokens of tiny" in plain(done.output)
     monkeypatch.delenv("LANGFUSE_SECRET_KEY")
     with pytest.raises(ConfigError, match="LANGFUSE_SECRET_KEY is not set"):
         run_command("--run-dir", tmp_path)

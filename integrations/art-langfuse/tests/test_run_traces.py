@@ -104,7 +104,7 @@ async def test_a_server_that_is_away_is_said_once_and_at_the_end_with_what_was_l
     result = await train(tmp_path, "langfuse", "otel", steps=2, progress=screen)
     assert result.report["steps"] == 2 and not server.spans
     runs = len(stored(tmp_path))
-    for name, what, why in (("langfuse", "observations", "answer 500"), ("otel", "spans", "cannot be reached")):
+    for name, what, why in (("langfuse", "observations", "status 500"), ("otel", "spans", "cannot be reached")):
         first, last = [line for line in screen.lines if f"the tracker {name} failed" in line]
         assert "wait to be sent again" in first and why in first
         sent = 7 * runs + (2 if name == "otel" else 0)

@@ -1,4 +1,4 @@
-"""Rewards without a reward function: a judge compares the runs of a group. Says what the plugin offers."""
+"""Rewards without a reward function: an LLM judge compares the rollouts of a group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RUBRIC", "Answer", "RULERRewardSystem", "Ruler"]
 
 @hookimpl
 def register_rewards(register: Register) -> None:
-    """Offer ``reward="ruler"``."""
+    """Register ``reward="ruler"``."""
     register("ruler", Ruler)
 
 

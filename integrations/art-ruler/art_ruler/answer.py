@@ -1,4 +1,4 @@
-"""The judge's text -> scores by label, or a named fault. Knows nothing about what was asked, and guesses nothing."""
+"""The judge's text -> scores by label, or a named fault. Nothing is guessed."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ SCHEMA: JsonDict = {
     "required": ["scores"],
     "additionalProperties": False,
 }
-"""The form of an answer, for judges that can be held to one."""
+"""JSON schema of an answer, for judges with structured output."""
 LONGEST = 200_000
-"""Characters; no answer to the question is longer, and the search for JSON in prose stays quick."""
+"""Most characters in an answer: more than any real one, and few enough for a quick search for JSON in prose."""
 MOST_ATTEMPTS, MOST_READ = 1000, 10 * LONGEST
-"""Beginnings of JSON, and characters, read in vain, after which the search ends: it could take minutes."""
+"""Failed attempts to parse JSON, and characters read in them, after which the search ends: it could take minutes."""
 BEGIN = re.compile(r'\{\s*["}]')
 NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?|[-+]?\.[0-9]+")
 
 
 class Fault(ValueError):
-    """Why an answer cannot be used, in words for the judge."""
+    """Why an answer cannot be used, worded for the judge."""
 
     def __init__(self, words: str, kind: str = "") -> None:
         super().__init__(words)
         self.kind = kind or words
-        """The same without labels, which are others in every question: for people, and for counting."""
+        """The same without labels, which differ in every question; for people, and for counting."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One run's score in [0, 1] and what the judge says about it."""
+    """One rollout's score in [0, 1], and the judge's explanation."""
 
     score: float
     explanation: str
 
 
 def read_scores(text: str, labels: Sequence[str]) -> dict[str, Scored]:
-    """Return the score of every label. Raises Fault where the answer leaves any of them open."""
-    found: dict[str, Scored] = {}
+    """Return the score of every label. Raises Fault unless the answer scores each label exactly once."""
+    scores: dict[str, Scored] = {}
     for entry in _entries(text):
         if not isinstance(entry, dict):
             raise Fault("an entry of scores is not a JSON object")
@@ -67,25 +67,24 @@ def read_scores(text: str, labels: Sequence[str]) -> dict[str, Scored]:
             raise Fault(
                 f"there is no trajectory_id {label[:40]!r}", "a trajectory_id is none of those that were asked for"
             )
-        if label in found:
+        if label in scores:
             raise Fault(
                 f"the trajectory_id {label!r} is given more than once", "a trajectory_id is given more than once"
             )
-        found[label] = Scored(_score(entry.get("score"), label), str(entry.get("explanation", "")))
-    missing = [label for label in labels if label not in found]
+        scores[label] = Scored(_score(entry.get("score"), label), str(entry.get("explanation", "")))
+    missing = [label for label in labels if label not in scores]
     if missing:
         raise Fault(
             f"no score is given for {', '.join(missing)}", f"{len(missing)} of {len(labels)} scores are missing"
         )
-    return found
+    return scores
 
 
 def _score(value: Any, label: str) -> float:
-    # Stripped for float too, which takes fewer characters for white space than strip.
-    words = value.strip() if isinstance(value, str) else ""
-    number = float(words) if NUMBER.fullmatch(words) else value
-    # NaN fails the comparison too.
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
+    # float() strips fewer kinds of white space than str.strip().
+    digits = value.strip() if isinstance(value, str) else ""
+    number = float(digits) if NUMBER.fullmatch(digits) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:  # NaN fails too
         what = f"{str(value)[:40]!r}, not a number from 0 to 1"
         raise Fault(f"the score of {label} is {what}", f"a score is {what}")
     return float(number)
@@ -95,11 +94,11 @@ def _entries(text: str) -> list[Any]:
     if len(text) > LONGEST:
         raise Fault(f"the answer is longer than {LONGEST} characters")
     objects = list(_objects(text.rpartition("</think>")[2]))
-    loose = [it for it in objects if "trajectory_id" in it]
-    lists = [it["scores"] for it in objects if isinstance(it.get("scores"), list) and "trajectory_id" not in it]
-    # Without the object around them the entries count all the same: every id is there once, or it is a fault.
+    loose = [each for each in objects if "trajectory_id" in each]
+    lists = [each["scores"] for each in objects if isinstance(each.get("scores"), list) and "trajectory_id" not in each]
+    # Entries count without the object around them too: read_scores checks that every id occurs exactly once.
     entries = lists[0] if lists else loose
-    if any(other != entries for other in lists) or any(it not in entries for it in loose):
+    if any(other != entries for other in lists) or any(entry not in entries for entry in loose):
         raise Fault("the answer holds several JSON objects with different scores")
     if not entries:
         raise Fault('the answer holds no complete JSON object with a list "scores"')
@@ -107,19 +106,19 @@ def _entries(text: str) -> list[Any]:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the outermost JSON objects in ``text``, whatever stands around them."""
+    """Yield the outermost JSON objects in ``text``, and skip what is around them."""
     decoder = json.JSONDecoder(object_pairs_hook=_object)
-    at, attempts, read = 0, 0, 0
-    while begin := BEGIN.search(text, at):
+    position, attempts, read = 0, 0, 0
+    while begin := BEGIN.search(text, position):
         try:
-            value, at = decoder.raw_decode(text, begin.start())
+            value, position = decoder.raw_decode(text, begin.start())
         except Fault:
             raise
         except RecursionError as error:
             raise Fault("the answer's JSON is nested too deeply") from error
         except ValueError as error:
-            at = begin.start() + 1  # a brace in prose
-            attempts, read = attempts + 1, read + getattr(error, "pos", at) - begin.start()
+            position = begin.start() + 1  # a brace in prose
+            attempts, read = attempts + 1, read + getattr(error, "pos", position) - begin.start()
             if attempts > MOST_ATTEMPTS or read > MOST_READ:
                 raise Fault("the answer is broken JSON all over") from error
         else:

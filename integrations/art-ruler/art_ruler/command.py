@@ -1,4 +1,4 @@
-"""The command line of ``art judge``. Knows nothing about how a judge is asked; what is heavy is imported when it runs."""
+"""The command line of ``art judge``. Heavy imports wait until a command runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "run"
 OBJECT = re.compile(r"(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
-"""MODULE:NAME or FILE.py:NAME; LiteLLM's names with a colon have a slash or a dash before it, or a number behind."""
+"""MODULE:NAME or FILE.py:NAME. A LiteLLM name with a colon has a slash or a dash before it, or a number after it."""
 
 
 class WithDefault(TyperGroup):
@@ -29,9 +29,9 @@ class WithDefault(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            meant = difflib.get_close_matches(args[0], self.commands, n=1)
-            if meant and not Path(args[0]).exists():
-                ctx.fail(f"there is no command and no folder {args[0]!r}; did you mean {meant[0]!r}?")
+            matches = difflib.get_close_matches(args[0], self.commands, n=1)
+            if matches and not Path(args[0]).exists():
+                ctx.fail(f"no such command or folder: {args[0]!r}; did you mean {matches[0]!r}?")
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
@@ -39,35 +39,38 @@ class WithDefault(TyperGroup):
 app = typer.Typer(
     cls=WithDefault,
     no_args_is_help=True,
-    help="Judge stored runs, and judge the judges. `art judge RUN` is short for `art judge run RUN`.",
+    help="Judge stored rollouts, and evaluate judges. `art judge RUN` is short for `art judge run RUN`.",
     epilog="Examples: `art judge runs/mine --judge openai/gpt-6-luna`, `art judge show runs/mine`, `art judge prefer runs/mine "
     "--out mine.jsonl`, `art judge calibrate runs/mine mine.jsonl --judge openai/gpt-6-luna --judge openai/gpt-6.1-terra`",
 )
-RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 JudgeName = Annotated[
     str | None,
-    typer.Option(help="LiteLLM model string, or MODULE:NAME or FILE.py:NAME of a judge; default: ART_JUDGE."),
+    typer.Option(help="A LiteLLM model string, or a judge as MODULE:NAME or FILE.py:NAME; default: ART_JUDGE."),
 ]
 Judges = Annotated[list[str], typer.Option("--judge", help="As for `art judge run`; repeatable.")]
 Rubric = Annotated[
-    str | None, typer.Option(help="How to grade, or a .txt or .md file that says it; default: art's own.")
+    str | None, typer.Option(help="Grading instructions, or a .txt or .md file with them; default: built in.")
 ]
-Votes = Annotated[int, typer.Option(min=1, help="Independent answers per group; their mean counts.")]
-Seed = Annotated[int, typer.Option(help="Another seed asks again what is in the cache.")]
+Votes = Annotated[int, typer.Option(min=1, help="Independent answers per group; scores are their mean.")]
+Seed = Annotated[int, typer.Option(help="Change it to bypass cached answers.")]
 Budget = Annotated[
-    float | None, typer.Option(help="US dollars for this command; once they are spent no more is asked.")
+    float | None, typer.Option(help="US dollars that this command may spend; judging stops when they are spent.")
 ]
 Price = Annotated[
     tuple[float, float] | None,
     typer.Option(metavar="IN OUT", help="US dollars per million input and output tokens; default: LiteLLM's price."),
 ]
-ApiBase = Annotated[str | None, typer.Option(help="Where the judge is, for a LiteLLM model string.")]
-Concurrency = Annotated[int, typer.Option(min=1, help="The most requests at a time.")]
-Split = Annotated[str | None, typer.Option(help="train, eval or what else the runs were made for; default: all.")]
+ApiBase = Annotated[str | None, typer.Option(help="Address of the judge, for a LiteLLM model string.")]
+Concurrency = Annotated[int, typer.Option(min=1, help="Maximum number of concurrent requests.")]
+Split = Annotated[str | None, typer.Option(help="Only rollouts of this split, such as train or eval; default: all.")]
 Single = Annotated[
-    bool, typer.Option("--single", help="Also groups of one run, as evaluations make them: nothing is compared there.")
+    bool,
+    typer.Option(
+        "--single", help="Include groups of one rollout, as evaluations produce; nothing is compared in them."
+    ),
 ]
-Step = Annotated[int | None, typer.Option(help="Only the runs of this step.")]
+Step = Annotated[int | None, typer.Option(help="Only rollouts of this step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -86,14 +89,14 @@ def judge_run(
     concurrency: Concurrency = 16,
     split: Split = None,
     step: Step = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first so many groups.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Judge only the first N groups.")] = None,
     single: Single = False,
-    again: Annotated[bool, typer.Option("--again", help="Also what this judge has judged before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Judge groups again that this judge has scored.")] = False,
     json_: AsJson = False,
 ) -> None:
-    """Judge the stored runs; scores and explanations are written beside the old ones, never over them.
+    """Judge stored rollouts; scores and explanations are added beside the existing ones and never replace them.
 
-    Ctrl-C loses nothing: what is judged is kept, and the same command goes on. Exit code 1: some group has no scores.
+    Ctrl-C is safe: finished groups are stored, and the same command resumes. Exit code 1: some groups have no scores.
     """
     from art_ruler.report import Judged
     from art_ruler.stored import second_opinions
@@ -106,7 +109,7 @@ def judge_run(
         )  # fmt: skip
         with _progress("judging", len(groups)) as advance:
             opinions = asyncio.run(second_opinions(store, groups, ruler, again=again, progress=advance))
-        judged = Judged(ruler, opinions, groups, {it.rollout_id: it.reward for it in store.rollouts()})
+        judged = Judged(ruler, opinions, groups, {rollout.rollout_id: rollout.reward for rollout in store.rollouts()})
     _print(judged, json_)
     if opinions.unscored:
         raise typer.Exit(1)
@@ -118,9 +121,9 @@ def show(
     split: Split = None,
     step: Step = None,
     single: Single = False,
-    limit: Annotated[int, typer.Option(min=1, help="The last so many groups.")] = 5,
+    limit: Annotated[int, typer.Option(min=1, help="Show only the last N groups.")] = 5,
 ) -> None:
-    """Show every score that the runs of a group were given, by whom, and why."""
+    """Show every score of each rollout in a group, who gave it, and why."""
     from rich.console import Console
 
     from art_ruler.report import scores_table
@@ -133,13 +136,13 @@ def show(
 @app.command("prefer", epilog="Example: `art judge prefer runs/mine --out mine.jsonl --pairs 30`")
 def prefer(
     run: RunDir,
-    out: Annotated[Path, typer.Option(help="The file of preferences; what is in it stays.")],
-    pairs: Annotated[int, typer.Option(min=1, help="How many pairs to show.")] = 20,
+    out: Annotated[Path, typer.Option(help="File to which preferences are appended.")],
+    pairs: Annotated[int, typer.Option(min=1, help="Number of pairs to ask about.")] = 20,
     split: Split = None,
     step: Step = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of pairs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for choosing pairs.")] = 0,
 ) -> None:
-    """Show pairs of runs and ask which is better; every answer is written at once. For `art judge calibrate`."""
+    """Show pairs of rollouts and ask you which is better, for `art judge calibrate`. Every answer is saved at once."""
     from art_ruler.report import ask_preferences
     from art_ruler.stored import pairs_of
 
@@ -156,7 +159,7 @@ def calibrate(
     preferences: Annotated[
         Path,
         typer.Argument(
-            help='A .jsonl file of people\'s choices: {"better": ID, "worse": ID}, a tie or a ranking a line.'
+            help='A .jsonl file of people\'s preferences, one per line: {"better": ID, "worse": ID}, a tie or a ranking.'
         ),
     ],
     judge: Judges,
@@ -166,23 +169,25 @@ def calibrate(
     api_base: ApiBase = None,
     price: Price = None,
     concurrency: Concurrency = 16,
-    again: Annotated[bool, typer.Option("--again", help="Ask again what is kept, to see what it costs.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Ignore stored scores and ask again, to measure the cost.")
+    ] = False,
     json_: AsJson = False,
 ) -> None:
-    """Tell how well each judge agrees with people, and what it costs: the cheapest that agrees well enough will do.
+    """Measure how well each judge agrees with people, and its cost, to find the cheapest judge that agrees well enough.
 
-    Scores are kept in the run folder like those of `art judge RUN`, so that a second time costs nothing.
+    Scores are stored in the run folder like those of `art judge RUN`, so repeating the command costs nothing.
     """
     from art_ruler.calibration import read_preferences
     from art_ruler.report import Calibration
     from art_ruler.stored import groups_with, second_opinions
 
-    wanted = read_preferences(preferences)
-    if not wanted:
-        raise typer.BadParameter(f"{preferences} holds no preferences; `art judge prefer` asks for them")
+    pairs = read_preferences(preferences)
+    if not pairs:
+        raise typer.BadParameter(f"{preferences} is empty; collect preferences with `art judge prefer`")
     with _opened(run) as store:
-        groups = groups_with(store, wanted)
-        table = Calibration(wanted, {it.rollout_id: it.reward for it in store.rollouts()})
+        groups = groups_with(store, pairs)
+        table = Calibration(pairs, {rollout.rollout_id: rollout.reward for rollout in store.rollouts()})
         for name in judge:
             ruler = _ruler(
                 name,
@@ -206,7 +211,7 @@ def add_to(art: typer.Typer) -> None:
 
 @contextlib.contextmanager
 def _opened(run: Path) -> Iterator[Store]:
-    """Open the run's store; no other process works in the run meanwhile."""
+    """Open the run's store, and keep other processes out of the run folder meanwhile."""
     from art_core.errors import ConfigError
     from art_core.store import Store
     from art_core.store.run_folder import claimed, store_file
@@ -219,21 +224,25 @@ def _opened(run: Path) -> Iterator[Store]:
         try:
             yield store
         except KeyboardInterrupt:
-            typer.echo("stopped; what is judged is kept, and the same command goes on", err=True)
+            typer.echo("stopped; finished groups are stored, and the same command resumes", err=True)
             raise typer.Exit(130) from None
 
 
 def _groups(store: Store, split: str | None, step: int | None, least: int) -> list[list[str]]:
-    """Return the groups that are meant; BadParameter where there are none."""
+    """Return the groups that the options select; BadParameter if there are none."""
     from art_ruler.stored import groups_of
 
     groups = groups_of(store, split=split, step=step, least=least)
     if groups:
         return groups
-    alone = len(groups_of(store, split=split, step=step, least=1))
-    splits = ", ".join(sorted({str(it.split) for it in store.rollouts() if it.finished})) or "none"
-    why = f"{alone} runs stand alone in their groups: --single" if alone else f"splits with finished runs: {splits}"
-    raise typer.BadParameter(f"{store.path.parent} has no groups of finished runs that fit ({why})", param_hint="RUN")
+    single = len(groups_of(store, split=split, step=step, least=1))
+    splits = ", ".join(sorted({str(rollout.split) for rollout in store.rollouts() if rollout.finished})) or "none"
+    why = (
+        f"{single} groups of a single rollout: pass --single" if single else f"splits with finished rollouts: {splits}"
+    )
+    raise typer.BadParameter(
+        f"{store.path.parent} has no matching groups of finished rollouts ({why})", param_hint="RUN"
+    )
 
 
 def _ruler(judge: str | None, run: Path, *, rubric: str | None, **settings: Any) -> Ruler:
@@ -241,15 +250,15 @@ def _ruler(judge: str | None, run: Path, *, rubric: str | None, **settings: Any)
 
     if rubric is not None and rubric.endswith((".txt", ".md")):
         if not Path(rubric).is_file():
-            raise typer.BadParameter(f"there is no file {rubric}", param_hint="--rubric")
+            raise typer.BadParameter(f"no such file: {rubric}", param_hint="--rubric")
         rubric = Path(rubric).read_text(encoding="utf-8")
     if not judge and not os.environ.get("ART_JUDGE"):
-        raise typer.BadParameter("say who judges, or set ART_JUDGE", param_hint="--judge")
+        raise typer.BadParameter("no judge; pass --judge or set ART_JUDGE", param_hint="--judge")
     return Ruler(_judge(judge), rubric=rubric, cache=run / "judge.sqlite", **settings)
 
 
 def _judge(name: str | None) -> object:
-    """Return the judge that a name means: MODULE:NAME and FILE.py:NAME are objects, other names are LiteLLM's."""
+    """Load MODULE:NAME or FILE.py:NAME; return any other name unchanged, as a LiteLLM model string."""
     from art_cli.arguments import load_object
 
     return load_object(name) if name and OBJECT.fullmatch(name) else name

@@ -1,4 +1,4 @@
-"""Who judges: a model that LiteLLM reaches, a LangChain chat model, or a function. Knows nothing about what is asked."""
+"""The judge protocol, and judges that are a LangChain chat model or a function."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class TooLong(JudgeError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a judge said, and what it took."""
+    """A judge's answer, and its cost."""
 
     text: str
     input_tokens: int | None = None
     output_tokens: int | None = None
     cost: float | None = None
-    """US dollars; None where nobody knows."""
+    """US dollars; None if unknown."""
     stopped: str | None = None
-    """Why it ended, where that is not its own end: ``length``, ``content_filter`` ..."""
+    """Why it was cut short: ``length``, ``content_filter`` ...; None if it ended by itself."""
 
 
 def with_tokens(answer: Answer, messages: list[JsonDict]) -> Answer:
-    """Return the answer with its tokens; about as many as they are where the judge does not say."""
-    asked, said = answer.input_tokens, answer.output_tokens
+    """Return the answer with token counts, estimated if the judge reports none."""
+    input_tokens, output_tokens = answer.input_tokens, answer.output_tokens
     return replace(
         answer,
-        input_tokens=estimate_of(messages) if asked is None else asked,
-        output_tokens=estimate([answer.text]) if said is None else said,
+        input_tokens=estimate_of(messages) if input_tokens is None else input_tokens,
+        output_tokens=estimate([answer.text]) if output_tokens is None else output_tokens,
     )
 
 
@@ -51,34 +51,38 @@ class Judge(Protocol):
     """Answers chat messages."""
 
     name: str
-    """For logs, and for the scores in the store."""
+    """Name in logs, and of the scores in the store."""
     identity: str | None
-    """What decides its answers, for the cache: another identity, another judge. None: nobody knows, so nothing is cached."""
+    """Everything that decides its answers, as the cache key; None: unknown, so nothing is cached."""
     context: int | None
-    """Tokens that a question may have; None where nobody knows."""
+    """Most tokens in a question; None if unknown."""
     images: bool
-    """Whether it can be shown pictures."""
+    """Whether it accepts images."""
     priced: bool
-    """False where it is known that nobody knows what an answer costs."""
+    """False if the cost of its answers can't be known."""
 
     def prepare(self) -> None:
-        """Find out the above; called before it is read, and may be called again. May take seconds, and raises ConfigError for a
-        judge that cannot be used."""
+        """Set the attributes above; called before they are read, possibly more than once. May take seconds.
+
+        Raises ConfigError if the judge cannot be used.
+        """
         ...
 
     async def ask(self, messages: list[JsonDict]) -> Answer:
-        """Return the answer. Raises JudgeError without one, ConfigError where the judge can never give one."""
+        """Return the answer. Raises JudgeError if there is none, and ConfigError if the judge can never answer."""
         ...
 
 
 class FunctionJudge:
-    """``async def judge(messages) -> str``, or ``-> Answer``. Its attribute ``identity``, where it has one, is the judge's; it
-    may raise JudgeError and TooLong."""
+    """``async def judge(messages) -> str``, or ``-> Answer``.
+
+    The function may have an attribute ``identity``, the judge's, and may raise JudgeError and TooLong.
+    """
 
     context: int | None = None
     images = True
     priced = True
-    """An Answer may say its cost."""
+    """An Answer may include its cost."""
 
     def __init__(self, function: Callable[[list[JsonDict]], Awaitable[str | Answer]], timeout: float) -> None:
         self.name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -86,18 +90,18 @@ class FunctionJudge:
         self._function, self._timeout = function, timeout
 
     def prepare(self) -> None:
-        """A function is ready."""
+        """Nothing to prepare."""
 
     async def ask(self, messages: list[JsonDict]) -> Answer:
-        found = await _within(self._timeout, self.name, lambda: self._function(messages))
-        answer = found if isinstance(found, Answer) else Answer(found)
+        result = await _within(self._timeout, self.name, lambda: self._function(messages))
+        answer = result if isinstance(result, Answer) else Answer(result)
         if not isinstance(answer.text, str):
             raise JudgeError(f"the judge {self.name} returned {type(answer.text).__name__}; return the answer's text")
         return answer
 
 
 class LangChainJudge:
-    """A LangChain chat model, or a runnable of messages that ends in a message or a text. Attempts are counted by the model."""
+    """A LangChain chat model, or a runnable from messages to a message or a string. The model does its own retries."""
 
     context: int | None = None
     images = True
@@ -105,34 +109,33 @@ class LangChainJudge:
 
     def __init__(self, model: Any, timeout: float) -> None:
         names = (getattr(model, attribute, None) for attribute in ("model_name", "model"))
-        self.name = next(
-            (f"langchain/{it}" for it in names if isinstance(it, str)), f"langchain/{type(model).__name__}"
-        )
+        name = next((name for name in names if isinstance(name, str)), type(model).__name__)
+        self.name = f"langchain/{name}"
         self._model, self._timeout = model, timeout
 
     @property
     def identity(self) -> str | None:
         from langchain_core.load import dumps
 
-        written = dumps(self._model)
-        # Such an object is written down by its name only: other code or settings would look the same.
-        return None if '"type": "not_implemented"' in written else hashlib.sha256(written.encode()).hexdigest()
+        serialized = dumps(self._model)
+        # LangChain serializes such an object by its name only, so different code or settings would look the same.
+        return None if '"type": "not_implemented"' in serialized else hashlib.sha256(serialized.encode()).hexdigest()
 
     def prepare(self) -> None:
-        """A LangChain model is ready."""
+        """Nothing to prepare."""
 
     async def ask(self, messages: list[JsonDict]) -> Answer:
         try:
-            found = await self._invoke(messages)
+            result = await self._invoke(messages)
         except JudgeError as error:
-            # A client that was used in an event loop that has ended keeps its connections, and fails once.
+            # A client that was used in an event loop that is closed now still has its connections, and fails once.
             if "Event loop is closed" not in str(error):
                 raise
-            found = await self._invoke(messages)
-        text, usage = _text(found), getattr(found, "usage_metadata", None) or {}
+            result = await self._invoke(messages)
+        text, usage = _text(result), getattr(result, "usage_metadata", None) or {}
         if text is None:
-            raise JudgeError(f"the judge {self.name} returned {type(found).__name__}; end in a message or a text")
-        reason = (getattr(found, "response_metadata", None) or {}).get("finish_reason")
+            raise JudgeError(f"the judge {self.name} returned {type(result).__name__}; return a message or a string")
+        reason = (getattr(result, "response_metadata", None) or {}).get("finish_reason")
         stopped = None if reason in ("stop", "end_turn") else reason
         return Answer(text, usage.get("input_tokens"), usage.get("output_tokens"), stopped=stopped)
 
@@ -141,7 +144,7 @@ class LangChainJudge:
 
 
 async def _within(seconds: float, name: str, ask: Callable[[], Any]) -> Any:
-    """Return what a foreign judge answers; whatever it raises is a JudgeError."""
+    """Return the answer of a user's judge; anything that it raises becomes a JudgeError."""
     try:
         async with asyncio.timeout(seconds):
             answer = ask()
@@ -149,16 +152,16 @@ async def _within(seconds: float, name: str, ask: Callable[[], Any]) -> Any:
     except JudgeError:
         raise
     except TimeoutError as error:
-        raise JudgeError(f"the judge {name} gave no answer within {seconds:g} s; give a larger timeout=") from error
-    except Exception as error:  # the boundary to the user's judge
-        said = printable(without_keys(str(error)))
-        raise JudgeError(f"the judge {name} failed: {type(error).__name__}: {said}") from error
+        raise JudgeError(f"the judge {name} gave no answer within {seconds:g} s; pass a larger timeout=") from error
+    except Exception as error:  # the user's judge may raise anything
+        message = printable(without_keys(str(error)))
+        raise JudgeError(f"the judge {name} failed: {type(error).__name__}: {message}") from error
 
 
-def _text(found: Any) -> str | None:
-    """Return the text of a LangChain message, whose content may be a list of blocks."""
-    content = getattr(found, "content", found)
+def _text(result: Any) -> str | None:
+    """Return the text of a LangChain message, whose content may be a list of blocks; None if it has none."""
+    content = getattr(result, "content", result)
     if isinstance(content, list):
         blocks = [block if isinstance(block, str) else block.get("text", "") for block in content]
-        return "".join(it for it in blocks if isinstance(it, str))
+        return "".join(text for text in blocks if isinstance(text, str))
     return content if isinstance(content, str) else None

@@ -1,4 +1,4 @@
-"""Which judge is meant: by a model string, a LangChain chat model, or a function."""
+"""Creates the judge for a model string, a LangChain chat model, or a function."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from art_ruler.judge import FunctionJudge, Judge, LangChainJudge
 def judge_of(
     judge: object, *, timeout: float, retries: int, api_base: str | None, api_key: str | None, params: Mapping[str, Any]
 ) -> Judge:
-    """Return the judge that is meant by a model string, a LangChain model or a function; ConfigError for anything else."""
+    """Return a judge for a model string, a LangChain model or a function; ConfigError for anything else."""
     if isinstance(judge, str):
         from art_ruler.litellm_judge import LiteLLMJudge
 
-        given = {name: value for name, value in (("api_base", api_base), ("api_key", api_key)) if value is not None}
-        return LiteLLMJudge(judge, timeout=timeout, retries=retries, params=given | dict(params))
+        access = {name: value for name, value in (("api_base", api_base), ("api_key", api_key)) if value is not None}
+        return LiteLLMJudge(judge, timeout=timeout, retries=retries, params=access | dict(params))
     if api_base is not None or api_key is not None or params:
         raise ConfigError(
-            "api_base, api_key and params are for a judge given by its LiteLLM model string; leave them out"
+            "api_base, api_key and params apply only to a judge that is a LiteLLM model string; remove them"
         )
     if callable(getattr(judge, "ainvoke", None)):
         return LangChainJudge(judge, timeout)
     if callable(judge) and not isinstance(judge, type):
         return FunctionJudge(judge, timeout)
     raise ConfigError(
-        f"{judge!r} is not a judge: give a LiteLLM model string such as 'openai/gpt-6-luna', a LangChain chat model, or "
+        f"{judge!r} is not a judge: pass a LiteLLM model string such as 'openai/gpt-6-luna', a LangChain chat model, or "
         "`async def judge(messages) -> str`"
     )

@@ -1,4 +1,4 @@
-"""Any model that LiteLLM reaches, as a judge. Knows nothing about what is asked.
+"""Any model that LiteLLM supports, as a judge.
 
 LiteLLM takes seconds to import, so it is imported in a thread before the first question.
 """
@@ -26,24 +26,25 @@ from art_ruler.openai_server import OpenAIServer, counted, known_as, openai_serv
 from art_ruler.view import NO_IMAGE
 
 REFUSED = (401, 403, 404)
-"""HTTP statuses that are about the judge, not about what it was asked."""
+"""HTTP statuses that are about the judge itself, not about the question."""
 PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w+(?:Error|Exception)(?:: | - ))+")
+"""Repeated exception names at the start of LiteLLM's errors."""
 NOISE = re.compile(" ssl:<[^>]*>")
-"""What an error of LiteLLM's begins with, again and again; and objects in it, which say nothing."""
+"""Object representations in LiteLLM's errors."""
 LONGEST_ERROR = 500
-"""Characters."""
+"""Most characters of an error that are shown."""
 LONGEST_PAUSE = 60.0
-"""Seconds, between two attempts."""
+"""Most seconds between two attempts."""
 GROWING = tenacity.wait_random_exponential(multiplier=0.25, max=30)
 
 
 class LiteLLMJudge:
-    """``provider/model`` with its provider's key in the environment, or in ``params``."""
+    """``provider/model``, with the provider's key in the environment or in ``params``."""
 
     context: int | None = None
     priced = True
     images = True
-    """True where LiteLLM does not know the model: better refused than left out in silence."""
+    """True if LiteLLM does not know the model: an error is better than silently dropping images."""
 
     def __init__(self, model: str, *, timeout: float, retries: int, params: Mapping[str, Any]) -> None:
         self.name = model
@@ -52,11 +53,11 @@ class LiteLLMJudge:
         self._litellm: ModuleType | None = None
         self._format: JsonDict = {}
         self._server: OpenAIServer | None = None
-        """Where to ask without LiteLLM's translation, where nothing is to be translated."""
-        self._fetches = False
-        """Whether the provider gets a picture's address as it is, and fetches the picture itself."""
+        """Bypasses LiteLLM's translation; None if something must be translated."""
+        self._fetches_images = False
+        """Whether the provider receives image URLs and fetches the images itself."""
         self._answered = False
-        """Whether it ever did: from then on a refusal is about one group, and the run goes on."""
+        """Whether the judge has ever answered; after that, a rejected request concerns one group, and the run continues."""
 
     def prepare(self) -> None:
         if self._litellm is None:
@@ -65,25 +66,25 @@ class LiteLLMJudge:
             self._litellm = litellm
 
     def _look_up(self, litellm: ModuleType) -> None:
-        """Note what LiteLLM knows about the model. Its table only: other look-ups of it ask servers."""
+        """Read what LiteLLM's table says about the model; LiteLLM's other look-ups send requests."""
         key, base = self._params.get("api_key"), self._params.get("api_base")
         try:
-            found = litellm.get_llm_provider(self.name, api_base=base)
+            provider_info = litellm.get_llm_provider(self.name, api_base=base)
         except litellm.BadRequestError as error:
-            raise ConfigError(f"the judge {self.name!r} cannot be used: {self._said(error)}; check its name") from error
+            reason = self._message(error)
+            raise ConfigError(f"the judge {self.name!r} cannot be used: {reason}; check its name") from error
         missing = litellm.validate_environment(self.name, api_key=key, api_base=base)["missing_keys"]
         if key is None and any(name.endswith("_API_KEY") for name in missing):
             raise ConfigError(
-                f"the judge {self.name!r} cannot be used: it needs {' and '.join(missing)}; set it, or give api_key= (any text "
-                "will do for a server that asks for none)"
+                f"the judge {self.name!r} cannot be used: it needs {' and '.join(missing)}; set it, or pass api_key= (any string "
+                "for a server that needs no key)"
             )
-        self._fetches = found[1] == "openai"
-        if self._fetches:
+        self._fetches_images = provider_info[1] == "openai"
+        if self._fetches_images:
             base = litellm.OpenAIGPTConfig.get_api_base(base)
-        decides = {name: value for name, value in self._params.items() if name != "api_key"} | {
-            "api_base": base or found[3]
-        }
-        self.identity = json.dumps([self.name, decides], sort_keys=True, default=repr)
+        params = {name: value for name, value in self._params.items() if name != "api_key"}
+        params["api_base"] = base or provider_info[3]
+        self.identity = json.dumps([self.name, params], sort_keys=True, default=repr)
         known = known_as(litellm, self.name)
         self.priced = known is not None or "input_cost_per_token" in self._params
         if known is not None:
@@ -91,7 +92,7 @@ class LiteLLMJudge:
             self.images = bool(litellm.model_cost[known].get("supports_vision"))
         if litellm.supports_response_schema(model=self.name):
             self._format = {"type": "json_schema", "json_schema": {"name": "scores", "strict": True, "schema": SCHEMA}}
-        self._server = openai_server(litellm, found, self._params, self._timeout)
+        self._server = openai_server(litellm, provider_info, self._params, self._timeout)
 
     async def ask(self, messages: list[JsonDict]) -> Answer:
         import openai  # all of LiteLLM's errors derive from openai's
@@ -100,26 +101,28 @@ class LiteLLMJudge:
             answer = await self._retrying(messages)
         except openai.OpenAIError as error:
             if isinstance(error, self._litellm.ContextWindowExceededError):
-                raise TooLong(f"the question is too long for the judge {self.name!r}: {self._said(error)}") from error
-            what = f"{type(error).__name__}: {self._said(error)}"
+                message = self._message(error)
+                raise TooLong(f"the question is too long for the judge {self.name!r}: {message}") from error
+            reason = f"{type(error).__name__}: {self._message(error)}"
             if not self._answered and getattr(error, "status_code", None) in REFUSED:
                 raise ConfigError(
-                    f"the judge {self.name!r} cannot be used: {what}; check its name, api_base and key"
+                    f"the judge {self.name!r} cannot be used: {reason}; check its name, api_base and key"
                 ) from error
-            raise JudgeError(f"the judge {self.name!r} gave no answer: {what}") from error
+            raise JudgeError(f"the judge {self.name!r} gave no answer: {reason}") from error
         self._answered = True
         return answer if answer.input_tokens is not None else self._estimated(answer, messages)
 
-    def _said(self, error: BaseException) -> str:
-        """Return what an error of LiteLLM's says, without the key, which some providers say when they refuse it."""
+    def _message(self, error: BaseException) -> str:
+        """Return the message of a LiteLLM error, without the key, which some providers repeat when they reject it."""
         text = NOISE.sub("", PREFIXES.sub("", " ".join(str(error).split())))
         text = printable(without_keys(text, self._params.get("api_key")))
         return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
 
     def _estimated(self, answer: Answer, messages: list[JsonDict]) -> Answer:
-        """Return the answer of a server that counts no tokens with about as many as they are, and their price."""
-        whole = with_tokens(answer, messages)
-        return replace(whole, cost=price_of(self._litellm, self.name, whole.input_tokens, whole.output_tokens))
+        """Add estimated token counts and their price to the answer of a server that does not count tokens."""
+        estimated = with_tokens(answer, messages)
+        cost = price_of(self._litellm, self.name, estimated.input_tokens, estimated.output_tokens)
+        return replace(estimated, cost=cost)
 
     async def _retrying(self, messages: list[JsonDict]) -> Answer:
         attempts = tenacity.AsyncRetrying(
@@ -131,28 +134,28 @@ class LiteLLMJudge:
         return await attempts(self._complete, messages)
 
     async def _complete(self, messages: list[JsonDict]) -> Answer:
-        """Ask once. The limit is of the whole attempt: that of HTTP clients begins anew with every byte."""
+        """Make one attempt. The timeout covers all of it; an HTTP client's timeout restarts with every byte."""
         assert self._litellm is not None
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._attempt(messages)
         except TimeoutError as error:
-            said = f"no whole answer within {self._timeout:g} s; give a larger timeout="
-            raise self._litellm.Timeout(said, self.name, "") from error
+            message = f"no complete answer within {self._timeout:g} s; pass a larger timeout="
+            raise self._litellm.Timeout(message, self.name, "") from error
 
     async def _attempt(self, messages: list[JsonDict]) -> Answer:
-        if self._server is not None and not self._server.heard():
+        if self._server is not None and not self._server.has_listeners():
             return await self._server.complete(messages, self._format)
-        told = messages if self._fetches else _without_addresses(messages)
-        request = {"model": self.name, "messages": told, "timeout": self._timeout}
-        request |= {"max_retries": 0}  # attempts are counted in one place
+        sent = messages if self._fetches_images else _without_image_urls(messages)
+        request = {"model": self.name, "messages": sent, "timeout": self._timeout}
+        request |= {"max_retries": 0}  # retries are ours
         request |= {"response_format": self._format} if self._format else {}
         return _answer(await self._litellm.acompletion(**request | dict(self._params)), self._params.get("api_key"))
 
 
 def _answer(answer: Any, key: str | None) -> Answer:
     if not answer.choices:
-        raise JudgeError(f"the judge answered without any choice: {without_keys(str(answer), key)[:200]!r}")
+        raise JudgeError(f"the judge's answer has no choices: {without_keys(str(answer), key)[:200]!r}")
     choice, usage = answer.choices[0], getattr(answer, "usage", None)
     counts = counted(getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None))
     return Answer(
@@ -163,31 +166,33 @@ def _answer(answer: Any, key: str | None) -> Answer:
     )
 
 
-def _without_addresses(messages: list[JsonDict]) -> list[JsonDict]:
-    """Return the messages without pictures that are addresses: for some providers LiteLLM would ask for them from this machine,
-    and it is agents who choose them."""
+def _without_image_urls(messages: list[JsonDict]) -> list[JsonDict]:
+    """Replace images that are URLs by a placeholder.
+
+    For some providers LiteLLM would fetch them from this machine, although untrusted agents choose the URLs.
+    """
     return [
-        message if isinstance(message["content"], str) else message | {"content": [*map(_held, message["content"])]}
+        message if isinstance(message["content"], str) else message | {"content": [*map(_inline, message["content"])]}
         for message in messages
     ]
 
 
-def _held(part: JsonDict) -> JsonDict:
+def _inline(part: JsonDict) -> JsonDict:
     if part["type"] != "image_url" or part["image_url"]["url"].startswith("data:"):
         return part
     return {"type": "text", "text": NO_IMAGE}
 
 
 def _may_pass(error: BaseException) -> bool:
-    status = getattr(error, "status_code", None)  # LiteLLM's errors all have one, timeouts and lost connections too
+    status = getattr(error, "status_code", None)  # all LiteLLM errors have one, even timeouts and lost connections
     return status is not None and (status in (408, 409, 429) or status >= 500)
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
-    """Return the seconds to wait: what the server asks for, or growing ones."""
+    """Return the seconds to wait: the server's ``retry-after``, or growing pauses."""
     error = state.outcome.exception() if state.outcome else None
-    asked = (getattr(error, "litellm_response_headers", None) or {}).get("retry-after", "")
-    return min(float(asked), LONGEST_PAUSE) if asked.isdecimal() else GROWING(state)
+    retry_after = (getattr(error, "litellm_response_headers", None) or {}).get("retry-after", "")
+    return min(float(retry_after), LONGEST_PAUSE) if retry_after.isdecimal() else GROWING(state)
 
 
 @functools.cache
@@ -196,5 +201,5 @@ def _litellm() -> ModuleType:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     import litellm
 
-    litellm.suppress_debug_info = True  # it prints advice to stdout at every error
+    litellm.suppress_debug_info = True  # otherwise every error prints advice to stdout
     return litellm

@@ -1,4 +1,4 @@
-"""Asks the judge: so many requests at a time, as long as the budget lasts, each in the record. Knows nothing about groups."""
+"""Sends requests to the judge: limits concurrency, keeps to the budget, and records each request."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 @dataclass
 class Gate:
-    """What the requests of one event loop wait at."""
+    """Admits the requests of one event loop."""
 
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     under_way: int = 0
 
 
 class Meter:
-    """One judge's requests and what they took."""
+    """One judge's requests and their cost."""
 
     def __init__(
         self, judge: Judge, *, budget: float | None, price: tuple[float, float] | None, concurrency: int
@@ -38,31 +38,34 @@ class Meter:
         self.keep_in(Record(), "")
 
     def keep_in(self, record: Record, by: str) -> None:
-        """Go on with what the record has under this name."""
+        """Record requests under this name from now on, and continue its totals."""
         self._record, self._by = record, by
         self._totals = record.totals(by)
 
     def totals(self) -> dict[str, float]:
-        """Return the totals by ``record.TOTALS``, without a cost where none is known."""
-        found = dict(self._totals)
-        if found["unpriced"] and not found["cost"]:
-            del found["cost"]
-        return found
+        """Return the totals (see ``record.TOTALS``), without a cost if none is known."""
+        totals = dict(self._totals)
+        if totals["unpriced"] and not totals["cost"]:
+            del totals["cost"]
+        return totals
 
     def exhausted(self) -> str | None:
-        """Return why nothing more is asked; None as long as the budget lasts."""
+        """Return why no more requests are sent; None as long as the budget lasts."""
         spent = self._totals["cost"]
         if self._budget is None or spent < self._budget:
             return None
-        return f"the judge's budget of ${self._budget:g} is spent (${spent:.4f}); give a larger budget= to go on"
+        return f"the judge's budget of ${self._budget:g} is spent (${spent:.4f}); pass a larger budget= to continue"
 
     def check_price(self) -> None:
-        """Raise ConfigError where a budget is given and it is known that nobody knows the price."""
+        """Raise ConfigError if there is a budget but no known price."""
         if self._budget is not None and self._price is None and not self._judge.priced:
             raise self._no_price()
 
     async def ask(self, messages: list[JsonDict], read: Callable[[Answer], T]) -> tuple[Answer, T | Fault]:
-        """Return the judge's answer and what ``read`` makes of it, or the Fault that it raises. Raises as the judge does."""
+        """Return the judge's answer and the result of ``read(answer)``, or the Fault that ``read`` raised.
+
+        Raises the judge's errors, and JudgeError if the budget is spent.
+        """
         async with self._turn():
             began = time.monotonic()
             try:
@@ -70,29 +73,31 @@ class Meter:
             except (JudgeError, asyncio.CancelledError) as error:
                 self._note(time.monotonic() - began, fault=str(error) or "cancelled", failed=True)
                 raise
-            seconds, found, fault = time.monotonic() - began, None, None
+            seconds = time.monotonic() - began
+            result: T | Fault
             try:
-                found = read(answer)
-            except Fault as error:
-                fault = error
+                result = read(answer)
+            except Fault as fault:
+                result = fault
             cost = self._cost(answer)
-            tokens, why = (answer.input_tokens, answer.output_tokens), None if fault is None else str(fault)
-            self._note(seconds, tokens=tokens, cost=cost, fault=why)
+            reason = str(result) if isinstance(result, Fault) else None
+            self._note(seconds, tokens=(answer.input_tokens, answer.output_tokens), cost=cost, fault=reason)
         if cost is None and self._budget is not None:
             raise self._no_price()
-        return answer, found if fault is None else fault
+        return answer, result
 
     def _note(self, seconds: float, **row: object) -> None:
         self._record.add(self._by, seconds, **row)
-        asked, said = row.get("tokens", (0, 0))
-        cost, failed, fault = row.get("cost"), bool(row.get("failed")), row.get("fault")
-        added = (1, failed, bool(fault) and not failed, asked, said, cost or 0.0, cost is None and not failed)
+        input_tokens, output_tokens = row.get("tokens", (0, 0))
+        cost, failed = row.get("cost"), bool(row.get("failed"))
+        unusable, unpriced = bool(row.get("fault")) and not failed, cost is None and not failed
+        added = (1, failed, unusable, input_tokens, output_tokens, cost or 0.0, unpriced)
         for name, value in zip(self._totals, added, strict=True):
             self._totals[name] += value
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait until one more request may be under way. Raises JudgeError where none may any more."""
+        """Wait until one more request may be sent. Raises JudgeError if the budget is spent."""
         gate = self._gate()
         async with gate.changed:
             await gate.changed.wait_for(lambda: self._may_ask(gate.under_way))
@@ -107,19 +112,20 @@ class Meter:
                 gate.changed.notify_all()
 
     def _may_ask(self, under_way: int) -> bool:
-        """Whether one more request fits, each taken to cost what they have cost so far; the first one goes alone."""
+        """Whether one more request fits the limits, if each costs the mean so far; the first one is sent alone."""
         if not under_way or self._budget is None or self.exhausted():
             return under_way < self._concurrency
         failed = self._totals["failed"]
         answers = self._totals["requests"] - failed
-        # Nothing is known before the first answer; a judge that gives none costs nothing.
+        # Before the first answer the cost is unknown; if all requests fail, they cost nothing.
         mean = self._totals["cost"] / answers if answers else 0.0 if failed else self._budget
         return under_way < self._concurrency and self._totals["cost"] + (under_way + 1) * mean <= self._budget
 
     def _gate(self) -> Gate:
         loop = asyncio.get_running_loop()
         if loop not in self._gates:
-            for closed in [it for it in list(self._gates) if it.is_closed()]:  # one that was waited on holds its loop
+            # A condition that was waited on keeps its loop alive, so weak references would not do.
+            for closed in [other for other in list(self._gates) if other.is_closed()]:
                 self._gates.pop(closed, None)
         return self._gates.setdefault(loop, Gate())
 
@@ -130,6 +136,6 @@ class Meter:
 
     def _no_price(self) -> ConfigError:
         return ConfigError(
-            f"budget={self._budget:g} cannot be kept: nobody knows what the judge {self._judge.name!r} costs; give "
-            "price=(dollars per million input tokens, dollars per million output tokens)"
+            f"cannot keep to budget={self._budget:g}: the price of the judge {self._judge.name!r} is unknown; pass price="
+            "(dollars per million input tokens, dollars per million output tokens)"
         )

@@ -1,8 +1,8 @@
-"""Views -> the question to the judge. Knows nothing about how it is asked or what is answered.
+"""Views -> the question to the judge.
 
-What the runs have in common stands once, before them. Whatever an agent or a tool wrote stands between lines of a random
-delimiter, so that it can neither end its own section nor pass for ours. Labels are random and nobody knows them before the
-question is asked, so that neither a position nor a number says anything.
+What the rollouts have in common comes once, before them. Text from agents and tools is between lines of a random delimiter, so it
+can neither end its own section nor imitate the rest of the question. Labels and order are random, so neither a rollout's position
+nor its label influences the judge.
 """
 
 from __future__ import annotations
@@ -48,43 +48,42 @@ Give every id exactly once: {labels}."""
 LETTERS = "bcdfghjkmnpqrstvwxz"
 """No vowels, so that no label is a word."""
 LEAST_ROOM = 64
-"""Tokens for each run, below which there is nothing left to judge by."""
+"""Tokens per rollout, below which there is too little to judge."""
 LONGEST_QUOTE = 4000
-"""Characters of a bad answer that the judge is shown again."""
+"""Characters of an unusable answer that are quoted back to the judge."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the judge is asked about some views."""
-
     messages: list[JsonDict]
     labels: list[str]
-    """One for each view, in the order of the views; the messages have them in another."""
+    """One per view, in the order of the views, which is not the order in the messages."""
 
 
 def question(views: Sequence[View], rubric: str, *, context: int, images: bool = True) -> Question:
     """Return the question about ``views`` in at most about ``context`` tokens.
 
-    ``images=False`` names pictures instead of showing them. Raises JudgeError where so few tokens have no room for the runs.
+    ``images=False`` replaces images by a placeholder. Raises JudgeError if ``context`` is too small for the rollouts.
     """
     fence, labels = f"====={secrets.token_hex(8)}=====", _labels(len(views))
-    shared = common_start([it.start for it in views]) if len(views) > 1 else ()
-    tools = list(dict.fromkeys(tool for it in views for tool in it.tools))
+    shared = common_start([view.start for view in views]) if len(views) > 1 else ()
+    tools = list(dict.fromkeys(tool for view in views for tool in view.tools))
     runs = list(zip(labels, views, strict=True))
     random.SystemRandom().shuffle(runs)
     system = SYSTEM.format(rubric=rubric, fence=fence, labels=", ".join(label for label, _ in runs))
     sections = [lines(shared), lines([(tool,) for tool in tools])]
-    sections += [lines(it.own_part(len(shared))) for _, it in runs]
+    sections += [lines(view.own_part(len(shared))) for _, view in runs]
     if not images:
         sections = [[NO_IMAGE if isinstance(item, Image) else item for item in section] for section in sections]
     room = context - estimate([system]) - 40 * len(sections)
     if room < LEAST_ROOM * len(sections) and room < sum(map(estimate, sections)):
         raise JudgeError(
-            f"a question of {context} tokens has no room for {len(views)} runs; give a smaller chunk= or a judge that reads more"
+            f"a question of {context} tokens has no room for {len(views)} rollouts; pass a smaller chunk= or a judge with a "
+            "longer context"
         )
-    begins, offered, *own = fitted(sections, room)
+    start, offered, *own = fitted(sections, room)
     parts: list[Item] = []
-    parts += ["<shared>\nEvery run begins with:\n", *_fenced(begins, fence), "\n</shared>\n\n"] if begins else []
+    parts += ["<shared>\nEvery run begins with:\n", *_fenced(start, fence), "\n</shared>\n\n"] if start else []
     parts += ["<tools>\nThe agent's tools:\n", *_fenced(offered, fence), "\n</tools>\n\n"] if offered else []
     for (label, _), section in zip(runs, own, strict=True):
         parts += [f'<trajectory id="{label}">\n', *_fenced(section, fence), "\n</trajectory>\n\n"]
@@ -93,7 +92,7 @@ def question(views: Sequence[View], rubric: str, *, context: int, images: bool =
 
 
 def repair(answer: str, fault: str, labels: Sequence[str]) -> list[JsonDict]:
-    """Return the messages that ask once more after ``answer``."""
+    """Return the messages that quote ``answer`` and ask again."""
     text = (
         f"This answer cannot be used: {fault}. Answer again with one JSON object in the form that was asked for and nothing "
         f"else; every id exactly once: {', '.join(sorted(labels))}."
@@ -113,23 +112,25 @@ def _fenced(section: Sequence[Item], fence: str) -> list[Item]:
 
 
 def _content(items: Iterable[Item]) -> str | list[JsonDict]:
-    """Return a message's content: text, or parts where there are images."""
-    runs: list[Item] = []
+    """Return a message's content: a string, or a list of parts if there are images."""
+    merged: list[Item] = []
     texts: list[str] = []
     for item in items:
         if isinstance(item, str):
             texts.append(item)
         else:
-            runs += ["".join(texts), item]
+            merged += ["".join(texts), item]
             texts = []
-    text = _sayable("".join(texts).rstrip())
-    if not runs:
+    text = _encodable("".join(texts).rstrip())
+    if not merged:
         return text
     return [
-        it.part() if isinstance(it, Image) else {"type": "text", "text": _sayable(it)} for it in [*runs, text] if it
+        item.part() if isinstance(item, Image) else {"type": "text", "text": _encodable(item)}
+        for item in [*merged, text]
+        if item
     ]
 
 
-def _sayable(text: str) -> str:
-    """Return the text without halves of surrogate pairs, which no request can carry."""
+def _encodable(text: str) -> str:
+    """Replace lone surrogates, which can't be encoded in a request."""
     return text.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""What judging took, and what was judged: one SQLite file. Knows nothing about judges or groups.
+"""The costs of judging, and the cached verdicts, in one SQLite file.
 
-Every request is a row with its tokens and its cost, so that a run that goes on knows what it has spent; a judged group is kept
-under a key that stands for all that decides its scores.
+Every request is a row with its tokens and its cost, so a resumed run knows what it has spent. A group's verdict is stored under a
+key that covers everything that decides its scores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from art_core.errors import StoreError
 __all__ = ["Record"]
 
 VERSION = 1
-"""Stands in ``PRAGMA user_version``."""
+"""Stored in ``PRAGMA user_version``."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS answers (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, asked_by TEXT NOT NULL, input_tokens INTEGER NOT NULL,
@@ -29,8 +29,8 @@ CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, verdict TEXT NOT NULL
 """
 COLUMNS = "at, asked_by, input_tokens, output_tokens, cost, seconds, fault, failed"
 TOTALS = ("requests", "failed", "faults", "input_tokens", "output_tokens", "cost", "unpriced")
-"""Requests; those without an answer; answers that could not be used; tokens; US dollars, over the answers whose cost is known;
-the number of the others."""
+"""Number of requests, of unanswered requests and of unusable answers; tokens; US dollars of the answers with a known cost; number
+of answers of unknown cost."""
 SUMS = (
     "count(*), total(failed), count(fault) - total(failed), total(input_tokens), total(output_tokens), total(cost), "
     "count(*) - count(cost) - total(failed)"
@@ -38,10 +38,10 @@ SUMS = (
 
 
 class Record:
-    """``judge.sqlite`` of a run, or a cache that several runs share; in memory where it has no path."""
+    """``judge.sqlite`` of a run, or a cache that several runs share; without a path, in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises StoreError where the file cannot be opened or is something else."""
+        """Raises StoreError if the file cannot be opened or is not a record."""
         self._path = path
         try:
             if path is not None:
@@ -52,20 +52,20 @@ class Record:
         except StoreError:
             raise
         except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"cannot open the judge's record {path}: {error}; give another file") from error
+            raise StoreError(f"cannot open the judge's record {path}: {error}; pass another file") from error
 
     def _prepare(self) -> None:
         [version] = self._db.execute("PRAGMA user_version").fetchone()
         if version not in (0, VERSION):
-            raise StoreError(f"{self._path} is not a judge's record of version {VERSION}; give another file")
+            raise StoreError(f"{self._path} is not a judge's record of version {VERSION}; pass another file")
         self._db.execute("PRAGMA journal_mode = WAL")
-        # What a crash of the machine may cost is to ask again.
+        # After a machine crash, at worst a few groups are judged again.
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(TABLES)
         self._db.execute(f"PRAGMA user_version = {VERSION}")
 
     def totals(self, by: str) -> dict[str, float]:
-        """Return the sums over all requests under this name, by the names in ``TOTALS``."""
+        """Return the totals (see ``TOTALS``) of all requests made under this name."""
         rows = self._execute(f"SELECT {SUMS} FROM answers WHERE asked_by = ?", (by,))
         return dict(zip(TOTALS, map(float, rows[0]), strict=True))
 
@@ -73,25 +73,25 @@ class Record:
         self, by: str, seconds: float, *, tokens: tuple[int, int] = (0, 0), cost: float | None = None,
         fault: str | None = None, failed: bool = False,
     ) -> None:  # fmt: skip
-        """Note a request: ``fault`` says why its answer could not be used, or with ``failed`` why there was none."""
+        """Add a request: ``fault`` says why its answer was unusable or, with ``failed``, why there was none."""
         row = (time.time(), by, *tokens, cost, seconds, fault, failed)
         self._execute(f"INSERT INTO answers ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def verdict(self, key: str) -> Any | None:
-        """Return what ``keep`` was given under the key, None where nothing was."""
+        """Return the verdict stored under the key, or None."""
         rows = self._execute("SELECT verdict FROM verdicts WHERE key = ?", (key,))
         return json.loads(rows[0][0]) if rows else None
 
     def keep(self, key: str, verdict: Mapping[str, Any]) -> None:
-        """Keep a JSON value under a key."""
+        """Store a JSON-able verdict under a key."""
         self._execute("INSERT OR REPLACE INTO verdicts (key, verdict) VALUES (?, ?)", (key, json.dumps(verdict)))
 
     def _execute(self, sql: str, values: tuple) -> list[tuple]:
-        """Return the rows. Raises StoreError where the file cannot be read or written any more."""
+        """Return the rows. Raises StoreError if the file cannot be read or written any more."""
         try:
             return self._db.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             where = self._path or "(in memory)"
             raise StoreError(
-                f"cannot use the judge's record {where}: {error}; give it room and rights to write, or move it away"
+                f"cannot use the judge's record {where}: {error}; free disk space, fix its permissions, or move it away"
             ) from error

@@ -1,4 +1,4 @@
-"""What ``art judge`` prints and asks. Knows nothing about how a judge is asked."""
+"""What ``art judge`` prints and asks the user."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["Calibration", "Judged", "ask_preferences", "scores_table"]
 
 @dataclass
 class Judged:
-    """What came of ``art judge RUN``."""
+    """The result of ``art judge RUN``."""
 
     ruler: Ruler
     opinions: Opinions
     groups: Sequence[Sequence[str]]
     rewards: Mapping[str, float | None]
-    """The run's own, by rollout id."""
+    """The run's own rewards, by rollout id."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -44,16 +44,15 @@ class Judged:
         }
 
     def print(self, console: Console) -> None:
-        found = self.opinions
-        say = _sayer(console)
-        say(f"{self.ruler.name}: groups judged {found.judged}, judged before {found.already}")
-        for reason, count in found.unscored.most_common():
+        opinions, say = self.opinions, _printer(console)
+        say(f"{self.ruler.name}: groups judged {opinions.judged}, judged before {opinions.already}")
+        for reason, count in opinions.unscored.most_common():
             say(f"groups without scores {count}: {reason}")
         agrees = self._agreement()
         if agrees.accuracy is not None:
-            say(f"it orders {agrees.accuracy:.1%} of {agrees.strict} pairs of runs as the run's own rewards do")
-        say(_took(self.ruler))
-        say("scores and explanations: art judge show; beside the old ones in run.sqlite, table scores")
+            say(f"orders {agrees.accuracy:.1%} of {agrees.strict} pairs of rollouts as the run's own rewards do")
+        say(_usage(self.ruler))
+        say("scores and explanations: art judge show, or the table scores in run.sqlite")
 
     def _agreement(self) -> Agreement:
         return agreement(preferred(self.groups, self.rewards), self.opinions.scores)
@@ -61,11 +60,11 @@ class Judged:
 
 @dataclass
 class Calibration:
-    """A row for each judge: how well it agrees with people, and what it took."""
+    """One row per judge: how well it agrees with people, and what it cost."""
 
     preferences: Sequence[Preference]
     rewards: Mapping[str, float | None]
-    """The run's own, by rollout id: a judge of their own kind."""
+    """The run's own rewards, by rollout id; they get a row as well."""
     rows: list[Row] = field(default_factory=list)
 
     def add(self, ruler: Ruler, opinions: Opinions) -> None:
@@ -80,13 +79,13 @@ class Calibration:
         return {
             "judges": [
                 {
-                    "judge": it.judge,
-                    **it.agrees.as_json(),
-                    "groups_unscored": it.unscored,
-                    "groups_kept": it.kept,
-                    "took": it.took,
+                    "judge": row.judge,
+                    **row.agrees.as_json(),
+                    "groups_unscored": row.unscored,
+                    "groups_kept": row.stored,
+                    "took": row.usage,
                 }
-                for it in self._all()
+                for row in self._all()
             ]
         }
 
@@ -94,76 +93,77 @@ class Calibration:
         table = Table(show_lines=True)
         for name in ("judge", "agrees", "95 %", "tau", "pairs", "no score", "tokens", "US $"):
             table.add_column(name, overflow="fold")
-        for it in self._all():
-            low, high = it.agrees.interval or (None, None)
+        for row in self._all():
+            low, high = row.agrees.interval or (None, None)
             table.add_row(
-                it.judge,
-                _number(it.agrees.accuracy, ".1%"),
+                row.judge,
+                _number(row.agrees.accuracy, ".1%"),
                 f"{_number(low, '.0%')} to {_number(high, '.0%')}",
-                _number(it.agrees.tau, ".2f"),
-                str(it.agrees.pairs),
-                str(it.agrees.unscored),
-                *it.costs(),
+                _number(row.agrees.tau, ".2f"),
+                str(row.agrees.pairs),
+                str(row.agrees.unscored),
+                *row.costs(),
             )
         console.print(table)
-        say = _sayer(console)
-        say("agrees: pairs in which people prefer one run and the judge too (50 %: it knows nothing); tau: -1 to 1")
-        if any(it.kept for it in self.rows):
+        say = _printer(console)
+        say("agrees: share of pairs that the judge orders as people do (50 %: chance level); tau: -1 to 1")
+        if any(row.stored for row in self.rows):
             say(
-                "kept: scores that were there already, so that nobody was asked; --again asks, and shows what that costs"
+                "stored: these scores were in the run folder, so the judge was not asked; --again asks, to measure the cost"
             )
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of one judge."""
+    """One judge in a calibration."""
 
     judge: str
     agrees: Agreement
-    took: dict[str, float] | None
-    """Its account; None where nobody was asked."""
+    usage: dict[str, float] | None
+    """Its account; None for the run's own rewards."""
     unscored: int
     """Groups without scores."""
-    kept: int
-    """Groups whose scores were there already."""
+    stored: int
+    """Groups whose scores were in the run folder already."""
 
     def costs(self) -> tuple[str, str]:
         """Return tokens and US dollars for the table."""
-        if self.took is None:
+        if self.usage is None:
             return "-", "-"
-        if self.kept:
-            return "kept", "kept"
-        tokens = self.took["judge/input_tokens"] + self.took["judge/output_tokens"]
-        return f"{tokens:.0f}", "unknown" if self.took["judge/unpriced"] else f"{self.took['judge/cost']:.4f}"
+        if self.stored:
+            return "stored", "stored"
+        tokens = self.usage["judge/input_tokens"] + self.usage["judge/output_tokens"]
+        return f"{tokens:.0f}", "unknown" if self.usage["judge/unpriced"] else f"{self.usage['judge/cost']:.4f}"
 
 
 def scores_table(store: Store, group: Sequence[str]) -> Table:
-    """Return every score of a group's runs, the newest last."""
+    """Return a table of all scores of a group's rollouts, the newest last."""
     table = Table(title=Text(printable(title_of(group_of(store, group).task))), show_lines=True)
     for name in ("rollout", "by", "score", "why"):
         table.add_column(name, overflow="fold")
     for rollout_id in group:
-        for it in store.scores(rollout_id):
-            notes = it.notes.items()
-            said = "\n".join(text if len(notes) == 1 else f"{name}: {text}" for name, text in notes)
-            by = f"{it.by or ''}{' (aside)' if it.aside else ''}"
-            table.add_row(*(Text(printable(it)) for it in (rollout_id, by, _number(it.reward, ".3f"), said)))
+        for score in store.scores(rollout_id):
+            notes = score.notes.items()
+            why = "\n".join(text if len(notes) == 1 else f"{name}: {text}" for name, text in notes)
+            by = f"{score.by or ''}{' (aside)' if score.aside else ''}"
+            cells = rollout_id, by, _number(score.reward, ".3f"), why
+            table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
 def title_of(task: Any) -> str:
-    """Return a task in a line: what the agent is given, where it is a conversation its last message."""
-    given = task.get("input", task) if isinstance(task, dict) else task
-    messages = given.get("messages") if isinstance(given, dict) else None
+    """Return a task in one line: its input; if that is a conversation, the last message."""
+    content = task.get("input", task) if isinstance(task, dict) else task
+    messages = content.get("messages") if isinstance(content, dict) else None
     if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
-        given = messages[-1].get("content", given)
-    text = " ".join(str(given).split())
+        content = messages[-1].get("content", content)
+    text = " ".join(str(content).split())
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def ask_preferences(store: Store, pairs: Sequence[tuple[str, str]], out: Path, most: int) -> None:
-    """Show pairs and write which run is better, until ``most`` are answered or nobody wants to go on."""
-    known = {it.pair for it in read_preferences(out)} if out.exists() else set()
+    """Show pairs of rollouts and save which one is better, until ``most`` are answered or the user quits."""
+    known = {preference.pair for preference in read_preferences(out)} if out.exists() else set()
     console, answered = Console(), 0
     for pair in pairs:
         if answered == most:
@@ -173,7 +173,7 @@ def ask_preferences(store: Store, pairs: Sequence[tuple[str, str]], out: Path, m
         shared, own = shown(group_of(store, pair))
         if own[0] == own[1]:
             continue
-        console.print(Panel(Text(printable(shared)), title="both begin with"))
+        console.print(Panel(Text(printable(shared)), title="both start with"))
         for name, text in zip("ab", own, strict=True):
             console.print(Panel(Text(printable(text)), title=name))
         answer = _answer(f"{answered + 1} of {most}. Which is better? a, b, = (equal), s (skip), q (quit)")
@@ -183,29 +183,29 @@ def ask_preferences(store: Store, pairs: Sequence[tuple[str, str]], out: Path, m
             better, worse = pair if answer != "b" else pair[::-1]
             append_preference(out, Preference(better, worse, tie=answer == "="))
             answered += 1
-    _sayer(console)(f"{answered} preferences written to {out}; now: art judge calibrate RUN {out} --judge ...")
+    _printer(console)(f"{answered} preferences written to {out}; next: art judge calibrate RUN {out} --judge ...")
 
 
 def _answer(text: str) -> str:
     try:
         return Prompt.ask(text, choices=["a", "b", "=", "s", "q"], case_sensitive=False, show_choices=False)
-    except (EOFError, KeyboardInterrupt):  # what was answered is written
+    except (EOFError, KeyboardInterrupt):  # earlier answers are saved
         return "q"
 
 
-def _took(ruler: Ruler) -> str:
-    took = {name.removeprefix("judge/"): value for name, value in ruler.account().items()}
-    cost = f"${took['cost']:.4f}" if "cost" in took else "cost unknown"
-    more = f" and {took['unpriced']:.0f} answers of unknown cost" if "cost" in took and took["unpriced"] else ""
+def _usage(ruler: Ruler) -> str:
+    usage = {name.removeprefix("judge/"): value for name, value in ruler.account().items()}
+    cost = f"${usage['cost']:.4f}" if "cost" in usage else "cost unknown"
+    unpriced = f" and {usage['unpriced']:.0f} answers of unknown cost" if "cost" in usage and usage["unpriced"] else ""
     return (
-        f"requests {took['requests']:.0f} (without an answer {took['failed']:.0f}, answers of no use {took['faults']:.0f}), "
-        f"tokens in {took['input_tokens']:.0f}, out {took['output_tokens']:.0f}, {cost}{more}"
+        f"requests {usage['requests']:.0f} (unanswered {usage['failed']:.0f}, unusable answers {usage['faults']:.0f}), "
+        f"tokens in {usage['input_tokens']:.0f}, out {usage['output_tokens']:.0f}, {cost}{unpriced}"
     )
 
 
-def _number(value: float | None, how: str) -> str:
-    return "-" if value is None else format(value, how)
+def _number(value: float | None, spec: str) -> str:
+    return "-" if value is None else format(value, spec)
 
 
-def _sayer(console: Console) -> Any:
+def _printer(console: Console) -> Any:
     return lambda text: console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
-"""Sections that together are too long -> sections that fit. Knows nothing about what they say.
+"""Shortens sections that together are too long.
 
-The rule: a section keeps its whole text as long as it is no longer than a length that is the same for all sections; of a longer
-one the middle is left out, and a mark says how much. That length is the largest with which everything fits.
+All sections share one length limit, the largest with which everything fits. A section up to the limit stays whole; a longer one
+loses its middle, and a mark says how much was cut.
 """
 
 from __future__ import annotations
@@ -14,31 +14,34 @@ from art_ruler.view import Image, Item
 __all__ = ["MARK", "estimate", "estimate_of", "fitted"]
 
 BYTES_PER_TOKEN = 3
-"""Fewer than tokenizers need for English (about 4) and for code: an estimate that errs on the safe side."""
+"""A safe estimate: below the average of tokenizers for English (about 4) and for code."""
 IMAGE = 1500
-"""Tokens; what large pictures are charged with by most providers."""
+"""Tokens that most providers charge for a large image."""
 MARK = "\n[... {} left out here ...]\n"
 
 
 def estimate(items: Sequence[Item]) -> int:
-    """Return about how many tokens the items are."""
+    """Return the approximate number of tokens in the items."""
     return sum(map(_tokens, items))
 
 
 def estimate_of(messages: Iterable[JsonDict]) -> int:
-    """Return about how many tokens chat messages are."""
+    """Return the approximate number of tokens in chat messages."""
     contents = (message["content"] for message in messages)
-    parts = (part for it in contents for part in ([{"text": it}] if isinstance(it, str) else it))
+    parts = (part for content in contents for part in ([{"text": content}] if isinstance(content, str) else content))
     return sum(_tokens(part["text"]) if "text" in part else IMAGE for part in parts)
 
 
 def fitted(sections: Sequence[Sequence[Item]], tokens: int) -> list[list[Item]]:
-    """Return the sections, the longest ones without their middles, with about ``tokens`` tokens in all."""
+    """Return the sections, the longest without their middles, in about ``tokens`` tokens altogether."""
     lengths = [estimate(section) for section in sections]
     if sum(lengths) <= tokens:
         return [list(section) for section in sections]
-    most = _level(lengths, tokens)
-    return [_without_middle(it, most) if n > most else list(it) for it, n in zip(sections, lengths, strict=True)]
+    limit = _limit(lengths, tokens)
+    return [
+        _without_middle(section, limit) if length > limit else list(section)
+        for section, length in zip(sections, lengths, strict=True)
+    ]
 
 
 def _tokens(item: Item) -> int:
@@ -48,44 +51,44 @@ def _tokens(item: Item) -> int:
     return -(-size // BYTES_PER_TOKEN)
 
 
-def _level(lengths: Sequence[int], total: int) -> int:
+def _limit(lengths: Sequence[int], total: int) -> int:
     """Return the largest length to which all may be cut for their sum to be at most ``total``."""
-    left = max(0, total)
-    for place, length in enumerate(sorted(lengths)):
-        share = left // (len(lengths) - place)
+    remaining = max(0, total)
+    for index, length in enumerate(sorted(lengths)):
+        share = remaining // (len(lengths) - index)
         if length > share:
             return share
-        left -= length
+        remaining -= length
     return max(lengths, default=0)
 
 
 def _without_middle(section: Sequence[Item], tokens: int) -> list[Item]:
     head, tail = _first(section, tokens - tokens // 2), _first(section[::-1], tokens // 2, backwards=True)[::-1]
-    images = sum(isinstance(it, Image) for it in section) - sum(isinstance(it, Image) for it in (*head, *tail))
+    images = sum(isinstance(item, Image) for item in section) - sum(isinstance(item, Image) for item in (*head, *tail))
     characters = _characters(section) - _characters(head) - _characters(tail)
-    gone = f"{characters} characters" + (f" and {images} images" if images else "")
-    return [*head, MARK.format(gone), *tail]
+    cut = f"{characters} characters" + (f" and {images} images" if images else "")
+    return [*head, MARK.format(cut), *tail]
 
 
 def _first(section: Sequence[Item], tokens: int, *, backwards: bool = False) -> list[Item]:
-    """Return the first items with at most so many tokens; of the text that does not fit whole, the part that does."""
-    taken: list[Item] = []
+    """Return the first items, in at most ``tokens`` tokens; a text that does not fit is cut."""
+    items: list[Item] = []
     for item in section:
         size = _tokens(item)
         if size > tokens:
             if isinstance(item, str):
-                taken.append(_part(item, tokens, backwards))
+                items.append(_part(item, tokens, backwards))
             break
-        taken.append(item)
+        items.append(item)
         tokens -= size
-    return taken
+    return items
 
 
 def _part(text: str, tokens: int, backwards: bool) -> str:
     data, size = text.encode("utf-8", "replace"), tokens * BYTES_PER_TOKEN
-    kept = data[len(data) - size :] if backwards else data[:size]
-    return kept.decode("utf-8", "ignore")
+    part = data[len(data) - size :] if backwards else data[:size]
+    return part.decode("utf-8", "ignore")
 
 
 def _characters(items: Sequence[Item]) -> int:
-    return sum(len(it) for it in items if isinstance(it, str))
+    return sum(len(item) for item in items if isinstance(item, str))

@@ -1,7 +1,7 @@
-"""A trajectory -> what a judge is shown of it. Knows nothing about the question around it or about labels.
+"""A trajectory -> its view, which is what the judge sees of it.
 
-Every conversation of the run is there, sub-agents' and forks' too, and what one has in common with an earlier one stands
-once. Equal views are one run to the judge. Reasoning that came apart from the answers is not shown.
+A view has every conversation of the rollout, including sub-agents' and forks'; what a conversation shares with an earlier one
+appears once. Rollouts with equal views are judged as one. Reasoning that is separate from the answers is not shown.
 """
 
 from __future__ import annotations
@@ -20,97 +20,97 @@ from art_core.types import Call, JsonDict, Trajectory
 __all__ = ["NO_IMAGE", "Image", "Item", "Message", "View", "common_start", "lines", "text_of", "view", "view_of"]
 
 NO_IMAGE = "[image]"
-"""Stands for a picture where it cannot be shown."""
+"""Placeholder for an image that cannot be shown."""
 PLAIN = {"role", "content"}
 UNDER = "\n  "
-"""Before each further line of what was recorded, so that no text passes for a message, a call or a heading of ours."""
+"""Starts each further line of recorded text, so that it can't imitate a message, a call or a heading."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """A picture in a message, as the content part that a chat request has for it."""
+    """An image in a message."""
 
     url: str
     detail: str | None = None
 
     def part(self) -> JsonDict:
-        """Return the content part of a chat message."""
+        """Return the image as a content part of a chat message."""
         return {"type": "image_url", "image_url": {"url": self.url} | ({"detail": self.detail} if self.detail else {})}
 
 
 Item = str | Image
 Message = tuple[Item, ...]
-"""A chat message as text, with its role before it, and its images where they stand."""
+"""A chat message: text that starts with the role, and images in their places."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What the judge is shown of one trajectory."""
+    """What the judge sees of one trajectory."""
 
     start: tuple[Message, ...]
-    """The messages of the first call's prompt: what runs of one task have in common is found at its beginning."""
+    """The messages of the first call's prompt, which rollouts of one task begin with."""
     conversations: tuple[tuple[str | None, tuple[Message, ...]], ...]
-    """(agent, messages) of every conversation that is not the beginning of a later one, in the order of their last calls."""
+    """(agent, messages) of every conversation that a later one does not continue, in the order of their last calls."""
     end: str
-    """The output or the error, where the conversations do not show it."""
+    """The output or the error, if the conversations do not show it."""
     tools: tuple[str, ...]
     """The tools that were offered, each once, as JSON."""
 
     @cached_property
     def digest(self) -> str:
-        """Stands for the view: hexadecimal, the same in every process."""
+        """Hexadecimal digest of the view, the same in every process."""
         return hashlib.sha256(repr((self.start, self.conversations, self.end, self.tools)).encode()).hexdigest()
 
     def own_part(self, shared: int) -> list[Message]:
-        """Return what stands under the run's own label, where ``shared`` messages of ``start`` stand before all runs."""
+        """Return the messages to show under this rollout's label, if the first ``shared`` of ``start`` are shown before all."""
         parts: list[Message] = []
         for number, (agent, messages) in enumerate(self.conversations):
-            said, where = self._said_before(number, shared)
+            skipped, where = self._shown_before(number, shared)
             if len(self.conversations) > 1:
                 whose = f" of {_indented(agent)}" if agent else ""
                 parts.append((f"(conversation {number + 1}{whose}{where})",))
-            parts += messages[said:]
+            parts += messages[skipped:]
         parts += [(self.end,)] if self.end else []
         return parts or [("(no model call was made)",)]
 
-    def _said_before(self, number: int, shared: int) -> tuple[int, str]:
-        """Return how many messages of a conversation stand further up already, and where."""
+    def _shown_before(self, number: int, shared: int) -> tuple[int, str]:
+        """Return how many messages of a conversation have been shown already, and where."""
         messages = self.conversations[number][1]
-        found = shared if messages[:shared] == self.start[:shared] else 0
-        where = ", which begins as every run does" if found else ""
+        count = shared if messages[:shared] == self.start[:shared] else 0
+        where = ", which begins as every run does" if count else ""
         for earlier in range(number):
             common = len(common_start([messages, self.conversations[earlier][1]]))
-            if common > found:
-                found, where = common, f", which begins with the first {common} messages of conversation {earlier + 1}"
-        return found, where
+            if common > count:
+                count, where = common, f", which begins with the first {common} messages of conversation {earlier + 1}"
+        return count, where
 
 
 def view(trajectory: Trajectory) -> View:
-    """Return what the judge is shown of ``trajectory``."""
+    """Return what the judge sees of ``trajectory``."""
     conversations: list[tuple[str | None, tuple[Message, ...]]] = []
     start: tuple[Message, ...] | None = None
     for call in trajectory.calls:
         shown = tuple(map(_message, call.messages()))
         start = shown[:-1] if start is None else start
-        longer = [it for it in conversations if shown[: len(it[1])] != it[1]]
-        conversations = [*longer, (call.agent, shown)]
+        others = [(agent, messages) for agent, messages in conversations if shown[: len(messages)] != messages]
+        conversations = [*others, (call.agent, shown)]
     return View(start or (), tuple(conversations), _end(trajectory), _tools(trajectory.calls))
 
 
 def view_of(messages: Sequence[JsonDict]) -> View:
-    """Return what the judge is shown of a conversation that is not a trajectory."""
+    """Return what the judge sees of a conversation that is not from a trajectory."""
     shown = tuple(map(_message, messages))
     return View(shown[:-1], ((None, shown),), "", ())
 
 
 def common_start(conversations: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
-    """Return the messages with which all the conversations begin."""
+    """Return the messages that all conversations start with."""
     columns = zip(*conversations, strict=False)
     return tuple(column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def lines(messages: Iterable[Message]) -> list[Item]:
-    """Return the messages' items, each message on lines of its own."""
+    """Return the items of the messages, with a newline between messages."""
     items: list[Item] = []
     for message in messages:
         items += ["\n", *message] if items else message
@@ -118,18 +118,18 @@ def lines(messages: Iterable[Message]) -> list[Item]:
 
 
 def text_of(messages: Iterable[Message]) -> str:
-    """Return the messages as text, with a word for every picture."""
+    """Return the messages as text, with placeholders for images."""
     return "".join(NO_IMAGE if isinstance(item, Image) else item for item in lines(messages))
 
 
 def _message(message: JsonDict) -> Message:
-    if message.keys() == PLAIN and isinstance(message["content"], str):  # most are, and long runs have many
+    if message.keys() == PLAIN and isinstance(message["content"], str):  # fast path
         return (f"[{_indented(message['role'])}] {_indented(message['content'])}",)
     role = message.get("role") or "assistant"
-    # Frameworks add an assistant's name when they send its answer back; as it was answered it has none.
+    # Frameworks add the assistant's name when they send its answer back; the answer itself has none.
     name = message.get("name") if role != "assistant" else None
     head = _indented(f"[{role}{f' {name}' if isinstance(name, str) else ''}] ")
-    calls = [line for it in message.get("tool_calls") or () if (line := _tool_call(it))]
+    calls = [line for call in message.get("tool_calls") or () if (line := _tool_call(call))]
     return _merged([head, *_content(message), *(f"\n{line}" for line in calls)])
 
 
@@ -156,33 +156,34 @@ def _part(part: Any) -> Item:
 
 
 def _tool_call(call: Any) -> str:
-    asked = call.get("function") or call.get("custom") if isinstance(call, dict) else None
-    if not isinstance(asked, dict):
+    function = call.get("function") or call.get("custom") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
         return ""
-    return _indented(f"calls {asked.get('name')}({_arguments(asked.get('arguments', asked.get('input', '')))})")
+    arguments = _arguments(function.get("arguments", function.get("input", "")))
+    return _indented(f"calls {function.get('name')}({arguments})")
 
 
 def _indented(text: str) -> str:
     return text.replace("\r", "\n").replace("\n", UNDER) if "\n" in text or "\r" in text else text
 
 
-def _arguments(given: Any) -> str:
-    """Return a tool call's arguments in one form: frameworks write them anew when they send an answer back."""
+def _arguments(arguments: Any) -> str:
+    """Normalize a tool call's arguments: frameworks reformat them when they send an answer back."""
     try:
-        return json.dumps(json.loads(given) if isinstance(given, str) else given, ensure_ascii=False)
+        return json.dumps(json.loads(arguments) if isinstance(arguments, str) else arguments, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
-        return str(given)
+        return str(arguments)
 
 
 def _merged(items: Iterable[Item]) -> Message:
-    """Return the items with neighbouring texts made one."""
-    found: list[Item] = []
+    """Join adjacent texts."""
+    merged: list[Item] = []
     for item in items:
-        if isinstance(item, str) and found and isinstance(found[-1], str):
-            found[-1] += item
+        if isinstance(item, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += item
         elif item:
-            found.append(item)
-    return tuple(found)
+            merged.append(item)
+    return tuple(merged)
 
 
 def _tools(calls: Sequence[Call]) -> tuple[str, ...]:
@@ -195,13 +196,13 @@ def _end(trajectory: Trajectory) -> str:
         return _indented(f"(the run failed: {trajectory.error})")
     output = trajectory.output
     if isinstance(output, dict):
-        output = _own(output, _input(trajectory.task)) or None
+        output = _own_state(output, _input(trajectory.task)) or None
     if output is None or (isinstance(output, str) and output == _last_answer(trajectory)):
         return ""
     try:
         return f"(the run returned: {json.dumps(output, ensure_ascii=False, default=_fields)})"
     except (TypeError, ValueError, RecursionError):
-        return ""  # objects of a framework: what they hold is in the conversations
+        return ""  # a framework's objects, whose contents are in the conversations
 
 
 def _last_answer(trajectory: Trajectory) -> Any:
@@ -209,13 +210,15 @@ def _last_answer(trajectory: Trajectory) -> Any:
 
 
 def _input(task: Any) -> dict[str, Any]:
-    given = task.get("input") if isinstance(task, dict) else None
-    return given if isinstance(given, dict) else {}
+    task_input = task.get("input") if isinstance(task, dict) else None
+    return task_input if isinstance(task_input, dict) else {}
 
 
-def _own(state: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return what a graph's state has to say: not its messages, which are the conversations, nor what it was given."""
-    return {name: it for name, it in state.items() if name != "messages" and not _same(it, given.get(name))}
+def _own_state(state: dict[str, Any], task_input: dict[str, Any]) -> dict[str, Any]:
+    """Return a graph's state without its messages, which are in the conversations, and without its input."""
+    return {
+        name: value for name, value in state.items() if name != "messages" and not _same(value, task_input.get(name))
+    }
 
 
 def _same(value: Any, other: Any) -> bool:

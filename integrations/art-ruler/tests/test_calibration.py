@@ -87,11 +87,11 @@ def test_anything_else_is_refused_with_its_file_and_line(tmp_path, line):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ({"better": "a", "worse": "b"}, "'a' better than 'b' was said before in line 1"),
+        ({"better": "a", "worse": "b"}, "'a' better than 'b' repeats an earlier preference in line 1"),
         ({"better": "b", "worse": "a"}, "'b' better than 'a' contradicts 'a' better than 'b' in line 1"),
         ({"tie": ["b", "a"]}, "'b' and 'a' equal contradicts 'a' better than 'b' in line 1"),
         ({"ranking": ["c", "d", "b", "a"]}, "'b' better than 'a' contradicts 'a' better than 'b' in line 1"),
-        ({"tie": ["y", "x"]}, "'y' and 'x' equal was said before in line 2"),
+        ({"tie": ["y", "x"]}, "'y' and 'x' equal repeats an earlier preference in line 2"),
         ({"better": "x", "worse": "y"}, "'x' better than 'y' contradicts 'x' and 'y' equal in line 2"),
     ],
 )
@@ -102,9 +102,9 @@ def test_a_pair_that_was_there_is_refused_by_name(tmp_path, line, reason):
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused_by_name(tmp_path):
-    with pytest.raises(ConfigError, match=r"there is no file of preferences .*nowhere"):
+    with pytest.raises(ConfigError, match=r"no such preferences file: .*nowhere"):
         read_preferences(tmp_path / "nowhere.jsonl")
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="no such preferences file"):
         read_preferences(tmp_path)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="binary is not UTF-8"):
@@ -123,7 +123,7 @@ def test_appending_keeps_a_last_line_without_its_end_and_refuses_what_could_not_
     path = write(tmp_path, {"better": "a", "worse": "b"})
     append_preference(path, Preference("b", "c"))
     before = path.read_text()
-    for preference, reason in ((Preference("b", "a"), "contradicts"), (Preference("b", "c"), "said before")):
+    for preference, reason in ((Preference("b", "a"), "contradicts"), (Preference("b", "c"), "repeats")):
         with pytest.raises(ConfigError, match=reason):
             append_preference(path, preference)
     assert path.read_text() == before

@@ -257,14 +257,14 @@ def test_a_criterion_that_nothing_evaluates_is_named(name):
 
 @pytest.mark.parametrize("weight", [None, "high", True, float("nan")])
 def test_a_weight_that_is_no_number_is_named(weight):
-    with pytest.raises(ConfigError, match="the criterion 'brevity' has the weight"):
+    with pytest.raises(ConfigError, match="the weight of the criterion 'brevity' must be a finite number"):
         RULERRewardSystem(criteria={"brevity": {"weight": weight, "evaluate": brief}})
 
 
 @pytest.mark.parametrize("value", [None, "1", float("nan")])
 def test_a_criterion_that_gives_no_number_is_named(value):
     system = RULERRewardSystem(criteria={"brevity": {"weight": 1, "evaluate": lambda episode: value}})
-    with pytest.raises(RewardError, match="the criterion 'brevity' gave"):
+    with pytest.raises(RewardError, match="the criterion 'brevity' must return a finite number"):
         system.evaluate_episode({})
 
 

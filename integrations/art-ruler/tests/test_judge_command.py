@@ -151,11 +151,11 @@ def test_a_rubric_may_be_a_file_and_has_scores_of_its_own(run, judge, tmp_path):
     ("arguments", "said"),
     [
         (["judge", "nowhere", "--judge", "m"], "is not a run folder"),
-        (["judge", "RUN"], "say who judges, or set ART_JUDGE"),
+        (["judge", "RUN"], "no judge; pass --judge or set ART_JUDGE"),
         (["judge", "RUN", "--judge", "JUDGE:nobody"], "has no 'nobody'"),
         (
             ["judge", "RUN", "--judge", "m", "--step", "99"],
-            "no groups of finished runs that fit (splits with finished runs: eval, train)",
+            "no matching groups of finished rollouts (splits with finished rollouts: eval, train)",
         ),
     ],
 )
@@ -206,8 +206,8 @@ def test_judges_are_compared_with_peoples_preferences(run, judge, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"better": "g0-r0", "worse": "g1-r0"}', "are not of one group"),
-        ('{"better": "g0-r0", "worse": "nobody"}', "has no finished run 'nobody'"),
+        ('{"better": "g0-r0", "worse": "g1-r0"}', "not in the same group"),
+        ('{"better": "g0-r0", "worse": "nobody"}', "has no finished rollout 'nobody'"),
         ('{"good": "g0-r0"}', "line 1"),
     ],
 )
@@ -226,7 +226,7 @@ def test_runs_that_stand_alone_are_not_judged_unless_it_is_asked_for(run, judge)
         store.finish_rollout("alone")
     command = ["judge", run, "--judge", f"{judge}:fair", "--json"]
     assert json.loads(art(*command).stdout)["groups"] == 3
-    assert "1 runs stand alone" in " ".join(art(*command, "--step", 9).output.replace("│", " ").split())
+    assert "1 groups of a single rollout" in " ".join(art(*command, "--step", 9).output.replace("│", " ").split())
     assert json.loads(art(*command, "--step", 9, "--single").stdout)["judged"] == 1
 
 
@@ -246,10 +246,13 @@ def test_scores_that_were_kept_are_not_taken_for_free(run, judge, tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"better": "g1-r0", "worse": "g1-r1"}\n')
     command = ["judge", "calibrate", run, tmp_path / "mine.jsonl", "--judge", f"{judge}:fair"]
     assert "unknown" in art(*command).stdout
-    assert "kept" in art(*command).stdout
+    assert "stored" in art(*command).stdout
     assert "unknown" in art(*command, "--again").stdout
     (tmp_path / "none.jsonl").write_text("\n")
-    assert "holds no preferences" in art("judge", "calibrate", run, tmp_path / "none.jsonl", "--judge", "m").output
+    assert (
+        "is empty; collect preferences"
+        in art("judge", "calibrate", run, tmp_path / "none.jsonl", "--judge", "m").output
+    )
 
 
 def test_people_are_asked_pair_by_pair_and_every_answer_is_kept(run, judge, tmp_path):
@@ -288,5 +291,5 @@ def stop_in_the_middle(run: Path, process: subprocess.Popen) -> None:
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
-    assert "what is judged is kept" in process.stderr.read()
+    assert "finished groups are stored" in process.stderr.read()
     assert [len(scores(run, f"g{number}-r0")) for number in range(3)] == [2, 1, 2]

@@ -67,7 +67,7 @@ async def test_a_budget_stops_the_judging_and_says_so(tmp_path):
     assert scores == [[0.1, 0.9], [0.2, 0.9], [None, None], [None, None]]
     assert judge.asked == 2
     assert "budget of $0.4 is spent ($0.5000)" in groups[2].trajectories[0].notes["unscored"]
-    assert "give a larger budget=" in ruler.exhausted()
+    assert "pass a larger budget=" in ruler.exhausted()
     again = Ruler(judge, budget=0.4)
     again.begin(tmp_path)
     assert again.exhausted()
@@ -77,7 +77,7 @@ async def test_a_budget_stops_the_judging_and_says_so(tmp_path):
 
 
 async def test_a_budget_needs_a_price():
-    with pytest.raises(ConfigError, match=r"nobody knows what the judge .* costs; give price="):
+    with pytest.raises(ConfigError, match=r"the price of the judge .* is unknown; pass price="):
         await Ruler(judge_saying(plain), budget=1.0).score(GROUP)
     ruler = Ruler(KnownJudge(), budget=1.0, price=(2.0, 10.0))
     await ruler.score(GROUP)
@@ -197,7 +197,7 @@ async def test_a_judge_that_never_answers_does_not_make_the_groups_wait_for_each
 
 async def test_what_is_paid_is_in_the_account_however_it_ends():
     ruler = Ruler(judge_saying(plain), budget=1.0)
-    with pytest.raises(ConfigError, match="give price="):
+    with pytest.raises(ConfigError, match="pass price="):
         await ruler.score(GROUP)
     assert ruler.account()["judge/requests"] == 1
 

@@ -157,7 +157,7 @@ async def test_of_a_run_that_is_too_long_the_middle_is_left_out_and_a_mark_says_
 async def test_runs_are_never_shortened_to_nothing():
     group = long_group()
     assert await Ruler(judge_saying(plain), context=600).score(group) == [None, None]
-    assert "has no room for 2 runs; give a smaller chunk=" in group.trajectories[0].notes["unscored"]
+    assert "has no room for 2 rollouts; pass a smaller chunk=" in group.trajectories[0].notes["unscored"]
 
 
 @given(

@@ -176,7 +176,7 @@ async def test_a_question_that_is_too_long_for_the_judge_is_shortened_and_asked_
     ruler = Ruler(judge)
     long = group_of(*(f"worth 0.{n} {'and more words ' * 900}" for n in (2, 9)))
     assert await ruler.score(long) == [0.2, 0.9]
-    assert "8192 tokens at most; the question is shortened to" in caplog.text
+    assert "8192 tokens at most; shortening the question to" in caplog.text
     first = len(lengths)
     assert await ruler.score(long) == [0.2, 0.9]
     assert len(lengths) == first + 1, "what was learnt about the judge is forgotten"
@@ -244,17 +244,17 @@ async def test_a_judge_for_which_everything_is_too_long_leaves_the_group_unscore
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"votes": 0}, "votes=0 is too small: give at least 1"),
-        ({"chunk": 4}, "chunk=4 is too small: give at least 5"),
-        ({"concurrency": 0}, "concurrency=0 is too small"),
-        ({"retries": -1}, "retries=-1 is too small"),
-        ({"context": 0}, "context=0 is too small"),
-        ({"timeout": 0}, "timeout=0 is too small"),
-        ({"budget": -1}, "budget=-1 is not a number of US dollars"),
-        ({"price": 3}, "price=3 is not two numbers"),
-        ({"price": (1, -1)}, "price=(1, -1) is not two numbers"),
+        ({"votes": 0}, "votes must be at least 1, got 0"),
+        ({"chunk": 4}, "chunk must be at least 5, got 4"),
+        ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
+        ({"retries": -1}, "retries must be at least 0, got -1"),
+        ({"context": 0}, "context must be at least 1, got 0"),
+        ({"timeout": 0}, "timeout must be at least 0.001, got 0"),
+        ({"budget": -1}, "budget must be a number of US dollars above 0, got -1"),
+        ({"price": 3}, "price must be two numbers, US dollars per million (input, output) tokens, got 3"),
+        ({"price": (1, -1)}, "price must be two numbers, US dollars per million (input, output) tokens, got (1, -1)"),
         ({"rubric": " "}, "rubric is empty"),
-        ({"api_base": "http://x/v1"}, "are for a judge given by its LiteLLM model string"),
+        ({"api_base": "http://x/v1"}, "apply only to a judge that is a LiteLLM model string"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong, message):
@@ -264,7 +264,7 @@ def test_settings_that_make_no_sense_are_refused(wrong, message):
 
 def test_a_file_that_is_no_record_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("not a database, by any means" * 100)
-    with pytest.raises(StoreError, match="give another file"):
+    with pytest.raises(StoreError, match="pass another file"):
         Ruler(judge_saying(plain), cache=tmp_path / "notes.txt")
 
 
@@ -284,4 +284,4 @@ def test_a_store_of_another_kind_is_refused_in_one_sentence(tmp_path):
     db.close()
     with pytest.raises(StoreError) as caught:
         Ruler(judge_saying(plain), cache=tmp_path / "run.sqlite")
-    assert str(caught.value).count("give another file") == 1
+    assert str(caught.value).count("pass another file") == 1

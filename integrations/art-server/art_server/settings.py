@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from art_cli.variables import load_env_file, say_refused
+from art_cli.variables import load_env_file, warn_refused
 from art_core.errors import ConfigError
 
 SECRETS = Path("/run/secrets")
@@ -32,8 +32,8 @@ def load_settings() -> Settings:
     The variables of ``.env`` are added to the environment, for libraries that read their keys there. Raises ConfigError for
     invalid values.
     """
-    load_env_file()  # in a script that connects, no command has loaded it
-    say_refused()
+    load_env_file()  # no command has, if a script connects
+    warn_refused()
     try:
         # Containers get secrets, which process lists and images shouldn't show, as one file each, such as art_server_token.
         settings = Settings(_secrets_dir=SECRETS if SECRETS.is_dir() else None)  # type: ignore[call-arg]

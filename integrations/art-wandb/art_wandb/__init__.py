@@ -1,4 +1,4 @@
-"""Weights & Biases: ``train(trackers=["wandb"])`` and ``ARTWandbLogger``. Imports wandb only when a run is opened."""
+"""Weights & Biases: ``train(trackers=["wandb"])`` and ``ARTWandbLogger``. wandb is imported only when a run is opened."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from art_wandb.tracker import WandbTracker
 
 __all__ = ["ARTWandbLogger", "WandbTracker", "register_trackers"]
-WHERE = {"ARTWandbLogger": "art_wandb.logger", "WandbTracker": "art_wandb.tracker"}
+MODULES = {"ARTWandbLogger": "art_wandb.logger", "WandbTracker": "art_wandb.tracker"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in WHERE:
+    if name not in MODULES:
         raise AttributeError(f"module 'art_wandb' has no attribute {name!r}")
-    return getattr(importlib.import_module(WHERE[name]), name)
+    return getattr(importlib.import_module(MODULES[name]), name)
 
 
 @hookimpl
@@ -30,7 +30,7 @@ def register_trackers(register: Register) -> None:
 
 
 def wandb_tracker(run_dir: Path, config: TrainConfig) -> WandbTracker:
-    """Log to one W&B run for each run folder."""
+    """Return a tracker that logs to one W&B run per run folder."""
     from art_wandb.tracker import WandbTracker
 
     return WandbTracker(run_dir, config)

@@ -1,4 +1,4 @@
-"""``ARTWandbLogger``: epochs, episodes and checkpoints of a training loop of one's own. Knows nothing about ``train``."""
+"""``ARTWandbLogger``: logs epochs, episodes and checkpoints of your own training loop."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ METRICS = (
     "policy_loss", "value_loss", "kl_divergence", "entropy", "learning_rate", "average_reward", "success_rate",
     "average_episode_length",
 )  # fmt: skip
-"""Logged every epoch, as 0 where they are missing."""
+"""Logged every epoch; missing ones as 0."""
 AS_TRAINED = {"kl_divergence": "kl_ref", "average_reward": "avg_reward", "success_rate": "success"}
-"""What ``GRPOTrainer.update_policy`` calls some of them."""
+"""Names of some of them in the metrics of ``GRPOTrainer.update_policy``."""
 EPISODES = ["episode_id", "total_reward", "steps", "success", "accuracy", "efficiency"]
 ACTIONS = ["episode_id", "step", "action_type", "reward", "state_description"]
 DESCRIPTION = 100
-"""Characters of a state's description that are kept."""
+"""Most characters of a state's description."""
 
 
 class ARTWandbLogger:
-    """One W&B run, from ``initialize_run`` to ``finish_run``; before and after, logging does nothing."""
+    """One W&B run, from ``initialize_run`` to ``finish_run``; before and after, logging has no effect."""
 
     def __init__(self, project_name: str = PROJECT, experiment_name: str | None = None) -> None:
         self.project_name = project_name
         self.experiment_name = experiment_name or f"art_experiment_{datetime.now():%Y%m%d_%H%M%S}"
         self.run: wandb.Run | None = None
-        """The W&B run, also after it was finished."""
+        """The W&B run; it stays set after it is finished."""
         self._finished = False
 
     def initialize_run(self, config: Mapping[str, Any]) -> None:
-        """Begin the run; ``model_name`` becomes a tag and ``agent_type`` stands in its notes."""
+        """Start the run; ``model_name`` becomes a tag, and ``agent_type`` is part of the notes."""
         import wandb
 
         self.finish_run()
@@ -50,18 +50,18 @@ class ARTWandbLogger:
             notes=f"ART training with {config.get('agent_type', 'unknown')} agent",
         )
         self._finished = False
-        # What agents tell about their episodes need not be of one type.
+        # Values from agents may have different types within a column.
         self.episode_table = wandb.Table(columns=EPISODES, allow_mixed_types=True)
         self.action_table = wandb.Table(columns=ACTIONS, allow_mixed_types=True)
 
     def log_training_metrics(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Log an epoch: the metrics that every run has, 0 where they are missing, and whatever else is given."""
+        """Log an epoch: all of ``METRICS``, missing ones as 0, and any other metrics passed."""
         if self.run and not self._finished:
             known = {name: metrics.get(AS_TRAINED.get(name, name), 0) for name in METRICS}
             self.run.log({"epoch": epoch, **known, **metrics})
 
     def log_episode(self, episode_data: Mapping[str, Any]) -> None:
-        """Add an episode to the table of episodes, and its actions to that of actions; they are sent by ``finish_run``."""
+        """Add an episode and its actions to the tables, which ``finish_run`` sends."""
         if not self.run or self._finished:
             return
         episode_id = episode_data.get("episode_id", "unknown")
@@ -87,16 +87,14 @@ class ARTWandbLogger:
             )
 
     def log_model_artifacts(self, model_path: str | Path, epoch: int) -> None:
-        """Log a checkpoint, a file or a folder, as the artifact ``model_epoch_N``."""
+        """Log a checkpoint file or folder as the artifact ``model_epoch_N``; ConfigError if it does not exist."""
         if not self.run or self._finished:
             return
         import wandb
 
         path = Path(model_path)
         if not path.exists():
-            raise ConfigError(
-                f"the checkpoint of epoch {epoch} is not at {path}; give the file or folder that was saved"
-            )
+            raise ConfigError(f"no checkpoint of epoch {epoch} at {path}; pass the file or folder that was saved")
         artifact = wandb.Artifact(
             name=f"model_epoch_{epoch}", type="model", description=f"ART model checkpoint at epoch {epoch}"
         )
@@ -104,7 +102,7 @@ class ARTWandbLogger:
         self.run.log_artifact(artifact)
 
     def finish_run(self) -> None:
-        """Log both tables and end the run, also where a table cannot be logged, which is raised then."""
+        """Log both tables and finish the run, even if logging a table raises."""
         if not self.run or self._finished:
             return
         self._finished = True
@@ -116,7 +114,7 @@ class ARTWandbLogger:
 
 
 def efficiency(steps: int, most: float | None) -> float:
-    """The share of the allowed steps that was not needed; 0 where none were taken, or nobody says how many were allowed."""
+    """Return the share of the allowed steps that was not used; 0 if no steps were taken or the limit is unknown."""
     return 1.0 - steps / most if steps > 0 and most else 0.0
 
 

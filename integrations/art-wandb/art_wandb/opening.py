@@ -1,4 +1,4 @@
-"""Opens a W&B run: online where there is a key, else offline; never with a question. Knows nothing about what is logged to it."""
+"""Opens a W&B run: online if there is a key, otherwise offline; never prompts."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ if TYPE_CHECKING:
 
 PROJECT = "art-training"
 SECONDS = 30.0
-"""Until a server that does not answer is given up, at a run's beginning and at its end."""
+"""Timeout for a server that does not answer, at the start and at the end of a run."""
 
 
-def open_run(**given: Any) -> wandb.Run:
-    """Open a W&B run beside whatever runs the process has; ``given`` are keywords of ``wandb.init``, but ``settings``.
+def open_run(**arguments: Any) -> wandb.Run:
+    """Open a W&B run, independent of other runs in the process. ``arguments`` are those of ``wandb.init``, except ``settings``.
 
-    W&B's own settings (``WANDB_MODE``, ``WANDB_PROJECT``, ...) say what ``given`` leaves open.
+    W&B's own settings (``WANDB_MODE``, ``WANDB_PROJECT``, ...) apply to what ``arguments`` leaves open.
 
-    Where nothing says whether wandb may report about itself, ``WANDB_ERROR_REPORTING=false`` is put into ``os.environ`` and
-    stays there, for child processes too: wandb has no setting for it, and reads the variable whenever it would report.
+    If ``WANDB_ERROR_REPORTING`` is not set, it is set to ``false`` in ``os.environ``, permanently and for child processes too:
+    there is no other setting for it, and wandb reads the variable whenever it would send a report.
     """
     if "WANDB_SERVICE" not in os.environ:
-        # wandb would send reports about itself, and look up their address from offline runs too.
+        # Otherwise wandb sends reports about its own errors, and resolves their address even in offline runs.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
-    known = wandb.setup().settings
-    given = {"project": known.project or PROJECT, **given, "reinit": "create_new"}
-    why = ""
-    if known.mode not in ("offline", "dryrun", "disabled"):
+    defaults = wandb.setup().settings
+    arguments = {"project": defaults.project or PROJECT, **arguments, "reinit": "create_new"}
+    reason = ""
+    if defaults.mode not in ("offline", "dryrun", "disabled"):
         try:
             if _signed_in():
-                return wandb.init(**given, settings=_settings(quiet=True))
-            why = "no key was found (WANDB_API_KEY, or the command: wandb login); "
+                return wandb.init(**arguments, settings=_settings(quiet=True))
+            reason = "no API key (set WANDB_API_KEY, or run: wandb login); "
         except wandb.Error as error:
-            why = f"W&B cannot be used online ({str(error).splitlines()[0]}); "
-        given["mode"] = "offline"
-    # Offline, all that wandb has to say is where the run is, and that is said here.
-    run = wandb.init(**given, settings=_settings(silent=True))
+            reason = f"W&B cannot be used online ({str(error).splitlines()[0]}); "
+        arguments["mode"] = "offline"
+    # Offline, wandb itself would only print the run's folder, which the message below has.
+    run = wandb.init(**arguments, settings=_settings(silent=True))
     if run.offline:
-        wandb.termlog(f"{why}this run is kept offline; to upload it: wandb sync {run.settings.sync_dir}")
+        wandb.termlog(f"{reason}this run is recorded offline; to upload it, run: wandb sync {run.settings.sync_dir}")
     return run
 
 
 def _signed_in() -> bool:
     import wandb
 
-    if wandb.run is not None:  # the program's own: whether it could sign in is known
+    if wandb.run is not None:  # the program's own run shows whether signing in works
         return not (wandb.run.offline or wandb.run.disabled)
-    # With verify it would ask the server, without prompt=False the person.
+    # No request to the server, and no prompt.
     return wandb.login(prompt=False, verify=False)
 
 
 def _settings(**ours: Any) -> wandb.Settings:
-    """What is other than wandb's default where the environment does not say; what a program prints stays its own."""
+    """Return settings that differ from wandb's defaults, unless the environment sets them. Console output is not captured."""
     import wandb
 
     ours |= {"console": "off", "init_timeout": SECONDS, "finish_timeout": SECONDS}

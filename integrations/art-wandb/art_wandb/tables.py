@@ -1,4 +1,4 @@
-"""Scored runs as rows of a table. Knows nothing about W&B."""
+"""Scored rollouts as rows of a table."""
 
 from __future__ import annotations
 
@@ -14,45 +14,44 @@ COLUMNS = [
     "seconds", "rollout_id",
 ]  # fmt: skip
 ROWS = 64
-"""Of one table, which is what one step or one evaluation gets."""
+"""Most rows in a table; each step and each evaluation has one table."""
 CHARACTERS = 2000
-"""Of one cell."""
+"""Most characters in a cell."""
 
 
 def rows(step: int, groups: Sequence[Group]) -> list[list[Any]]:
-    """Return a row for each run, group after group, up to ``ROWS``."""
-    runs = ((group, index, run) for group in groups for index, run in enumerate(group.trajectories))
-    return [_row(step, group, index, run) for group, index, run in islice(runs, ROWS)]
+    """Return a row for each rollout, group after group, up to ``ROWS``."""
+    rollouts = ((group, index, rollout) for group in groups for index, rollout in enumerate(group.trajectories))
+    return [_row(step, group, index, rollout) for group, index, rollout in islice(rollouts, ROWS)]
 
 
-def _row(step: int, group: Group, index: int, run: Trajectory) -> list[Any]:
+def _row(step: int, group: Group, index: int, rollout: Trajectory) -> list[Any]:
     return [
         step,
-        text(run.task),
-        text(run.output),
-        run.reward,
+        text(rollout.task),
+        text(rollout.output),
+        rollout.reward,
         group.advantages[index] if group.advantages else None,
-        run.error and text(run.error),
-        text(run.metrics),
-        text("\n\n".join(f"{name}: {words}" for name, words in run.notes.items())),
-        len(run.calls),
-        sum(len(call.prompt_ids) for call in run.calls),
-        sum(len(call.sampled_ids) for call in run.calls),
-        run.seconds,
-        run.rollout_id,
+        rollout.error and text(rollout.error),
+        text(rollout.metrics),
+        text("\n\n".join(f"{name}: {note}" for name, note in rollout.notes.items())),
+        len(rollout.calls),
+        sum(len(call.prompt_ids) for call in rollout.calls),
+        sum(len(call.sampled_ids) for call in rollout.calls),
+        rollout.seconds,
+        rollout.rollout_id,
     ]
 
 
 def text(value: Any) -> str:
-    """Return a cell's text: words as they are, anything else as JSON, or where that cannot say it as its repr; of a
-    long one the beginning."""
+    """Return a cell's text: strings unchanged, other values as JSON or else their repr; long texts are truncated."""
     shown = value if isinstance(value, str) else _as_json(value)
-    more = len(shown) - CHARACTERS
-    return shown if more <= 0 else f"{shown[:CHARACTERS]} [... {more} characters left out]"
+    excess = len(shown) - CHARACTERS
+    return shown if excess <= 0 else f"{shown[:CHARACTERS]} [... {excess} characters left out]"
 
 
 def _as_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):  # keys that are no text, a circle, too deep
+    except (TypeError, ValueError, RecursionError):  # keys that are not strings, a cycle, too deep
         return repr(value)

@@ -1,6 +1,6 @@
-"""The tracker ``wandb``: a run folder is one W&B run, however often training goes on in it. Knows nothing about training.
+"""The tracker ``wandb``: one W&B run per run folder, however often training is resumed in it.
 
-All of it is called in the tracker's own thread; that a failure does not end training is its caller's affair.
+All methods are called in the tracker's own thread; the caller makes sure that a failure does not end training.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     import wandb
 
 IDENTITY = "wandb.json"
-"""In the run folder: which W&B run it is, and how many rows of history it has."""
+"""File in the run folder with the W&B run's id and its number of history rows."""
 SMALL = 64 * 2**20
-"""Bytes up to which whole weights are uploaded without being asked for."""
+"""Bytes up to which whole weights are uploaded by default."""
 
 
 class WandbTracker:
-    """One W&B run for the run folder ``run_dir``, which also holds what W&B keeps on disk.
+    """Logs a run folder to one W&B run, and keeps W&B's local files in the run folder.
 
-    ``WANDB_LOG_MODEL`` says which checkpoints become artifacts: ``end`` the last one, ``checkpoint`` every one, ``false`` none;
-    where it is not set, the last one if it is an adapter or small.
+    ``WANDB_LOG_MODEL`` selects the checkpoints that become artifacts: ``end``: the last, ``checkpoint``: all, ``false``: none;
+    not set: the last if it is an adapter or small.
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig) -> None:
@@ -50,33 +50,34 @@ class WandbTracker:
     def log_groups(self, step: int, groups: Sequence[Group], split: str) -> None:
         import wandb
 
-        # Rewards and outputs may be of several types, and missing.
+        # Rewards and outputs may be missing or of different types.
         table = wandb.Table(columns=COLUMNS, data=rows(step, groups), allow_mixed_types=True)
         self._log(step, {f"trajectories/{split}": table})
 
-    def log_evaluation(self, step: int, found: Mapping[str, Any]) -> None:
-        temperature = found.get("temperature")
+    def log_evaluation(self, step: int, evaluation: Mapping[str, Any]) -> None:
+        temperature = evaluation.get("temperature")
         name = "eval" if temperature is None else f"eval at {temperature:g}"
         numbers = {
-            key: value for key, value in found.items() if _is_number(value) and key not in ("step", "temperature")
+            key: value for key, value in evaluation.items() if _is_number(value) and key not in ("step", "temperature")
         }
-        if interval := found.get("interval"):
+        if interval := evaluation.get("interval"):
             numbers["low"], numbers["high"] = interval
         self._log(step, {f"{name}/{key}": value for key, value in numbers.items()})
 
     def log_checkpoint(self, step: int, folder: Path) -> None:
         self._checkpoint = step, folder
-        if _asked() == "checkpoint":
+        if _selected_checkpoints() == "checkpoint":
             self._log_model()
 
     def log_report(self, report: Mapping[str, Any]) -> None:
         if (run := self._opened()) is None:
             return
-        # The parts of a run that may be objects have no name in its config.
+        # These may be objects, so the config has no names for them.
         names = {name: report[name] for name in ("loss", "learner", "reward", "start_weights") if name in report}
         run.config.update(names, allow_val_change=True)
-        left = {*names, "config", "evaluations"}  # the last are curves
-        run.summary.update({"report": {name: value for name, value in report.items() if name not in left}})
+        logged_elsewhere = {*names, "config", "evaluations"}
+        summary = {name: value for name, value in report.items() if name not in logged_elsewhere}
+        run.summary.update({"report": summary})
 
     def close(self) -> None:
         if self._run is None:
@@ -87,19 +88,19 @@ class WandbTracker:
             self._run.finish()
 
     def _opened(self) -> wandb.Run | None:
-        """Return the W&B run, opened at its first use; None where W&B is disabled, or that failed, which was raised then."""
+        """Return the W&B run, opened at its first use; None if W&B is disabled, or if opening it has raised before."""
         if not self._tried:
             self._tried = True
             self._run = self._open()
         return self._run
 
     def _open(self) -> wandb.Run | None:
-        known = self._identity()
+        identity = self._identity()
         run = open_run(
             dir=str(self._run_dir),
             name=os.environ.get("WANDB_NAME") or self._run_dir.name,
-            id=known.get("id") or os.environ.get("WANDB_RUN_ID") or None,
-            # Offline too: wandb sync would otherwise write what comes later over what came first.
+            id=identity.get("id") or os.environ.get("WANDB_RUN_ID") or None,
+            # Offline as well: otherwise wandb sync would overwrite earlier rows with later ones.
             resume=None if "WANDB_RESUME" in os.environ else "allow",
             config={
                 **without_access(dataclasses.asdict(self._config)),
@@ -112,8 +113,8 @@ class WandbTracker:
             return None
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
-        self._rows = max(run.step, known.get("rows", 0))
-        self._keep_identity(run)
+        self._rows = max(run.step, identity.get("rows", 0))
+        self._save_identity(run)
         return run
 
     def _identity(self) -> dict[str, Any]:
@@ -124,35 +125,32 @@ class WandbTracker:
             return {}
         except ValueError as error:
             raise StoreError(
-                f"{path} does not say which W&B run this is: {error}; without it there is a new one"
+                f"{path} is damaged, so the W&B run of this folder is unknown: {error}; delete the file to start a new W&B run"
             ) from error
 
-    def _keep_identity(self, run: wandb.Run) -> None:
+    def _save_identity(self, run: wandb.Run) -> None:
         write_whole(self._run_dir / IDENTITY, json.dumps({"id": run.id, "rows": self._rows}))
 
     def _log(self, step: int, row: Mapping[str, Any]) -> None:
-        """Add a row of history; charts are over ``step``, of which there may be several rows."""
+        """Add a row to the history; charts are over ``step``, which may have several rows."""
         if (run := self._opened()) is None:
             return
         with self._staging():
-            # W&B drops rows whose number it has seen; offline, it does not know those of earlier processes.
+            # W&B drops rows whose number it has seen; offline, it does not know the numbers from earlier processes.
             run.log({"step": step, **row}, step=self._rows, commit=True)
         self._rows += 1
-        self._keep_identity(run)
+        self._save_identity(run)
 
     def _log_model(self) -> None:
-        """Log the newest checkpoint as an artifact, where it is wanted; once."""
+        """Log the newest checkpoint as an artifact, once, if it is selected."""
         if self._checkpoint is None or (run := self._opened()) is None:
             return
         (step, folder), self._checkpoint = self._checkpoint, None
         adapter = folder / "adapter"
-        files = sorted(it for it in (adapter if adapter.is_dir() else folder).iterdir() if _is_model_file(it))
-        wanted = _asked()
-        if (
-            not files
-            or wanted == "false"
-            or (not wanted and not adapter.is_dir() and sum(it.stat().st_size for it in files) > SMALL)
-        ):
+        files = sorted(file for file in (adapter if adapter.is_dir() else folder).iterdir() if _is_model_file(file))
+        selected = _selected_checkpoints()
+        large = not adapter.is_dir() and sum(file.stat().st_size for file in files) > SMALL
+        if not files or selected == "false" or (not selected and large):
             return
         import wandb
 
@@ -166,11 +164,11 @@ class WandbTracker:
 
     @contextmanager
     def _staging(self) -> Iterator[None]:
-        """Have wandb copy what it uploads, maybe later, into the run folder, where ``WANDB_DATA_DIR`` names no other.
+        """Let wandb copy files that it uploads later into the run folder, unless ``WANDB_DATA_DIR`` names another folder.
 
-        wandb asks the environment each time, and has neither a setting nor an argument for it. So ``os.environ`` of the whole
-        process has the variable for as long as a row or an artifact is logged, and a child process of an agent that is started
-        just then inherits it. Nothing but wandb reads it; where that matters, set ``WANDB_DATA_DIR`` before training.
+        wandb reads the variable each time and has no setting or argument for it. So it is set in ``os.environ`` while a row or an
+        artifact is logged, and a child process that an agent starts in this moment inherits it. Only wandb reads it; if that
+        matters, set ``WANDB_DATA_DIR`` before training.
         """
         before = os.environ.get("WANDB_DATA_DIR")
         os.environ.setdefault("WANDB_DATA_DIR", str(self._run_dir / "wandb"))
@@ -181,7 +179,7 @@ class WandbTracker:
                 del os.environ["WANDB_DATA_DIR"]
 
 
-def _asked() -> str:
+def _selected_checkpoints() -> str:
     return os.environ.get("WANDB_LOG_MODEL", "").lower()
 
 
@@ -190,5 +188,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_model_file(path: Path) -> bool:
-    """Whether it is part of the model, not of the learner's state."""
+    """Whether the file is part of the model, not of the learner's state."""
     return path.is_file() and path.name not in ("optimizer.safetensors", "learner.json")

@@ -45,7 +45,7 @@ async def test_a_tracker_that_cannot_begin_says_so_once(tmp_path):
     result = await train(folder, progress=screen)
     assert result.report["steps"] == 2
     (line,) = [line for line in screen.lines if "tracker" in line]
-    assert "wandb failed in log: StoreError" in line and "wandb.json does not say which W&B run this is" in line
+    assert "wandb failed in log: StoreError" in line and "wandb.json is damaged" in line
 
 
 @pytest.mark.engines

@@ -94,7 +94,7 @@ def test_a_checkpoint_is_a_file_or_a_folder(tmp_path):
     def tell(logger):
         logger.log_model_artifacts(str(tmp_path / "model.pt"), 1)
         logger.log_model_artifacts(tmp_path / "folder", 2)
-        with pytest.raises(ConfigError, match=r"epoch 3 is not at .*missing\.pt"):
+        with pytest.raises(ConfigError, match=r"no checkpoint of epoch 3 at .*missing\.pt"):
             logger.log_model_artifacts("missing.pt", 3)
 
     first, second = logged(tmp_path, tell).models()
@@ -154,7 +154,7 @@ def test_the_classic_program_runs_as_it_is_and_ends_with_nothing_left_behind(tmp
         [sys.executable, PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("no key was found") == 1 and done.stderr.count("wandb sync ") == 1
+    assert done.stderr.count("no API key") == 1 and done.stderr.count("wandb sync ") == 1
     (run,) = runs_in(tmp_path)
     assert run.run.project == "email-agent-training" and run.run.display_name == "qwen2.5_email_search_v1"
     assert run.tags == ["ART", "GRPO", "Qwen/Qwen2.5-7B-Instruct"]

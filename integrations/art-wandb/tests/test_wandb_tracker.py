@@ -104,9 +104,7 @@ async def test_what_is_said_is_one_line_with_the_command_that_uploads(tmp_path, 
     await train(tmp_path / "run")
     (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
     lines = [line for line in capfd.readouterr().err.splitlines() if "eave" not in line]  # an advertisement of wandb's
-    assert (
-        len(lines) == 1 and "no key was found (WANDB_API_KEY" in lines[0] and lines[0].endswith(f"wandb sync {folder}")
-    )
+    assert len(lines) == 1 and "no API key (set WANDB_API_KEY" in lines[0] and lines[0].endswith(f"wandb sync {folder}")
 
 
 CALL = Call(prompt_ids=(1, 2, 3), sampled_ids=(4, 5), logprobs=(-0.5, -0.5))

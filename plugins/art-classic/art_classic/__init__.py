@@ -1,4 +1,4 @@
-"""The classic surface: an agent acts in an environment, and GRPO trains the model that it asks.
+"""The classic surface: an agent acts in an environment, and GRPO trains its model.
 
-``environment.Environment`` and ``agent.Agent`` are to be subclassed; ``trainer.GRPOTrainer`` trains.
+Subclass ``environment.Environment`` and ``agent.Agent``; ``trainer.GRPOTrainer`` trains.
 """

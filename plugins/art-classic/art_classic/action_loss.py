@@ -1,6 +1,6 @@
-"""The loss of actions whose log-probabilities two models give. Knows nothing about agents, rollouts or optimizers.
+"""GRPO's loss over actions, from a model and a reference model alone.
 
-Torch and transformers are loaded when it is first computed.
+Torch and transformers are imported when it is first computed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 
 class ActionLoss:
-    """GRPO's loss (arXiv 2402.03300) with an action, not a token, as what is clipped and weighed::
+    """GRPO's loss (arXiv 2402.03300), clipped and weighted per action instead of per token::
 
         policy_loss = -mean(min(r A, clip(r, 0.8, 1.2) A))     r = exp(logprob - old logprob)
         kl_loss     = beta mean(exp(d) - d - 1)                d = reference logprob - logprob
         total_loss  = policy_loss + kl_loss
 
-    ``model`` and ``reference_model`` have ``get_log_probs(states, actions)``, which returns (n,) log-probabilities, or are
-    causal language models of transformers; for those a state and an action are token ids, or texts where ``tokenizer`` is given.
+    ``model`` and ``reference_model`` have ``get_log_probs(states, actions)``, which returns log-probabilities of shape (n,), or
+    are causal language models of transformers; for those, states and actions are token ids, or strings if there is a
+    ``tokenizer``.
     """
 
     def __init__(self, model: Any, reference_model: Any, beta: float, tokenizer: Any = None) -> None:
@@ -40,12 +41,11 @@ class ActionLoss:
         group_stds: Any = None,
         old_logprobs: Any = None,
     ) -> dict[str, Tensor]:
-        """Return ``total_loss`` (call ``backward`` on it), ``policy_loss``, ``kl_loss`` and ``advantages``, their mean.
+        """Return ``total_loss`` (call ``backward`` on it), ``policy_loss``, ``kl_loss`` and ``advantages`` (their mean).
 
-        All of shape (n,), or one number for all: ``rewards``; ``group_baselines``, each the mean reward of its group;
-        ``group_stds``, by which advantages are divided where they are given. ``old_logprobs`` are those of the weights that
-        chose the actions, of shape (n,); None: these weights chose them, so every ratio is 1 and the gradient that of
-        -A logprob.
+        Each of shape (n,), or one number for all: ``rewards``; ``group_baselines``, the mean reward of each action's group;
+        ``group_stds``, optional divisors of the advantages. ``old_logprobs``, of shape (n,), are from the weights that chose the
+        actions; None: the current weights chose them, so every ratio is 1 and the gradient is that of -A logprob.
         """
         import torch
 
@@ -59,15 +59,15 @@ class ActionLoss:
         advantages = row(rewards) - row(group_baselines)
         if group_stds is not None:
             advantages = advantages / (row(group_stds) + 1e-4)
-        number = torch.arange(len(logprobs), device=logprobs.device)
+        index = torch.arange(len(logprobs), device=logprobs.device)
         inputs = LossInputs(
             logprobs=logprobs,
             old_logprobs=logprobs.detach() if old_logprobs is None else row(old_logprobs),
             ref_logprobs=reference,
             advantages=advantages,
             weights=torch.ones_like(logprobs),
-            trajectory=number,
-            call=number,
+            trajectory=index,
+            call=index,
         )
         policy, total = losses.grpo(inputs).loss, losses.grpo(inputs, kl=self.beta).loss
         return {
@@ -78,16 +78,16 @@ class ActionLoss:
         }
 
     def log_probs(self, states: Sequence[Any], actions: Sequence[Any]) -> Tensor:
-        """Return the log-probability of each action in its state under ``model``, in nats: (n,), differentiable.
+        """Return the log-probability of each action in its state under ``model``: nats, shape (n,), differentiable.
 
-        That of an action of several tokens is the sum of theirs. States that begin alike share what they begin with.
+        An action's log-probability is the sum over its tokens. Common prefixes of states are computed once.
         """
         return self._log_probs_of(self.model, states, actions)
 
     def _log_probs_of(self, model: Any, states: Sequence[Any], actions: Sequence[Any]) -> Tensor:
         if len(states) != len(actions) or not len(actions):
             raise ConfigError(
-                f"{len(states)} states and {len(actions)} actions were given; give as many of both, at least one"
+                f"got {len(states)} states and {len(actions)} actions; pass as many of both, at least one"
             )
         own: Callable[..., Tensor] | None = getattr(model, "get_log_probs", None)
         return self._of_tokens(model, states, actions) if own is None else own(states, actions)
@@ -107,26 +107,26 @@ class ActionLoss:
     def _call(self, state: Any, action: Any) -> Call:
         shown, chosen = self._ids(state), self._ids(action)
         if not chosen:
-            raise ConfigError(
-                f"the action {action!r:.80} has no token; its probability would be 1 whatever the model is"
-            )
+            raise ConfigError(f"the action {action!r:.80} has no tokens, so its probability would be 1 under any model")
         return Call(prompt_ids=shown, sampled_ids=chosen, logprobs=(0.0,) * len(chosen))
 
-    def _ids(self, given: Any) -> tuple[int, ...]:
-        if not isinstance(given, str):
-            return tuple(int(token) for token in given)
+    def _ids(self, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, str):
+            return tuple(int(token) for token in value)
         if self.tokenizer is None:
-            raise ConfigError(f"{given!r:.80} is a text: give token ids, or GRPOTrainer(..., tokenizer=) to make them")
-        return tuple(self.tokenizer.encode(given, add_special_tokens=False))
+            raise ConfigError(
+                f"{value!r:.80} is a string; pass token ids, or GRPOTrainer(..., tokenizer=) to encode it"
+            )
+        return tuple(self.tokenizer.encode(value, add_special_tokens=False))
 
 
 def _row(logprobs: Tensor, values: Any) -> Tensor:
-    """Return ``values``, one number or one for each action, as a tensor like ``logprobs``."""
+    """Return ``values``, one number for all actions or one per action, as a tensor like ``logprobs``."""
     import torch
 
-    given = torch.as_tensor(values, dtype=logprobs.dtype, device=logprobs.device)
-    if given.ndim and given.shape != logprobs.shape:
+    row = torch.as_tensor(values, dtype=logprobs.dtype, device=logprobs.device)
+    if row.ndim and row.shape != logprobs.shape:
         raise ConfigError(
-            f"{len(logprobs)} actions were given with values of shape {tuple(given.shape)}; give one each, or one for all"
+            f"got {len(logprobs)} actions but values of shape {tuple(row.shape)}; pass one value per action, or one for all"
         )
-    return given.expand(logprobs.shape)
+    return row.expand(logprobs.shape)

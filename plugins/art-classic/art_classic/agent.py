@@ -1,7 +1,7 @@
-"""The classic surface: an agent that asks the policy and chooses actions. Knows nothing about environments or learning.
+"""The classic surface: an agent that calls the policy to choose actions.
 
-Inside a rollout its calls go to the rollout's address and are recorded like any other agent's. Outside, an embedded engine of
-this process answers (``art_embedded.local_models``). ``ART_MODEL`` in the environment replaces the model that the code names.
+Inside a rollout, its calls go to the rollout's address and are recorded like any other agent's. Outside, an embedded engine in
+this process answers (``art_embedded.local_models``). The environment variable ``ART_MODEL`` overrides the model in the code.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ ASKED = """You act in an environment. This is its state, as JSON:
 Answer with your next action and nothing else: one JSON object, {{"type": NAME OF THE ACTION, ...}}, with all that the action
 needs."""
 CALL_SECONDS = 600.0
-"""Of one model call."""
+"""Timeout of one model call."""
 RETRIES = 2
-"""Of a call that failed in a way that passes, as OpenAI's clients have it."""
+"""Retries after a temporary failure, as in OpenAI's clients."""
 LONGEST_PAUSE = 8.0
-"""Seconds before a retry."""
+"""Most seconds to wait before a retry."""
 DECODER = json.JSONDecoder()
 _asked: ContextVar[list[str]] = ContextVar("art_asked")
 
 
 class Agent:
-    """Chooses an action for every state of an environment, by a model. Subclasses write ``select_action``.
+    """Chooses an action for every state of an environment with a model. Subclasses define ``select_action``.
 
-    ``model_name`` is what ``train`` takes as ``model``, or a run folder: who answers outside a rollout. Inside one it is only
-    compared with ``passthrough``. ``engine`` answers instead where it is given; whoever gives it starts and stops it.
+    ``model_name`` is the model that answers outside rollouts: anything that ``train`` accepts as ``model``, or a run folder.
+    Inside a rollout it is only compared with ``passthrough``. If ``engine`` is passed, it answers instead; the caller starts and
+    stops it.
     """
 
     def __init__(self, model_name: str = "tiny", *, engine: Upstream | None = None) -> None:
@@ -61,13 +62,14 @@ class Agent:
         temperature: float | None = None,
         **request: Any,
     ) -> str:
-        """Return what the model answers to ``prompt``, a text or a list of OpenAI's messages; what it thought is left out.
+        """Return the model's answer to ``prompt``, a string or a list of OpenAI messages, without its reasoning.
 
-        ``request`` are further fields of a chat completion, such as ``stop`` or ``response_format``. None is the engine's
-        default; training rollouts have a temperature of their own, whatever is asked for. Raises ModelCallError where the
-        call is refused or fails, ConfigError where the model cannot be loaded.
+        ``request`` has further fields of a chat completion, such as ``stop`` or ``response_format``. None means the engine's
+        default; training rollouts override the temperature. Raises ModelCallError if the call is refused or fails, ConfigError
+        if the model cannot be loaded.
         """
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(it) for it in prompt]
+        texts = isinstance(prompt, str)
+        messages = [{"role": "user", "content": prompt}] if texts else [dict(message) for message in prompt]
         body: JsonDict = {"messages": messages, "max_tokens": max_tokens, "temperature": temperature, **request}
         body = {name: value for name, value in body.items() if value is not None}
         address = destination(self.model_name)
@@ -75,64 +77,61 @@ class Agent:
         try:
             return answer["choices"][0]["message"].get("content") or ""
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ModelCallError(f"the answer is no chat completion ({error!r}): {answer!r:.200}") from error
+            raise ModelCallError(f"the answer is not a chat completion ({error!r}): {answer!r:.200}") from error
 
     async def select_action(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Show the model ``state`` as JSON and return the action that it says, by ``parse_action``."""
+        """Show the model ``state`` as JSON and return the action in its answer, read by ``parse_action``."""
         response = await self.generate_response(ASKED.format(state=as_json(state)))
         return self.parse_action(response, state)
 
     def parse_action(self, response: str, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the last JSON object in ``response`` that has a ``type``, else the last one, of type ``"unknown"``.
+        """Return the last JSON object in ``response`` that has a ``type``, else the last one, with type ``"unknown"``.
 
-        Where there is none: ``{"type": "none", "error": why, "response": response}``. A model that says nothing usable is for
-        the environment to answer, not an error of the program.
+        Without any, returns ``{"type": "none", "error": why, "response": response}``: an unusable answer is for the environment
+        to handle, not an exception.
         """
-        found = list(_objects(response))
-        for action in reversed(found):
+        actions = list(_objects(response))
+        for action in reversed(actions):
             if isinstance(action.get("type"), str):
                 return action
-        if found:
-            return {**found[-1], "type": "unknown", "error": "the action has no type"}
+        if actions:
+            return {**actions[-1], "type": "unknown", "error": "the action has no type"}
         return {"type": "none", "error": "the model's answer has no JSON object", "response": response}
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Answer with these weights, in place of ``model_name``'s, from the next call outside a rollout on; inside one, the
-        policy answers.
+        """Answer calls outside rollouts with these weights instead of ``model_name``'s, from the next call on.
 
-        ``path`` is a run folder, whose newest checkpoint is taken, a checkpoint of it, a model folder, an adapter's, or what
-        ``save_checkpoint`` wrote. Nothing is unpickled. Raises ConfigError where it is none of these, StoreError where it is
-        damaged.
+        ``path`` is a run folder (its newest checkpoint is loaded), a checkpoint, a model folder, an adapter folder, or what
+        ``save_checkpoint`` wrote. Nothing is unpickled. Raises ConfigError if it is none of these, StoreError if it is damaged.
         """
         if self.engine is not None:
-            raise ConfigError(
-                f"this agent has an engine of its own, so {path} cannot be loaded; load it into that engine"
-            )
+            raise ConfigError(f"this agent has its own engine=, so it can't load {path}; load it into that engine")
         self._serve(local_models.find_checkpoint(path, self.model_name))
         self._followed = None
 
     def follow(self, run_dir: str | Path) -> None:
-        """Answer, outside rollouts, with the newest checkpoint that this run has when the agent is asked; while it has none, as
-        before."""
+        """Answer calls outside rollouts with this run's newest checkpoint at the time of the call, once it has one."""
         self._followed = Path(run_dir)
 
     def _serve(self, served: local_models.Served) -> None:
         if served != self._served:
-            self._served, self._user = served, local_models.User()  # what was served to the one before may end
+            self._served, self._user = served, local_models.User()  # dropping the old user lets its engine end
 
     def start_model(self) -> str:
-        """Return the model that training this agent starts from. Raises ConfigError where it answers with an adapter or a
-        single file, from which no learner starts."""
+        """Return the model that training this agent starts from.
+
+        Raises ConfigError if the agent answers with an adapter or a single file, because training needs a whole model.
+        """
         trained = self._followed or (self._served.weights if self._served else None)
         if trained is not None:
             raise ConfigError(
-                f"this agent answers with {trained}, and training starts from whole models: give the run that it is from as "
-                "run_dir=, which then goes on, or a model folder as model="
+                f"this agent answers with {trained}, but training starts from a whole model: resume its run with run_dir=, or "
+                "pass a model folder as model="
             )
         return self._served.model if self._served else self.model_name
 
     async def aclose(self) -> None:
-        """End the engine that answers outside rollouts, where no other agent uses it. The next call starts one again."""
+        """End the engine that answers outside rollouts, unless another agent uses it. The next call starts one again."""
         await local_models.leave(self._user)
 
     async def _ask_here(self, body: JsonDict) -> JsonDict:
@@ -142,7 +141,7 @@ class Agent:
                 self._serve(local_models.find_checkpoint(self._followed, self.model_name))
             if self._served is None:
                 self._serve(local_models.find_model(self.model_name))
-            user = self._user  # referred to here, so that the engine is kept while it answers
+            user = self._user  # this reference keeps the engine alive while it answers
             upstream = await local_models.upstream(self._served, user)
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
@@ -151,13 +150,13 @@ class Agent:
         except UpstreamError as error:
             raise ModelCallError(str(error), status=error.status, code=error.code) from error
         if task and task.cancelling() > before:
-            raise asyncio.CancelledError  # an engine may return half an answer instead
+            raise asyncio.CancelledError  # when cancelled, an engine may return a partial answer
         return answer
 
 
 @contextmanager
-def asking() -> Iterator[list[str]]:
-    """Give a list that gets the ``Call.request_id`` of what agents ask in this block, in order."""
+def request_ids() -> Iterator[list[str]]:
+    """Collect the ``Call.request_id`` of each call that agents make in this block, in order."""
     token = _asked.set(ids := [])
     try:
         yield ids
@@ -166,7 +165,7 @@ def asking() -> Iterator[list[str]]:
 
 
 async def _ask(address: RolloutAddress, body: JsonDict) -> JsonDict:
-    """Ask a rollout's address, again where that may help; the same id lets a retry take the place of its predecessor."""
+    """Call the policy at a rollout's address, with retries; the common id lets a retry replace its predecessor."""
     request_id = uuid.uuid4().hex
     _asked.get([]).append(request_id)
     headers = {"authorization": f"Bearer {address.api_key}", "x-art-request-id": request_id, **caller_headers()}
@@ -174,21 +173,21 @@ async def _ask(address: RolloutAddress, body: JsonDict) -> JsonDict:
         answer = await _post(f"{address.base_url}/chat/completions", {"model": address.model, **body}, headers)
         if not isinstance(answer, _Failed):
             return answer
-        if retry == RETRIES or not answer.passes:
+        if retry == RETRIES or not answer.temporary:
             break
         await asyncio.sleep(min(0.5 * 2**retry if answer.after is None else answer.after, LONGEST_PAUSE))
     raise answer.error
 
 
 class _Failed:
-    """A call that failed; ``passes`` where the same call may be answered later, in ``after`` seconds if that is known."""
+    """A failed call. ``temporary``: a retry may succeed, in ``after`` seconds if that is known."""
 
-    def __init__(self, error: ModelCallError, passes: bool, after: float | None = None) -> None:
-        self.error, self.passes, self.after = error, passes, after
+    def __init__(self, error: ModelCallError, temporary: bool, after: float | None = None) -> None:
+        self.error, self.temporary, self.after = error, temporary, after
 
 
 async def _post(url: str, body: JsonDict, headers: Mapping[str, str]) -> JsonDict | _Failed:
-    """Send one request over a connection of its own: agents run in event loops that come and go."""
+    """Send one request over a new connection, because agents run in short-lived event loops."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=10.0)
@@ -197,11 +196,11 @@ async def _post(url: str, body: JsonDict, headers: Mapping[str, str]) -> JsonDic
             aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session,
             session.post(url, json=body, headers=headers, allow_redirects=False) as response,
         ):
-            content, status, said = await response.read(), response.status, response.headers
+            content, status, answered_headers = await response.read(), response.status, response.headers
     except TimeoutError as error:
-        return _failed(f"{url} did not answer in time", error, passes=False)  # it may still be sampling
+        return _failed(f"{url} did not answer in time", error, temporary=False)  # it may still be sampling
     except (aiohttp.ClientError, OSError) as error:
-        return _failed(f"the connection to {url} failed ({type(error).__name__}: {error})", error, passes=True)
+        return _failed(f"the connection to {url} failed ({type(error).__name__}: {error})", error, temporary=True)
     try:
         answer = json.loads(content)
     except ValueError:
@@ -212,14 +211,14 @@ async def _post(url: str, body: JsonDict, headers: Mapping[str, str]) -> JsonDic
     refusal = refusal if isinstance(refusal, dict) else {}
     text = refusal.get("message") or f"{url} answered with status {status}: {content[:200]!r}"
     error = ModelCallError(str(text), status=status, code=refusal.get("code"))
-    passes = (status in (408, 409, 429) or status >= 500) and said.get("x-should-retry") != "false"
-    return _Failed(error, passes, _seconds(said.get("retry-after")))
+    temporary = (status in (408, 409, 429) or status >= 500) and answered_headers.get("x-should-retry") != "false"
+    return _Failed(error, temporary, _seconds(answered_headers.get("retry-after")))
 
 
-def _failed(text: str, cause: Exception, *, passes: bool) -> _Failed:
-    error = ModelCallError(f"{text}; is what serves the policy running?")
+def _failed(text: str, cause: Exception, *, temporary: bool) -> _Failed:
+    error = ModelCallError(f"{text}; is the policy's server running?")
     error.__cause__ = cause
-    return _Failed(error, passes)
+    return _Failed(error, temporary)
 
 
 def _seconds(retry_after: str | None) -> float | None:
@@ -227,8 +226,7 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 def as_json(state: Any) -> str:
-    """Return a state as JSON: arrays and numbers of numpy as lists and numbers, what JSON has no form for as text, also where
-    it is a key."""
+    """Return a state as JSON: numpy arrays and numbers become lists and numbers; other values and keys become strings."""
     return json.dumps(_keyed(state), ensure_ascii=False, default=_plain)
 
 
@@ -245,7 +243,7 @@ def _plain(value: Any) -> Any:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects in a text, none that is inside another; what UTF-8 or JSON cannot say again is none."""
+    """Yield the outermost JSON objects in a text, except those that can't be encoded as JSON and UTF-8 again."""
     start = text.find("{")
     while start >= 0:
         end = start + 1

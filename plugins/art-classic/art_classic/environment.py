@@ -1,7 +1,7 @@
-"""The classic surface: what an agent acts in, a reward for each action. Knows nothing about models, rollouts or learning.
+"""The classic surface: the environment that an agent acts in, with a reward for each action.
 
-A subclass writes ``reset`` and ``step``. ``Environment(env_config)`` itself is for configs that come from elsewhere, a server's
-message for example: it never imports what a config names, it only looks up what this process has registered.
+Subclasses define ``reset`` and ``step``. ``Environment(env_config)`` itself is for configs from elsewhere, such as a server's
+message: it never imports anything that a config names, but only looks up what this process has registered.
 """
 
 from __future__ import annotations
@@ -17,136 +17,138 @@ from art_core.errors import ConfigError
 
 State = dict[str, Any]
 Step = tuple[State, float, bool, dict[str, Any]]
-"""The state after the action, the action's reward, whether the episode is over, and anything else."""
+"""(state after the action, the action's reward, whether the episode is over, further information)"""
 
 WAYS = (
-    "give {'environment': NAME, 'arguments': {...}} for one that this process has registered with register_environment(NAME, "
-    "...), or any other dict, such as {'prompt': '...'}, which is shown as the state of an episode of one action"
+    "pass {'environment': NAME, 'arguments': {...}} for an environment that this process has registered with "
+    "register_environment(NAME, ...), or any other dict, such as {'prompt': '...'}, as the state of an episode of one action"
 )
 _registered: dict[str, Callable[..., Environment]] = {}
 
 
 def register_environment(name: str, environment: Callable[..., Environment]) -> None:
-    """Let configs name ``environment``, a subclass or a function that returns one. The same name again replaces it.
+    """Let configs use ``environment``, a subclass or a function that returns an instance. The same name again replaces it.
 
-    What is not registered cannot be had by a config, so this is the list of what a message from elsewhere may start here,
-    with arguments of the message's choice.
+    Configs from elsewhere can start only registered environments, but with arguments of their choice.
     """
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"register_environment({name!r}, ...): give a name, which is what configs say")
+        raise ConfigError(f"register_environment({name!r}, ...): the name must be a non-empty string")
     if not callable(environment) or (inspect.isclass(environment) and not issubclass(environment, Environment)):
         raise ConfigError(
-            f"register_environment({name!r}, {environment!r:.80}): give a subclass of Environment, or a function that returns "
-            "an object of one"
+            f"register_environment({name!r}, {environment!r:.80}): pass a subclass of Environment, or a function that returns "
+            "an instance of one"
         )
     _registered[name] = environment
 
 
 class Environment:
-    """One episode at a time: ``reset`` begins it, ``step`` takes an action.
+    """One episode at a time: ``reset`` begins it, ``step`` performs an action.
 
-    What ``reset`` and ``step`` return is kept, and ``get_state`` returns a copy of it, in subclasses too: these need neither
-    keep a state themselves nor take arguments (``super().__init__()``).
+    The state that ``reset`` or ``step`` returned last is stored, and ``get_state`` returns a copy of it; so subclasses need
+    neither store it themselves nor call ``super().__init__`` with arguments.
 
-    ``Environment(env_config)``, without a subclass, is what its config says: the environment registered as
-    ``env_config["environment"]``, made with ``env_config["arguments"]``; else an episode of one action, whose state is the config
-    and whose reward is 0, because what the action is worth is for the run's reward to say. Raises ConfigError for a config
-    that can be neither.
+    ``Environment(env_config)``, without a subclass, delegates to the environment registered as ``env_config["environment"]``,
+    created with ``env_config["arguments"]``. For any other dict it is an episode of one action, with the config as its state and
+    reward 0, because the run's reward scores the action. Raises ConfigError for an invalid config.
     """
 
     env_config: Mapping[str, Any] | str | None = None
-    _named: Environment | None = None
-    """The one that the config names: it does all that is asked here."""
-    _kept: State | None = None
-    """What ``reset`` or ``step`` returned last."""
+    _delegate: Environment | None = None
+    """The environment that the config names; it handles all calls."""
+    _last_state: State | None = None
+    """The state that ``reset`` or ``step`` returned last."""
     _done = True
 
     def __init__(self, env_config: Mapping[str, Any] | str | None = None) -> None:
         self.env_config = env_config
         if type(self) is Environment:
-            self._named = _made(env_config)
+            self._delegate = _from_config(env_config)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, state_of in (("reset", lambda state: state), ("step", _state_of_step)):
             if inspect.iscoroutinefunction(own := cls.__dict__.get(name)):
-                setattr(cls, name, _keeping(own, state_of))
+                setattr(cls, name, _storing_state(own, state_of))
 
     async def reset(self) -> State:
         """Begin an episode and return its first state."""
-        if self._named is not None:
-            return await self._named.reset()
+        if self._delegate is not None:
+            return await self._delegate.reset()
         self._done = False
-        self._kept = dict(self.env_config) if isinstance(self.env_config, Mapping) else {}
+        self._last_state = dict(self.env_config) if isinstance(self.env_config, Mapping) else {}
         return await Environment.get_state(self)
 
     async def step(self, action: dict[str, Any]) -> Step:
-        """Take an action. Subclasses write this one; see ``Step`` for what it returns."""
-        if self._named is not None:
-            return await self._named.step(action)
+        """Perform an action and return a ``Step``. Subclasses must define this method."""
+        if self._delegate is not None:
+            return await self._delegate.step(action)
         if type(self) is not Environment:
-            raise NotImplementedError(
-                f"{type(self).__name__} has no step of its own: write async def step(self, action)"
-            )
+            raise NotImplementedError(f"{type(self).__name__} has no step method; define async def step(self, action)")
         if self._done:
-            raise ConfigError("this episode is over, or has not begun: await reset() before step(action)")
+            raise ConfigError("this episode is over or has not begun; await reset() before step(action)")
         self._done = True
         return await Environment.get_state(self), 0.0, True, {}
 
     async def get_state(self) -> State:
-        """Return the state of the moment, a copy: changing it changes no earlier state. Empty before ``reset``."""
-        if self._named is not None:
-            return await self._named.get_state()
-        return copy.deepcopy(self._kept) if self._kept is not None else {}
+        """Return a copy of the current state; empty before ``reset``."""
+        if self._delegate is not None:
+            return await self._delegate.get_state()
+        return copy.deepcopy(self._last_state) if self._last_state is not None else {}
 
 
-def _keeping(method: Callable[..., Awaitable[Any]], state_of: Callable[[Any], State]) -> Callable[..., Awaitable[Any]]:
-    """Wrap ``reset`` or ``step`` of a subclass, so that the state in what it returns is kept."""
+def _storing_state(
+    method: Callable[..., Awaitable[Any]], state_of: Callable[[Any], State]
+) -> Callable[..., Awaitable[Any]]:
+    """Wrap ``reset`` or ``step`` of a subclass, so that the state it returns is stored."""
 
     @functools.wraps(method)
-    async def kept(self: Environment, *args: Any, **kwargs: Any) -> Any:
+    async def storing(self: Environment, *args: Any, **kwargs: Any) -> Any:
         result = await method(self, *args, **kwargs)
-        # Not a copy: whoever puts his own query into the state that reset gave him finds it in the states that follow.
-        self._kept = state_of(result)
+        # Not a copy: what the caller adds to the state that reset returned, such as a query, must show up in get_state.
+        self._last_state = state_of(result)
         return result
 
-    return kept
+    return storing
 
 
 def _state_of_step(result: Any) -> State:
     if not isinstance(result, tuple) or len(result) != 4:
-        raise ConfigError(f"step returned {result!r:.80}, and must return (state, reward, done, info)")
+        raise ConfigError(f"step must return (state, reward, done, info), got {result!r:.80}")
     return result[0]
 
 
-def _made(config: object) -> Environment | None:
-    """Return the environment that a config names; None where it names none and is a state itself."""
+def _from_config(config: object) -> Environment | None:
+    """Return the environment that a config names; None if it names none and is itself the state."""
     if isinstance(config, str):
         config = {"environment": config}
     if config is None or (isinstance(config, Mapping) and "environment" not in config):
         return None
     if not isinstance(config, Mapping):
-        raise ConfigError(f"env_config={config!r:.80} cannot be used; {WAYS}")
+        raise ConfigError(f"env_config={config!r:.80} is invalid; {WAYS}")
     name, arguments = config["environment"], config.get("arguments") or {}
     make = _registered.get(name) if isinstance(name, str) else None
     if make is None:
-        known = ", ".join(map(repr, sorted(_registered))) or "none"
-        near = difflib.get_close_matches(str(name), _registered, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"no environment is registered here as {name!r:.80}{hint}; there are: {known}; {WAYS}")
+        registered = ", ".join(map(repr, sorted(_registered))) or "none"
+        matches = difflib.get_close_matches(str(name), _registered, n=1)
+        hint = f" (did you mean {matches[0]!r}?)" if matches else ""
+        raise ConfigError(f"no environment is registered as {name!r:.80}{hint}; registered: {registered}; {WAYS}")
     if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
-        raise ConfigError(f"the arguments of environment {name!r} are {arguments!r:.80}, and must be a dict by name")
+        raise ConfigError(
+            f"the arguments of environment {name!r} must be a dict with string keys, got {arguments!r:.80}"
+        )
     if unknown := set(config) - {"environment", "arguments"}:
         raise ConfigError(
-            f"env_config has {sorted(map(str, unknown))} beside environment {name!r}; put them into 'arguments'"
+            f"env_config has {sorted(map(str, unknown))} besides environment {name!r}; put them into 'arguments'"
         )
     try:
         inspect.signature(make).bind(**arguments)
     except TypeError as error:
         raise ConfigError(
-            f"environment {name!r} cannot be made with the arguments {sorted(arguments)}: {error}"
+            f"environment {name!r} cannot be created with the arguments {sorted(arguments)}: {error}"
         ) from error
     environment = make(**arguments)
     if not isinstance(environment, Environment):
-        raise ConfigError(f"{name!r} made a {type(environment).__name__}, which is no Environment; subclass it")
+        raise ConfigError(
+            f"{name!r} must return an Environment, got {type(environment).__name__}; subclass Environment"
+        )
     return environment

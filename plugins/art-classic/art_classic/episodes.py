@@ -1,4 +1,4 @@
-"""The classic surface: an agent acts in an environment until it is over. Knows nothing about models, rollouts or learning."""
+"""The classic surface: an agent acts in an environment until the episode is over."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from art_core.types import Trajectory
 
 
 class Actor(Protocol):
-    """Whoever chooses actions: an ``Agent``, or anything with this method."""
+    """Chooses actions: an ``Agent``, or any object with this method."""
 
     async def select_action(self, state: State) -> dict[str, Any]: ...
 
 
 class Episode(dict[str, Any]):
-    """What happened: ``states`` (each before its action), ``actions``, ``rewards``, ``infos``, ``steps``, ``total_reward``,
-    ``done`` (the environment said so; else the episode was cut off) and ``error`` (why it failed; None where it did not)."""
+    """One episode, with the keys ``states`` (each before its action), ``actions``, ``rewards``, ``infos``, ``steps``,
+    ``total_reward``, ``done`` (False: cut off at the maximum length) and ``error`` (why it failed; None if it did not)."""
 
     trajectory: Trajectory | None = None
-    """The model calls behind it, where it was recorded."""
+    """The recorded rollout, if the episode was part of one."""
 
     def __init__(self) -> None:
         super().__init__(states=[], actions=[], rewards=[], infos=[], steps=0, total_reward=0.0, done=False, error=None)
-        self.asked: list[list[str]] = []
-        """Of each action, the ``Call.request_id`` of what the agent asked for it, where it was noted."""
+        self.request_ids: list[list[str]] = []
+        """For each action, the ``Call.request_id`` of the model calls behind it, if they were recorded."""
 
     def add(self, state: State, action: dict[str, Any], reward: float, info: Any) -> None:
-        """Take one action and what came of it."""
+        """Append one action and its outcome."""
         for name, value in (("states", state), ("actions", action), ("rewards", reward), ("infos", info)):
             self[name].append(value)
         self["steps"] += 1
@@ -42,8 +42,8 @@ class Episode(dict[str, Any]):
 async def play(agent: Actor, environment: Environment, state: State, episode: Episode, max_steps: int) -> None:
     """Act from ``state``, which ``reset`` returned, until the episode is over or has ``max_steps`` actions.
 
-    ``episode`` is filled as it goes, so that what was done before an error is in it. Raises what agent and environment raise,
-    and ConfigError for a reward that is not a finite number.
+    Each action is added to ``episode`` at once, so after an error it has all actions up to then. Raises what agent and
+    environment raise, and ConfigError for a reward that is not a finite number.
     """
     while not episode["done"] and episode["steps"] < max_steps:
         action = await agent.select_action(state)

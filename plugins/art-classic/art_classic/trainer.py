@@ -1,7 +1,7 @@
-"""The classic surface: GRPO on an agent in an environment, and the loss alone. Knows nothing about how a step is taken.
+"""The classic surface: GRPO for an agent in an environment, and the loss alone.
 
-``GRPOTrainer(agent=, environment=, ...)`` is ``open_run`` under the classic names; ``GRPOTrainer(model, reference_model)`` is the
-loss of actions whose log-probabilities two models give.
+``GRPOTrainer(agent=, environment=, ...)`` is ``open_run`` under the classic names; ``GRPOTrainer(model, reference_model)``
+computes only the loss.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from art_classic.action_loss import ActionLoss
-from art_classic.agent import Agent, as_json, asking
+from art_classic.agent import Agent, as_json, request_ids
 from art_classic.environment import Environment, State
 from art_classic.episodes import Actor, Episode, play
 from art_core.config import check_settings
@@ -37,26 +37,26 @@ from art_embedded.single_file_checkpoint import write_one_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-KEPT = ("actions", "rewards", "total_reward", "steps", "done")
-"""Of an episode, as its rollout's output."""
+OUTPUT = ("actions", "rewards", "total_reward", "steps", "done")
+"""The keys of an episode that are stored as its rollout's output."""
 FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-FORMS = "give agent= and environment= to train an agent, or a model and a reference model for the loss alone"
+FORMS = "pass agent= and environment= to train an agent, or a model and a reference model for the loss alone"
 
 
 class GRPOTrainer:
     """Trains the model of ``agent`` in ``environment``: ``collect_episodes``, ``update_policy``, ``save_checkpoint``.
 
-    Of a batch of ``episodes_per_batch`` episodes every ``batch_size`` begin alike, in copies of an environment that was reset
-    once, and are compared with each other: they are a group of GRPO. ``kl_penalty`` is the coefficient of the KL term towards
-    the start weights; ``learning_rate=None`` takes the default for the model's size. ``discount=None`` trains every call with
-    its episode's total reward; a number trains a call with the discounted sum of the rewards from its action on (0: that of its
-    action alone), for agents that ask by ``generate_response``. ``model`` is the agent's where it is not given. Further
-    keywords are those of ``open_run``: ``run_dir``, ``seed``, ``lora_rank``, ``engine`` and so on.
+    A batch has ``episodes_per_batch`` episodes in GRPO groups of ``batch_size``: the episodes of a group start in copies of the
+    same reset environment and are compared with each other. ``kl_penalty`` is the coefficient of the KL term towards the start
+    weights; ``learning_rate=None`` uses the default for the model's size. ``discount=None`` trains every call with its
+    episode's total reward; a number trains each call with the discounted sum of the rewards from its action on (0: the reward
+    of its action alone), for agents that use ``generate_response``. ``model`` defaults to the agent's. Further keywords are
+    those of ``open_run``: ``run_dir``, ``seed``, ``lora_rank``, ``engine`` and so on.
 
-    The run is opened at the first call, and closed by ``aclose``, by leaving ``async with``, or with the event loop. Every
+    The run is opened by the first call, and closed by ``aclose``, at the end of ``async with``, or with the event loop. Every
     episode has a copy of the environment (``copy.deepcopy``) and of the agent (``copy.copy``).
 
-    ``GRPOTrainer(model, reference_model, beta=0.1)`` has ``compute_grpo_loss`` and ``get_log_probs`` only.
+    ``GRPOTrainer(model, reference_model, beta=0.1)`` has only ``compute_grpo_loss`` and ``get_log_probs``.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class GRPOTrainer:
             return
         if beta is not None or tokenizer is not None:
             raise ConfigError(
-                f"beta= and tokenizer= are of the loss alone; kl_penalty= is what an agent is trained with: {FORMS}"
+                f"beta= and tokenizer= are for the loss alone; for training an agent, use kl_penalty=: {FORMS}"
             )
-        _check_given(batch_size, episodes_per_batch, max_episode_length, settings)
+        _check_settings(batch_size, episodes_per_batch, max_episode_length, settings)
         self.agent, self.environment = agent, environment
         self.batch_size, self.episodes_per_batch = batch_size, episodes_per_batch
         self.max_episode_length, self.kl_penalty, self.discount = max_episode_length, kl_penalty, discount
@@ -110,14 +110,14 @@ class GRPOTrainer:
     def compute_grpo_loss(
         self, states: Sequence[Any], actions: Sequence[Any], rewards: Any, group_baselines: Any, **more: Any
     ) -> dict[str, Tensor]:
-        """Return ``total_loss``, ``policy_loss``, ``kl_loss`` and ``advantages``; ``ActionLoss.compute`` says how."""
-        return self._the_loss().compute(states, actions, rewards, group_baselines, **more)
+        """Return ``total_loss``, ``policy_loss``, ``kl_loss`` and ``advantages``; see ``ActionLoss.compute``."""
+        return self._loss_alone().compute(states, actions, rewards, group_baselines, **more)
 
     def get_log_probs(self, states: Sequence[Any], actions: Sequence[Any]) -> Tensor:
-        """Return the log-probability of each action under ``model``, (n,), differentiable; see ``ActionLoss.log_probs``."""
-        return self._the_loss().log_probs(states, actions)
+        """Return the log-probability of each action under ``model``; see ``ActionLoss.log_probs``."""
+        return self._loss_alone().log_probs(states, actions)
 
-    def _the_loss(self) -> ActionLoss:
+    def _loss_alone(self) -> ActionLoss:
         if self._loss is None:
             raise ConfigError(f"this GRPOTrainer trains an agent, and update_policy computes its loss: {FORMS}")
         return self._loss
@@ -126,43 +126,44 @@ class GRPOTrainer:
 
     @property
     def run_dir(self) -> Path | None:
-        """The run folder; None before the first call, where none was given."""
-        return Path(found) if (found := self._settings.get("run_dir")) else None
+        """The run folder; None before the first call if ``run_dir`` was not passed."""
+        run_dir = self._settings.get("run_dir")
+        return Path(run_dir) if run_dir else None
 
     async def collect_episodes(self) -> list[Episode]:
-        """Play a batch of episodes with the weights of the moment, and return them.
+        """Play a batch of episodes with the current weights, and return them.
 
-        An episode in which the agent or the environment raised has its ``error``, and what was done before. Raises
-        CaptureError where no episode asked the model: then there is nothing to train.
+        If the agent or the environment raises, the episode has its ``error`` and all actions up to then. Raises CaptureError if
+        no episode called the model, because then there is nothing to train.
         """
         run, played = await self._run(), dict[str, Episode]()
-        given = dict([await self._begin() for _ in range(self._groups)])
-        tasks = [{"start": number, "state": json.loads(as_json(state))} for number, (_, state) in given.items()]
+        starts = dict([await self._begin() for _ in range(self._groups)])
+        tasks = [{"start": number, "state": json.loads(as_json(state))} for number, (_, state) in starts.items()]
 
-        async def one(start: tuple[Environment, State], address: RolloutAddress) -> Any:
+        async def rollout(start: tuple[Environment, State], address: RolloutAddress) -> Any:
             episode = played[address.rollout_id] = Episode()
-            agent, (environment, state) = _Noted(copy.copy(self.agent), episode), _copy(start)
+            agent, (environment, state) = _TracedAgent(copy.copy(self.agent), episode), _copy(start)
             await play(agent, environment, state, episode, self.max_episode_length)
-            # Without the states, which are most of it and in the prompts where the model was shown them.
-            return json.loads(as_json({name: episode[name] for name in KEPT}))
+            # Without the states: they are large, and those that the model saw are in the prompts.
+            return json.loads(as_json({name: episode[name] for name in OUTPUT}))
 
         self._screen.phase(f"step {run.step + 1}: episodes", len(tasks) * self.batch_size)
         groups = await run.collect(
-            one, tasks, group_size=self.batch_size, to_input=lambda task: given[task["start"]], allow_no_calls=True
+            rollout, tasks, group_size=self.batch_size, to_input=lambda task: starts[task["start"]], allow_no_calls=True
         )
         for reason, _ in Counter(t.error for g in groups for t in g.trajectories if t.error).most_common(1):
-            self._screen.say_once(f"episodes failed: {reason}; they count with the rewards that they had until then")
-        found = [_finished(played, t) for group in groups for t in group.trajectories]
-        self._check_captured(found)
-        return found[: self.episodes_per_batch]
+            self._screen.say_once(f"episodes failed: {reason}; they count with their rewards up to then")
+        episodes = [_finished(played, trajectory) for group in groups for trajectory in group.trajectories]
+        self._check_captured(episodes)
+        return episodes[: self.episodes_per_batch]
 
     async def update_policy(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """Take one optimizer step on the episodes, serve the new weights, and return the step's metrics.
 
         Among them are ``policy_loss``, ``kl_loss`` (``kl_penalty`` times the estimated divergence from the start weights; the
-        two are the loss) and ``avg_reward``. What counts are ``total_reward``, and with ``discount`` ``rewards``, as they stand
-        in the episodes now. Where the episodes that began alike all have the same reward there is nothing to learn, and no step
-        is taken: ``groups_with_contrast`` is 0.
+        loss is the sum of both) and ``avg_reward``. The rewards are the episodes' current ``total_reward`` and, with
+        ``discount``, ``rewards``. If within every group all rewards are equal, there is nothing to learn and no step is taken:
+        ``groups_with_contrast`` is 0.
         """
         run, groups = await self._run(), _grouped(episodes)
         self._screen.phase(f"step {run.step + 1}: learning", None)
@@ -175,7 +176,7 @@ class GRPOTrainer:
         if advice := flat_advice(self._metrics, scored, at=(1, 3)):
             self._screen.say_once(advice, about=advice.partition(" taught")[0])
         if isinstance(self.agent, Agent):
-            self.agent.follow(run.run_dir)  # what it is asked outside episodes, the trained weights answer too
+            self.agent.follow(run.run_dir)  # outside episodes, it answers with the trained weights as well
         kl_loss = self.kl_penalty * metrics.get("kl_ref", 0.0)
         return {
             **metrics,
@@ -185,11 +186,11 @@ class GRPOTrainer:
         }
 
     async def save_checkpoint(self, path: str | Path) -> None:
-        """Write the weights of the moment to ``path``, for ``Agent.load_checkpoint``.
+        """Write the current weights to ``path``, for ``Agent.load_checkpoint``.
 
-        Where it ends in .pt, .pth, .bin, .ckpt or .safetensors: one file of safetensors, an adapter where one is trained, else
-        all weights. Else a folder, with the optimizer's state, which takes the place of a checkpoint that is there. Raises
-        ConfigError where another folder is there, StoreError where it cannot be written.
+        If it ends in .pt, .pth, .bin, .ckpt or .safetensors, a single file in safetensors format: the adapter if one is trained,
+        else all weights. Otherwise a folder that includes the optimizer's state and replaces an existing checkpoint. Raises
+        ConfigError if another folder exists there, StoreError if it cannot be written.
         """
         run, path = await self._run(), Path(path).expanduser()
         folder = await run.checkpoint()
@@ -198,7 +199,7 @@ class GRPOTrainer:
         await in_thread(_copy_checkpoint, folder, path)
 
     async def aclose(self) -> None:
-        """Save and close the run; the next call opens it again, where it stopped."""
+        """Save and close the run; the next call reopens it where it stopped."""
         if self._holding is not None and not self._holding.done():
             self._closing.set()
             await self._holding
@@ -226,26 +227,29 @@ class GRPOTrainer:
             raise ConfigError(f"this GRPOTrainer has no agent: {FORMS}")
 
     async def _hold(self, opened: asyncio.Future[Run]) -> None:
-        """Keep the run open. A task, because a program that only stops is to leave a closed run too: at the end of its loop
-        ``asyncio.run`` cancels what is left, and waits for it."""
+        """Keep the run open until ``aclose``.
+
+        This runs as a task, so the run is closed even if the program just ends: ``asyncio.run`` cancels remaining tasks and waits
+        for them.
+        """
         try:
             with self._screen:
                 self._screen.phase("starting the engine", None)
                 async with open_run(model=self._model, **self._settings) as run:
                     self._screen.say(f"run folder: {run.run_dir}")
                     run.on_rollout = self._screen.advance
-                    self._settings["run_dir"] = run.run_dir  # where it goes on, if it is opened again
+                    self._settings["run_dir"] = run.run_dir  # to resume the run if it is opened again
                     opened.set_result(run)
                     await self._closing.wait()
         except Exception as error:
             if opened.done():
                 raise
-            opened.set_exception(error)  # whoever waits for the run is told
+            opened.set_exception(error)  # raised in every call that waits for the run
 
     async def _begin(self) -> tuple[int, tuple[Environment, State]]:
-        """Begin an episode, and return its number with a copy of the environment there and its first state.
+        """Reset the environment, and return the start's number with a copy of the environment and its first state.
 
-        It is the environment itself that is reset: where it draws from a generator of its own, that goes on.
+        The environment itself is reset, not a copy, so that its random generator advances.
         """
         async with self._resetting:
             state = await self.environment.reset()
@@ -256,87 +260,89 @@ class GRPOTrainer:
         if any(episode.trajectory and episode.trajectory.calls for episode in episodes):
             return
         failed = [episode.trajectory for episode in episodes if episode.trajectory and episode.trajectory.error]
-        asked = f"{type(self.agent).__name__}.select_action asked no model in any of {len(episodes)} episodes"
+        what = f"{type(self.agent).__name__}.select_action made no model call in any of {len(episodes)} episodes"
         if len(failed) == len(episodes):
-            raise CaptureError(f"{_why(failed[0])}: {asked}, because all of them failed; this is the first")
-        some = f"; {len(failed)} of them failed, the first with {_why(failed[0])}" if failed else ""
+            raise CaptureError(f"{_reason(failed[0])}: {what}, because all of them failed; this is the first failure")
+        some = f"; {len(failed)} of them failed, the first with {_reason(failed[0])}" if failed else ""
         raise CaptureError(
-            f"{asked}{some}, so there is nothing to train. Let it ask with await self.generate_response(...), or by a client "
-            "whose plugin is installed ('art plugins' lists them); a strategy that computes its action needs no training"
+            f"{what}{some}, so there is nothing to train. Call the model with await self.generate_response(...), or with a "
+            "client whose plugin is installed ('art plugins' lists them); an agent that computes its actions can't be trained"
         )
 
 
-def _why(failed: Trajectory) -> str:
+def _reason(failed: Trajectory) -> str:
     return f"{failed.error} ({failed.error_at})" if failed.error_at else str(failed.error)
 
 
-class _Noted:
-    """An agent whose questions to the model are noted by action."""
+class _TracedAgent:
+    """Records the request ids of an agent's model calls for each action."""
 
     def __init__(self, agent: Any, episode: Episode) -> None:
         self._agent, self._episode = agent, episode
 
     async def select_action(self, state: State) -> dict[str, Any]:
-        with asking() as ids:
-            self._episode.asked.append(ids)
+        with request_ids() as ids:
+            self._episode.request_ids.append(ids)
             return await self._agent.select_action(state)
 
 
-def _check_loss_alone(given: Mapping[str, Any]) -> None:
-    usual = inspect.signature(GRPOTrainer).parameters
-    strange = sorted(name for name, value in given.items() if name not in usual or value != usual[name].default)
-    if strange:
+def _check_loss_alone(arguments: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(GRPOTrainer).parameters
+    refused = sorted(
+        name for name, value in arguments.items() if name not in parameters or value != parameters[name].default
+    )
+    if refused:
         raise ConfigError(
-            f"GRPOTrainer(model, reference_model) has no {strange}, which train an agent; the loss takes beta= and "
-            f"tokenizer=: {FORMS}"
+            f"GRPOTrainer(model, reference_model) does not accept {refused}, which are for training an agent; the loss alone "
+            f"has beta= and tokenizer=: {FORMS}"
         )
 
 
-def _check_given(
+def _check_settings(
     batch_size: int, episodes_per_batch: int, max_episode_length: int, settings: Mapping[str, Any]
 ) -> None:
     check_settings(settings, GRPOTrainer)
     if batch_size < 2:
-        raise ConfigError(f"batch_size={batch_size}: at least 2 episodes that begin alike can be compared")
+        raise ConfigError(f"batch_size must be at least 2, because episodes of a group are compared, got {batch_size}")
     if episodes_per_batch < batch_size or episodes_per_batch % batch_size:
         raise ConfigError(
-            f"episodes_per_batch={episodes_per_batch} is not a multiple of batch_size={batch_size}, the number of episodes that "
-            "begin alike and are compared with each other"
+            f"episodes_per_batch must be a multiple of batch_size={batch_size}, the number of episodes that start in the same "
+            f"state and are compared with each other, got {episodes_per_batch}"
         )
     if max_episode_length < 1:
-        raise ConfigError(f"max_episode_length={max_episode_length}: give the number of actions, at least 1")
+        raise ConfigError(f"max_episode_length must be at least 1 action, got {max_episode_length}")
 
 
 def _start(agent: Any, model: Any, run_dir: Any) -> str:
-    """Return the model that training starts from; of a run that goes on, what it was begun with."""
+    """Return the model that training starts from; for a resumed run, the one that it was started with."""
     if model is not None:
         return str(model)
     if run_dir and (begun := begun_with(run_dir).get("model")):
         return str(begun)
     if not isinstance(agent, Agent):
         raise ConfigError(
-            f"{type(agent).__name__} is no art_classic.agent.Agent, so its model is not known: give model="
+            f"cannot infer the model: {type(agent).__name__} is not an art_classic.agent.Agent; pass model="
         )
     return agent.start_model()
 
 
 def _copy(start: tuple[Any, State]) -> tuple[Any, State]:
-    """Return a copy of an environment and its state, together: what one has of the other stays so."""
+    """Copy an environment and its state together, so that references between them stay intact."""
     try:
         return copy.deepcopy(start)
     except TypeError as error:
         raise ConfigError(
-            f"{type(start[0]).__name__} cannot be copied ({error}), and every episode needs an environment of its own: write "
-            "__deepcopy__(self, memo), which returns one in the same state; it may share what is only read"
+            f"{type(start[0]).__name__} cannot be copied ({error}), but every episode needs its own environment: define "
+            "__deepcopy__(self, memo), which returns an environment in the same state; it may share read-only data"
         ) from error
 
 
 def _copy_checkpoint(folder: Path, path: Path) -> None:
-    """Copy a checkpoint's folder to ``path``, which is whole or as it was."""
+    """Copy a checkpoint's folder to ``path`` atomically."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     if path.exists() and not (path / "learner.json").is_file():
         raise ConfigError(
-            f"{path} is there and is no checkpoint; give another path, or one that ends in .pt for a single file"
+            f"{path} exists but is not a checkpoint; pass another path, or one that ends in .pt for a single file"
         )
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -346,7 +352,7 @@ def _copy_checkpoint(folder: Path, path: Path) -> None:
         unfinished.rename(path)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise StoreError(f"{path} could not be written: {error}; check space and permissions") from error
+        raise StoreError(f"cannot write {path}: {error}; check free space and permissions") from error
 
 
 def _finished(played: Mapping[str, Episode], trajectory: Trajectory) -> Episode:
@@ -356,36 +362,39 @@ def _finished(played: Mapping[str, Episode], trajectory: Trajectory) -> Episode:
 
 
 def _grouped(episodes: Sequence[Episode]) -> list[Group]:
-    """Return the trajectories of the episodes that began alike as groups."""
+    """Return the episodes' trajectories, grouped by their start."""
     groups: dict[int, list[Trajectory]] = {}
     for episode in episodes:
         trajectory = getattr(episode, "trajectory", None)
         if trajectory is None:
-            raise ConfigError("update_policy takes what collect_episodes returned, all of it or a part")
+            raise ConfigError("update_policy accepts only episodes that collect_episodes returned")
         groups.setdefault(trajectory.task["start"], []).append(trajectory)
     if not groups:
-        raise ConfigError("update_policy was given no episodes")
+        raise ConfigError("update_policy got no episodes")
     return [Group(task=members[0].task, trajectories=tuple(members)) for members in groups.values()]
 
 
 def _reward(episodes: Mapping[str, Episode], discount: float | None, trajectory: Trajectory) -> float:
-    """Return an episode's total reward; with ``discount``, put what each action was worth on the calls behind it."""
+    """Return an episode's total reward; with ``discount``, also set the rewards of the calls behind each action."""
     episode = episodes[trajectory.rollout_id]
     if discount is not None:
-        worth = _returns(episode["rewards"], discount)
-        made = {asked: number for number, ids in enumerate(episode.asked) for asked in ids}
+        returns = _returns(episode["rewards"], discount)
+        action_of = {request_id: action for action, ids in enumerate(episode.request_ids) for request_id in ids}
         for index, call in enumerate(trajectory.calls):
-            if call.request_id not in made:
-                raise ConfigError("discount= needs an agent that asks with await self.generate_response(...) only")
-            number = made[call.request_id]  # the last action has no reward where it raised
-            trajectory.call_rewards[index] = worth[number] if number < len(worth) else 0.0
+            if call.request_id not in action_of:
+                raise ConfigError(
+                    "discount= needs an agent that calls the model only with await self.generate_response(...)"
+                )
+            action = action_of[call.request_id]
+            # An action that raised has no reward.
+            trajectory.call_rewards[index] = returns[action] if action < len(returns) else 0.0
     return float(episode["total_reward"])
 
 
 def _returns(rewards: Sequence[float], discount: float) -> list[float]:
-    """Return the discounted sum of the rewards from each one on."""
-    found, total = [], 0.0
+    """Return for each reward the discounted sum of the rewards from it on."""
+    returns, total = [], 0.0
     for reward in reversed(rewards):
         total = reward + discount * total
-        found.append(total)
-    return found[::-1]
+        returns.append(total)
+    return returns[::-1]

@@ -89,10 +89,10 @@ def test_what_does_not_fit_is_refused():
     trainer = GRPOTrainer(Table([[0.0] * 3] * 2), Table([[0.0] * 3] * 2))
     with pytest.raises(ConfigError, match="as many of both"):
         trainer.compute_grpo_loss([0], [0, 1], [1.0], 0.0)
-    with pytest.raises(ConfigError, match="one each"):
+    with pytest.raises(ConfigError, match="one value per action"):
         trainer.compute_grpo_loss([0, 0], [0, 1], [1.0, 2.0, 3.0], 0.0)
     model = load_causal_lm(model_folder("tiny"), torch.float32)
     with pytest.raises(ConfigError, match="tokenizer="):
         GRPOTrainer(model, model).get_log_probs(["text"], ["more"])
-    with pytest.raises(ConfigError, match="no token"):
+    with pytest.raises(ConfigError, match="no tokens"):
         GRPOTrainer(model, model).get_log_probs([[1]], [[]])

@@ -133,7 +133,7 @@ async def test_a_call_is_sent_with_the_rollouts_key_and_again_where_that_may_hel
     [
         (JSONResponse({"error": {"message": "no such rollout", "code": "gone"}}, 404), "no such rollout"),
         (JSONResponse({"error": "stop"}, 500, {"x-should-retry": "false"}), "status 500"),
-        (JSONResponse({"choices": []}), "no chat completion"),
+        (JSONResponse({"choices": []}), "not a chat completion"),
         (JSONResponse([1]), "status 200"),
     ],
 )

@@ -66,7 +66,7 @@ async def test_a_step_that_returns_something_else_is_said_to():
 
     with pytest.raises(ConfigError, match=r"state, reward, done, info"):
         await Broken().step({})
-    with pytest.raises(NotImplementedError, match="Unfinished has no step"):
+    with pytest.raises(NotImplementedError, match="Unfinished has no step method"):
         await type("Unfinished", (Environment,), {})().step({})
 
 
@@ -94,16 +94,16 @@ async def test_any_other_config_is_the_state_of_one_action_without_a_reward():
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (["search"], "cannot be used; give"),
-        (3, "cannot be used; give"),
+        (["search"], "is invalid; pass"),
+        (3, "is invalid; pass"),
         ("serch", "did you mean 'search'"),
         ({"environment": "os:system", "arguments": {"command": "true"}}, "register_environment"),
-        ({"environment": "tests.py:Search"}, "no environment is registered here"),
-        ({"environment": ["search"]}, "no environment is registered here"),
-        ({"environment": "counter", "arguments": [1]}, "must be a dict"),
+        ({"environment": "tests.py:Search"}, "no environment is registered as"),
+        ({"environment": ["search"]}, "no environment is registered as"),
+        ({"environment": "counter", "arguments": [1]}, "must be a dict with string keys"),
         ({"environment": "counter", "arguments": {"begin": 1}}, "unexpected keyword argument 'begin'"),
         ({"environment": "counter", "start": 1}, "put them into 'arguments'"),
-        ({"environment": "made"}, "made a int"),
+        ({"environment": "made"}, "must return an Environment, got int"),
     ],
 )
 def test_a_config_that_cannot_be_used_says_what_to_give(registered, config, says):

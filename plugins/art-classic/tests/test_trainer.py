@@ -123,7 +123,7 @@ async def test_an_agent_that_asks_no_model_is_told_so(tmp_path):
             return {"type": "say", "say": 1}
 
     async with trainer(tmp_path, Computes()) as trained:
-        with pytest.raises(CaptureError, match=r"Computes.select_action asked no model in any of 8 episodes"):
+        with pytest.raises(CaptureError, match=r"Computes.select_action made no model call in any of 8 episodes"):
             await trained.collect_episodes()
 
 
@@ -226,7 +226,7 @@ async def test_a_folder_that_is_no_checkpoint_is_left_alone(tmp_path):
     (tmp_path / "mine" / "notes").touch()
     async with trainer(tmp_path) as trained:
         await trained.update_policy(await trained.collect_episodes())
-        with pytest.raises(ConfigError, match="no checkpoint"):
+        with pytest.raises(ConfigError, match="not a checkpoint"):
             await trained.save_checkpoint(tmp_path / "mine")
         await trained.save_checkpoint(tmp_path / "qwen2.5")
     assert (tmp_path / "mine" / "notes").is_file() and (tmp_path / "qwen2.5").is_dir()
@@ -241,16 +241,16 @@ async def test_the_loss_alone_is_closed_as_it_is():
     [
         ({}, "two forms"),
         ({"agent": Guesser()}, "two forms"),
-        ({"agent": object(), "environment": Guess()}, "give model="),
+        ({"agent": object(), "environment": Guess()}, "pass model="),
         ({"agent": Guesser(), "environment": Guess(), "batch_size": 1}, "at least 2"),
         ({"agent": Guesser(), "environment": Guess(), "batch_size": 5}, "multiple of batch_size=5"),
         ({"agent": Guesser(), "environment": Guess(), "max_episode_length": 0}, "max_episode_length"),
         ({"agent": Guesser(), "environment": Guess(), "beta": 0.2}, "kl_penalty="),
         ({"agent": Guesser(), "environment": Guess(), "episode_per_batch": 8}, "did you mean 'episodes_per_batch'"),
-        ({"model": object(), "reference_model": object(), "steps": 3}, r"has no \['steps'\]"),
+        ({"model": object(), "reference_model": object(), "steps": 3}, r"does not accept \['steps'\]"),
         (
             {"model": object(), "reference_model": object(), "learning_rate": 1e-5, "batch_size": 4, "kl_penalty": 0.1},
-            r"has no \['batch_size', 'kl_penalty', 'learning_rate'\], which train an agent",
+            r"does not accept \['batch_size', 'kl_penalty', 'learning_rate'\], which are for training an agent",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Runs LangChain runnables and lets the policy answer their models. Knows nothing about HTTP or graphs."""
+"""Runs LangChain runnables, and has the policy answer for their chat models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @hookimpl
 def adapt_agent(agent: object) -> RunAgent | None:
     """Run a runnable with ``ainvoke``; None for anything else."""
-    # An object of LangChain's exists only where its module was imported.
+    # If LangChain has not been imported, this can't be one of its runnables.
     runnables = sys.modules.get("langchain_core.runnables.base")
     if runnables is None or not isinstance(agent, runnables.Runnable):
         return None
@@ -27,7 +27,7 @@ def adapt_agent(agent: object) -> RunAgent | None:
 
 @hookimpl
 def redirect_clients() -> None:
-    """Let the policy answer what chat models are asked inside a rollout."""
+    """Have the policy answer for chat models inside a rollout."""
     from art_langchain.models import redirect
 
     redirect()

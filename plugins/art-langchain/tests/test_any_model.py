@@ -350,7 +350,7 @@ def test_an_argument_that_cannot_be_passed_on_is_said_once(stub, caplog):
         for _ in range(3):
             Plain().bind(moon_phase="full", thinking={"type": "enabled"}).invoke("hello")
     assert [record.getMessage() for record in caplog.records] == [
-        "Plain is given moon_phase=, which the policy is not: it has no place in a chat completion"
+        "moon_phase=, passed to Plain, is not passed to the policy: chat completions don't support it"
     ]
     assert len(stub.of("r")) == 3
 

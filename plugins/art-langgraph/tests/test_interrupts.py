@@ -147,5 +147,5 @@ async def test_a_function_that_resumes_by_itself_is_captured_across_the_interrup
 
 def test_an_answer_that_is_no_function_is_refused_at_once():
     graph = StateGraph(MessagesState).add_sequence([("ask", lambda state: {})]).add_edge(START, "ask").compile()
-    with pytest.raises(AgentError, match="not 'yes'"):
+    with pytest.raises(AgentError, match="got 'yes'"):
         art_langgraph.answering(graph, "yes")

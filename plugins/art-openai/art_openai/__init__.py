@@ -1,4 +1,4 @@
-"""The plugin: agents that use the OpenAI client or the OpenAI Agents SDK. Loads neither."""
+"""The plugin for agents that use the OpenAI client or the OpenAI Agents SDK. Imports neither."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def adapt_agent(agent: object) -> RunAgent | None:
 
 @hookimpl
 def redirect_clients() -> None:
-    """Wrap the clients of the OpenAI library, and watch over the models of the Agents SDK where and when they are imported."""
+    """Wrap the OpenAI library's clients and watch the Agents SDK's models, when they are imported."""
     client.wrap()
     agents_sdk.watch()
     name_agents(agents_sdk.calling_agent)

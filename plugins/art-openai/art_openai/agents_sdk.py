@@ -1,7 +1,7 @@
-"""Runs agents of the OpenAI Agents SDK, knows which of them is calling, and refuses models that bypass capture.
+"""Runs agents of the OpenAI Agents SDK, names the agent that is calling, and refuses models that bypass capture.
 
-The SDK asks through the OpenAI client, which ``client.py`` redirects. Knows nothing about HTTP; never imports the SDK, because
-an agent of it exists, and can call, only where it has been imported.
+The SDK calls models through the OpenAI client, which ``client.py`` redirects. This module never imports the SDK: if the user has
+not imported it, there are no agents to run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _sdk() -> ModuleType | None:
-    # Many projects have a package of their own that is called "agents".
+    # Many projects have their own package named "agents".
     return sys.modules["agents"] if "agents.tracing.span_data" in sys.modules else None
 
 
@@ -34,7 +34,7 @@ def adapt(agent: object) -> RunAgent | None:
     if sdk is None or not isinstance(agent, sdk.Agent):
         return None
     watch_models()
-    # Thousands of runs for training are not what the user's traces are for, and OpenAI's are sent over the network.
+    # The SDK uploads traces to OpenAI; thousands of training rollouts don't belong there.
     config = sdk.RunConfig(tracing_disabled=True)
 
     async def run(input: Any, address: RolloutAddress) -> Any:
@@ -44,12 +44,12 @@ def adapt(agent: object) -> RunAgent | None:
 
 
 def calling_agent() -> str | None:
-    """Return the name of the agent whose turn it is, or None outside the SDK's runs."""
+    """Return the name of the agent whose turn it is; None outside the SDK's runs."""
     sdk = _sdk()
     if sdk is None:
         return None
     span = sdk.get_current_span()
-    # Spans that are not recorded, where tracing is disabled, nest like others.
+    # With tracing disabled, spans are not recorded but nest the same way.
     while span is not None and not isinstance(span.span_data, sdk.AgentSpanData):
         token = getattr(span, "_prev_span_token", None)
         outer = token.old_value if token else None
@@ -59,12 +59,12 @@ def calling_agent() -> str | None:
 
 @functools.cache
 def watch() -> None:
-    """Watch over the SDK's models, where and when it is imported."""
+    """Watch the SDK's models when it is imported."""
     when_imported("agents", lambda _: watch_models())
 
 
 def watch_models() -> None:
-    """Make an answer of a model that asked for it past the OpenAI client an error inside a rollout."""
+    """Inside a rollout, raise an error if a model answers without a call through the OpenAI client."""
     sdk = _sdk()
     if sdk is not None:
         _watch_all(sdk.Model)
@@ -74,13 +74,13 @@ def watch_models() -> None:
 def _watch_all(interface: type[Model]) -> None:
     for model in _subclasses(interface):
         _watch(model)
-    own = vars(interface).get("__init_subclass__")
+    original = vars(interface).get("__init_subclass__")
 
     def watching(cls: type[Model], **kwargs: Any) -> None:
-        if own is None:  # What comes next is the class's own affair: it may have mixins, or be generic.
+        if original is None:  # the class may have mixins or be generic, so continue along its MRO
             super(interface, cls).__init_subclass__(**kwargs)
         else:
-            own.__func__(cls, **kwargs)
+            original.__func__(cls, **kwargs)
         _watch(cls)
 
     interface.__init_subclass__ = classmethod(watching)
@@ -118,7 +118,7 @@ def _watched_stream(ask: Callable[..., AsyncIterator[Any]]) -> Callable[..., Asy
         events, calls, passes = ask(self, *args, **kwargs), [], _passes(self)
         try:
             while True:
-                # Around each step alone: a generator shares the context of whoever asks for the next event.
+                # Per step, because an async generator runs in the context of its consumer.
                 with collecting(calls):
                     event = await anext(events, None)
                 if event is None:
@@ -146,6 +146,6 @@ def _check(model: Model, calls: list[str]) -> None:
         name = _name(model)
         raise CaptureError(
             f"{type(model).__name__} ({name!r}) answered inside a rollout without a call that can be recorded: art-openai "
-            "captures what the OpenAI client asks over HTTP (OpenAIResponsesModel, OpenAIChatCompletionsModel). Use one of "
-            f"these in the agent, or let this model answer for itself with passthrough=[{name!r}]"
+            "records the OpenAI client's HTTP requests (OpenAIResponsesModel, OpenAIChatCompletionsModel). Use one of these in "
+            f"the agent, or exempt this model with passthrough=[{name!r}]"
         )

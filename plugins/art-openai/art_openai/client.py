@@ -1,8 +1,8 @@
-"""Sends what the OpenAI client asks models for to the current rollout. Knows nothing about who asks or who answers.
+"""Redirects the OpenAI client's model calls to the current rollout.
 
-Every call of every client, old or new, plain, streamed, raw or parsed, passes ``client.request(cast_to, options)``, looked up
-on the instance. That one method is wrapped. A call inside a rollout is handed to a client of ours, because the agent's own
-may carry a base URL, a token refresh, proxies or an Azure deployment that have nothing to do with the rollout's address.
+Every call of every client, sync or async, streamed, raw or parsed, goes through ``client.request(cast_to, options)``, looked up
+on the instance; that one method is wrapped. Inside a rollout the call is made by a client of our own, because the agent's may
+have a base URL, a token refresh, proxies or an Azure deployment that do not apply to the rollout's address.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 GATEWAY = "in the checkout of art, run: pip install -e integrations/art-gateway"
 RECORDED = ("/chat/completions", "/responses", "/completions")
-"""How the paths end that are recorded, the two last ones where art-gateway translates them."""
+"""Endings of the paths that are recorded; the last two need art-gateway, which translates them."""
 TEXT_PATHS = (*RECORDED, "/responses/compact", "/decisions", "/runs", "/agents/sessions")
-"""How the paths end that make a model write text (``/threads/.../runs`` belongs to Assistants)."""
+"""Endings of the paths that make a model generate text (``/threads/.../runs`` belongs to Assistants)."""
 
 
 @contextmanager
 def collecting(calls: list[str]) -> Iterator[None]:
-    """Add the path of every call that this block sends to a rollout's address to ``calls``."""
+    """Append to ``calls`` the path of each call in this block that is redirected to a rollout."""
     token = _collections.set((*_collections.get(), calls))
     try:
         yield
@@ -52,7 +52,7 @@ _collections: ContextVar[tuple[list[str], ...]] = ContextVar("art_openai_collect
 
 @functools.cache
 def wrap() -> None:
-    """Wrap the clients of the OpenAI library, where and when it is imported."""
+    """Wrap the OpenAI library's clients when it is imported."""
     when_imported("openai", _wrap_clients)
     for module in ("openai.resources.responses", "openai.resources.beta.responses"):
         when_imported(module, _refuse_connections)
@@ -65,17 +65,17 @@ def _wrap_clients(openai: Any) -> None:
 
 def _refuse_connections(resources: Any) -> None:
     for resource in (resources.Responses, resources.AsyncResponses):
-        if "connect" in vars(resource):  # it came during 2.x
+        if "connect" in vars(resource):  # added during 2.x
             resource.connect = _refused(resource.connect)
 
 
 def _redirected(request: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(request)
     def redirected(self: OpenAI, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
-        to = _target(self, options)
-        if to is None:
+        target = _target(self, options)
+        if target is None:
             return request(self, cast_to, options, *args, **kwargs)
-        return request(_client(), cast_to, _readdressed(self, options, *to), *args, **kwargs)
+        return request(_client(), cast_to, _readdressed(self, options, *target), *args, **kwargs)
 
     return redirected
 
@@ -83,11 +83,11 @@ def _redirected(request: Callable[..., Any]) -> Callable[..., Any]:
 def _redirected_async(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(request)
     async def redirected(self: AsyncOpenAI, cast_to: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
-        to = _target(self, options)
-        if to is None:
+        target = _target(self, options)
+        if target is None:
             return await request(self, cast_to, options, *args, **kwargs)
         client = await _async_client()
-        return await request(client, cast_to, _readdressed(self, options, *to), *args, **kwargs)
+        return await request(client, cast_to, _readdressed(self, options, *target), *args, **kwargs)
 
     return redirected
 
@@ -97,8 +97,8 @@ def _refused(connect: Callable[..., Any]) -> Callable[..., Any]:
     def refused(*args: Any, **kwargs: Any) -> Any:
         if destination(None) is not None:
             raise CaptureError(
-                "responses.connect() was called inside a rollout: a Responses WebSocket cannot be recorded; "
-                "use chat.completions in the agent"
+                "responses.connect() was called inside a rollout, but a Responses WebSocket cannot be recorded; use "
+                "chat.completions in the agent"
             )
         return connect(*args, **kwargs)
 
@@ -106,7 +106,7 @@ def _refused(connect: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _target(client: OpenAI | AsyncOpenAI, options: Any) -> tuple[RolloutAddress, str] | None:
-    """Return the rollout and the path below its address to which this request goes instead, or None if it is not ours."""
+    """Return the rollout, and the path below its address, to redirect this request to; None to leave it alone."""
     path = options.url.partition("?")[0].rstrip("/")
     if options.method.lower() != "post" or not path.endswith(TEXT_PATHS):
         return None
@@ -114,24 +114,24 @@ def _target(client: OpenAI | AsyncOpenAI, options: Any) -> tuple[RolloutAddress,
     address = destination(model, str(client.base_url))
     if address is None:
         return None
-    recorded = next((one for one in RECORDED if path.endswith(one)), None)
+    recorded = next((ending for ending in RECORDED if path.endswith(ending)), None)
     if recorded == RECORDED[0] or (recorded and _gateway()):
         return address, recorded
     advice = GATEWAY if recorded else "use chat.completions in the agent"
     raise CaptureError(
-        f"the agent called POST {path} inside a rollout, which art-openai cannot record: {advice}, or let calls to this "
-        f"model through with passthrough=[{model!r}]"
+        f"the agent called POST {path} inside a rollout, which art-openai cannot record: {advice}, or exempt this model with "
+        f"passthrough=[{model!r}]"
     )
 
 
 @functools.cache
 def _gateway() -> bool:
-    """Whether art-gateway is installed, which answers more than chat completions at a rollout's address."""
+    """Whether art-gateway is installed, with which a rollout's address answers more than chat completions."""
     return importlib.util.find_spec("art_gateway") is not None
 
 
 def _readdressed(client: OpenAI | AsyncOpenAI, options: Any, address: RolloutAddress, path: str) -> Any:
-    """Return a copy of ``options`` that any client sends to ``address``, with the settings of the agent's ``client``."""
+    """Return a copy of ``options`` that is sent to ``address``, with the settings of the agent's ``client``."""
     from openai import NotGiven
 
     ours = {"Authorization": f"Bearer {address.api_key}", "x-art-request-id": uuid.uuid4().hex} | caller_headers()
@@ -154,23 +154,22 @@ _lock = threading.Lock()
 
 
 async def _async_client() -> AsyncOpenAI:
-    """Return the client of the running event loop: connections cannot be shared between loops."""
+    """Return the client of the running event loop; loops cannot share connections."""
     loop = asyncio.get_running_loop()
-    held = _async_clients.get(loop)
-    if (
-        held is None or held[0].is_closed()
-    ):  # a loop may go on after its generators are shut down, as in Runner.run_sync
+    entry = _async_clients.get(loop)
+    # A loop may continue after its async generators are shut down, as in Runner.run_sync.
+    if entry is None or entry[0].is_closed():
         lifetime = _async_client_of_loop()
-        held = (await anext(lifetime), lifetime)  # does not suspend, so no other task of this loop comes between
+        entry = (await anext(lifetime), lifetime)  # does not suspend, so no other task of this loop can interfere
         with _lock:
-            for closed in [old for old in _async_clients if old.is_closed()]:
+            for closed in [other for other in _async_clients if other.is_closed()]:
                 del _async_clients[closed]
-            _async_clients[loop] = held
-    return held[0]
+            _async_clients[loop] = entry
+    return entry[0]
 
 
 async def _async_client_of_loop() -> AsyncIterator[AsyncOpenAI]:
-    # An async generator, because a loop closes those that are open when it shuts down: the connections end with it.
+    # An async generator: the loop closes it on shutdown, and with it the connections.
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
     async with AsyncOpenAI(**_settings(), http_client=DefaultAsyncHttpxClient(**_pool())) as client:
@@ -195,7 +194,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _pool() -> dict[str, Any]:
-    # Reading the certificates takes tens of milliseconds, so all pools share them; the address is not behind a proxy.
+    # Loading the certificates takes tens of milliseconds, so all pools share them; rollout addresses are not behind a proxy.
     return {"trust_env": False, "verify": _certificates()}
 
 

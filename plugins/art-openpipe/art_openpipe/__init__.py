@@ -1,6 +1,6 @@
-"""OpenPipe ART's public names on art: ``import art_openpipe as art``. Each is loaded when it is first asked for.
+"""OpenPipe ART's public names on top of art: ``import art_openpipe as art``. Each name is imported at its first use.
 
-As a plugin of art it only offers the path at which answers say which call they are.
+As a plugin it only registers a path at which each answer names its recorded call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = {
     ),
     "utils": ("retry",),
 }
-"""Module -> the names that it gives the package."""
+"""Module -> the names that the package exports from it."""
 MODULES = (
     "dev", "gather", "langgraph", "local", "mcp", "model", "pipeline_trainer", "rewards", "serverless", "skypilot",
     "tinker",
@@ -54,5 +54,5 @@ def __getattr__(name: str) -> Any:
 
 @hookimpl
 def register_dialects(register: Register) -> None:
-    """Answer chat completions at a path of our own, too."""
+    """Answer chat completions at an additional path."""
     register(PATH, Named())

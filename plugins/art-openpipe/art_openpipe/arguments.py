@@ -1,7 +1,4 @@
-"""What ``backend.train`` is given in OpenPipe ART's terms -> art's settings; what art has not is refused by name.
-
-Knows nothing about runs.
-"""
+"""Translates OpenPipe ART's arguments of ``backend.train`` into art's settings, and refuses by name those that art lacks."""
 
 from __future__ import annotations
 
@@ -27,104 +24,104 @@ USUAL = {
     "num_trajectories_learning_rate_multiplier_power": 0.0, "grad_accumulation_sequences": None, "save_checkpoint": True,
     "verbose": False,
 }  # fmt: skip
-"""Every argument with OpenPipe ART's default; None for the learning rate is art's own, by the model's size."""
+"""Every argument with OpenPipe ART's default, except that learning_rate=None is art's default for the model's size."""
 REFUSED = {
-    "loss_fn_config": "it is accepted and rejected there too; give epsilon and epsilon_high",
+    "loss_fn_config": "OpenPipe ART rejects it as well; use epsilon and epsilon_high",
     "adam_params": "art's AdamW has betas 0.9 and 0.95; LocalBackend(warmup_steps=, max_grad_norm=) can be set",
-    "kl_ref_adapter_path": "the reference of the KL term is the start weights; leave it out",
-    "advantage_balance": "LocalBackend(advantage='leave_one_out') is another baseline; leave it out",
+    "kl_ref_adapter_path": "the reference of the KL term is the start weights; remove it",
+    "advantage_balance": "remove it; LocalBackend(advantage='leave_one_out') is another baseline",
     "max_negative_advantage_importance_sampling_weight": "use truncated_importance_sampling, which caps all weights",
     "mask_prob_ratio": "use loss_fn='cispo', which keeps every token's gradient, or 'ppo', which clips",
     "kimi_k2_tau": "use loss_fn='cispo' or 'ppo'",
     "precalculate_logprobs": "use truncated_importance_sampling=2.0, which compares with the learner's own logprobs",
-    "allow_training_without_logprobs": "every call that art recorded has its logprobs; leave it out",
+    "allow_training_without_logprobs": "every call that art recorded has logprobs; remove it",
     "plot_tensors": "'art view RUN_FOLDER' (art-server) shows groups, trajectories and tokens",
-    "scale_learning_rate_by_reward_std_dev": "give learning_rate= of this step",
-    "packed_sequence_length": "LocalBackend(max_tokens_per_pass=) bounds the tokens of a pass, and nothing is left out",
-    "num_trajectories_learning_rate_multiplier_power": "give learning_rate= of this step",
+    "scale_learning_rate_by_reward_std_dev": "pass learning_rate= for this step",
+    "packed_sequence_length": "LocalBackend(max_tokens_per_pass=) limits the tokens of a pass without dropping any",
+    "num_trajectories_learning_rate_multiplier_power": "pass learning_rate= for this step",
     "grad_accumulation_sequences": "art takes one optimizer step over all trajectories of a call",
 }
-"""What art has not -> what to use instead."""
+"""Unsupported argument -> what to use instead."""
 WITHOUT_EFFECT = {
-    "logprob_calculation_chunk_size": "art cuts the LM head's work by itself; LocalBackend(max_tokens_per_pass=) bounds memory",
+    "logprob_calculation_chunk_size": "art chunks the LM head itself; LocalBackend(max_tokens_per_pass=) limits memory",
 }
-"""Knobs of memory that change no result -> what art does instead; said, and not refused."""
+"""Memory options that do not affect results -> what art does instead; they are ignored with a warning."""
 OF_LOSS = ("loss_fn", "importance_sampling_level", "epsilon", "epsilon_high")
-"""Arguments of which each names one of OpenPipe ART's losses."""
+"""Arguments that select one of OpenPipe ART's losses."""
 CLIPS = {"ppo": (0.2, 0.2), "cispo": (1.0, 4.0)}
 """OpenPipe ART's default clips."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one training step."""
+    """art's settings of one training step."""
 
     loss: Loss
     loss_given: bool
-    """Whether the step itself asks for something of the loss."""
+    """Whether the step itself changes the loss."""
     learning_rate: float | None
     of_run: dict[str, Any]
     """Fields of the run's config that may differ from step to step."""
     of_learner: dict[str, Any]
-    """Fields of the run's config that the learner is loaded with."""
+    """Fields of the run's config that are fixed once the learner is loaded."""
 
 
-def settings(given: Mapping[str, Any], own: Mapping[str, Any]) -> Settings:
-    """Return art's settings of one step; what is not given is as in ``own``, the backend's.
+def settings(arguments: Mapping[str, Any], own: Mapping[str, Any]) -> Settings:
+    """Return art's settings of one step; missing arguments default to ``own``, the backend's settings.
 
-    Raises ConfigError for what art has not, and for what OpenPipe ART has not either.
+    Raises ConfigError for arguments that art does not support, and for unknown ones.
     """
-    given = dict(given)
-    if "beta" in given:  # as earlier releases called it
-        given["kl_penalty_coef"] = given.pop("beta")
-    _refuse(given)
-    asked = {**USUAL, **given}
+    arguments = dict(arguments)
+    if "beta" in arguments:  # its name in earlier releases
+        arguments["kl_penalty_coef"] = arguments.pop("beta")
+    _refuse(arguments)
+    complete = {**USUAL, **arguments}
     of_run = {name: own[name] for name in ("advantage", "checkpoint_every")}
-    if {"normalize_advantages", "scale_rewards"} & given.keys():
-        of_run["advantage"] = "mean_std" if asked["normalize_advantages"] and asked["scale_rewards"] else "mean"
-    if "save_checkpoint" in given:  # without, the last step's is saved when the run is closed
-        of_run["checkpoint_every"] = 1 if given["save_checkpoint"] else 2**31
+    if {"normalize_advantages", "scale_rewards"} & arguments.keys():
+        of_run["advantage"] = "mean_std" if complete["normalize_advantages"] and complete["scale_rewards"] else "mean"
+    if "save_checkpoint" in arguments:  # if False, only the last step's is saved, when the run is closed
+        of_run["checkpoint_every"] = 1 if arguments["save_checkpoint"] else 2**31
     of_learner = {name: own[name] for name in ("kl", "importance_cap")}
-    if "kl_penalty_coef" in given:
-        of_learner["kl"] = float(given["kl_penalty_coef"] or 0.0)
-    if "truncated_importance_sampling" in given:
-        of_learner["importance_cap"] = given["truncated_importance_sampling"]
+    if "kl_penalty_coef" in arguments:
+        of_learner["kl"] = float(arguments["kl_penalty_coef"] or 0.0)
+    if "truncated_importance_sampling" in arguments:
+        of_learner["importance_cap"] = arguments["truncated_importance_sampling"]
     keywords = {name: value for name, value in of_learner.items() if value}
-    theirs = any(given.get(name) is not None for name in OF_LOSS)
-    loss_given = theirs or bool({"kl_penalty_coef", "truncated_importance_sampling"} & given.keys())
-    loss = partial(_loss(asked) if theirs or own["loss"] is None else own["loss"], **keywords)
-    return Settings(loss, loss_given, asked["learning_rate"], of_run, of_learner)
+    theirs = any(arguments.get(name) is not None for name in OF_LOSS)
+    loss_given = theirs or bool({"kl_penalty_coef", "truncated_importance_sampling"} & arguments.keys())
+    loss = partial(_loss(complete) if theirs or own["loss"] is None else own["loss"], **keywords)
+    return Settings(loss, loss_given, complete["learning_rate"], of_run, of_learner)
 
 
-def _refuse(given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
+def _refuse(arguments: Mapping[str, Any]) -> None:
+    for name, value in arguments.items():
         if name not in USUAL:
-            raise ConfigError(f"backend.train has no argument {name!r}; there are: {', '.join(USUAL)}")
+            raise ConfigError(f"backend.train has no argument {name!r}; its arguments: {', '.join(USUAL)}")
         if name in REFUSED and value != USUAL[name]:
-            raise ConfigError(f"{name}={value!r} is not there with art: {REFUSED[name]}")
+            raise ConfigError(f"{name}={value!r} is not supported by art: {REFUSED[name]}")
         if name in WITHOUT_EFFECT and value != USUAL[name]:
-            log.warning("%s=%r changes nothing: %s", name, value, WITHOUT_EFFECT[name])
-    if given.get("kl_penalty_reference_step") not in (None, 0):
+            log.warning("%s=%r has no effect: %s", name, value, WITHOUT_EFFECT[name])
+    if arguments.get("kl_penalty_reference_step") not in (None, 0):
         raise ConfigError(
-            f"kl_penalty_reference_step={given['kl_penalty_reference_step']!r} is not there with art: the reference of the KL "
-            "term is the start weights, step 0"
+            f"kl_penalty_reference_step={arguments['kl_penalty_reference_step']!r} is not supported by art: the reference of the "
+            "KL term is the start weights, step 0"
         )
 
 
-def _loss(asked: Mapping[str, Any]) -> Loss:
-    name, level = asked["loss_fn"], asked["importance_sampling_level"]
+def _loss(arguments: Mapping[str, Any]) -> Loss:
+    name, level = arguments["loss_fn"], arguments["importance_sampling_level"]
     if name not in CLIPS:
-        raise ConfigError(f"loss_fn={name!r} is unknown; use 'cispo' or 'ppo'")
+        raise ConfigError(f"unknown loss_fn={name!r}; use 'cispo' or 'ppo'")
     if level not in ("token", "sequence") or (level == "sequence" and name == "cispo"):
         raise ConfigError(
-            f"importance_sampling_level={level!r} with loss_fn={name!r} is not there with art; use 'token', or 'sequence' with "
-            "loss_fn='ppo', which is GSPO"
+            f"importance_sampling_level={level!r} with loss_fn={name!r} is not supported by art; use 'token', or 'sequence' "
+            "with loss_fn='ppo' (GSPO)"
         )
     if level == "sequence":
         loss, low, high = losses.gspo, 3e-4, 4e-4
     else:
         loss, (low, high) = (losses.grpo if name == "ppo" else losses.cispo), CLIPS[name]
-    epsilon, above = asked["epsilon"], asked["epsilon_high"]
+    epsilon, above = arguments["epsilon"], arguments["epsilon_high"]
     if epsilon is not None:
         low, high = epsilon, high if name == "cispo" else epsilon
     return partial(loss, clip_low=low, clip_high=high if above is None else above)

@@ -1,7 +1,7 @@
-"""Trajectories that nobody builds: every call of a coroutine to the trainable model. Knows nothing about training.
+"""Trajectories that are built automatically from a coroutine's calls to the trainable model.
 
-They are what the door recorded, so streams, several choices, threads and sync clients are all in them, and calls to other models
-are not.
+They consist of the calls that the capture server recorded, so they include streams, multiple choices, threads and sync clients,
+but no calls to other models.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _yielded: ContextVar[list[Trajectory] | None] = ContextVar("art_openpipe_yielded
 
 
 def auto_trajectory(*, required: bool = False) -> Trajectory | None:
-    """Return the trajectory of the ``capture_auto_trajectory`` that this code runs in: for its reward, metrics and so on.
+    """Return the trajectory of the enclosing ``capture_auto_trajectory``, for setting its reward, metrics and so on.
 
-    Its messages are filled in when that ends. None where there is none, or with ``required`` a RuntimeError.
+    Its messages are added at the end. Outside of one, returns None or, with ``required``, raises RuntimeError.
     """
     trajectory = _current.get()
     if trajectory is None and required:
         raise RuntimeError(
-            "no trajectory is captured here: run this inside await art.capture_auto_trajectory(coroutine)"
+            "no trajectory is being captured here; run this inside await art.capture_auto_trajectory(coroutine)"
         )
     return trajectory
 
 
 async def capture_auto_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
-    """Run ``coroutine`` and return all that it asked the trainable model as a trajectory.
+    """Run ``coroutine`` and return its calls to the trainable model as a trajectory.
 
-    What the coroutine returns is not looked at; it sets the reward by ``auto_trajectory()``. Where it raises, the exception has
-    what was captured until then as its attribute ``trajectory``. Raises ConfigError where several trainable models are
-    registered: ``art.langgraph.wrap_rollout(model, fn)`` says which one.
+    The coroutine's result is ignored; it sets the reward through ``auto_trajectory()``. If it raises, the exception's attribute
+    ``trajectory`` has the calls up to then. Raises ConfigError unless exactly one trainable model is registered; with several,
+    use ``art.langgraph.wrap_rollout(model, fn)``.
     """
     from art_openpipe.local.backend import all_opened
 
@@ -48,8 +48,8 @@ async def capture_auto_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajec
     if len(opened) != 1:
         coroutine.close()
         raise ConfigError(
-            f"capture_auto_trajectory captures the calls to the one trainable model, and {len(opened)} are registered: await "
-            "model.register(backend) first, or name one of several by art.langgraph.wrap_rollout(model, fn)"
+            f"capture_auto_trajectory needs exactly one trainable model, but {len(opened)} are registered: await "
+            "model.register(backend) first, or choose one of several with art.langgraph.wrap_rollout(model, fn)"
         )
     trajectory = Trajectory()
     token = _current.set(trajectory)
@@ -68,44 +68,47 @@ async def capture_auto_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajec
 
 
 def fill(trajectory: Trajectory, calls: list[Call]) -> None:
-    """Make conversations of calls: one that goes on where an earlier one ended belongs to it, another is a further history."""
+    """Group calls into conversations: a call that continues an earlier conversation extends it, any other starts a new
+    history."""
     histories: list[tuple[MessagesAndChoices, Any]] = []
     for call in calls:
-        asked, tools = list(call.request.get("messages", ())), call.request.get("tools")
-        going_on = next((it for it, _ in reversed(histories) if _starts(it, asked)), None)
-        if going_on is None:
-            going_on = []
-            histories.append((going_on, tools))
-        going_on += [*asked[len(going_on) :], marked(call)]
+        prompt, tools = list(call.request.get("messages", ())), call.request.get("tools")
+        history = next((history for history, _ in reversed(histories) if _continues(history, prompt)), None)
+        if history is None:
+            history = []
+            histories.append((history, tools))
+        history += [*prompt[len(history) :], marked(call)]
     if histories:
         (trajectory.messages_and_choices, trajectory.tools), *others = histories
-        trajectory.additional_histories = [History(messages_and_choices=it, tools=tools) for it, tools in others]
+        trajectory.additional_histories = [
+            History(messages_and_choices=history, tools=tools) for history, tools in others
+        ]
 
 
-def _starts(history: MessagesAndChoices, asked: list[Message]) -> bool:
-    """Whether ``asked`` goes on from ``history``: message by message the same, however a client writes an empty content."""
-    return len(asked) > len(history) and all(
-        _said(ours) == _said(theirs) for ours, theirs in zip(history, asked, strict=False)
+def _continues(history: MessagesAndChoices, prompt: list[Message]) -> bool:
+    """Whether ``prompt`` starts with all messages of ``history``, however a client writes empty content."""
+    return len(prompt) > len(history) and all(
+        _comparable(ours) == _comparable(theirs) for ours, theirs in zip(history, prompt, strict=False)
     )
 
 
-def _said(message: Message | Choice) -> Message:
-    given = message.message.model_dump() if isinstance(message, Choice) else message
-    calls = given.get("tool_calls") or ()
+def _comparable(item: Message | Choice) -> Message:
+    message = item.message.model_dump() if isinstance(item, Choice) else item
+    calls = message.get("tool_calls") or ()
     functions = [(call.get("id"), call["function"]["name"], call["function"]["arguments"]) for call in calls]
-    return {"role": given.get("role"), "content": given.get("content") or "", "calls": functions}
+    return {"role": message.get("role"), "content": message.get("content") or "", "calls": functions}
 
 
 def yield_trajectory(trajectory: Trajectory) -> None:
-    """Hand a trajectory to the ``capture_yielded_trajectory`` that this code runs in."""
+    """Pass a trajectory to the enclosing ``capture_yielded_trajectory``; RuntimeError outside of one."""
     holder = _yielded.get()
     if holder is None:
-        raise RuntimeError("nobody captures here: run this inside await art.capture_yielded_trajectory(coroutine)")
+        raise RuntimeError("no capture is active here; run this inside await art.capture_yielded_trajectory(coroutine)")
     holder.append(trajectory)
 
 
 async def capture_yielded_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
-    """Run ``coroutine`` and return the last trajectory that it yielded; RuntimeError where it yielded none."""
+    """Run ``coroutine`` and return the last trajectory that it yielded; RuntimeError if it yielded none."""
     holder: list[Trajectory] = []
     token = _yielded.set(holder)
     try:
@@ -113,5 +116,5 @@ async def capture_yielded_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Tra
     finally:
         _yielded.reset(token)
     if not holder:
-        raise RuntimeError("the coroutine yielded no trajectory: call art.yield_trajectory(trajectory) in it")
+        raise RuntimeError("the coroutine yielded no trajectory; call art.yield_trajectory(trajectory) in it")
     return holder[-1]

@@ -1,4 +1,4 @@
-"""``art.dev``: the configuration of engine and learner in OpenPipe ART's terms -> art's settings, or a refusal by name."""
+"""``art.dev``: translates OpenPipe ART's configuration of engine and learner into art's settings, or refuses it by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from art_core.errors import ConfigError
 InternalModelConfig = InitArgs = EngineArgs = PeftArgs = TrainerArgs = OpenAIServerConfig = ServerArgs = TrainConfig = (
     dict
 )
-"""Plain dicts, as there."""
+"""Plain dicts, as in OpenPipe ART."""
 
 MAPPED = {
     ("init_args", "max_seq_length"): "max_context",
@@ -21,26 +21,26 @@ MAPPED = {
     ("trainer_args", "warmup_steps"): "warmup_steps",
     ("trainer_args", "learning_rate"): "learning_rate",
 }
-"""(part, name) -> the setting of art."""
+"""(part, name) -> art's setting."""
 UNSLOTH = ("gpu_memory_utilization", "fast_inference", "max_lora_rank", "use_gradient_checkpointing", "enforce_eager")
-"""Of ``init_args``, ``peft_args`` and ``engine_args``: how memory is shared on a GPU, which art does by itself."""
+"""Ignored options of ``init_args``, ``peft_args`` and ``engine_args`` about sharing a GPU's memory, which art manages itself."""
 
 
 def settings_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return art's settings. Raises ConfigError for what art has not."""
-    found: dict[str, Any] = {}
-    for part, given in (config or {}).items():
+    """Return art's settings. Raises ConfigError for options that art does not have."""
+    settings: dict[str, Any] = {}
+    for part, options in (config or {}).items():
         if part == "engine_args":
-            found["engine_args"] = {name.replace("_", "-"): value for name, value in given.items()}
+            settings["engine_args"] = {name.replace("_", "-"): value for name, value in options.items()}
             continue
         if part not in {known for known, _ in MAPPED}:
-            raise ConfigError(f"_internal_config[{part!r}] is not there with art: {_INSTEAD}")
-        for name, value in given.items():
+            raise ConfigError(f"_internal_config[{part!r}] is not supported by art: {_INSTEAD}")
+        for name, value in options.items():
             if (part, name) in MAPPED:
-                found[MAPPED[part, name]] = value
+                settings[MAPPED[part, name]] = value
             elif name not in UNSLOTH:
-                raise ConfigError(f"_internal_config[{part!r}][{name!r}] is not there with art: {_INSTEAD}")
-    return found
+                raise ConfigError(f"_internal_config[{part!r}][{name!r}] is not supported by art: {_INSTEAD}")
+    return settings
 
 
 _INSTEAD = (
@@ -50,9 +50,9 @@ _INSTEAD = (
 
 
 def refuse_server_config(config: Mapping[str, Any] | None) -> None:
-    """Raise ConfigError for a configuration of the server that answers."""
+    """Raise ConfigError for a configuration of the inference server."""
     if config:
         raise ConfigError(
-            f"_openai_client_config={dict(config)!r} is not there with art: the address is chosen by LocalBackend(host=, port=), "
-            "the tool format by LocalBackend(tool_parser=), vLLM's options by LocalBackend(engine='vllm', engine_args={...})"
+            f"_openai_client_config={dict(config)!r} is not supported by art: set the address with LocalBackend(host=, port=), "
+            "the tool format with LocalBackend(tool_parser=), vLLM's options with LocalBackend(engine='vllm', engine_args={...})"
         )

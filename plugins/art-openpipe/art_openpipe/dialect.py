@@ -1,6 +1,6 @@
-"""Chat completions whose every choice says which recorded call it is. Knows nothing about trajectories.
+"""Chat completions in which every choice names its recorded call.
 
-A script keeps only the choices of an answer, and any client may have asked: so the mark is put on by the server.
+Scripts keep only the choices of an answer, and may use any client, so the server adds the mark.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from art_core.types import JsonDict
 
 PATH = "/v1/openpipe/chat/completions"
 BASE = "/openpipe"
-"""What follows a rollout's base URL there."""
+"""The suffix of a rollout's base URL for this path."""
 MARK = "art_call"
-"""The choice's field with the id of its request; with the choice's index that is one call."""
+"""The field of a choice with its request's id; together with the choice's index it identifies a call."""
 
 
 class Named(Dialect):
-    """Chat completions with the mark."""
+    """Chat completions with the mark in every choice."""
 
     def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
         return _marked(completion)

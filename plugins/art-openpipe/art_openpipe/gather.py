@@ -1,6 +1,6 @@
-"""Many rollouts at a time: groups, single trajectories, batches. Knows nothing about models or training.
+"""Runs many rollouts concurrently: groups, single trajectories, batches.
 
-A cancellation is never data: whoever is cancelled cancels what it waits for, and raises.
+A cancellation never counts as a failed rollout: it cancels everything that is running, and is raised.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ async def gather_trajectory_groups(
     max_metrics: int | None = None,
     after_each: AfterEach | None = None,
 ) -> list[TrajectoryGroup]:
-    """Run all groups at the same time and return them in order.
+    """Run all groups concurrently and return them in order.
 
-    ``max_exceptions`` rollouts may fail, or below 1 that share of them: they are their group's ``exceptions``; the next one is
-    raised, and ends all others. ``after_each`` is given every group as soon as its runs are there, and returns it, others, or
-    None, which leaves it out. ``pbar_desc=None`` shows no bar. ``pbar_total_completion_tokens`` changes nothing, as in OpenPipe
-    ART, where it is deprecated.
+    Up to ``max_exceptions`` rollouts (below 1: that share of them) may fail, and become their group's ``exceptions``; the next
+    failure is raised and cancels all others. ``after_each`` is called with every group as soon as it is finished, and returns
+    that group, a list of groups, or None to drop it. ``pbar_desc=None`` hides the progress bar. ``pbar_total_completion_tokens``
+    has no effect, as in OpenPipe ART, where it is deprecated.
     """
-    given = list(groups)
-    total = sum(it.awaited or 1 if isinstance(it, TrajectoryGroup) else 1 for it in given)
+    awaitables = list(groups)
+    total = sum(each.awaited or 1 if isinstance(each, TrajectoryGroup) else 1 for each in awaitables)
     budget = Budget(total, allowed=max_exceptions, description=pbar_desc, shown=max_metrics)
     with budget.running():
-        found = await gather_limited([_job(it, budget, after_each) for it in given])
-    return [group for several in found for group in several]
+        results = await gather_limited([_job(each, budget, after_each) for each in awaitables])
+    return [group for result in results for group in result]
 
 
 def _job(
-    given: Awaitable[TrajectoryGroup], budget: Budget, after_each: AfterEach | None
+    awaitable: Awaitable[TrajectoryGroup], budget: Budget, after_each: AfterEach | None
 ) -> Callable[[], Awaitable[Sequence[TrajectoryGroup]]]:
     async def job() -> Sequence[TrajectoryGroup]:
         try:
-            group = await given
+            group = await awaitable
         except Exception as error:
-            if isinstance(given, TrajectoryGroup):
-                raise  # its rollouts have been counted
+            if isinstance(awaitable, TrajectoryGroup):
+                raise  # its rollouts have counted their failures themselves
             budget.failed(error)
             return []
-        if not isinstance(given, TrajectoryGroup):
-            budget.done(sum(it.reward for it in group) / max(1, len(group)), {})
-        after = group if after_each is None else await after_each(group)
-        return [] if after is None else list(after) if isinstance(after, list | tuple) else [after]
+        if not isinstance(awaitable, TrajectoryGroup):
+            budget.done(sum(trajectory.reward for trajectory in group) / max(1, len(group)), {})
+        result = group if after_each is None else await after_each(group)
+        return [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
 
     return job
 
@@ -67,23 +67,24 @@ async def gather_trajectories(
     pbar_total_completion_tokens: bool = False,
     max_exceptions: int | float = 0,
 ) -> list[Any]:
-    """Run all rollouts at the same time and return what each returned, in order; of one that failed within
-    ``max_exceptions``, its exception."""
-    given = list(trajectories)
-    budget = Budget(len(given), allowed=max_exceptions, description=pbar_desc)
+    """Run all rollouts concurrently and return their results in order; a tolerated failure (see ``gather_trajectory_groups``)
+    is returned as its exception."""
+    rollouts = list(trajectories)
+    budget = Budget(len(rollouts), allowed=max_exceptions, description=pbar_desc)
 
-    async def one(rollout: Awaitable[Any]) -> Any:
+    async def run(rollout: Awaitable[Any]) -> Any:
         try:
-            found = await rollout
-        except Exception as error:  # noqa: BLE001 - the boundary to the script's rollouts
+            result = await rollout
+        except Exception as error:  # noqa: BLE001 - the script's rollouts may raise anything
             budget.failed(error)
             return error
-        several = [found] if isinstance(found, Trajectory) else list(found)
-        budget.done(sum(it.reward for it in several) / max(1, len(several)), several[0].metrics if several else {})
-        return found if isinstance(found, Trajectory) else several
+        members = [result] if isinstance(result, Trajectory) else list(result)
+        mean_reward = sum(trajectory.reward for trajectory in members) / max(1, len(members))
+        budget.done(mean_reward, members[0].metrics if members else {})
+        return result if isinstance(result, Trajectory) else members
 
     with budget.running():
-        return await gather_limited([lambda rollout=rollout: one(rollout) for rollout in given])
+        return await gather_limited([lambda rollout=rollout: run(rollout) for rollout in rollouts])
 
 
 async def trajectory_group_batches(
@@ -95,7 +96,7 @@ async def trajectory_group_batches(
     skip_batches: int = 0,
     pbar_desc: str | None = "batches",
 ) -> AsyncIterator[list[TrajectoryGroup]]:
-    """Yield lists of ``batch_size`` groups in order, the last may be shorter, while up to ``max_concurrent_batches`` run."""
+    """Yield lists of ``batch_size`` groups in order, while up to ``max_concurrent_batches`` run; the last may be shorter."""
     source = iter(groups)
     for skipped in islice(source, skip_batches * batch_size):
         if hasattr(skipped, "close"):  # a group, or a coroutine

@@ -1,4 +1,4 @@
-"""The progress bar and the budget of failures of whoever gathers. Knows nothing about trajectories."""
+"""Counts failures against a limit while gathering, and shows a progress bar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Budget:
-    """So many failures are data; the next one is raised. A share below 1 is of ``total``."""
+    """Tolerates ``allowed`` failures and raises the next one. Below 1, ``allowed`` is a share of ``total``."""
 
     def __init__(
         self, total: int = 0, *, allowed: float = 0, description: str | None = None, shown: int | None = None
@@ -28,12 +28,12 @@ class Budget:
 
     @staticmethod
     def current() -> Budget:
-        """Return that of whoever gathers here; where nobody does, the first failure is raised."""
+        """Return the budget of the current gathering; without one, a new budget that raises the first failure."""
         return _current.get() or Budget()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let this budget count in the block, and in the tasks that it starts."""
+        """Make this budget current in the block, and in the tasks that it starts."""
         token = _current.set(self)
         try:
             yield
@@ -43,14 +43,14 @@ class Budget:
                 self._bar.close()
 
     def done(self, reward: float, metrics: Mapping[str, float]) -> None:
-        """Count a run that was finished."""
+        """Count a finished rollout."""
         for name, value in {"reward": reward, **metrics}.items():
             self._sums[name] += float(value)
             self._counts[name] += 1
         self._show(1)
 
     def failed(self, error: Exception) -> None:
-        """Count a failure; raises it where it is one too many."""
+        """Count a failure; raise it if it is one too many."""
         self._failures += 1
         self._show(1)
         if self._failures > self._allowed:

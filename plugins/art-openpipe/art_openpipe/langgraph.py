@@ -1,4 +1,4 @@
-"""``art.langgraph``: rollouts that run LangGraph or LangChain agents. Knows nothing about training."""
+"""``art.langgraph``: rollouts that run LangGraph or LangChain agents."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from art_openpipe.trajectories import Trajectory
 if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI
 
-_asked: ContextVar[tuple[Model, str] | None] = ContextVar("art_openpipe_langgraph", default=None)
-"""The model of the rollout that runs here, and its address."""
+_current: ContextVar[tuple[Model, str] | None] = ContextVar("art_openpipe_langgraph", default=None)
+"""The model of the current rollout, and its address."""
 Rollout = Callable[..., Awaitable[Trajectory]]
 
 
 def wrap_rollout(model: Model, fn: Rollout | None = None) -> Any:
-    """Return ``fn`` with everything that it asks ``model`` in the trajectory that it returns; without ``fn``, a decorator.
+    """Wrap ``fn`` so that its calls to ``model`` are added to the trajectory that it returns; without ``fn``, a decorator.
 
-    The trajectory is a new one with the rest of what ``fn`` returned. Of a model that is not trained nothing is captured.
+    The result is a copy of the trajectory that ``fn`` returned. Nothing is captured if the model is not trainable.
     """
     if fn is None:
         return functools.partial(wrap_rollout, model)
@@ -36,30 +36,30 @@ def wrap_rollout(model: Model, fn: Rollout | None = None) -> Any:
         calls: list[Call] = []
         try:
             async with model.backend().opened(model).record.scope(calls) as base_url:
-                found = await _run(fn, model, base_url, args, kwargs)
+                trajectory = await _run(fn, model, base_url, args, kwargs)
         except Exception as error:
             error.trajectory = partial = Trajectory()  # type: ignore[attr-defined]  # TrajectoryGroup keeps it
             fill(partial, calls)
             raise
-        found = found.model_copy()
-        fill(found, calls)
-        return found
+        trajectory = trajectory.model_copy()
+        fill(trajectory, calls)
+        return trajectory
 
     return rollout
 
 
 async def _run(fn: Rollout, model: Model, base_url: str, args: Any, kwargs: Any) -> Trajectory:
-    token = _asked.set((model, base_url))
+    token = _current.set((model, base_url))
     try:
-        found = await fn(*args, **kwargs)
+        result = await fn(*args, **kwargs)
     finally:
-        _asked.reset(token)
-    if not isinstance(found, Trajectory):
+        _current.reset(token)
+    if not isinstance(result, Trajectory):
         raise TypeError(
-            f"the wrapped rollout {getattr(fn, '__name__', fn)!r} returned {type(found).__name__}; return an art.Trajectory "
-            "(with the reward): its messages are filled in"
+            f"the wrapped rollout {getattr(fn, '__name__', fn)!r} returned {type(result).__name__}; return an art.Trajectory "
+            "with the reward, and its messages are added"
         )
-    return found
+    return result
 
 
 def init_chat_model(
@@ -70,27 +70,27 @@ def init_chat_model(
     config_prefix: str | None = None,
     **kwargs: Any,
 ) -> ChatOpenAI:
-    """Return LangChain's ``ChatOpenAI``, answered by the model of the rollout that this runs in; ``kwargs`` are its settings.
+    """Return a LangChain ``ChatOpenAI`` that calls the current rollout's model; ``kwargs`` are its settings.
 
-    It is the whole class: tools, structured output, streams and settings work as they do elsewhere. ``model`` and
-    ``model_provider`` say what the script uses elsewhere, and count for nothing here.
+    Tools, structured output, streaming and settings work as usual. ``model`` and ``model_provider``, which scripts use outside
+    rollouts, are ignored.
     """
     if configurable_fields is not None or config_prefix is not None:
         raise ConfigError(
-            "init_chat_model: configurable_fields and config_prefix are not there with art; leave them out"
+            "init_chat_model: configurable_fields and config_prefix are not supported by art; remove them"
         )
-    asked = _asked.get()
-    if asked is None:
+    current = _current.get()
+    if current is None:
         raise ConfigError(
-            "init_chat_model() was called outside a wrapped rollout, so no model is known: call it inside the function that "
+            "init_chat_model() was called outside a wrapped rollout, so its model is unknown; call it inside the function that "
             "art.langgraph.wrap_rollout(model, fn) wraps"
         )
     from langchain_openai import ChatOpenAI
 
-    answering, base_url = asked
+    rollout_model, base_url = current
     return ChatOpenAI(
-        model=answering.get_inference_name(),
+        model=rollout_model.get_inference_name(),
         base_url=base_url,
-        api_key=answering.inference_api_key or "unused",
+        api_key=rollout_model.inference_api_key or "unused",
         **kwargs,
     )

@@ -1,4 +1,4 @@
-"""``art.pipeline_trainer``: rollouts go on while steps are taken of those that are there. Knows nothing about rollouts."""
+"""``art.pipeline_trainer``: trains on finished rollouts while others are running."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["PipelineTrainer", "keep_recent_and_top", "make_group_rollout_fn"]
 log = logging.getLogger("art_openpipe")
 GroupRollout = Callable[..., Awaitable[TrajectoryGroup]]
 STATE = "_pipeline_trainer"
-"""The key in ``state.json`` under which it is kept how far the scenarios were."""
+"""The key in ``state.json`` with the number of scenarios that have been used."""
 
 
 def make_group_rollout_fn(single_rollout_fn: Callable[..., Awaitable[Trajectory]], n: int = 4) -> GroupRollout:
-    """Return a rollout of a group: ``n`` runs of a single one, of which those that fail are its exceptions."""
+    """Return a function that rolls out a group of ``n``; rollouts that fail become the group's exceptions."""
 
     async def group_rollout(model: Any, scenario: Any, config: Any) -> TrajectoryGroup:
         runs = (single_rollout_fn(model, scenario, config) for _ in range(n))
@@ -30,10 +30,10 @@ def make_group_rollout_fn(single_rollout_fn: Callable[..., Awaitable[Trajectory]
 
 
 class PipelineTrainer:
-    """Trains on groups as they come: ``num_rollout_workers`` make them, and a step is taken of ``min_batch_size`` of them.
+    """Trains on groups as they finish: ``num_rollout_workers`` produce them, and a step uses at least ``min_batch_size``.
 
-    A group whose calls were sampled more than ``max_steps_off_policy`` steps ago is left out, and so is one in which all runs
-    failed; both are counted in the log. ``kwargs`` are keywords of ``backend.train``.
+    Groups with calls that were sampled more than ``max_steps_off_policy`` steps ago are dropped, as are groups in which all
+    rollouts failed; a warning counts them. ``kwargs`` are keywords of ``backend.train``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class PipelineTrainer:
     ) -> None:
         if isinstance(scenarios, AsyncIterable):
             raise ConfigError(
-                "PipelineTrainer takes scenarios that a plain 'for' goes through; give a list or a generator"
+                "PipelineTrainer does not accept an async iterable of scenarios; pass a list or a generator"
             )
         self.model, self.backend, self.rollout_fn, self.config, self.eval_fn = (
             model,
@@ -71,12 +71,12 @@ class PipelineTrainer:
         self.resume, self.settings = resume, kwargs
 
     async def train(self) -> None:
-        """Train until the scenarios or ``max_steps`` are at an end."""
+        """Train until the scenarios are used up or ``max_steps`` is reached."""
         state = (self.model.read_state() or {}).get(STATE, {}) if self.resume else {}
         source = iter(self.scenarios)
         done = sum(1 for _ in zip(range(state.get("scenarios", 0)), source, strict=False))
         groups: asyncio.Queue[TrajectoryGroup | None] = asyncio.Queue()
-        room = asyncio.Semaphore(self.most)  # bounds the groups that wait, and never the end mark
+        room = asyncio.Semaphore(self.most)  # limits waiting groups, but not the end mark
         making = asyncio.ensure_future(self._make(source, groups, room))
         making.add_done_callback(lambda _: groups.put_nowait(None))
         try:
@@ -86,7 +86,7 @@ class PipelineTrainer:
                 done += len(batch)
                 await self._step(batch, done)
             if over:
-                await making  # what a worker raised
+                await making  # raises a worker's exception
         finally:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
@@ -110,7 +110,7 @@ class PipelineTrainer:
     async def _batch(
         self, groups: asyncio.Queue[TrajectoryGroup | None], room: asyncio.Semaphore
     ) -> tuple[list[TrajectoryGroup], bool]:
-        """Return the next groups, and whether they are the last."""
+        """Return the next groups, and whether there are no more after them."""
         batch: list[TrajectoryGroup] = []
         while len(batch) < self.least or (len(batch) < self.most and not groups.empty()):
             group = await groups.get()
@@ -122,11 +122,10 @@ class PipelineTrainer:
 
     async def _step(self, batch: list[TrajectoryGroup], done: int) -> None:
         step = await self.model.get_step()
-        fresh = [it for it in batch if len(it) and not await self._stale(it, step)]
+        fresh = [group for group in batch if len(group) and not await self._stale(group, step)]
         if len(fresh) < len(batch):
-            log.warning(
-                "step %d: %d of %d groups are stale or failed, and left out", step, len(batch) - len(fresh), len(batch)
-            )
+            dropped = len(batch) - len(fresh)
+            log.warning("step %d: dropping %d of %d groups, which are stale or failed", step, dropped, len(batch))
         if not fresh:
             return
         await self.backend.train(self.model, fresh, **self.settings)
@@ -137,5 +136,6 @@ class PipelineTrainer:
 
     async def _stale(self, group: TrajectoryGroup, step: int) -> bool:
         record = self.backend.opened(self.model).record
-        calls = await record.find([choice for it in group for choice in it.choices()], strict=True)
+        choices = [choice for trajectory in group for choice in trajectory.choices()]
+        calls = await record.find(choices, strict=True)
         return any(step - call.policy_version > self.max_steps_off_policy for call in calls.values())

@@ -1,7 +1,7 @@
-"""The addresses at which one model answers, and the calls that were made there. Knows nothing about trajectories.
+"""The addresses at which one model answers, and the calls that were recorded there.
 
-A call is recorded by art's door as it is made, exact ids and all, long before anybody knows which trajectory it will belong to:
-in a rollout of the split ``capture``.
+A call is recorded when it is made, with its exact token ids, in a rollout of the split ``capture``; which trajectory it belongs
+to turns out much later.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from art_core.loop.run import Run
 
 CAPTURE = "capture"
-"""The split of rollouts that hold calls before they belong to a trajectory."""
+"""The split of rollouts with calls that do not belong to a trajectory yet."""
 
 
 class Key(NamedTuple):
-    """What names a call in a choice."""
+    """Identifies a call."""
 
     request_id: str
     choice: int
 
 
 def key_of(choice: Choice) -> Key | None:
-    """Return which call the choice is; None where it says nothing: no model of ours answered it."""
+    """Return the key of the choice's call; None if it has no mark, because another model answered it."""
     request_id = (choice.model_extra or {}).get(MARK)
     return None if not isinstance(request_id, str) else Key(request_id, choice.index)
 
 
 class _AllBut(frozenset):
-    """The models that are passed through: all, but this one."""
+    """Contains every model except its elements."""
 
     def __contains__(self, model: object) -> bool:
         return not frozenset.__contains__(self, model)
@@ -50,21 +50,21 @@ class _AllBut(frozenset):
 
 @dataclass
 class Record:
-    """Where one model's calls are recorded."""
+    """Records one model's calls."""
 
     run: Run
     model: str
-    """The name that is sent."""
+    """The model name in requests."""
     base_url: str = ""
     _open: dict[str, list[Call] | None] = field(default_factory=dict)
-    """By address: where its calls are wanted when it is closed."""
+    """Rollout id of each open address -> the list that receives its calls when it is closed, if any."""
 
     async def open(self) -> None:
-        """Answer at ``base_url`` from now on, every call with the newest weights and the sampling that it asks for."""
+        """Start answering at ``base_url``, each call with the newest weights and its own sampling settings."""
         self.base_url = await self._opened()
 
     async def close(self) -> None:
-        """End every address."""
+        """Close every address."""
         for rollout_id in list(self._open):
             await self._closed(rollout_id)
 
@@ -77,7 +77,7 @@ class Record:
 
     async def _closed(self, rollout_id: str) -> None:
         if rollout_id not in self._open:
-            return  # the run was closed meanwhile, and its store with it
+            return  # the run and its store have been closed meanwhile
         calls = self._open.pop(rollout_id)
         await self.run.serving.close(rollout_id)
         self.run.store.touch_rollout(rollout_id)
@@ -86,9 +86,9 @@ class Record:
 
     @asynccontextmanager
     async def scope(self, calls: list[Call]) -> AsyncIterator[str]:
-        """Send the block's calls to this model, of whatever client, to an address of their own; add them to ``calls`` at the end.
+        """Redirect the block's calls to this model, by any client, to a new address; append them to ``calls`` at the end.
 
-        Calls to other models go where they went before.
+        Calls to other models are not redirected.
         """
         rollout_id = uuid.uuid4().hex
         base_url = await self._opened(rollout_id, calls)
@@ -100,31 +100,31 @@ class Record:
             await self._closed(rollout_id)
 
     async def find(self, choices: Iterable[Choice], *, strict: bool) -> dict[Key, Call]:
-        """Return the recorded calls of the choices. With ``strict``, raises CaptureError for a choice that is none."""
-        wanted = [key_of(choice) for choice in choices]
-        if strict and None in wanted:
+        """Return the recorded calls of the choices. With ``strict``, raises CaptureError if a choice was not recorded."""
+        keys = [key_of(choice) for choice in choices]
+        if strict and None in keys:
             raise CaptureError(_UNMARKED)
         await self.run.serving.flush()
-        found = await asyncio.to_thread(self._find, {key for key in wanted if key})
-        missing = [key for key in wanted if key and key not in found]
+        recorded = await asyncio.to_thread(self._find, {key for key in keys if key})
+        missing = [key for key in keys if key and key not in recorded]
         if strict and missing:
             raise CaptureError(_NOT_HERE.format(len(missing), missing[0].request_id, self.run.run_dir))
-        return found
+        return recorded
 
-    def _find(self, wanted: set[Key]) -> dict[Key, Call]:
-        found: dict[Key, Call] = {}
-        missing = {key.request_id for key in wanted}
+    def _find(self, keys: set[Key]) -> dict[Key, Call]:
+        by_key: dict[Key, Call] = {}
+        missing = {key.request_id for key in keys}
         for rollout in reversed(self.run.store.rollouts(split=CAPTURE)):
             if not missing:
                 break
             calls = self.run.store.calls_of(rollout.rollout_id, missing)
-            found |= {Key(call.request_id, call.choice): call for call in calls}
+            by_key |= {Key(call.request_id, call.choice): call for call in calls}
             missing -= {call.request_id for call in calls}
-        return {key: call for key, call in found.items() if key in wanted}
+        return {key: call for key, call in by_key.items() if key in keys}
 
 
 def marked(call: Call) -> Choice:
-    """Return a recorded call as the choice that was answered."""
+    """Return a recorded call as the choice with which it was answered."""
     from openai.types.chat.chat_completion import Choice
 
     reason = "stop" if call.finish_reason == "aborted" else call.finish_reason
@@ -133,19 +133,19 @@ def marked(call: Call) -> Choice:
     return Choice.model_validate(fields)
 
 
-def copied(run: Run, calls: Sequence[Call], rollout_id: str) -> None:
-    """Record calls again as those of one trajectory: the store keeps a rollout's calls together."""
+def copy_calls(run: Run, calls: Sequence[Call], rollout_id: str) -> None:
+    """Record calls again under the rollout of their trajectory."""
     for call in calls:
         run.store.record(rollout_id, replace(call, reward=None))
 
 
 _UNMARKED = (
-    "a choice in messages_and_choices was not answered by the model that is trained: another model answered it, or it was "
-    "built by hand, so its tokens are not known and are never guessed. Append the choice that model.openai_client() (or any "
-    "client with model.inference_base_url) returned, as it is; what another model said goes in as a dict, "
-    "{'role': 'assistant', 'content': ...}, and is context"
+    "a choice in messages_and_choices was not answered by the model being trained: another model answered it, or it was built by "
+    "hand, so its tokens are unknown and are never guessed. Append the choice unchanged as model.openai_client() (or any client "
+    "with model.inference_base_url) returned it; append other models' messages as dicts, {'role': 'assistant', 'content': ...}, "
+    "which are context"
 )
 _NOT_HERE = (
-    "{} choices in messages_and_choices are not in the record of this model, such as that of request {}: another model of yours "
-    "answered them, or the run folder was another one then (now: {}). Train the model that sampled them"
+    "{} choices in messages_and_choices are not in the record of this model, for example that of request {}: another of your "
+    "models answered them, or they were recorded in a different run folder (now: {}). Train the model that sampled them"
 )

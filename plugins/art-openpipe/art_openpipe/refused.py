@@ -1,4 +1,4 @@
-"""What OpenPipe ART has and art has not: it can be imported, and says why when it is used."""
+"""Names of OpenPipe ART that art does not support: they can be imported, and raise an error with the reason when used."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from art_core.errors import ConfigError
 
 
 class Refused:
-    """A name that is refused: calling it raises ConfigError with the reason."""
+    """An unsupported name: calling it raises ConfigError with the reason."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.name, self.reason = name, reason
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise ConfigError(f"{self.name} is not there with art: {self.reason}")
+        raise ConfigError(f"{self.name} is not supported by art: {self.reason}")
 
     def __repr__(self) -> str:
-        return f"<{self.name}: not there with art>"
+        return f"<{self.name}: not supported by art>"
 
 
 ServerlessBackend = Refused(
     "ServerlessBackend",
-    "it trains at W&B's service, with an account and weights there; use art.local.LocalBackend here, or art_server.connect(url) "
-    "for a machine with a GPU that runs 'art serve'",
+    "it trains at W&B's service, with an account and weights there; use art.local.LocalBackend, or art_server.connect(url) for a "
+    "GPU machine that runs 'art serve'",
 )
 TinkerBackend = TinkerNativeBackend = Refused(
     "TinkerBackend", "it trains at Thinking Machines' service; use art.local.LocalBackend"
 )
 SkyPilotBackend = Refused(
     "SkyPilotBackend",
-    "OpenPipe ART has removed it; 'art serve' on the machine with the GPU, art_server.connect(url) here",
+    "OpenPipe ART has removed it; run 'art serve' on the GPU machine, and use art_server.connect(url) here",
 )
 deploy_model = Refused(
     "deploy_model",
-    "art uploads to no provider; 'art export RUN_FOLDER' writes the adapter or the merged model and the command that serves it",
+    "art does not upload to providers; 'art export RUN_FOLDER' writes the adapter or merged model, and the command to serve it",
 )
 generate_scenarios = Refused(
-    "generate_scenarios", "tasks are yours to write, or any model's; a list of JSON values is all that art needs"
+    "generate_scenarios", "write the tasks yourself or with any model; art only needs a list of JSON values"
 )
 complete_task_tool = Refused(
-    "complete_task_tool", "an agent ends by returning; give it a tool of your own where it must say so"
+    "complete_task_tool", "an agent ends by returning; if it must say so, give it a tool of your own"
 )
 keep_recent_and_top = Refused(
     "keep_recent_and_top", "await model.delete_checkpoints(best_checkpoint_metric) keeps the newest and the best"

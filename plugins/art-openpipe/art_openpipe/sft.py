@@ -1,7 +1,7 @@
-"""Trajectories to imitate -> art's, with token ids. Knows nothing about optimizers.
+"""Converts trajectories to imitate into art's, with token ids.
 
-Choices of the model itself keep the ids that were sampled. What anybody else said has none: there, and only there, the model's
-chat template says them.
+The model's own choices keep the ids that were sampled. Only messages by others, which have none, are rendered with the model's
+chat template.
 """
 
 from __future__ import annotations
@@ -20,41 +20,39 @@ from art_openpipe.trajectories import Trajectory, messages_of
 from art_openpipe.types import MessagesAndChoices, Tools, TrainSFTConfig
 
 AUTO = 2
-"""Trajectories of one optimizer step where nobody says."""
+"""Default number of trajectories per optimizer step."""
 
 
 def batches(
     trajectories: Sequence[Trajectory], config: TrainSFTConfig
 ) -> Iterator[tuple[list[Trajectory], float | None]]:
-    """Yield each step's trajectories with its learning rate."""
+    """Yield the trajectories and the learning rate of each step."""
     rates = config.learning_rate if isinstance(config.learning_rate, list) else None
     size = config.batch_size
     if size == "auto":
         size = max(1, -(-len(trajectories) // len(rates))) if rates else AUTO
     if not isinstance(size, int) or size < 1 or not trajectories:
         raise ConfigError(
-            f"train_sft: {len(trajectories)} trajectories in batches of {size!r}; give at least one of each"
+            f"train_sft needs at least one trajectory and a batch_size >= 1, got {len(trajectories)} and batch_size={size!r}"
         )
-    cut = [list(trajectories[first : first + size]) for first in range(0, len(trajectories), size)]
-    if rates is not None and len(rates) != len(cut):
+    split = [list(trajectories[first : first + size]) for first in range(0, len(trajectories), size)]
+    if rates is not None and len(rates) != len(split):
         raise ConfigError(
-            f"train_sft: {len(rates)} learning rates for {len(cut)} batches of {size}; give one per batch"
+            f"train_sft: {len(rates)} learning rates for {len(split)} batches of {size}; pass one per batch"
         )
-    yield from zip(cut, rates or [config.learning_rate] * len(cut), strict=True)
+    yield from zip(split, rates or [config.learning_rate] * len(split), strict=True)
 
 
 async def imitable(record: Record, trajectories: Sequence[Trajectory]) -> list[Imitable]:
-    """Return the trajectories with the token ids of everything that the assistant says in them."""
-    found = await record.find([choice for it in trajectories for choice in it.choices()], strict=False)
-    return [
-        Imitable(
-            task=None,
-            calls=tuple(
-                call for tools, history in _histories(it) for call in _calls(history, tools, found, record.run.folder)
-            ),
-        )
-        for it in trajectories
-    ]
+    """Return the trajectories with the token ids of all assistant messages."""
+    choices = [choice for trajectory in trajectories for choice in trajectory.choices()]
+    recorded = await record.find(choices, strict=False)
+
+    def calls_of(trajectory: Trajectory) -> Iterator[Call]:
+        for tools, history in _histories(trajectory):
+            yield from _calls(history, tools, recorded, record.run.folder)
+
+    return [Imitable(task=None, calls=tuple(calls_of(trajectory))) for trajectory in trajectories]
 
 
 def _histories(trajectory: Trajectory) -> Iterator[tuple[Tools | None, MessagesAndChoices]]:
@@ -65,13 +63,13 @@ def _histories(trajectory: Trajectory) -> Iterator[tuple[Tools | None, MessagesA
 
 def _calls(history: MessagesAndChoices, tools: Tools | None, recorded: dict[Key, Call], folder: str) -> Iterator[Call]:
     messages = messages_of(history)
-    for place, given in enumerate(history):
-        key = key_of(given) if isinstance(given, Choice) else None
+    for index, item in enumerate(history):
+        key = key_of(item) if isinstance(item, Choice) else None
         if key in recorded:
             yield recorded[key]
-        elif messages[place].get("role") == "assistant":
-            yield _renderer(folder).call(messages[:place], messages[place], tools=tools)
+        elif messages[index].get("role") == "assistant":
+            yield _renderer(folder).call(messages[:index], messages[index], tools=tools)
 
 
 _renderer = functools.lru_cache(maxsize=1)(Renderer)
-"""That of a model folder: ``train_sft`` asks for it at every batch."""
+"""Cached, because ``train_sft`` needs it for every batch."""

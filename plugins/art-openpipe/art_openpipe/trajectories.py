@@ -1,4 +1,4 @@
-"""Trajectory and TrajectoryGroup as scripts build them. Knows nothing about models, tokens or training."""
+"""OpenPipe ART's Trajectory and TrajectoryGroup, as scripts build them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from art_openpipe.gathering import Budget
 from art_openpipe.types import Messages, MessagesAndChoices, Tools
 
 MetadataValue = float | int | str | bool | None
-_begun: ContextVar[list[Trajectory] | None] = ContextVar("art_openpipe_begun", default=None)
-"""The trajectories that the rollout which runs here has made so far; None outside a group's rollouts."""
+_created: ContextVar[list[Trajectory] | None] = ContextVar("art_openpipe_created", default=None)
+"""The trajectories that the current rollout has created so far; None outside a group's rollouts."""
 
 
 class PydanticException(BaseModel):
@@ -29,11 +29,11 @@ class PydanticException(BaseModel):
     message: str
     traceback: str
     trajectory: Trajectory | None = None
-    """What the rollout had said until then, where it had made its trajectory."""
+    """The rollout's unfinished trajectory, if it had created one."""
 
 
 class History(BaseModel):
-    """A further conversation of one run, such as a sub-agent's."""
+    """An additional conversation of a rollout, such as a sub-agent's."""
 
     messages_and_choices: MessagesAndChoices
     tools: Tools | None = None
@@ -43,14 +43,14 @@ class History(BaseModel):
 
 
 class Trajectory(BaseModel):
-    """One run: what was said, and what it was worth."""
+    """One rollout: its messages, its reward and its metrics."""
 
     messages_and_choices: MessagesAndChoices = []
     tools: Tools | None = None
     additional_histories: list[History] = []
     reward: float = 0.0
     initial_policy_version: int | None = None
-    """Of the weights that answered the first choice; filled in when the trajectory is trained or logged."""
+    """Lowest version of the weights that answered; set when the trajectory is trained or logged."""
     final_policy_version: int | None = None
     metrics: dict[str, float | int | bool] = {}
     metadata: dict[str, MetadataValue] = {}
@@ -58,19 +58,19 @@ class Trajectory(BaseModel):
     start_time: float = Field(default_factory=time.time)
 
     def model_post_init(self, context: Any) -> None:
-        begun = _begun.get()
-        if begun is not None:
-            begun.append(self)
+        created = _created.get()
+        if created is not None:
+            created.append(self)
 
     def __str__(self) -> str:
         return f"Trajectory(reward={self.reward}, metrics={self.metrics}, metadata={self.metadata})"
 
     def log(self, message: str) -> None:
-        """Keep a line with the trajectory."""
+        """Add a line to the trajectory's logs."""
         self.logs.append(message)
 
     def finish(self) -> Trajectory:
-        """Note how long the run took, as the metric ``duration``."""
+        """Set the metric ``duration`` to the seconds since ``start_time``."""
         self.metrics["duration"] = time.time() - self.start_time
         return self
 
@@ -85,7 +85,7 @@ class Trajectory(BaseModel):
             self.metrics[key] = self.metrics.get(key, 0.0) + time.monotonic() - started
 
     def messages(self) -> Messages:
-        """Return the conversation as messages that can be sent: every choice as what it said, tool calls and all."""
+        """Return the conversation as messages for a request, with choices converted, tool calls included."""
         return messages_of(self.messages_and_choices)
 
     def histories(self) -> list[MessagesAndChoices]:
@@ -94,32 +94,35 @@ class Trajectory(BaseModel):
 
     def choices(self) -> list[Choice]:
         """Return the choices of all conversations, in order."""
-        return [it for history in self.histories() for it in history if isinstance(it, Choice)]
+        return [item for history in self.histories() for item in history if isinstance(item, Choice)]
 
     def for_logging(self) -> dict[str, Any]:
-        """Return the trajectory as JSON has it; ``trainable`` marks what the model said."""
+        """Return the trajectory as JSON values; ``trainable`` marks the model's own messages."""
         messages = [
-            {**message, "trainable": isinstance(given, Choice)}
-            for message, given in zip(self.messages(), self.messages_and_choices, strict=True)
+            {**message, "trainable": isinstance(item, Choice)}
+            for message, item in zip(self.messages(), self.messages_and_choices, strict=True)
         ]
-        kept = self.model_dump(include={"reward", "metrics", "metadata", "tools", "logs"})
-        return {**kept, "messages": messages}
+        fields = self.model_dump(include={"reward", "metrics", "metadata", "tools", "logs"})
+        return {**fields, "messages": messages}
 
 
-def messages_of(given: MessagesAndChoices) -> Messages:
+def messages_of(history: MessagesAndChoices) -> Messages:
     """Return messages and choices as messages."""
-    return [it.message.model_dump(exclude_none=True, exclude=PARSED) if isinstance(it, Choice) else it for it in given]
+    return [
+        item.message.model_dump(exclude_none=True, exclude=PARSED) if isinstance(item, Choice) else item
+        for item in history
+    ]
 
 
 PARSED = {"parsed": True, "tool_calls": {"__all__": {"function": {"parsed_arguments"}}}}
-"""Fields of a client's own that no server knows."""
+"""Fields that a client adds and servers do not accept."""
 
 
 class TrajectoryGroup(BaseModel):
-    """Runs of one task, to be compared with each other.
+    """Rollouts of one task, to be compared with each other.
 
-    Given awaitables, the group is awaited: ``await group``, or ``gather_trajectory_groups``. They run at the same time, and the
-    trajectories stand in their order. Those that fail are ``exceptions``, where whoever gathers allows for it.
+    If created from awaitables, await the group itself or pass it to ``gather_trajectory_groups``: they run concurrently, and
+    their trajectories keep their order. Failures become ``exceptions``, as far as ``max_exceptions`` allows.
     """
 
     trajectories: list[Trajectory] = []
@@ -138,16 +141,16 @@ class TrajectoryGroup(BaseModel):
         metrics: Mapping[str, float | int | bool] | None = None,
         logs: Sequence[str] | None = None,
     ) -> None:
-        given = list(trajectories)
-        failed = [it for it in given if isinstance(it, BaseException)]
+        items = list(trajectories)
+        failures = [*(item for item in items if isinstance(item, BaseException)), *exceptions]
         super().__init__(
-            trajectories=[it for it in given if isinstance(it, Trajectory | dict)],
-            exceptions=[_as_data(it) if isinstance(it, BaseException) else it for it in (*failed, *exceptions)],
+            trajectories=[item for item in items if isinstance(item, Trajectory | dict)],
+            exceptions=[_as_data(error) if isinstance(error, BaseException) else error for error in failures],
             metadata=dict(metadata or {}),
             metrics=dict(metrics or {}),
             logs=list(logs or ()),
         )
-        self._pending = [it for it in given if not isinstance(it, Trajectory | dict | BaseException)]
+        self._pending = [item for item in items if not isinstance(item, Trajectory | dict | BaseException)]
 
     def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]  # pydantic would yield fields
         return iter(self.trajectories)
@@ -160,31 +163,31 @@ class TrajectoryGroup(BaseModel):
 
     @property
     def awaited(self) -> int:
-        """How many awaitables are still to be run."""
+        """Number of awaitables that have not run yet."""
         return len(self._pending)
 
     def log(self, message: str) -> None:
-        """Keep a line with the group."""
+        """Add a line to the group's logs."""
         self.logs.append(message)
 
     def close(self) -> None:
-        """Leave what is pending undone."""
-        for it in self._pending:
-            if inspect.iscoroutine(it):
-                it.close()
+        """Drop the awaitables that have not run yet."""
+        for pending in self._pending:
+            if inspect.iscoroutine(pending):
+                pending.close()
         self._pending = []
 
     async def _run(self) -> TrajectoryGroup:
-        """Run what is pending; the first exception over the budget of whoever gathers ends the others and is raised."""
+        """Run the pending awaitables; the first exception beyond the current budget cancels the others and is raised."""
         budget = Budget.current()
-        tasks = [asyncio.ensure_future(_run_one(it, budget)) for it in self._pending]
+        tasks = [asyncio.ensure_future(_run_one(pending, budget)) for pending in self._pending]
         self._pending = []
         try:
-            for found in await asyncio.gather(*tasks):
-                if isinstance(found, Trajectory):
-                    self.trajectories.append(found)
+            for result in await asyncio.gather(*tasks):
+                if isinstance(result, Trajectory):
+                    self.trajectories.append(result)
                 else:
-                    self.exceptions.append(found)
+                    self.exceptions.append(result)
         finally:
             for task in tasks:
                 task.cancel()
@@ -193,26 +196,26 @@ class TrajectoryGroup(BaseModel):
 
 
 async def _run_one(awaitable: Awaitable[Trajectory], budget: Budget) -> Trajectory | PydanticException:
-    begun: list[Trajectory] = []
-    _begun.set(begun)  # this task's own
+    created: list[Trajectory] = []
+    _created.set(created)  # affects this task only
     try:
         trajectory = await awaitable
         if not isinstance(trajectory, Trajectory):
             raise TypeError(
-                f"a rollout returned {type(trajectory).__name__}, and a TrajectoryGroup holds art.Trajectory: return one"
+                f"a rollout returned {type(trajectory).__name__}; a rollout of a TrajectoryGroup must return an art.Trajectory"
             )
-    except Exception as error:  # noqa: BLE001 - the boundary to the script's rollouts: their failures are data
+    except Exception as error:  # noqa: BLE001 - failures of the script's rollouts are data
         budget.failed(error)
-        return _as_data(error, begun)
+        return _as_data(error, created)
     budget.done(trajectory.reward, trajectory.metrics)
     return trajectory
 
 
-def _as_data(error: BaseException, begun: Sequence[Trajectory] = ()) -> PydanticException:
-    """Return an exception as data, with the longest of the trajectories that the failed rollout had begun."""
+def _as_data(error: BaseException, created: Sequence[Trajectory] = ()) -> PydanticException:
+    """Return an exception as data, with the longest trajectory that the failed rollout had created."""
     partial = getattr(error, "trajectory", None)
     if not isinstance(partial, Trajectory):
-        partial = max(begun, key=lambda it: len(it.choices()), default=None)
+        partial = max(created, key=lambda trajectory: len(trajectory.choices()), default=None)
     text = "".join(traceback.format_exception(error))
     return PydanticException(type=type(error).__name__, message=str(error), traceback=text, trajectory=partial)
 

@@ -1,4 +1,4 @@
-"""The small nouns of OpenPipe ART's API. Knows nothing about how they are used."""
+"""The small types of OpenPipe ART's API."""
 
 from __future__ import annotations
 
@@ -10,46 +10,44 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 Message = dict[str, Any]
-"""A chat message as OpenAI has it."""
+"""A chat message in OpenAI's form."""
 Messages = list[Message]
 
 
-def _one(given: Any) -> Any:
-    """Take a choice that was kept as JSON for a choice again, and a message of a client's own class as a dict."""
-    if isinstance(given, dict):
-        return Choice.model_validate(given) if "message" in given and "role" not in given else given
-    return (
-        given.model_dump(exclude_none=True) if isinstance(given, BaseModel) and not isinstance(given, Choice) else given
-    )
+def _normalized(item: Any) -> Any:
+    """Convert a choice stored as JSON back to a ``Choice``, and a client's message object to a dict."""
+    if isinstance(item, dict):
+        return Choice.model_validate(item) if "message" in item and "role" not in item else item
+    return item.model_dump(exclude_none=True) if isinstance(item, BaseModel) and not isinstance(item, Choice) else item
 
 
-MessagesAndChoices = list[Annotated[Message | Choice, BeforeValidator(_one)]]
-"""What a run saw and said: messages as dicts, what the model said as the choices that it answered."""
+MessagesAndChoices = list[Annotated[Message | Choice, BeforeValidator(_normalized)]]
+"""A rollout's conversation: messages as dicts, and the model's own answers as choices."""
 Tools = list[dict[str, Any]]
 
 
 class TrainConfig(BaseModel):
-    """Of ``model.train``. None: art's own default, which goes by the model's size."""
+    """Configuration of ``model.train``. None: art's default for the model's size."""
 
-    model_config = ConfigDict(extra="allow")  # what is not known is refused with a reason, by name
+    model_config = ConfigDict(extra="allow")  # unknown fields are refused later, by name and with a reason
 
     learning_rate: float | None = None
 
 
 class TrainSFTConfig(BaseModel):
-    """Of ``model.train_sft``."""
+    """Configuration of ``model.train_sft``."""
 
     model_config = ConfigDict(extra="forbid")
 
     learning_rate: float | list[float] | None = None
     """A list has one rate per batch."""
     batch_size: int | str = "auto"
-    """Trajectories of one optimizer step; ``"auto"`` takes 2, or as many as there are rates for."""
+    """Trajectories per optimizer step; ``"auto"``: 2, or as many as a list of learning rates implies."""
 
 
 @dataclass
 class TrainResult:
-    """What a training step did."""
+    """Result of a training step."""
 
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
@@ -57,13 +55,13 @@ class TrainResult:
 
 @dataclass
 class LocalTrainResult(TrainResult):
-    """What a training step on this machine did."""
+    """Result of a training step on this machine."""
 
     checkpoint_path: str | None = None
 
 
 class Backend(Protocol):
-    """Where models are trained: ``LocalBackend`` is the one that there is."""
+    """Trains models; the only one is ``LocalBackend``."""
 
     async def register(self, model: Any) -> None: ...
 
@@ -73,5 +71,5 @@ class Backend(Protocol):
 
 
 def folder_of(base: str | Path, project: str, name: str) -> Path:
-    """Return where a model's files are, below the backend's own path."""
+    """Return a model's folder below the backend's path."""
     return Path(base) / project / "models" / name

@@ -27,7 +27,7 @@ async def test_arguments_of_train_are_mapped(desk):
     loss = await trained(save_checkpoint=True, **fixed)
     assert (desk.run.run_dir / "checkpoints" / "step-000005").is_dir()
     assert loss.func is losses.cispo and desk.run.config.advantage == "mean_std"
-    with pytest.raises(ConfigError, match="cannot change that half way"):
+    with pytest.raises(ConfigError, match="cannot change them half way"):
         await trained()
 
 
@@ -59,7 +59,7 @@ async def test_what_a_step_does_not_ask_for_is_as_the_backend_was_given_it(make_
     assert (desk.run.config.kl, desk.run.config.importance_cap) == (0.1, 2.0)
     assert await trained(loss_fn="ppo") == (losses.grpo, {"clip_low": 0.2, "clip_high": 0.2, **fixed})
     assert await trained() == (losses.dapo, fixed)
-    with pytest.raises(ConfigError, match="cannot change that half way"):
+    with pytest.raises(ConfigError, match="cannot change them half way"):
         await trained(kl_penalty_coef=0.0)
 
 
@@ -68,7 +68,7 @@ async def test_a_learner_without_a_loss_of_its_own_is_left_as_it_is_where_no_ste
     del desk.learner.loss
     group = await desk.group(0.0, 1.0)
     assert (await desk.backend.train(desk.model, [group])).step == 1
-    with pytest.raises(ConfigError, match="another loss at every step"):
+    with pytest.raises(ConfigError, match="a different loss in every step"):
         await desk.backend.train(desk.model, [group], loss_fn="ppo")
 
 

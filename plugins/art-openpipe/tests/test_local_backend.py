@@ -241,7 +241,7 @@ async def test_a_tracker_object_is_told_of_one_model_only_and_a_name_of_all(make
     desk = await make_desk(trackers=[Tracker()])
     await desk.model.register(desk.backend)
     other = art.TrainableModel(name="other", project="p", base_model="tiny")
-    with pytest.raises(ConfigError, match="by name, or each model a LocalBackend of its own"):
+    with pytest.raises(ConfigError, match="by name, or use a separate LocalBackend for each model"):
         await other.register(desk.backend)
     async with art.LocalBackend(path=desk.backend._path, trackers=["mine"], engine=FakeEngine()) as backend:
         third = art.TrainableModel(name="third", project="p", base_model="tiny")

@@ -1,4 +1,4 @@
-"""LocalBackend: one open run of art per model, in ``.art/PROJECT/models/NAME``. Knows nothing about how rollouts go."""
+"""LocalBackend: trains each model in a run of its own, in ``.art/PROJECT/models/NAME``."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ if TYPE_CHECKING:
 log = logging.getLogger("art_openpipe")
 
 LEARNER = "openpipe/learner"
-"""Under which the store keeps what the learner was loaded with."""
+"""The store's key for the settings that the learner was loaded with."""
 USUAL = {"keep_checkpoints": None}
-"""Settings that differ from art's defaults: checkpoints stay until ``delete_checkpoints``."""
+"""Settings that differ from art's defaults: checkpoints are kept until ``delete_checkpoints``."""
 OF_STEP = ("advantage", "checkpoint_every", "kl", "importance_cap")
-"""Fields of the config that a step may ask for otherwise."""
+"""Fields of the config that a step may override."""
 
 
 @dataclass
 class Opened:
-    """A model's run while it is open."""
+    """A model's open run."""
 
     run: Run
     record: Record
     trackers: Trackers
     own: Mapping[str, Any]
-    """The backend's settings of what a step may ask for otherwise."""
+    """The backend's defaults for what a step may override."""
     tuned: bool = False
-    """Whether the learner has been given a step's settings, and some of them cannot change any more."""
-    begun: dict[str, Any] = field(default_factory=dict)
-    """With which settings the learner was loaded, where a run goes on."""
+    """Whether a step's settings have been applied to the learner, which fixes some of them."""
+    loaded_with: dict[str, Any] = field(default_factory=dict)
+    """The settings that the learner was loaded with, if the run was resumed."""
 
 
 class LocalBackend:
-    """Trains models on this machine. ``path`` is where their folders are: by default ``ART_PATH``, else ``.art``.
+    """Trains models on this machine. ``path`` contains their folders; default: ``ART_PATH``, or else ``.art``.
 
-    ``trackers`` are told of every step, as those of ``art_core.train``. ``settings`` are art's own, of every model: ``engine``,
-    ``learner`` and the fields of ``art_core.TrainConfig``. A run is closed by ``await backend.close()``, by ``async with``, and
-    else when the event loop ends, as at the end of ``asyncio.run``.
+    ``trackers`` receive every step, as in ``art_core.train``. ``settings`` are art's, for all models: ``engine``, ``learner`` and
+    the fields of ``art_core.TrainConfig``. Runs are closed by ``await backend.close()``, by ``async with``, or otherwise when the
+    event loop ends, as in ``asyncio.run``.
     """
 
     def __init__(
@@ -81,31 +81,29 @@ class LocalBackend:
         **settings: Any,
     ) -> None:
         if gpu_cost_per_hour_usd is not None:
-            raise ConfigError("gpu_cost_per_hour_usd: art counts seconds (time/step_wall_s) and no costs; leave it out")
+            raise ConfigError("gpu_cost_per_hour_usd: art tracks seconds (time/step_wall_s) but no costs; remove it")
         if in_process:
-            log.warning(
-                "in_process=True changes nothing: art serves from a process of its own, so that agents never wait for it"
-            )
+            log.warning("in_process=True has no effect: art serves in a separate process, so agents can't block it")
         self._path = path
         self._trackers = tuple(trackers)
         self._settings = settings
         self._opened: dict[Path, Opened] = {}
         self._opening: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
-        """By folder; each is kept by those who wait for it or hold it."""
+        """By folder; a lock lives as long as someone waits for it or holds it."""
         self._lifetimes: list[AsyncIterator[Opened]] = []
-        self._told: Path | None = None
-        """The folder of the model whose run the tracker objects are told of."""
+        self._tracked: Path | None = None
+        """The folder of the model whose run the tracker objects receive."""
         _backends.add(self)
 
     def __deepcopy__(self, memo: Any) -> LocalBackend:
-        """Be the backend of a model's copies, too."""
+        """Copies of a model share its backend."""
         return self
 
     def __enter__(self) -> LocalBackend:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the runs to the end of the event loop: a plain ``with`` cannot wait for them."""
+        """Leave the runs open until the event loop ends, because a plain ``with`` can't await."""
 
     async def __aenter__(self) -> LocalBackend:
         return self
@@ -114,16 +112,16 @@ class LocalBackend:
         await self.close()
 
     async def close(self) -> None:
-        """End every model's run: serving stops, and everything is on disk."""
+        """Close every model's run: serving stops, and everything is saved."""
         while self._lifetimes:
             await self._lifetimes.pop().aclose()
 
     def folder(self, model: Model) -> Path:
-        """Return the folder of a model, which for a trainable one is its run folder."""
+        """Return a model's folder; for a trainable model, it is the run folder."""
         return folder_of(self._path or os.environ.get("ART_PATH") or model.base_path, model.project, model.name)
 
     async def register(self, model: Model, _openai_client_config: Any = None) -> None:
-        """Open the model's run, where it is trainable, and tell it where it answers."""
+        """Set the model's backend; if it is trainable, open its run and set its address."""
         dev.refuse_server_config(_openai_client_config)
         model._backend = self
         if not model.trainable:
@@ -138,21 +136,19 @@ class LocalBackend:
     async def _open(self, model: TrainableModel) -> Opened:
         folder = self.folder(model)
         self._claim_trackers(folder)
-        begun = await asyncio.to_thread(_begun, folder)
+        loaded_with = await asyncio.to_thread(_loaded_with, folder)
         base_model = os.environ.get("ART_MODEL") or model.base_model
         own = dev.settings_of(model._internal_config)
         if own and base_model != model.base_model:
-            log.warning(
-                "ART_MODEL=%s: the settings %s were for %s, and are left out", base_model, own, model.base_model
-            )
+            log.warning("ART_MODEL=%s: ignoring the settings %s, which are for %s", base_model, own, model.base_model)
             own = {}
-        given = {**USUAL, **own, **self._settings}
-        whole, plugins = {**given, **begun}, Plugins(art_openpipe)
+        settings = {**USUAL, **own, **self._settings}
+        whole, plugins = {**settings, **loaded_with}, Plugins(art_openpipe)
         opening = art_core.open_run(folder, model=base_model, plugins=plugins, **whole)
-        if (arguments := whole.get("engine_args")) and given.get("engine", "embedded") == "embedded":
-            log.warning("engine_args=%s are vLLM's, and engine='embedded' reads none", arguments)
-        # A generator, because an event loop closes those that are open when it ends: scripts need not close anything.
-        lifetime = self._lifetime(model, opening, plugins, begun, given)
+        if (arguments := whole.get("engine_args")) and settings.get("engine", "embedded") == "embedded":
+            log.warning("ignoring engine_args=%s, which are for vLLM, not for engine='embedded'", arguments)
+        # An async generator, because the event loop closes it when it ends; so scripts need not close anything.
+        lifetime = self._lifetime(model, opening, plugins, loaded_with, settings)
         with Display() as screen:
             screen.phase(f"{model.name}: starting the engine", None)
             opened = await anext(lifetime)
@@ -160,31 +156,31 @@ class LocalBackend:
         return opened
 
     def _claim_trackers(self, folder: Path) -> None:
-        """Note whose tracker objects these are. Raises ConfigError where they are another model's."""
-        objects = [type(it).__name__ for it in self._trackers if not isinstance(it, str)]
-        if objects and self._told not in (None, folder):
+        """Assign the tracker objects to this model. Raises ConfigError if they belong to another model."""
+        objects = [type(tracker).__name__ for tracker in self._trackers if not isinstance(tracker, str)]
+        if objects and self._tracked not in (None, folder):
             raise ConfigError(
-                f"LocalBackend(trackers=) has objects ({', '.join(objects)}), which are told of the run in {self._told}; they "
-                f"cannot be told of that in {folder} too. Give trackers by name, or each model a LocalBackend of its own"
+                f"LocalBackend(trackers=) has objects ({', '.join(objects)}) that already track the run in {self._tracked}, so "
+                f"they can't track {folder} too. Pass trackers by name, or use a separate LocalBackend for each model"
             )
-        self._told = folder
+        self._tracked = folder
 
     async def _lifetime(
         self,
         model: TrainableModel,
         opening: AbstractAsyncContextManager[Run],
         plugins: Plugins,
-        begun: dict[str, Any],
-        given: Mapping[str, Any],
+        loaded_with: dict[str, Any],
+        settings: Mapping[str, Any],
     ) -> AsyncIterator[Opened]:
-        # The only generator that is open here: a loop that ends closes all of them at the same time.
-        found = Trackers.find(plugins, self._trackers)
+        # There must be no other open generator, because a loop that ends closes all of them at the same time.
+        factories = Trackers.find(plugins, self._trackers)
         async with opening as run:
-            own = {name: given.get(name, getattr(art_core.TrainConfig, name)) for name in OF_STEP}
-            loss = given.get("loss")
+            own = {name: settings.get(name, getattr(art_core.TrainConfig, name)) for name in OF_STEP}
+            loss = settings.get("loss")
             own["loss"] = run.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
-            trackers = Trackers(found, run.run_dir, run.config, log.warning)
-            opened = Opened(run, Record(run, model.name), trackers, own, begun=begun)
+            trackers = Trackers(factories, run.run_dir, run.config, log.warning)
+            opened = Opened(run, Record(run, model.name), trackers, own, loaded_with=loaded_with)
             try:
                 await opened.record.open()
                 yield opened
@@ -195,104 +191,103 @@ class LocalBackend:
                 await in_thread(trackers.close)
 
     def opened(self, model: Model) -> Opened:
-        """Return the open run of a model; ConfigError where it is not registered here."""
+        """Return a model's open run; ConfigError if it is not registered with this backend."""
         folder = self.folder(model)
         if folder not in self._opened:
             raise ConfigError(f"the model {model.name!r} is not registered: await model.register(backend) first")
         return self._opened[folder]
 
     async def train(
-        self, model: TrainableModel, trajectory_groups: Iterable[TrajectoryGroup], **given: Any
+        self, model: TrainableModel, trajectory_groups: Iterable[TrajectoryGroup], **arguments: Any
     ) -> LocalTrainResult:
-        """Take one optimizer step on the groups, serve and save the new weights.
+        """Take one optimizer step on the groups, then save and serve the new weights.
 
-        Keywords are OpenPipe ART's; what art has under another name is mapped, what it has not is refused by name
-        (``arguments.py``); what is left out is as ``LocalBackend`` was given it. Raises CaptureError where a choice was not
-        answered by this model, ConfigError where there is none.
+        ``arguments`` are OpenPipe ART's; ``arguments.py`` maps them to art's settings and refuses unsupported ones by name.
+        Defaults are those of ``LocalBackend``. Raises CaptureError if a choice was not answered by this model, ConfigError if
+        there are no choices.
         """
         opened = self.opened(model)
-        wanted = settings(given, opened.own)
+        step_settings = settings(arguments, opened.own)
         run, groups = opened.run, _checked(trajectory_groups)
-        run.config = replace(run.config, **wanted.of_run)
-        found = await Handover(opened.record, "train", run.step + 1).groups(groups)
-        await self._tune(opened, wanted)
-        measured = await run.learn(found)
-        for advice in (untrained_advice(run.step, measured), flat_advice([measured], found, at=(1,))):
+        run.config = replace(run.config, **step_settings.of_run)
+        scored = await Handover(opened.record, "train", run.step + 1).groups(groups)
+        await self._tune(opened, step_settings)
+        measured = await run.learn(scored)
+        for advice in (untrained_advice(run.step, measured), flat_advice([measured], scored, at=(1,))):
             if advice:
                 log.warning("step %d of %s: %s", run.step, model.name, advice)
         metrics = {**of_groups(groups, "train"), **of_step(measured)}
         add_history(self.folder(model), run.step, metrics)
         opened.trackers.tell("log", run.step, measured)
-        opened.trackers.tell("log_groups", run.step, found, "train")
-        if given.get("verbose"):
-            print(json.dumps({"step": run.step, **metrics}))  # noqa: T201 - what verbose asks for
+        opened.trackers.tell("log_groups", run.step, scored, "train")
+        if arguments.get("verbose"):
+            print(json.dumps({"step": run.step, **metrics}))  # noqa: T201 - verbose output
         return LocalTrainResult(run.step, metrics, self._checkpoint_path(opened))
 
-    async def _tune(self, opened: Opened, wanted: Settings) -> None:
-        """Give the learner what this step asks for. Raises ConfigError for what it was loaded without."""
-        run, before = opened.run, {name: getattr(opened.run.config, name) for name in wanted.of_learner}
-        if opened.tuned or opened.begun:
-            changed = {
-                name: value for name, value in wanted.of_learner.items() if (value or None) != (before[name] or None)
-            }
+    async def _tune(self, opened: Opened, step_settings: Settings) -> None:
+        """Apply a step's settings to the learner. Raises ConfigError if they differ from those that are fixed by now."""
+        run, of_learner = opened.run, step_settings.of_learner
+        before = {name: getattr(run.config, name) for name in of_learner}
+        if opened.tuned or opened.loaded_with:
+            changed = {name: value for name, value in of_learner.items() if (value or None) != (before[name] or None)}
             if changed:
                 raise ConfigError(
-                    f"this run began with {before}, and the learner cannot change that half way ({changed} was asked for); keep "
-                    "kl_penalty_coef and truncated_importance_sampling, or LocalBackend(kl=, importance_cap=), the same in every "
-                    "step, or train under another name"
+                    f"this run was started with {before}, and the learner cannot change them half way (requested: {changed}); "
+                    "keep kl_penalty_coef and truncated_importance_sampling, or LocalBackend(kl=, importance_cap=), the same in "
+                    "every step, or train under another name"
                 )
         else:
-            run.config = replace(run.config, **wanted.of_learner)
-            run.store.set_meta(LEARNER, wanted.of_learner)
+            run.config = replace(run.config, **of_learner)
+            run.store.set_meta(LEARNER, of_learner)
         learner = await run.learner()
-        if wanted.loss_given or hasattr(learner, "loss"):
-            _set(learner, "loss", wanted.loss)
-        if wanted.learning_rate is not None:
-            _set(learner, "learning_rate", wanted.learning_rate)
+        if step_settings.loss_given or hasattr(learner, "loss"):
+            _set(learner, "loss", step_settings.loss)
+        if step_settings.learning_rate is not None:
+            _set(learner, "learning_rate", step_settings.learning_rate)
         opened.tuned = True
 
     async def train_sft(
         self, model: TrainableModel, trajectories: Iterable[Trajectory], config: TrainSFTConfig
     ) -> LocalTrainResult:
-        """Imitate the trajectories, one pass over them; see ``sft.py``."""
+        """Train to imitate the trajectories, in one pass over them; see ``sft.py``."""
         opened = self.opened(model)
         run = opened.run
         run.config = replace(run.config, **settings({}, opened.own).of_run)
         measured = []
         for batch, rate in sft.batches(list(trajectories), config):
-            found = await sft.imitable(opened.record, batch)
+            imitable = await sft.imitable(opened.record, batch)
             if rate is not None:
                 _set(await run.learner(), "learning_rate", rate)
-            measured += await run.learn_sft(found, batch_size=len(found))
+            measured += await run.learn_sft(imitable, batch_size=len(imitable))
         metrics = of_step(measured[-1]) if measured else {}
         add_history(self.folder(model), run.step, metrics)
         return LocalTrainResult(run.step, metrics, self._checkpoint_path(opened))
 
     async def log(self, model: Model, groups: Sequence[TrajectoryGroup], split: str, step: int | None) -> None:
-        """Note what the groups are worth, and keep the runs of a trainable model in its store."""
+        """Add the groups' mean rewards and metrics to the history; a trainable model's store gets the rollouts as well."""
         step = (self.opened(model).run.step if model.trainable else 0) if step is None else step
         if model.trainable and groups:
             opened = self.opened(model)
-            found = await Handover(opened.record, "eval", step).groups(groups)
-            opened.trackers.tell("log_groups", step, found, "eval")
+            scored = await Handover(opened.record, "eval", step).groups(groups)
+            opened.trackers.tell("log_groups", step, scored, "eval")
         add_history(self.folder(model), step, of_groups(groups, split))
 
     def add_metrics(self, model: Model, metrics: dict[str, float], step: int | None) -> None:
-        """Note numbers of the script's own."""
+        """Add the script's own metrics to the history."""
         step = (self.opened(model).run.step if model.trainable else 0) if step is None else step
         add_history(self.folder(model), step, metrics)
 
     async def delete_checkpoints(self, model: TrainableModel, best_checkpoint_metric: str) -> None:
-        """Delete all checkpoints but the newest one and the best by a metric of ``history.jsonl``."""
+        """Delete all checkpoints except the newest and the best by a metric in ``history.jsonl``."""
         folder = self.folder(model)
-        kept = checkpoints(folder)[-1:]
+        newest = checkpoints(folder)[-1:]
         best = best_step(folder, best_checkpoint_metric)
         for checkpoint in checkpoints(folder):
-            if checkpoint not in kept and checkpoint_step(checkpoint) != best:
+            if checkpoint not in newest and checkpoint_step(checkpoint) != best:
                 await asyncio.to_thread(shutil.rmtree, checkpoint)
 
     def _checkpoint_path(self, opened: Opened) -> str | None:
-        """Return the folder of the newest step's checkpoint, where it was saved; trackers are told."""
+        """Return the newest step's checkpoint and pass it to the trackers; None if it was not saved."""
         run = opened.run
         newest = run.run_dir / "checkpoints" / f"step-{run.step:06d}"
         if not newest.is_dir():
@@ -307,13 +302,13 @@ class LocalBackend:
 
 
 _EXPERIMENTAL = (
-    "LocalBackend.{} is not there with art. Checkpoints are plain folders in .art/PROJECT/models/NAME/checkpoints: copy them "
-    "with any S3 client, take a model elsewhere with 'art export', fork one by base_model='FOLDER OF A CHECKPOINT', another name"
+    "LocalBackend.{} is not supported by art. Checkpoints are plain folders in .art/PROJECT/models/NAME/checkpoints: copy them "
+    "with any S3 client, export a model with 'art export', or fork one with base_model='CHECKPOINT FOLDER' and another name"
 )
 
 
-def _begun(folder: Path) -> dict[str, Any]:
-    """Return what the learner of an earlier process was loaded with."""
+def _loaded_with(folder: Path) -> dict[str, Any]:
+    """Return the settings that the learner of an earlier process was loaded with."""
     if not (folder / "run.sqlite").is_file():
         return {}
     with Store(folder / "run.sqlite") as store:
@@ -321,26 +316,26 @@ def _begun(folder: Path) -> dict[str, Any]:
 
 
 def _checked(groups: Iterable[Any]) -> list[TrajectoryGroup]:
-    found = list(groups)
-    for group in found:
+    checked = list(groups)
+    for group in checked:
         if not isinstance(group, TrajectoryGroup):
             raise ConfigError(
-                f"train takes a list of art.TrajectoryGroup, this is a {type(group).__name__}: put the trajectories of one task "
+                f"train needs a list of art.TrajectoryGroup, got a {type(group).__name__}; put the trajectories of one task "
                 "into a group"
             )
         if group.awaited:
-            raise ConfigError("a TrajectoryGroup has not been run: await art.gather_trajectory_groups(groups) first")
+            raise ConfigError("a TrajectoryGroup has not run yet; await art.gather_trajectory_groups(groups) first")
         for trajectory in group.trajectories:
             if not math.isfinite(trajectory.reward):
-                raise RewardError(f"a trajectory has the reward {trajectory.reward}; set a finite int or float")
-    return found
+                raise RewardError(f"the reward of a trajectory must be a finite number, got {trajectory.reward}")
+    return checked
 
 
 def _set(learner: Any, name: str, value: Any) -> None:
     if not hasattr(learner, name):
         raise ConfigError(
-            f"{type(learner).__name__} cannot be given another {name} at every step; give LocalBackend({name}=) once, and "
-            "leave it out of train"
+            f"{type(learner).__name__} does not support a different {name} in every step; pass LocalBackend({name}=) once, and "
+            "remove it from train"
         )
     setattr(learner, name, value)
 
@@ -349,5 +344,5 @@ _backends: WeakSet[LocalBackend] = WeakSet()
 
 
 def all_opened() -> list[Opened]:
-    """Return every trainable model's run that is open in this process."""
+    """Return the open runs of all trainable models in this process."""
     return [opened for backend in _backends for opened in backend._opened.values()]

@@ -1,4 +1,4 @@
-"""``art.rewards``: RULER, by art_ruler. Scores belong to runs by the ids that the judge names, never by their place."""
+"""``art.rewards``: RULER, implemented by art_ruler. Scores are matched to trajectories by id, never by position."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from art_openpipe.types import Messages, Tools
 
 log = logging.getLogger("art_openpipe")
 DEFAULT_RUBRIC = None
-"""art_ruler's own rubric."""
+"""None: art_ruler's rubric."""
 
 
 class TrajectoryScore(BaseModel):
-    """What the judge says of one run."""
+    """The judge's score of one trajectory."""
 
     trajectory_id: str
-    """Its place in the list that was given, from 1."""
+    """Its position in the list, from 1."""
     explanation: str
     score: float
     """In [0, 1]."""
 
 
 class Response(BaseModel):
-    """What the judge says of all."""
+    """The judge's scores of all trajectories."""
 
     scores: list[TrajectoryScore]
 
@@ -42,19 +42,19 @@ async def ruler(
     *,
     debug: bool = False,
 ) -> list[TrajectoryScore]:
-    """Return a score for each conversation, in order: all are attempts at one task, and are compared with each other.
+    """Return a score for each conversation, in order; all are attempts at one task and are compared with each other.
 
-    ``judge_model`` is a LiteLLM model string, or whatever ``art_ruler.Ruler`` takes. ``tools`` are shown to the judge with the
-    rubric. Raises art_ruler's JudgeError where the judge gave no answer that can be used, also when asked again.
+    ``judge_model`` is a LiteLLM model string, or anything else that ``art_ruler.Ruler`` accepts. The names of ``tools`` are shown
+    to the judge with the rubric. Raises art_ruler's JudgeError if the judge gives no usable answer, even when asked again.
     """
     judge = _ruler(judge_model, extra_litellm_params, rubric, tools)
     verdicts = await judge.compare([list(messages) for messages in message_lists])
     scores = [
-        TrajectoryScore(trajectory_id=str(place), explanation=it.explanation, score=it.score)
-        for place, it in enumerate(verdicts, 1)
+        TrajectoryScore(trajectory_id=str(number), explanation=verdict.explanation, score=verdict.score)
+        for number, verdict in enumerate(verdicts, 1)
     ]
     if debug:
-        print(Response(scores=scores).model_dump_json(indent=2))  # noqa: T201 - what debug asks for
+        print(Response(scores=scores).model_dump_json(indent=2))  # noqa: T201 - debug output
     return scores
 
 
@@ -67,32 +67,32 @@ async def ruler_score_group(
     swallow_exceptions: bool = False,
     debug: bool = False,
 ) -> TrajectoryGroup | None:
-    """Return a copy of the group with the judge's scores as rewards; all else of it is kept.
+    """Return a copy of the group with the judge's scores as rewards.
 
-    The reward before is the metric ``independent_reward``, the score ``ruler_score``, and what the judge said a line of the logs.
-    Additional histories are shown to the judge after the main one. With ``swallow_exceptions``, None where the judge failed.
+    The previous reward becomes the metric ``independent_reward``, the score is also the metric ``ruler_score``, and the judge's
+    explanation is added to the logs. Additional histories are shown to the judge after the main one. With
+    ``swallow_exceptions``, returns None if the judge fails.
     """
-    tools = next((it.tools for it in group if it.tools), None)
+    tools = next((trajectory.tools for trajectory in group if trajectory.tools), None)
     try:
-        scores = await ruler(
-            [_shown(it) for it in group], judge_model, extra_litellm_params, rubric, tools, debug=debug
-        )
+        conversations = [_shown(trajectory) for trajectory in group]
+        scores = await ruler(conversations, judge_model, extra_litellm_params, rubric, tools, debug=debug)
     except Exception as error:
-        # By its name: art_ruler is only there where it is installed. What is wrong with the set-up is always raised.
+        # Compared by name, because art_ruler may not be installed. Errors of the set-up are always raised.
         if not swallow_exceptions or "JudgeError" not in {kind.__name__ for kind in type(error).__mro__}:
             raise
-        log.warning("a group of %d runs was not scored, and is left out: %s", len(group), error)
+        log.warning("dropping a group of %d trajectories that could not be scored: %s", len(group), error)
         return None
     scored = group.model_copy(deep=True)
-    for trajectory, it in zip(scored, scores, strict=True):
+    for trajectory, score in zip(scored, scores, strict=True):
         trajectory.metrics["independent_reward"] = trajectory.reward
-        trajectory.metrics["ruler_score"] = trajectory.reward = it.score
-        trajectory.log(f"RULER explanation: {it.explanation}")
+        trajectory.metrics["ruler_score"] = trajectory.reward = score.score
+        trajectory.log(f"RULER explanation: {score.explanation}")
     return scored
 
 
 def _shown(trajectory: Trajectory) -> Messages:
-    histories = [trajectory.messages(), *(it.messages() for it in trajectory.additional_histories)]
+    histories = [trajectory.messages(), *(history.messages() for history in trajectory.additional_histories)]
     return [message for history in histories for message in history]
 
 

@@ -1,4 +1,4 @@
-"""``art.utils``: what scripts use around their loops. Knows nothing about models."""
+"""``art.utils``: helpers for a script's training loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DatasetBatch(Generic[T]):
 
     items: list[T]
     step: int
-    """Counted over all epochs."""
+    """Index over all epochs."""
     epoch: int
     epoch_step: int
 
@@ -41,7 +41,7 @@ class DatasetBatch(Generic[T]):
 def iterate_dataset(
     dataset: Sequence[T], groups_per_step: int = 1, num_epochs: int = 1, initial_step: int = 0, use_tqdm: bool = True
 ) -> Iterator[DatasetBatch[T]]:
-    """Yield the dataset in batches, every epoch in an order of its own, the same at every start; ``initial_step`` skips."""
+    """Yield the dataset in batches, shuffled differently but reproducibly in every epoch, starting at ``initial_step``."""
     per_epoch = math.ceil(len(dataset) / groups_per_step)
     steps: Iterable[int] = range(initial_step, per_epoch * num_epochs)
     if use_tqdm:
@@ -52,8 +52,8 @@ def iterate_dataset(
         epoch, epoch_step = divmod(step, per_epoch)
         order = list(range(len(dataset)))
         random.Random(epoch).shuffle(order)
-        places = order[epoch_step * groups_per_step : (epoch_step + 1) * groups_per_step]
-        yield DatasetBatch([dataset[place] for place in places], step, epoch, epoch_step)
+        indices = order[epoch_step * groups_per_step : (epoch_step + 1) * groups_per_step]
+        yield DatasetBatch([dataset[index] for index in indices], step, epoch, epoch_step)
 
 
 def retry(
@@ -63,22 +63,24 @@ def retry(
     exceptions: type[Exception] | tuple[type[Exception], ...] = (Exception,),
     on_retry: Callable[[Exception, int], None] | None = None,
 ) -> Callable[[Function], Function]:
-    """Return a decorator, for functions and coroutine functions: run again where ``exceptions`` are raised, after ``delay``
-    seconds, then ``backoff_factor`` times as long. ``on_retry(error, attempt)`` is called before each further attempt."""
+    """Return a decorator for functions and coroutine functions that retries on ``exceptions``.
+
+    Pauses start at ``delay`` seconds and grow by ``backoff_factor``. ``on_retry(error, attempt)`` is called before each retry.
+    """
     return tenacity.retry(
         stop=tenacity.stop_after_attempt(max_attempts),
         wait=tenacity.wait_exponential(multiplier=delay, exp_base=backoff_factor),
         retry=tenacity.retry_if_exception_type(exceptions),
-        before_sleep=lambda it: on_retry and on_retry(it.outcome.exception(), it.attempt_number),
+        before_sleep=lambda state: on_retry and on_retry(state.outcome.exception(), state.attempt_number),
         reraise=True,
     )
 
 
 def limit_concurrency(n: int, derive_key: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
-    """Return a decorator for coroutine functions: at most ``n`` run at a time, or ``n`` of each key of their arguments."""
+    """Return a decorator for coroutine functions that limits concurrency to ``n``, or to ``n`` per ``derive_key(*args)``."""
 
     def decorator(function: Function) -> Function:
-        # Each is kept by those who wait or run, and gone with the last of them.
+        # A semaphore lives as long as a call waits for it or holds it.
         gates: WeakValueDictionary[Any, asyncio.Semaphore] = WeakValueDictionary()
 
         @functools.wraps(function)
@@ -93,7 +95,7 @@ def limit_concurrency(n: int, derive_key: Callable[..., Any] | None = None) -> C
 
 
 def log_http_errors(function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Decorate a coroutine function: what a server answered with an error status is logged, and the error raised."""
+    """Decorate a coroutine function so that HTTP error responses are logged; the errors are raised as before."""
 
     @functools.wraps(function)
     async def logged(*args: Any, **kwargs: Any) -> T:
@@ -109,7 +111,7 @@ def log_http_errors(function: Callable[..., Awaitable[T]]) -> Callable[..., Awai
 
 
 def format_message(message: Message) -> str:
-    """Return a message as a few lines for people."""
+    """Return a message as readable text."""
     parts = [message.get("content") or ""]
     for call in message.get("tool_calls") or ():
         parts.append(f"{call['function']['name']}({call['function']['arguments']})")
@@ -117,7 +119,7 @@ def format_message(message: Message) -> str:
 
 
 def get_model_step(model: Any, art_path: str | None = None) -> int:
-    """Return the newest checkpoint's step in the model's folder; 0 where there is none."""
+    """Return the step of the newest checkpoint in the model's folder; 0 if there is none."""
     base = art_path or os.environ.get("ART_PATH") or model.base_path
     newest = last_checkpoint(folder_of(base, model.project, model.name))
     return 0 if newest is None else checkpoint_step(newest)

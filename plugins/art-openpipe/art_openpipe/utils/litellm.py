@@ -1,4 +1,4 @@
-"""``art.utils.litellm``: choices that LiteLLM returned. Knows nothing about trajectories."""
+"""``art.utils.litellm``: converts LiteLLM's choices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from art_openpipe.dialect import MARK
 
 
 def convert_litellm_choice_to_openai(choice: Any) -> Choice:
-    """Return a choice of LiteLLM's as OpenAI's, with what says which recorded call it is."""
-    given = choice.model_dump(exclude_none=True)
-    kept = given.pop("provider_specific_fields", None) or {}
-    given.setdefault("finish_reason", "stop")
-    given["message"].setdefault("content", None)
-    given["message"].setdefault("refusal", None)
-    return Choice.model_validate({**given, **{name: kept[name] for name in (MARK,) if name in kept}})
+    """Convert a LiteLLM choice to OpenAI's, with the mark that names its recorded call."""
+    fields = choice.model_dump(exclude_none=True)
+    extra = fields.pop("provider_specific_fields", None) or {}
+    fields.setdefault("finish_reason", "stop")
+    fields["message"].setdefault("content", None)
+    fields["message"].setdefault("refusal", None)
+    if MARK in extra:
+        fields[MARK] = extra[MARK]
+    return Choice.model_validate(fields)
