@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from art_core.attribution import running
+from art_core.plugin_api import running
 from art_core.types import RolloutAddress
 
 

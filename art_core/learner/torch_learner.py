@@ -57,9 +57,6 @@ class TorchLearner(LearnerBase):
     call the same methods with the same arguments, and the first process writes.
     """
 
-    choice = ""
-    """Why ``learner="auto"`` chose this learner, if the user should know."""
-
     def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss, group: Alone | None = None) -> None:
         bound_heap()
         torch.manual_seed(config.seed)

@@ -36,7 +36,8 @@ class UnslothLearner(TorchLearner):
     """Trains a LoRA adapter on token trees with Unsloth's kernels; otherwise like ``TorchLearner``.
 
     On a GPU the weights are bfloat16 if it supports that, or 4-bit, and Unsloth recomputes activations. Without a GPU they
-    are float32 and there are no kernels. Raises ConfigError if Unsloth can't be used or ``config.lora_rank`` is 0.
+    are float32, without kernels, and nothing is recomputed. Raises ConfigError if Unsloth can't be used or
+    ``config.lora_rank`` is 0.
     """
 
     def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss) -> None:
@@ -55,17 +56,16 @@ class UnslothLearner(TorchLearner):
                 max_seq_length=None,
                 dtype=None if unsloth.has_gpu() else torch.float32,
                 load_in_4bit=self._in_4bit(),
-                use_gradient_checkpointing=_recompute(),
+                use_gradient_checkpointing=unsloth.has_gpu() and "unsloth",
             )
         return model
 
     def _in_4bit(self) -> bool:
-        if not unsloth.has_gpu():
-            if self.config.load_in_4bit:
-                raise ConfigError("load_in_4bit=True needs a GPU and torch finds none; leave it out")
-            return False
-        if self.config.load_in_4bit is not None:
-            return self.config.load_in_4bit
+        wanted, gpu = self.config.load_in_4bit, unsloth.has_gpu()
+        if wanted and not gpu:
+            raise ConfigError("load_in_4bit=True needs a GPU and torch finds none; leave it out")
+        if wanted is not None or not gpu:
+            return bool(wanted)
         memory = torch.cuda.get_device_properties(0).total_memory
         return 2 * unsloth.parameters(self.model_folder) > memory / 2
 
@@ -80,18 +80,13 @@ class UnslothLearner(TorchLearner):
                 lora_alpha=2 * rank,
                 lora_dropout=0.0,
                 target_modules="all-linear",
-                use_gradient_checkpointing=_recompute(),
+                use_gradient_checkpointing=unsloth.has_gpu() and "unsloth",
                 random_state=self.config.seed,
             )
         if unsloth.has_gpu():
             _keep_masks(adapted)
             _use_registered_attention()
         return adapted
-
-
-def _recompute() -> str | bool:
-    """Return Unsloth's mode of recomputing activations; without a GPU recomputing would only cost time."""
-    return "unsloth" if unsloth.has_gpu() else False
 
 
 def _keep_masks(model: PeftModel) -> None:

@@ -8,7 +8,7 @@ from art_audit.ledger import read_calls, read_updates
 from art_audit.recompute import recompute
 from art_audit.report import Audit, Findings
 from art_core.errors import ConfigError
-from art_core.loop.display import Display, display
+from art_core.plugin_api import Display, display
 from art_core.store import Store
 from art_core.store.run_folder import store_file
 

@@ -14,8 +14,7 @@ from art_audit.audit import TOLERANCE
 from art_audit.audit import audit as examine
 from art_audit.report import Audit
 from art_core.errors import ConfigError
-from art_core.loop.display import plural
-from art_core.redaction import printable
+from art_core.plugin_api import plural, printable
 
 PROBLEMS_SHOWN = 20
 ROUNDED = 0.5

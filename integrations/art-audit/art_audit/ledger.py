@@ -10,7 +10,7 @@ import numpy as np
 
 from art_audit.report import Findings
 from art_core.errors import StoreError
-from art_core.loop.display import Display
+from art_core.plugin_api import Display
 from art_core.store import RecordedCall, Store, Update
 from art_core.store.digest import call_digest, chained
 from art_core.token_tree import build_tree

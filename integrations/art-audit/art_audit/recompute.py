@@ -11,9 +11,8 @@ import numpy as np
 
 from art_audit.ledger import Place, check_paths
 from art_audit.report import Findings
-from art_core.config import model_folder, weights_hash
 from art_core.errors import ConfigError, StoreError
-from art_core.loop.display import Display
+from art_core.plugin_api import Display, model_folder, weights_hash
 from art_core.store import Store
 from art_core.store.run_folder import checkpoints
 from art_core.token_tree import build_tree

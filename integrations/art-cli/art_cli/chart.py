@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
-from art_core.loop.display import plural
+from art_core.plugin_api import plural
 
 
 def draw(run_dir: Path) -> Path:

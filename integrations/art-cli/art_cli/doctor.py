@@ -7,14 +7,14 @@ import importlib.util
 import platform
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from art_cli.catalogue import ADAPTERS, PROVIDERS, WITHOUT_PLUGIN, as_function, how_to_install
 from art_cli.variables import CHECKED
 from art_core.errors import ConfigError
 from art_core.learner import unsloth
-from art_core.plugins import Installed, Plugins
+from art_core.plugin_api import Plugins
 
 TRAIN = "pip install -e '.[train]' -e integrations/art-cli -e integrations/art-embedded"
 NEEDED_BY = {
@@ -48,7 +48,8 @@ def examine() -> list[Finding]:
     findings += [_gpu(), _unsloth(), *_engines()]
     plugins = Plugins().installed()
     findings += [Finding(f"plugin {plugin.name}", f"{plugin.distribution} {plugin.version}") for plugin in plugins]
-    needy = [framework for framework in frameworks(plugins) if framework.advice]
+    distributions = {plugin.distribution for plugin in plugins}
+    needy = [framework for framework in frameworks(distributions) if framework.advice]
     findings += [Finding(f"plugin for {framework.name}", framework.state, framework.advice) for framework in needy]
     return findings
 
@@ -75,9 +76,8 @@ class Framework:
     """What to do; empty if its plugin is installed."""
 
 
-def frameworks(installed: Iterable[Installed]) -> list[Framework]:
-    """Return the known frameworks that are installed, with what each still needs."""
-    distributions = {plugin.distribution for plugin in installed}
+def frameworks(distributions: Collection[str]) -> list[Framework]:
+    """Return the known frameworks that are installed, with what each still needs beside the installed ``distributions``."""
     known = []
     for package, distribution in ADAPTERS.items():
         if _importable(package):

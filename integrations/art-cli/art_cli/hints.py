@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from art_core.loop.metrics import Z
 from art_core.store import Store
 from art_core.store.rollouts import SCORED
 from art_core.store.run_folder import store_file
@@ -33,6 +32,8 @@ CLEAR_CORRELATION = 0.3
 """Rank correlation with the reward, within groups, from which the reward pays for something."""
 SURE = 4.0
 """Standard errors by which the training batches must have improved."""
+NORMAL_95 = 1.96
+"""Standard errors on each side of a 95 % interval."""
 SAME_ANSWER_SHARE = 0.75
 """Share of rollouts that end with the same answer, in ``SAME_ANSWER_TASKS`` tasks or more, as if the task did not matter."""
 SAME_ANSWER_TASKS = 8
@@ -189,7 +190,7 @@ def _held_out(metrics: Sequence[Mapping[str, float]], evaluations: Sequence[Mapp
     before, after = min(measured, key=lambda it: it["step"]), max(measured, key=lambda it: it["step"])
     change = after["success"] - before["success"]
     # With few held-out tasks, the interval of their change may include the rise in training.
-    if change <= 0 and change + Z * float(np.hypot(before["stderr"], after["stderr"])) < rise:
+    if change <= 0 and change + NORMAL_95 * float(np.hypot(before["stderr"], after["stderr"])) < rise:
         yield (
             f"the {name} of the training batches rose from {early.mean():.3g} to {late.mean():.3g}, but on {after['n']} held-out "
             f"tasks it went from {before['success']:.3g} to {after['success']:.3g} (95 %: {after['interval'][0]:.3g} to "

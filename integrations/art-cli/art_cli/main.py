@@ -22,10 +22,7 @@ from art_cli.arguments import load_agent, load_example, load_reward, load_tasks,
 from art_cli.new_plugin import Kind, write_plugin
 from art_cli.variables import load_env_file, warn_refused
 from art_core.errors import ArtError, ConfigError, Terminated
-from art_core.plugins import Plugins
-from art_core.redaction import LEFT_OUT, left_out, printable, without_keys
-from art_core.runtime.memory import no_garbage_collection
-from art_core.serving import start_early
+from art_core.plugin_api import LEFT_OUT, Plugins, left_out, no_garbage_collection, printable, start_early, without_keys
 from art_core.store import Store
 from art_core.store.run_folder import new_run_dir, store_file
 
@@ -254,7 +251,7 @@ def plugins() -> None:
     installed = Plugins().installed()
     for plugin in installed:
         plugin_table.add_row(plugin.name, plugin.distribution, plugin.version, ", ".join(plugin.hooks))
-    for framework in frameworks(installed):
+    for framework in frameworks({plugin.distribution for plugin in installed}):
         framework_table.add_row(framework.name, framework.state, framework.advice)
     console = Console(markup=False)
     console.print(plugin_table)

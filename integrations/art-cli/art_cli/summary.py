@@ -13,8 +13,7 @@ from rich.table import Table
 
 from art_cli.hints import hints_of
 from art_core import Report, TrainResult
-from art_core.loop.display import plural
-from art_core.redaction import printable
+from art_core.plugin_api import plural, printable
 from art_core.types import JsonDict, Trajectory
 
 SHORTENED = 600

@@ -13,7 +13,7 @@ from art_cli.doctor import Finding, frameworks
 from art_cli.main import app
 from art_cli.variables import CHECKED
 from art_core.errors import AgentError
-from art_core.plugins import Installed, Plugins
+from art_core.plugins import Plugins
 
 
 def adapt(agent):
@@ -52,7 +52,7 @@ def test_frameworks_are_listed_with_what_they_need(monkeypatch):
     )
     assert (function.name, function.state) == ("crewai", "works as a function")
     assert "address.base_url" in function.advice
-    installed, _ = frameworks([Installed("pydantic_ai", "art-pydantic-ai", "1", ())])
+    installed, _ = frameworks(["art-pydantic-ai"])
     assert (installed.state, installed.advice) == ("art-pydantic-ai", "")
     monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"agents": ["openai-agents"]})
     assert ("agents", "pip install -e plugins/art-openai") in [(it.name, it.advice) for it in frameworks([])]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from art_core import hookimpl
 from art_core.errors import ConfigError
-from art_core.hookspecs import Register
+from art_core.plugin_api import Register
 
 if TYPE_CHECKING:
-    from art_core.config import TrainConfig
+    from art_core import TrainConfig
     from art_embedded.engine import EmbeddedEngine
 
 TINY = Path(__file__).parent / "models" / "tiny"

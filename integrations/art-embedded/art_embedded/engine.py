@@ -16,11 +16,11 @@ from contextlib import asynccontextmanager, suppress
 import torch
 from transformers import PreTrainedModel
 
-from art_core.config import TrainConfig
+from art_core import TrainConfig
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
 from art_core.learner.pretrained import load_tokenizer, positions
 from art_core.learner.sizes import SMALL_MODEL
-from art_core.runtime.memory import bound_heap
+from art_core.plugin_api import bound_heap
 from art_core.types import EngineBase, JsonDict, Weights
 from art_embedded.answer import Answer, message
 from art_embedded.chat import Chat, Detokenizer

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from art_core.errors import ConfigError
 from art_core.learner import pretrained
-from art_core.runtime.memory import machine_memory
+from art_core.plugin_api import machine_memory
 from art_embedded.kv import ATTENTION, Batch, KeyValues, PackedKeyValues
 from art_embedded.plain import PlainKeyValues
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from art_core.config import TrainConfig, model_folder
+from art_core import TrainConfig
 from art_core.errors import ConfigError, StoreError
+from art_core.plugin_api import model_folder
 from art_core.store.run_folder import last_checkpoint
 from art_embedded import embedded_engine
 from art_embedded.single_file_checkpoint import base_of_adapter, weights_of

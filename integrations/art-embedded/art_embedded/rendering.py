@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from art_core.config import TrainConfig, model_folder
+from art_core import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
+from art_core.plugin_api import model_folder
 from art_core.types import Call, JsonDict
 
 NO_POLICY = -1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from art_core.plugins import Plugins
+    from art_core.plugin_api import Plugins
     from art_gateway.routing import Server
 
 EXAMPLE = (
@@ -64,8 +64,7 @@ def gateway(
 
     Each NAME is a separate rollout, which begins with its first call. Ctrl-C lets the calls in flight finish; nothing is lost.
     """
-    from art_core.loop.display import Output
-    from art_core.plugins import Plugins
+    from art_core.plugin_api import Output, Plugins
     from art_core.store.run_folder import new_run_dir
     from art_gateway.app import Limits
     from art_gateway.serve import Plan, serve

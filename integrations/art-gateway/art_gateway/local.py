@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from art_core import TrainConfig
 from art_core.capture import Stamped
-from art_core.config import TrainConfig, model_folder
-from art_core.plugins import Plugins
+from art_core.plugin_api import Plugins, model_folder
 from art_core.types import JsonDict
 
 

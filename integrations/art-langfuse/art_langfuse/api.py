@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ArtError
-from art_core.redaction import without_keys
+from art_core.plugin_api import without_keys
 from art_core.types import JsonDict
 from art_langfuse.account import Account
 from art_langfuse.outbox import PATIENCE, Denied, Refused, Temporary, patiently, raise_for

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ConfigError
-from art_core.loop.rollout import task_id
+from art_core.plugin_api import task_id
 from art_core.store import Store
 from art_core.types import Call, JsonDict
 from art_embedded.rendering import Renderer

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Generic, NoReturn, TypeVar
 
 from art_core.errors import ArtError
-from art_core.redaction import printable, without_keys
+from art_core.plugin_api import printable, without_keys
 
 Item = TypeVar("Item")
 

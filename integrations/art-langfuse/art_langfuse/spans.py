@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ConfigError
-from art_core.redaction import without_keys
+from art_core.plugin_api import without_keys
 from art_langfuse.outbox import Denied, Refused, Temporary, raise_for
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from art_langfuse.vocabularies import CALL_REWARD, Traced
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from art_core.config import TrainConfig
+    from art_core import TrainConfig
 
 SPANS, SCORES = 200, 100
 """Most spans and scores in a request."""

@@ -6,10 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from art_core import hookimpl
-from art_core.hookspecs import Register
+from art_core.plugin_api import Register
 
 if TYPE_CHECKING:
-    from art_core.config import TrainConfig
+    from art_core import TrainConfig
     from art_core.types import Loss
     from art_ray.executor import RayExecutor
     from art_ray.learner import RayLearner

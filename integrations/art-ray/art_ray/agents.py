@@ -7,8 +7,7 @@ from typing import Any
 
 import ray
 
-from art_core.attribution import in_child_processes, rollouts_have_threads, running
-from art_core.plugins import Plugins, redirect_clients
+from art_core.plugin_api import Plugins, in_child_processes, redirect_clients, rollouts_have_threads, running
 from art_core.types import RolloutAddress, RunAgent
 from art_ray.travel import Agent, Outcome
 

@@ -22,10 +22,10 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from art_core import TrainConfig
 from art_core.capture import is_loopback
-from art_core.config import TrainConfig
 from art_core.errors import CaptureError, ConfigError, RolloutLost
-from art_core.plugins import Plugins
+from art_core.plugin_api import Plugins
 from art_core.types import RolloutAddress, RunAgent
 from art_ray.agents import AgentWorker
 from art_ray.cluster import Cluster

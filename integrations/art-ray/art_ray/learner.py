@@ -19,7 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from art_core.config import TrainConfig
+from art_core import TrainConfig
 from art_core.errors import ArtError, ConfigError
 from art_core.types import LearnerBase, Loss, TokenTree, Weights
 from art_ray.cluster import Cluster

@@ -13,9 +13,10 @@ from typing import Any
 
 import ray
 
+from art_core import TrainConfig
 from art_core.capture import is_loopback
-from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError
+from art_core.plugin_api import model_folder
 from art_core.types import Loss, TokenTree
 from art_ray.files import listed, read_block, write_block
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from art_core import hookimpl
-from art_core.hookspecs import Register
+from art_core.plugin_api import Register
 from art_ruler.criteria import RULERRewardSystem
 from art_ruler.judge import Answer
 from art_ruler.prompt import RUBRIC

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.errors import ConfigError
-from art_core.loop.metrics import wilson_interval
+from art_core.plugin_api import wilson_interval
 
 TIE = 1e-8
 """Scores that differ by less are equal: the order of summation alone changes means by about 1e-16."""

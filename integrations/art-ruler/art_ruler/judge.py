@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from art_core.redaction import printable, without_keys
+from art_core.plugin_api import printable, without_keys
 from art_core.types import JsonDict
 from art_ruler.shorten import estimate, estimate_of
 

@@ -18,7 +18,7 @@ from typing import Any
 import tenacity
 
 from art_core.errors import ConfigError
-from art_core.redaction import printable, without_keys
+from art_core.plugin_api import printable, without_keys
 from art_core.types import JsonDict
 from art_ruler.answer import SCHEMA
 from art_ruler.judge import Answer, JudgeError, TooLong, with_tokens

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from art_core.redaction import without_keys
+from art_core.plugin_api import without_keys
 from art_core.types import JsonDict
 from art_ruler.judge import Answer, JudgeError
 

@@ -13,7 +13,7 @@ from rich.prompt import Prompt
 from rich.table import Table
 from rich.text import Text
 
-from art_core.redaction import printable
+from art_core.plugin_api import printable
 from art_core.store import Store
 from art_ruler.calibration import Agreement, Preference, agreement, append_preference, read_preferences
 from art_ruler.ruler import Ruler

@@ -18,7 +18,7 @@ from typing import Any
 
 from art_core import exempt
 from art_core.errors import ConfigError
-from art_core.runtime.gathering import gather_limited
+from art_core.plugin_api import gather_limited
 from art_core.types import Group, JsonDict, Trajectory
 from art_ruler.answer import Fault, Scored, read_scores
 from art_ruler.judge import Answer, Judge, JudgeError, TooLong

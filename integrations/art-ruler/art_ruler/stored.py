@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from art_core.errors import ConfigError
-from art_core.runtime.gathering import gather_limited
+from art_core.plugin_api import gather_limited
 from art_core.store import Store
 from art_core.types import Group
 from art_ruler.calibration import Preference

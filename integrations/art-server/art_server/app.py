@@ -16,9 +16,8 @@ from fastapi import APIRouter, Body, FastAPI, HTTPException, Path, Query, Reques
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse
 
-from art_core import open_run
+from art_core import Run, open_run
 from art_core.errors import ArtError
-from art_core.loop.run import Run
 from art_core.store.values import to_json
 from art_server import reading
 from art_server.bodies import StrictJson, explain_refusals

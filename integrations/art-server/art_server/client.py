@@ -17,7 +17,7 @@ import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from art_core.errors import ArtError, ConfigError, StoreError
-from art_core.redaction import describe_error
+from art_core.plugin_api import describe_error
 from art_core.store.values import from_json, to_json
 from art_server import messages
 from art_server.clients import REPLACED

@@ -148,7 +148,7 @@ def _show_log() -> None:
 
     from rich.logging import RichHandler
 
-    from art_core.loop.display import Output
+    from art_core.plugin_api import Output
 
     handler = RichHandler(console=Output(stderr=True), show_path=False, markup=False)
     logging.getLogger("art_server").addHandler(handler)

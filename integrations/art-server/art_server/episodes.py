@@ -9,11 +9,16 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from art_core.attribution import in_child_processes, rollouts_have_threads, running
 from art_core.errors import CaptureError, ConfigError
-from art_core.loop.rollout import API_KEY
-from art_core.plugins import Plugins, redirect_clients
-from art_core.redaction import describe_error
+from art_core.plugin_api import (
+    API_KEY,
+    Plugins,
+    describe_error,
+    in_child_processes,
+    redirect_clients,
+    rollouts_have_threads,
+    running,
+)
 from art_core.store.values import from_json, to_json
 from art_core.types import RolloutAddress
 from art_server.loops import in_loop

@@ -11,10 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from art_core import Run
 from art_core.errors import ArtError, ConfigError, RewardError, ServingDied, StoreError
-from art_core.loop.rollout import task_id, task_input
-from art_core.loop.run import Run
-from art_core.redaction import describe_error
+from art_core.plugin_api import describe_error, task_id, task_input
 from art_core.types import Group, Trajectory
 from art_server.executor import Assignment
 from art_server.requests import (

@@ -14,14 +14,9 @@ import aiohttp
 from rich.progress import Progress
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from art_core import scoring
-from art_core.attribution import exempt
-from art_core.config import check_tasks
+from art_core import exempt, scoring
 from art_core.errors import ArtError, CaptureError, ConfigError
-from art_core.loop.display import Output
-from art_core.loop.rewards import reward_name, score_all
-from art_core.loop.rollout import task_id, task_input
-from art_core.redaction import without_keys
+from art_core.plugin_api import Output, check_tasks, reward_name, score_all, task_id, task_input, without_keys
 from art_core.store.values import from_json, to_json
 from art_core.types import Group, GroupReward, Reward, Sampling
 from art_server.client import LOST, NO_USER, TrainingClient

@@ -12,7 +12,7 @@ import uvicorn
 
 from art_core.capture import BoundedHead, is_loopback, listen
 from art_core.errors import ConfigError, ServingDied, StoreError
-from art_core.loop.display import Output
+from art_core.plugin_api import Output
 from art_server.app import make_app
 from art_server.messages import MAX_MESSAGE
 from art_server.roster import LEASE

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from art_core.config import shipped_model
+from art_core.plugin_api import shipped_model
 from art_core.store.run_folder import checkpoints
 
 if TYPE_CHECKING:

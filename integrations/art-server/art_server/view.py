@@ -27,7 +27,7 @@ def view(
     import uvicorn
     from rich.console import Console
 
-    from art_core.loop.display import plural
+    from art_core.plugin_api import plural
     from art_server.folders import RunFolders
 
     check_loopback(host)

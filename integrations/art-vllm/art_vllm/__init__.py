@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from art_core import hookimpl
-from art_core.hookspecs import Register
+from art_core.plugin_api import Register
 from art_vllm import environment as environments
 from art_vllm.address import AddressEngine
 from art_vllm.engine import VllmEngine

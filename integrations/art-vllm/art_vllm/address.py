@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from art_core.config import TrainConfig
+from art_core import TrainConfig
 from art_core.errors import ConfigError, UpstreamError
 from art_core.types import EngineBase, JsonDict, Upstream, Weights
 from art_vllm import command_line

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from art_core.config import TrainConfig
+from art_core import TrainConfig
 from art_core.errors import ConfigError
 from art_core.learner.sizes import LORA_FROM, LORA_RANK, SMALL_MODEL
 from art_embedded.parsers import reasoning_parser, tool_parser

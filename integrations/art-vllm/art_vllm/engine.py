@@ -13,8 +13,8 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from art_core import TrainConfig
 from art_core.capture.upstream import UNREACHABLE
-from art_core.config import TrainConfig
 from art_core.errors import ArtError, ConfigError, UpstreamError
 from art_core.types import JsonDict, Weights
 from art_vllm import command_line

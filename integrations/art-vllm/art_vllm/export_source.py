@@ -10,10 +10,10 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from art_core.config import model_folder, weights_hash
 from art_core.errors import ConfigError, StoreError
 from art_core.learner import checkpoint
 from art_core.learner.pretrained import load_config
+from art_core.plugin_api import model_folder, weights_hash
 from art_core.store import Store
 from art_core.store.run_folder import checkpoint_step, checkpoints, store_file
 from art_core.types import Call

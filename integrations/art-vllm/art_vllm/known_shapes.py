@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from art_core.config import shipped_model
 from art_core.errors import ConfigError
+from art_core.plugin_api import shipped_model
 from art_vllm.shapes import Experts, Latent, Shape, refuse_non_text, shape_of
 
 QWEN2_5 = {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from art_core.config import TrainConfig
+from art_core import TrainConfig
 from art_core.errors import ConfigError
 from art_core.learner.sizes import LORA_FROM, LORA_RANK
 from art_vllm.command_line import RANKS

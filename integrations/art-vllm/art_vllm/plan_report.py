@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from art_core.config import TrainConfig
+from art_core import TrainConfig
 from art_vllm.cost import ASSUMED, NOT_COUNTED, Cost
 from art_vllm.gpus import GIB
 from art_vllm.known_shapes import known_shapes

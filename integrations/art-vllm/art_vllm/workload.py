@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from art_core.config import TrainConfig
+from art_core import TrainConfig
 from art_core.errors import ConfigError
 from art_core.store import Store
 from art_core.store.run_folder import store_file

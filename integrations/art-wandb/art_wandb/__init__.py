@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core import hookimpl
-from art_core.hookspecs import Register
+from art_core.plugin_api import Register
 
 if TYPE_CHECKING:
-    from art_core.config import TrainConfig
+    from art_core import TrainConfig
     from art_wandb.logger import ARTWandbLogger
     from art_wandb.tracker import WandbTracker
 

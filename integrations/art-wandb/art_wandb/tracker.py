@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_core.config import TrainConfig
+from art_core import TrainConfig
 from art_core.errors import StoreError
-from art_core.redaction import without_access
+from art_core.plugin_api import without_access
 from art_core.store.run_folder import write_whole
 from art_core.types import Group
 from art_wandb.opening import open_run

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_core.attribution import caller_headers, destination
+from art_core import caller_headers, destination
 from art_core.errors import ConfigError, ModelCallError, UpstreamError
 from art_core.store.run_folder import last_checkpoint
 from art_embedded import local_models

@@ -23,13 +23,9 @@ from art_classic.action_loss import ActionLoss
 from art_classic.agent import Agent, as_json, request_ids
 from art_classic.environment import Environment, State
 from art_classic.episodes import Actor, Episode, play
-from art_core.config import check_settings
+from art_core import Run, open_run
 from art_core.errors import CaptureError, ConfigError, StoreError
-from art_core.loop.advice import flat_advice, untrained_advice
-from art_core.loop.display import display
-from art_core.loop.open_run import open_run
-from art_core.loop.run import Run
-from art_core.runtime.threads import in_thread
+from art_core.plugin_api import check_settings, display, flat_advice, in_thread, untrained_advice
 from art_core.store import begun_with
 from art_core.types import Group, RolloutAddress, Trajectory
 from art_embedded.single_file_checkpoint import write_one_file

@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 from art_core import hookimpl
-from art_core.hookspecs import Register
+from art_core.plugin_api import Register
 from art_openpipe.dialect import PATH, Named
 
 NAMES = {

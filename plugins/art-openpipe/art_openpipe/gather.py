@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from itertools import islice
 from typing import Any
 
-from art_core.runtime.gathering import gather_limited
+from art_core.plugin_api import gather_limited
 from art_openpipe.gathering import Budget
 from art_openpipe.trajectories import Trajectory, TrajectoryGroup
 

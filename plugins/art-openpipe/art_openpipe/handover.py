@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from art_core.errors import ConfigError
-from art_core.loop.rollout import task_id
+from art_core.plugin_api import task_id
 from art_core.types import Call, Group
 from art_openpipe.record import Key, Record, copy_calls, key_of
 from art_openpipe.trajectories import Trajectory, TrajectoryGroup

@@ -13,16 +13,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from art_core.attribution import running
 from art_core.errors import CaptureError
-from art_core.loop.rollout import API_KEY
+from art_core.plugin_api import API_KEY, running
 from art_core.types import Call, RolloutAddress
 from art_openpipe.dialect import BASE, MARK
 
 if TYPE_CHECKING:
     from openai.types.chat.chat_completion import Choice
 
-    from art_core.loop.run import Run
+    from art_core import Run
 
 CAPTURE = "capture"
 """The split of rollouts with calls that do not belong to a trajectory yet."""

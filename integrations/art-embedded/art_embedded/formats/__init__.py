@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from art_core.config import TrainConfig
+from art_core import TrainConfig
 from art_embedded.formats.call import Format
 from art_embedded.formats.hermes import Hermes
 from art_embedded.formats.lists import Lists, Mistral

@@ -17,14 +17,9 @@ from weakref import WeakSet, WeakValueDictionary
 
 import art_core
 import art_openpipe
+from art_core import Run
 from art_core.errors import ConfigError, RewardError
-from art_core.loop.advice import flat_advice, untrained_advice
-from art_core.loop.display import Display
-from art_core.loop.rollout import API_KEY
-from art_core.loop.run import Run
-from art_core.loop.trackers import Tracker, Trackers
-from art_core.plugins import Plugins
-from art_core.runtime.threads import in_thread
+from art_core.plugin_api import API_KEY, Display, Plugins, Tracker, Trackers, flat_advice, in_thread, untrained_advice
 from art_core.store import Store
 from art_core.store.run_folder import checkpoint_step, checkpoints
 from art_openpipe import dev, sft
