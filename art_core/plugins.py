@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import inspect
 import logging
 import os
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ class Plugins:
             self._load_entry_points()
         for plugin in extra:
             if not self.manager.is_registered(plugin):
-                self.manager.register(plugin)
+                self._register(plugin)
         if os.environ.get("ART_TRACE_PLUGINS"):
             self.manager.add_hookcall_monitoring(
                 lambda name, impls, kwargs: log.warning("%s%s -> %s", name, kwargs, [i.plugin_name for i in impls]),
@@ -73,20 +74,34 @@ class Plugins:
             return  # an editable install can be listed twice
         where = f"plugin {entry.name!r} ({distribution.metadata['Name']} {distribution.version})"
         try:
-            self.manager.register(entry.load(), entry.name)
+            self._register(entry.load(), entry.name)
             self._distributions[entry.name] = distribution
+        except PluginError:
+            raise
         except Exception as error:
             raise PluginError(
                 f"{where} could not be loaded: {type(error).__name__}: {error}; "
                 f"repair or uninstall it, or leave it out with ART_DISABLE_PLUGINS={entry.name}"
             ) from error
 
+    def _register(self, plugin: object, name: str | None = None) -> None:
+        """Register a plugin. Raises PluginError if a function of it has the name of a hook, but isn't marked as one."""
+        name = self.manager.register(plugin, name)
+        for hook in vars(self.manager.hook) if name else ():
+            function = getattr(plugin, hook, None)
+            own = inspect.ismethod(function) or getattr(function, "__module__", "") == getattr(plugin, "__name__", None)
+            if own and self.manager.parse_hookimpl_opts(plugin, hook) is None:
+                raise PluginError(f"{hook} in the plugin {name!r} isn't marked @hookimpl, so it would never be called")
+
     def describe(self, name: str) -> Installed:
         """Return the name, distribution, version and hooks of a plugin."""
         plugin = self.manager.get_plugin(name)
         hooks = tuple(sorted(caller.name for caller in self.manager.get_hookcallers(plugin) or ()))
-        distribution = self._distributions.get(name) or importlib.metadata.distribution("art-core")
-        return Installed(name, distribution.metadata["Name"], distribution.version, hooks)
+        if plugin is builtin:
+            return Installed(name, "art-core", importlib.metadata.version("art-core"), hooks)
+        if distribution := self._distributions.get(name):
+            return Installed(name, distribution.metadata["Name"], distribution.version, hooks)
+        return Installed(name, "not installed", "", hooks)
 
     def installed(self) -> list[Installed]:
         """Return every plugin, the built-in one first."""
@@ -105,8 +120,9 @@ class Plugins:
             raise
         except Exception as error:
             it = self.describe(name)
+            where = f"{it.distribution} {it.version}".rstrip()
             raise PluginError(
-                f"plugin {name!r} ({it.distribution} {it.version}) failed in {caller.name}: {type(error).__name__}: {error}"
+                f"plugin {name!r} ({where}) failed in {caller.name}: {type(error).__name__}: {error}"
             ) from error
 
     def call(self, hook: str, **arguments: Any) -> None:

@@ -14,7 +14,7 @@ from openai_agents import TOOL, asynchronous, blocking, streaming, structured, w
 import art_openai
 from art_core import destination, hookimpl
 from art_core.errors import ConfigError
-from art_core.testing import AdapterError, AdapterReport, check_adapter, rules, scripted_reply
+from art_core.testing import AdapterError, AdapterReport, adapter_rules, check_adapter, scripted_reply
 from art_core.testing.conformance import KINDS
 from art_core.types import Call, Trajectory
 from framework_table import assert_documented, failing, nested, threaded, user
@@ -117,6 +117,27 @@ async def test_calls_that_are_not_redirected_are_reported(check):
     message = await check(Loses())
     assert "model calls of rollouts were not redirected" in message
     assert "0 were recorded in a rollout" in message
+
+
+async def test_an_adapter_that_returns_nothing_is_reported(check):
+    class Silent(Plugin):
+        def adapted(self, agent):
+            async def run(task_input, address):
+                await agent.run(task_input)
+
+            return run
+
+    assert "the agent returned None, so results can't be compared" in await check(Silent())
+
+
+async def test_an_adapter_that_takes_any_agent_is_reported(check):
+    class Greedy(Plugin):
+        @hookimpl
+        def adapt_agent(self, agent):
+            return self.adapted(agent)
+
+    message = await check(Greedy())
+    assert "adapt_agent adapts <object object" in message and "adapt_agent adapts <function" in message
 
 
 @pytest.mark.system
@@ -247,7 +268,7 @@ async def test_a_plugin_that_touches_calls_outside_a_rollout_is_reported(check):
 
 def test_a_call_that_was_cut_off_is_reported():
     call = Call(prompt_ids=(1,), sampled_ids=(), logprobs=(), finish_reason="aborted")
-    (message,) = rules.ledger(Trajectory(task="task-001", calls=(call,)), logprob=-0.5)
+    (message,) = adapter_rules.ledger(Trajectory(task="task-001", calls=(call,)), logprob=-0.5)
     assert "call 1 of the rollout of 'task-001' was cut off: read every stream to its end" in message
 
 

@@ -1,12 +1,13 @@
 """Plugins: who answers, who is named when something goes wrong."""
 
 import asyncio
+import types
 
 import pytest
 
 from art_core import hookimpl
 from art_core.errors import AgentError, ConfigError, PluginError
-from art_core.plugins import Plugins
+from art_core.plugins import Plugins, redirect_clients
 from art_core.types import RolloutAddress
 
 ADDRESS = RolloutAddress("r", "http://127.0.0.1:1/rollouts/r/v1", "key", "policy")
@@ -94,13 +95,28 @@ def test_a_misspelt_hook_is_refused():
         Plugins(Typo(), installed=False)
 
 
+def test_a_hook_that_is_not_marked_is_refused():
+    class Unmarked:
+        def adapt_agent(self, agent):
+            return None
+
+    with pytest.raises(PluginError, match="adapt_agent in the plugin .* isn't marked @hookimpl"):
+        Plugins(Unmarked(), installed=False)
+
+
+def test_a_module_that_imports_a_function_named_like_a_hook_is_a_plugin():
+    module = types.ModuleType("mine")
+    module.redirect_clients = redirect_clients
+    assert Plugins(module, installed=False).manager.is_registered(module)
+
+
 def test_a_failing_plugin_is_named():
     class Broken:
         @hookimpl
         def adapt_agent(self, agent):
             raise KeyError("inside")
 
-    with pytest.raises(PluginError, match=r"failed in adapt_agent: KeyError: 'inside'"):
+    with pytest.raises(PluginError, match=r"\(not installed\) failed in adapt_agent: KeyError: 'inside'"):
         run(Greeting(), Broken())
 
 

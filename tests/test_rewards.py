@@ -146,6 +146,16 @@ def test_invalid_parts_are_refused(parts, message):
 # In a run
 
 
+def test_a_plugin_that_registers_a_reward_instead_of_a_factory_is_refused(tmp_path):
+    class Plugin:
+        @art.hookimpl
+        def register_rewards(self, register):
+            register("right", right)
+
+    with pytest.raises(ConfigError, match=r"must register a factory: register\('right', lambda: right\)"):
+        Rewards(Plugins(Plugin(), installed=False), tmp_path).find("right")
+
+
 async def test_names_of_parts_are_resolved_before_anything_runs(tmp_path):
     judge, engine = Judge(), FakeEngine()
     common = settings(tmp_path, engine=engine, plugins=offering(judge=judge))

@@ -226,6 +226,12 @@ async def test_settings_that_cannot_work_are_refused_at_once(tmp_path, wrong):
             pass
 
 
+async def test_plugins_must_be_an_instance_of_plugins(tmp_path):
+    with pytest.raises(ConfigError, match=r"plugins= takes Plugins\(module, ...\) of art_core.plugin_api, got list"):
+        async with run_of(tmp_path, plugins=[object()]):
+            pass
+
+
 async def test_one_model_to_pass_through_may_be_given_as_text(tmp_path):
     async with run_of(tmp_path, passthrough="gpt-4.1") as run, run.rollout("t"):
         assert art.destination("gpt-4.1") is None and art.destination("g") is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -144,7 +145,7 @@ class Rewards:
         """
         if isinstance(reward, str):
             if reward not in self._named:
-                self._named[reward] = self.find(self._plugins.choose("register_rewards", reward)())
+                self._named[reward] = self.find(_made(reward, self._plugins.choose("register_rewards", reward)))
             return self._named[reward]
         if isinstance(reward, Weighted):
             return reward.resolved(self.find)
@@ -167,6 +168,19 @@ class Rewards:
         """Return why ``reward``, or one of its parts, can't score any more; None if all can. Default: any of the run's."""
         rewards = self._metered if reward is None else _metered(self.find(reward))
         return next(filter(None, (metered.exhausted() for metered in rewards)), None)
+
+
+def _made(name: str, factory: Callable[[], Reward | GroupReward]) -> Reward | GroupReward:
+    """Return what a registered factory makes. Raises ConfigError if a plugin registered the reward itself."""
+    required = [
+        p for p in inspect.signature(factory).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+    ]
+    if required:
+        raise ConfigError(
+            f"the plugin of the reward {name!r} registered {factory.__qualname__}, which needs arguments; it must register a "
+            f"factory: register({name!r}, lambda: {factory.__name__})"
+        )
+    return factory()
 
 
 def _metered(reward: Reward | GroupReward) -> Iterator[MeteredReward]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.config import TrainConfig, model_folder
+from art_core.errors import ConfigError
 from art_core.loop import resume_checks
 from art_core.loop.rewards import Rewards
 from art_core.plugins import Plugins
@@ -33,6 +34,10 @@ class Setup:
     ) -> None:
         self.config = config
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(config.model)
+        if not isinstance(plugins, Plugins | None):
+            raise ConfigError(
+                f"plugins= takes Plugins(module, ...) of art_core.plugin_api, got {type(plugins).__name__}"
+            )
         self.plugins = plugins or Plugins()
         self.folder = model_folder(config.model)
         """Where the start weights are."""

@@ -20,7 +20,7 @@ from art_core.loop.open_run import open_run
 from art_core.loop.run import Run
 from art_core.plugins import Plugins
 from art_core.redaction import describe_error
-from art_core.testing import rules
+from art_core.testing import adapter_rules as rules
 from art_core.testing.fakes import CountingLearner, FakeEngine
 from art_core.testing.provider import REFUSED_TASK, PlainProvider, ProviderRequest, marks, scripted_reply, task
 from art_core.types import JsonDict, RolloutAddress, RunAgent, Trajectory
@@ -117,6 +117,8 @@ async def check_adapter(
         plugins, served, provided, provider, agent_names, to_input or _same, to_output or _same, refusals, runs
     )
     violations = await check.run(made)
+    if hasattr(plugin, "adapt_agent"):
+        violations += rules.leaves_others_alone(plugin.adapt_agent)
     if plugin is not None and packages:
         violations += await asyncio.to_thread(_heavy_imports, plugin, packages)
     if violations:

@@ -200,5 +200,5 @@ async def test_an_early_end_is_printed_with_its_reason(tmp_path):
     shown = io.StringIO()
     print_result(result, Console(file=shown, width=200))
     assert (
-        "training ended after step 4: within every group of the last 4 steps all rewards were equal" in shown.getvalue()
+        "training ended after step 4: all rewards were equal within every group of the last 4 steps" in shown.getvalue()
     )

@@ -96,13 +96,13 @@ async def test_an_agent_is_made_on_the_workers_by_its_name(run, name):
     assert [t.output for t in await runs(run, name, count=2)] == ["a what was found"] * 2
 
 
-async def test_an_agent_that_cannot_be_sent_says_how_it_can(tmp_path):
+async def test_an_agent_that_cannot_be_sent_says_how_it_can():
     with pytest.raises(AgentError, match=r"can't be sent to other processes: TypeError: not me.*MODULE:NAME"):
-        run_of(tmp_path).adapt(ray_agents.made())
+        RayExecutor(art.TrainConfig()).adapt(ray_agents.made())
     with pytest.raises(AgentError, match="'my agent' doesn't name an agent"):
-        run_of(tmp_path).adapt("my agent")
+        RayExecutor(art.TrainConfig()).adapt("my agent")
     with pytest.raises(AgentError, match="no installed plugin adapts"):
-        run_of(tmp_path).adapt(3)
+        RayExecutor(art.TrainConfig()).adapt(3)
 
 
 class Nodes:
@@ -132,9 +132,9 @@ async def test_an_address_that_other_nodes_cannot_reach_is_refused(host):
         ({"runtime_env": "x"}, "runtime_env must be a dict for ray.init, got 'x'"),
     ],
 )
-async def test_options_that_cannot_be_used_are_refused_before_anything_runs(tmp_path, given, said):
+async def test_options_that_cannot_be_used_are_refused_before_anything_runs(given, said):
     with pytest.raises(ConfigError, match=said):
-        run_of(tmp_path, executor_args=given).adapt(ray_agents.saying)
+        RayExecutor(art.TrainConfig(executor_args=given)).adapt(ray_agents.saying)
 
 
 @pytest.mark.smoke

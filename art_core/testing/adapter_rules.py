@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from art_core.testing.fakes import OPEN, prompt_ids, render
@@ -35,6 +35,16 @@ def untouched(before: Sequence[ProviderRequest], after: Sequence[ProviderRequest
             f"difference: {next(iter(removed), 'nothing')!r:.300} became {next(iter(added), 'nothing')!r:.300}; if "
             "art_core.destination(model) is None, call the original with its own arguments"
         )
+
+
+def leaves_others_alone(adapt_agent: Callable[..., object]) -> Iterator[str]:
+    """``adapt_agent`` returns None for agents of other frameworks."""
+    for agent in (object(), lambda task: task):
+        if adapt_agent(agent=agent) is not None:
+            yield (
+                f"adapt_agent adapts {agent!r}, which is no agent of the framework: return None unless the agent is an instance "
+                "of the framework's own class, because other plugins aren't asked after yours"
+            )
 
 
 def redirected(leaked: int, trajectories: Sequence[Trajectory]) -> Iterator[str]:
@@ -122,6 +132,8 @@ def same_result(output: Any, error: str | None, trajectories: Sequence[Trajector
         yield f"with a plain provider the agent fails: {error}; pass an agent that works there"
     elif failed:
         yield f"{len(failed)} of {len(trajectories)} agents failed in a rollout, the first with: {failed[0].error}"
+    elif output is None:
+        yield "the agent returned None, so results can't be compared: run(input, address) must return the agent's result"
     elif output != trajectories[0].output and expected != actual:
         yield (
             f"the agent returned {actual:.300} in a rollout and {expected:.300} with a plain provider that sent the same "
