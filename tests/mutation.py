@@ -28,7 +28,7 @@ UPSTREAM = [
 ]
 """The quick ones of a file that waits for servers to be late."""
 STAMPED = [
-    f"test_door.py::test_{name}"
+    f"test_serving_commands.py::test_{name}"
     for name in (
         "a_stamped_answer_has_the_stamps_version",
         "closing_a_stamped_stream_closes_the_engines",
@@ -68,18 +68,18 @@ TESTS = {
     "losses": ["test_losses.py"],
     "token_tree": ["test_token_tree.py"],
     "scoring": ["test_scoring.py"],
-    "serving/proxy": ["test_door.py", *PROCESS],
+    "serving/proxy": ["test_serving_commands.py", *PROCESS],
     "capture/admission": ["test_gate.py", "test_activity.py"],
-    "serving/engine_base": ["test_abilities.py", "test_door.py"],
+    "serving/engine_base": ["test_engine_methods.py", "test_serving_commands.py"],
     "serving/process": PROCESS,
     "capture/record": ["test_recording.py"],
     "capture/replay": ["test_replay.py"],
     "capture/dialect": ["test_exchange.py", "test_application.py"],
     "capture/http": ["test_exchange.py"],
     "capture/server": ["test_application.py", "test_in_flight.py"],
-    "serving/service": ["test_door.py"],
-    "capture/listening": ["test_listen.py", "test_edge.py"],
-    "capture/shape": ["test_shape.py", "test_application.py"],
+    "serving/service": ["test_serving_commands.py"],
+    "capture/listening": ["test_listen.py", "test_request_heads.py"],
+    "capture/shape": ["test_malformed_answers.py", "test_application.py"],
     "capture/upstream": ["test_upstream_shapes.py", *UPSTREAM, *STAMPED],
 }
 SAMPLED = {"serving/process": ["*3", "*7"]}
