@@ -52,7 +52,7 @@ def test_ctrl_c_leaves_a_usable_run_that_goes_on(place, more):
     place.reach(3, process)
     process.send_signal(signal.SIGINT)
     status, said = place.ends(process)
-    assert status == 130 and "art train --resume run goes on" in said, said
+    assert status == 130 and "art train --resume run resumes after the last finished step" in said, said
     done = json.loads((place.run_dir / "report.json").read_text())["steps"]
     assert done == len(place.steps) >= 3
     place.goes_on(done + 1, resume=True)

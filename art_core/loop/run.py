@@ -75,8 +75,9 @@ class Run:
 
     async def learner(self) -> Learner:
         """Return the learner, loaded at the first call."""
+        learner = await self._learning.load()
         self.used = True
-        return await self._learning.load()
+        return learner
 
     def reward(self, reward: str | Reward | GroupReward) -> Reward | GroupReward:
         """Return the reward that is registered under a name, anything else as it is.
