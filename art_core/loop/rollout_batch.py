@@ -21,7 +21,7 @@ from art_core.types import Group, RunAgent, Trajectory
 ATTEMPTS = 5
 """Machines that one rollout may lose. Then the agent may be what ends them, and the rollout has failed."""
 MOST_CONTINUED = 8
-"""Rollouts in a chain of continued ones before the agent begins anew: a recorded answer may be what ends the process."""
+"""Rollouts in a chain of continued ones before the agent starts from scratch: a recorded answer may be what ends the process."""
 NOT_THE_AGENTS = tuple(error.__name__ for error in (RolloutLost, asyncio.CancelledError, CaptureError, UpstreamError))
 """How stored errors begin that the agent did not cause: its machine was lost, we were stopped, or recording failed."""
 

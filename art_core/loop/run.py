@@ -270,7 +270,7 @@ class Run:
         return learned | left_out(trees, trajectories)
 
     def write_metrics(self) -> None:
-        """Write ``metrics.jsonl`` anew, without the steps after the one that was resumed."""
+        """Rewrite ``metrics.jsonl`` without the steps after the one that was resumed."""
         write_metrics(self.run_dir, self.history())
 
     def history(self) -> list[tuple[int, dict[str, float]]]:
