@@ -36,7 +36,7 @@ def test_quiet_is_the_time_since_the_last_progress(clock):
     with activity.call("a"):
         clock.now += 1
         assert activity.snapshot(gate).quiet == 4.0, "that one has come is no answer"
-        activity.moved()
+        activity.note_progress()
         assert activity.snapshot(gate).quiet == 0.0
         clock.now += 2
     assert activity.snapshot(gate).quiet == 0.0, "it has ended"

@@ -107,7 +107,7 @@ def test_a_run_goes_on_as_it_was_started_last_and_keeps_no_key(place, monkeypatc
     again = ["--resume", str(place.run_dir)]
     assert trained(*again, "--run-dir", "other").exit_code == 2
     refused = trained(*again, "--steps", "2")
-    assert isinstance(refused.exception, ConfigError) and "give them again" in str(refused.exception)
+    assert isinstance(refused.exception, ConfigError) and "pass them again" in str(refused.exception)
     assert str(refused.exception).endswith("--set learner_args=VALUE")
 
     monkeypatch.chdir(place.folder.parent)
