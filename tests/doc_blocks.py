@@ -1,4 +1,4 @@
-"""The pages of this repository and the code blocks in them. Knows nothing about what a block says.
+"""The pages of this repository and the code blocks in them.
 
 ``<!-- not run: REASON -->`` or ``<!-- tests/FILE.py runs this -->`` above a block says why ``tests/test_docs.py`` leaves it.
 Where a test ``runs these``, it runs all blocks from there to the end of the page.

@@ -1,4 +1,4 @@
-"""Endpoints served over real sockets, for tests. Knows nothing about what they answer."""
+"""Endpoints served over real sockets, for tests."""
 
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """A Langfuse project over real sockets, for tests: OTLP taken apart, scores, both read back in pages, and faults on demand.
 
 What it keeps is what the real one keeps: observations by trace and id, scores by id, so that what comes twice is there once;
-``posts`` counts what came. Knows nothing about art.
+``posts`` counts what came.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""art_server's application over a real socket in a test's own event loop, without a model. Knows nothing about what is asked."""
+"""art_server's application over a real socket in a test's own event loop, without a model."""
 
 import asyncio
 import contextlib

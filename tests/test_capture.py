@@ -17,10 +17,10 @@ from art_core.types import Sampling, Weights
 
 
 class Desk:
-    """A door in a thread of this process, with the fakes behind it within reach."""
+    """A server in a thread of this process, with the fakes behind it within reach."""
 
-    def __init__(self, door: ServingProxy, engine: EchoEngine, recorder: ListRecorder) -> None:
-        self.serving, self.engine, self.recorder = door, engine, recorder
+    def __init__(self, serving: ServingProxy, engine: EchoEngine, recorder: ListRecorder) -> None:
+        self.serving, self.engine, self.recorder = serving, engine, recorder
         self.clients: list[openai.AsyncOpenAI] = []
 
     def client(self, url: str, max_retries: int = 0) -> openai.AsyncOpenAI:
@@ -45,8 +45,8 @@ def async_client(url: str, **options) -> openai.AsyncOpenAI:
 @pytest.fixture
 async def desk():
     engine, recorder = EchoEngine(), ListRecorder()
-    async with await ServingProxy.start(lambda: engine, lambda: recorder, process=False) as door:
-        desk = Desk(door, engine, recorder)
+    async with await ServingProxy.start(lambda: engine, lambda: recorder, process=False) as serving:
+        desk = Desk(serving, engine, recorder)
         yield desk
         for client in desk.clients:
             await client.close()
@@ -202,8 +202,8 @@ async def test_a_body_that_is_not_a_chat_request_is_a_400(desk, body):
 
 
 async def test_a_body_beyond_the_limit_is_a_413():
-    async with await ServingProxy.start(EchoEngine, ListRecorder, process=False, max_body=1000) as door:
-        url = await door.open("r1")
+    async with await ServingProxy.start(EchoEngine, ListRecorder, process=False, max_body=1000) as serving:
+        url = await serving.open("r1")
         async with async_client(url) as client:
             with pytest.raises(openai.APIStatusError) as refusal:
                 await client.chat.completions.create(**chat("x" * 3_000_000))
@@ -366,10 +366,10 @@ async def test_a_port_in_use_is_reported_before_the_engine_starts():
 
 async def test_stop_leaves_nothing_running_and_may_be_called_twice():
     before = set(threading.enumerate())
-    door = await ServingProxy.start(EchoEngine, ListRecorder, process=False)
-    await door.open("r1")
-    await door.stop()
-    await door.stop()
+    serving = await ServingProxy.start(EchoEngine, ListRecorder, process=False)
+    await serving.open("r1")
+    await serving.stop()
+    await serving.stop()
     wait_until(lambda: {t for t in threading.enumerate() if t.name.startswith("art-")} <= before)
     with pytest.raises(CaptureError, match="was stopped"):
-        await door.open("r2")
+        await serving.open("r2")

@@ -196,10 +196,10 @@ async def ask(url, text, **settings):
 
 
 async def test_a_call_that_is_never_answered_fails_alone():
-    async with await ServingProxy.start(Hangs, ListRecorder, process=False, call_timeout=0.3) as door:
-        url = await door.open("r1")
+    async with await ServingProxy.start(Hangs, ListRecorder, process=False, call_timeout=0.3) as serving:
+        url = await serving.open("r1")
         hung, fine = await asyncio.gather(ask(url, "hang"), ask(url, "hello"))
-        await door.swap(Weights(1, None))  # nothing is in flight now
+        await serving.swap(Weights(1, None))  # nothing is in flight now
     assert fine.status_code == 200
     assert hung.status_code == 504 and hung.headers["x-should-retry"] == "false"
     assert "the engine did not answer within 0.3 seconds (call_timeout)" in hung.json()["error"]["message"]
@@ -209,18 +209,20 @@ async def test_a_call_that_is_never_answered_fails_alone():
 async def test_tokens_sampled_until_the_timeout_are_kept_as_aborted(stream):
     recorder = ListRecorder()
     engine = (lambda: Hangs()) if stream else (lambda: EchoEngine(0.1))
-    async with await ServingProxy.start(engine, lambda: recorder, process=False, call_timeout=0.8) as door:
-        response = await ask(await door.open("r1"), "hang" if stream else "a long answer", stream=stream)
+    async with await ServingProxy.start(engine, lambda: recorder, process=False, call_timeout=0.8) as serving:
+        response = await ask(await serving.open("r1"), "hang" if stream else "a long answer", stream=stream)
         assert "call_timeout" in response.text
-        await door.close("r1")
+        await serving.close("r1")
     (call,) = recorder.of("r1")
     assert isinstance(call, Call) and call.finish_reason == "aborted" and call.sampled_ids
 
 
 @pytest.mark.system
 async def test_a_stream_may_take_longer_than_the_timeout_between_two_chunks():
-    async with await ServingProxy.start(lambda: EchoEngine(0.1), ListRecorder, process=False, call_timeout=1.0) as door:
-        response = await ask(await door.open("r1"), "a long answer", stream=True)
+    async with await ServingProxy.start(
+        lambda: EchoEngine(0.1), ListRecorder, process=False, call_timeout=1.0
+    ) as serving:
+        response = await ask(await serving.open("r1"), "a long answer", stream=True)
     assert "call_timeout" not in response.text and "[DONE]" in response.text
 
 

@@ -27,8 +27,8 @@ class ShoutDialect:
 async def test_a_dialect_is_answered_beside_chat_completions_and_recorded_like_it():
     recorder = ListRecorder()
     dialects = {"/v1/shout": ShoutDialect()}
-    async with await ServingProxy.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as door:
-        url = await door.open("r1")
+    async with await ServingProxy.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as serving:
+        url = await serving.open("r1")
         async with httpx.AsyncClient(trust_env=False) as client:
             assert (await client.post(f"{url}/shout", json={"say": "hi"})).json() == {"loud": "HI"}
             streamed = (await client.post(f"{url}/shout", json={"say": "yo", "stream": True})).text
@@ -59,8 +59,8 @@ async def test_a_slow_prepare_does_not_delay_other_calls():
     dialect = SlowDialect()
     async with await ServingProxy.start(
         EchoEngine, ListRecorder, process=False, dialects={"/v1/shout": dialect}
-    ) as door:
-        url = await door.open("r1")
+    ) as serving:
+        url = await serving.open("r1")
         async with httpx.AsyncClient(trust_env=False) as client:
             slow = [asyncio.create_task(client.post(f"{url}/shout", json={"say": "hi"})) for _ in range(3)]
             await asyncio.to_thread(wait_until, lambda: dialect.prepared)
@@ -76,13 +76,13 @@ async def test_a_dialect_formats_errors():
     dialects = {"/v1/shout": dialect}
     async with await ServingProxy.start(
         lambda: EchoEngine(0.01), ListRecorder, process=False, dialects=dialects
-    ) as door:
-        url = await door.open("r1")
+    ) as serving:
+        url = await serving.open("r1")
         async with httpx.AsyncClient(trust_env=False) as client:
             refused = await client.post(f"{url}/shout", json={"say": "refuse 400 too_long"})
             assert (refused.status_code, refused.json()) == (400, {"oops": "400 too_long: refused with 400"})
             broken = await client.post(f"{url}/shout", json={"say": "ab!cd", "stream": True})
-            await door.close("r1")
+            await serving.close("r1")
             closed = await client.post(f"{url}/shout", json={"say": "hi"})
     assert broken.text.endswith("event: oops\ndata: broke while sampling\n\n")
     assert closed.status_code == 404
@@ -95,8 +95,10 @@ async def test_a_raw_prompt_is_a_text_or_token_ids(prompt):
         def to_chat(self, body):
             return body
 
-    async with await ServingProxy.start(EchoEngine, ListRecorder, process=False, dialects={"/v1/raw": Raw()}) as door:
-        url = await door.open("r1")
+    async with await ServingProxy.start(
+        EchoEngine, ListRecorder, process=False, dialects={"/v1/raw": Raw()}
+    ) as serving:
+        url = await serving.open("r1")
         async with httpx.AsyncClient(trust_env=False) as client:
             refused = await client.post(f"{url}/raw", json={"prompt": prompt})
     assert refused.status_code == 400
@@ -117,9 +119,9 @@ async def test_an_answer_that_a_dialect_cannot_translate_is_not_recorded():
     recorder = ListRecorder()
     dialects = {"/v1/unspeakable": Unspeakable()}
     async with (
-        await ServingProxy.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as door,
+        await ServingProxy.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as serving,
         httpx.AsyncClient(trust_env=False) as client,
     ):
-        url = await door.open("r1")
+        url = await serving.open("r1")
         response = await client.post(f"{url}/unspeakable", json={"messages": [{"role": "user", "content": "hello"}]})
     assert (response.status_code, recorder.calls) == (500, [])

@@ -1,4 +1,4 @@
-"""The loop through its public door, with a fake engine and a learner that only counts: capture, store and HTTP are real."""
+"""The loop through its public API, with a fake engine and a learner that only counts: capture, store and HTTP are real."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""One step at a time, noted only where it was taken: what learn and learn_sft do to the learner, the store and the door."""
+"""One step at a time, noted only where it was taken: what learn and learn_sft do to the learner, the store and the server."""
 
 import asyncio
 import errno

@@ -26,8 +26,8 @@ def vllm():
 async def served(vllm):
     recorder = ListRecorder()
     upstream = HttpUpstream(vllm.url, "served-model", api_key="secret", timeout=2.0)
-    async with await ServingProxy.start(lambda: upstream, lambda: recorder, process=False) as door:
-        url = await door.open("r1")
+    async with await ServingProxy.start(lambda: upstream, lambda: recorder, process=False) as serving:
+        url = await serving.open("r1")
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             yield client, recorder
 
@@ -184,8 +184,8 @@ async def test_a_stream_ends_when_every_choice_has(asked, finished, whole):
 async def test_retry_after_is_passed_on_if_it_is_a_number_of_seconds(said, seconds):
     async with (
         saying(f"429 X\r\nretry-after: {said}\r\ncontent-length: 0".encode()) as url,
-        await ServingProxy.start(lambda: HttpUpstream(url), ListRecorder, process=False) as door,
-        openai.AsyncOpenAI(base_url=await door.open("r1"), api_key="x", max_retries=0) as client,
+        await ServingProxy.start(lambda: HttpUpstream(url), ListRecorder, process=False) as serving,
+        openai.AsyncOpenAI(base_url=await serving.open("r1"), api_key="x", max_retries=0) as client,
     ):
         with pytest.raises(openai.RateLimitError) as refusal:
             await client.chat.completions.create(**asking("hi"))

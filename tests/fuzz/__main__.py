@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz.corpus import TARGETS, Entry, entries, keep
-from fuzz.fewer import fewest
+from fuzz.minimize import fewest
 
 LONGEST = 2048
 """Bytes of an input."""

@@ -1,4 +1,4 @@
-"""Bytes -> what they choose: JSON values, changes to a good one, texts made of telling pieces. Knows nothing about targets.
+"""Bytes -> what they choose: JSON values, changes to a good one, texts made of telling pieces.
 
 A fuzzer changes bytes at random and keeps what reaches new code. Here a byte is a choice, so that nearly every change is one
 of something that a parser gets to see, and not one more text that is no JSON.

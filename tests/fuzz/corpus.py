@@ -1,4 +1,4 @@
-"""The inputs that are kept, one JSON line each: ``corpus/TARGET.jsonl``. Knows nothing about fuzzing or what targets do.
+"""The inputs that are kept, one JSON line each: ``corpus/TARGET.jsonl``.
 
 A line holds ``data``, the bytes as Latin-1, and where a target went wrong on them ``found``: what it was. Those lines stay when
 the others are made few.

@@ -1,7 +1,7 @@
 """The process in which a target is fuzzed: our modules are loaded with counters, then libFuzzer has the word and ends it.
 
 ``python -m fuzz.instrumented TARGET FOUND LIBFUZZER-OPTION...``; what goes wrong is written to the folder FOUND, once for each
-line of ours that it came from, and the search goes on. Knows nothing about corpora.
+line of ours that it came from, and the search goes on.
 """
 
 from __future__ import annotations

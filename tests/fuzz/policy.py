@@ -1,6 +1,6 @@
 """An engine that reads requests as the embedded one does, to its prompt and its grammar, and then samples nothing.
 
-It says the same to everything: "ok", or a call of the first tool where one must be called. Knows nothing about targets.
+It says the same to everything: "ok", or a call of the first tool where one must be called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The embedded engine through its public door, against a plain forward pass of the same model."""
+"""The embedded engine through its public API, against a plain forward pass of the same model."""
 
 from __future__ import annotations
 
@@ -223,9 +223,9 @@ def as_choice(call: Call) -> dict:
 @pytest.mark.parametrize("leaves", ["the client", "the rollout"])
 async def test_a_call_that_is_given_up_is_recorded_as_far_as_it_came(leaves, save_model, slow_steps):
     engine, recorder = EmbeddedEngine(save_model(), TrainConfig()), ListRecorder()
-    async with await ServingProxy.start(lambda: engine, lambda: recorder, process=False) as door:
+    async with await ServingProxy.start(lambda: engine, lambda: recorder, process=False) as serving:
         engine._scheduler.stop_ids = frozenset()
-        url = await door.open("r1")
+        url = await serving.open("r1")
         async with httpx.AsyncClient(trust_env=False) as client:
             body = ask(ROME, max_tokens=400, n=2)
             asking = asyncio.create_task(client.post(f"{url}/chat/completions", json=body, timeout=60))
@@ -233,7 +233,7 @@ async def test_a_call_that_is_given_up_is_recorded_as_far_as_it_came(leaves, sav
             await asyncio.to_thread(wait_until, lambda: any(len(choice.sampled) > 3 for choice in list(decoding)))
             if leaves == "the client":
                 asking.cancel()
-            await door.close("r1", grace=0.0)
+            await serving.close("r1", grace=0.0)
             await asyncio.gather(asking, return_exceptions=True)
     calls = recorder.of("r1")
     assert [(call.choice, call.finish_reason) for call in calls] == [(0, "aborted"), (1, "aborted")]

@@ -1,7 +1,4 @@
-"""A server process, worker processes and a faulty proxy between them, and what has to be true of the run's file at the end.
-
-Knows nothing about which faults there are.
-"""
+"""A server process, worker processes and a faulty proxy between them, and what must hold for the run's file at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What befalls a ``Setting``: each fault is a function that does it and returns when it is over. Knows nothing about checks."""
+"""What befalls a ``Setting``: each fault is a function that does it and returns when it is over."""
 
 from __future__ import annotations
 

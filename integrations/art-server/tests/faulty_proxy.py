@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that fails as networks do, when it is told to. Knows nothing about what goes through it."""
+"""A TCP proxy on loopback that fails as networks do, when it is told to."""
 
 from __future__ import annotations
 

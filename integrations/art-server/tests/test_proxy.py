@@ -1,4 +1,4 @@
-"""A rollout's calls on their way to the door, over real sockets: what is passed on, and what is said where that breaks."""
+"""A rollout's calls on their way to the server, over real sockets: what is passed on, and what is said where that breaks."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from art_server.remote import ServerError
 
 
 @asynccontextmanager
-async def door(answer):
+async def policy_server(answer):
     """Something behind the proxy that reads a head and says ``answer``; yield (client, list of the heads)."""
     heads = []
 
@@ -31,7 +31,7 @@ async def door(answer):
 
 
 async def test_an_engine_that_ends_before_it_answers_is_a_503_that_says_so():
-    async with door(b"") as (http, heads), http.post("/rollouts/a/v1/chat/completions", data=b"{}") as answer:
+    async with policy_server(b"") as (http, heads), http.post("/rollouts/a/v1/chat/completions", data=b"{}") as answer:
         assert (
             answer.status == 503
             and "can't reach the policy's capture server" in (await answer.json())["error"]["message"]
@@ -41,7 +41,7 @@ async def test_an_engine_that_ends_before_it_answers_is_a_503_that_says_so():
 
 async def test_an_answer_that_breaks_off_is_not_a_whole_one():
     half = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"
-    async with door(half) as (http, _), http.get("/rollouts/a/v1/models") as answer:
+    async with policy_server(half) as (http, _), http.get("/rollouts/a/v1/models") as answer:
         with pytest.raises(aiohttp.ClientPayloadError):
             await answer.read()
 
@@ -50,7 +50,7 @@ async def test_what_is_passed_on_is_what_was_asked_and_nothing_more():
     ok = b"HTTP/1.1 307 Elsewhere\r\nLocation: /there\r\nX-A: 1\r\nX-A: 2\r\nContent-Length: 0\r\n\r\n"
     asked = {"skip_auto_headers": ("Accept", "Accept-Encoding", "User-Agent"), "headers": {"Authorization": "Bearer t"}}
     path = "/rollouts/a%2Fb/v1/models?x=%20"
-    async with door(ok) as (http, heads), http.get(path, allow_redirects=False, **asked) as answer:
+    async with policy_server(ok) as (http, heads), http.get(path, allow_redirects=False, **asked) as answer:
         assert answer.status == 307 and answer.headers.getall("x-a") == ["1", "2"]
     [head] = heads
     first, *rest = head.decode().lower().split("\r\n")

@@ -1,4 +1,4 @@
-"""Reads an offline run back from the file that ``wandb sync`` uploads. Knows nothing about what wrote it.
+"""Reads an offline run back from the file that ``wandb sync`` uploads.
 
 wandb has no reader in Python (``wandb leet inspect`` prints the same); its format is LevelDB's log of protobuf records.
 """

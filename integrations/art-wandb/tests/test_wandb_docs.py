@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import wandb
 from offline_run import runs_in
-from tracked import odd, settings
+from short_training import odd, settings
 
 import art_core as art
 from art_classic.agent import Agent

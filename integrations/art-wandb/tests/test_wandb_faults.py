@@ -13,7 +13,7 @@ import psutil
 import pytest
 from offline_run import runs_in
 from screens import Lines
-from tracked import train
+from short_training import train
 
 pytestmark = pytest.mark.system
 
@@ -29,7 +29,7 @@ def wandb_processes(pid=None):
 def test_training_goes_on_where_wandbs_process_is_gone(tmp_path):
     # In a process of its own, because wandb cannot be used in it any more.
     done = subprocess.run(
-        [sys.executable, HERE / "robbed.py", tmp_path / "run"], capture_output=True, text=True, timeout=100
+        [sys.executable, HERE / "lost_wandb_process.py", tmp_path / "run"], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     *said, last = done.stdout.splitlines()
@@ -53,7 +53,10 @@ async def test_a_tracker_that_cannot_begin_says_so_once(tmp_path):
 def test_a_training_that_is_ended_leaves_no_process_of_wandbs(tmp_path, ending):
     folder = tmp_path / "run"
     training = subprocess.Popen(
-        [sys.executable, HERE / "endless.py", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, HERE / "endless_training.py", folder],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     with training:
         for line in training.stdout:

@@ -9,7 +9,7 @@ import sys
 import pytest
 import wandb
 from offline_run import runs_in
-from tracked import train
+from short_training import train
 from wandb_server import serving
 
 # Each starts wandb several times.

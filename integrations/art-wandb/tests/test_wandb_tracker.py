@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from offline_run import runs_in
-from tracked import train
+from short_training import train
 
 import art_core as art
 from art_core.config import TrainConfig

@@ -1,4 +1,4 @@
-"""The classic W&B program: an epoch's metrics to a run of one's own. Knows nothing about where they are kept."""
+"""The classic W&B program: an epoch's metrics to a run of one's own."""
 
 import os
 

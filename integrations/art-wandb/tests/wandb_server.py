@@ -1,6 +1,6 @@
 """A W&B server on 127.0.0.1: it knows runs, the rows of their history, files and artifacts, as far as wandb asks.
 
-Knows nothing about art_core. A run's rows are lines of a file that clients write at an offset, as W&B keeps them.
+A run's rows are lines of a file that clients write at an offset, as W&B keeps them.
 """
 
 import gzip

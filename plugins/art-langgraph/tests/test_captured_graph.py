@@ -1,4 +1,4 @@
-"""The whole way through the real door: what a graph asked is what was recorded, token for token."""
+"""The whole way through the capture server: what a graph asked is what was recorded, token for token."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Teams of agents through the real door: every call is recorded whole, with its node, in the trajectory it belongs to."""
+"""Teams of agents through the capture server: every call is recorded whole, with its node, in the trajectory it belongs to."""
 
 import json
 from typing import Any, TypedDict

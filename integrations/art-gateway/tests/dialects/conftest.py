@@ -64,8 +64,8 @@ Opened = Callable[..., AbstractAsyncContextManager[Desk]]
 async def _opened(*replies, **engine_options) -> AsyncIterator[Desk]:
     reply = replies[0] if len(replies) == 1 else list(replies)
     engine, calls = FakeEngine(reply, **engine_options), Calls()
-    async with await ServingProxy.start(lambda: engine, lambda: calls, process=False, dialects=dialects()) as door:
-        desk = Desk(await door.open("r"), engine, calls)
+    async with await ServingProxy.start(lambda: engine, lambda: calls, process=False, dialects=dialects()) as serving:
+        desk = Desk(await serving.open("r"), engine, calls)
         async with desk.openai, desk.anthropic:
             yield desk
 

@@ -1,4 +1,4 @@
-"""``/v1/completions`` through the door, with the OpenAI client."""
+"""``/v1/completions`` through the capture server, with the OpenAI client."""
 
 import openai
 import pytest

@@ -1,4 +1,4 @@
-"""``/v1/messages`` through the door, with Anthropic's client."""
+"""``/v1/messages`` through the capture server, with Anthropic's client."""
 
 import asyncio
 

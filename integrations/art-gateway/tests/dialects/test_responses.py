@@ -1,4 +1,4 @@
-"""``/v1/responses`` through the door, with the OpenAI client and the OpenAI Agents SDK."""
+"""``/v1/responses`` through the capture server, with the OpenAI client and the OpenAI Agents SDK."""
 
 import asyncio
 

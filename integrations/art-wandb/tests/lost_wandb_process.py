@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from tracked import train
+from short_training import train
 
 from art_core.config import TrainConfig
 from art_core.loop.display import Display

@@ -1,4 +1,4 @@
-"""A short training that is told to W&B. Knows nothing about where that leads."""
+"""A short training that is told to W&B."""
 
 import itertools
 from collections import defaultdict

@@ -36,10 +36,10 @@ class SlowRecorder(ListRecorder):
 async def test_the_end_of_an_answer_waits_until_its_call_is_committed(stream):
     recorder = SlowRecorder()
     async with (
-        await ServingProxy.start(EchoEngine, lambda: recorder, process=False) as door,
+        await ServingProxy.start(EchoEngine, lambda: recorder, process=False) as serving,
         httpx.AsyncClient() as client,
     ):
-        url = await door.open("r1")
+        url = await serving.open("r1")
         asked = asyncio.create_task(client.post(f"{url}/chat/completions", json=chat("hello", stream=stream)))
         await recorder.asked.wait()
         assert [call.finish_reason for call in recorder.of("r1")] == ["stop"]
@@ -59,10 +59,10 @@ from art_core.store import Store
 
 async def main(file, stream):
     store = Store(file)
-    async with await ServingProxy.start(EchoEngine, functools.partial(Store, file)) as door, httpx.AsyncClient() as client:
+    async with await ServingProxy.start(EchoEngine, functools.partial(Store, file)) as serving, httpx.AsyncClient() as client:
         async def rollout(name):
             store.add_rollout(name, task=name)
-            url = await door.open(name)
+            url = await serving.open(name)
             for number in range(10_000):
                 answer = await client.post(f"{url}/chat/completions", json=chat(f"{name} {number}", stream=stream))
                 print(f"{name} {number}" if answer.is_success else answer.text, flush=True)

@@ -12,7 +12,7 @@ from art_core.capture.dialect import as_dialect
 from art_core.capture.http import Exchange, Refused, error_line
 from art_core.errors import StoreError, UpstreamError
 
-log = logging.getLogger("test_exchange")
+log = logging.getLogger("test_http_exchange")
 
 
 def exchange_of(asked: Asked) -> Exchange:
@@ -167,7 +167,7 @@ async def test_a_bug_is_a_500_with_its_name_and_a_logged_traceback(caplog):
     asked = await failed(ValueError("no such thing"))
     assert (asked.status, asked.error["message"], asked.error["code"]) == (500, "ValueError: no such thing", None)
     [record] = caplog.records
-    assert (record.name, record.getMessage(), record.exc_info[0]) == ("test_exchange", "a call failed", ValueError)
+    assert (record.name, record.getMessage(), record.exc_info[0]) == ("test_http_exchange", "a call failed", ValueError)
 
 
 @pytest.mark.parametrize(

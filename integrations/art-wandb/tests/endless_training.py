@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tracked import train
+from short_training import train
 
 from art_core.config import TrainConfig
 from art_wandb import WandbTracker

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.system
 
-SCRIPT = Path(__file__).with_name("asking.py")
+SCRIPT = Path(__file__).with_name("client_calls.py")
 IDS = re.compile(rb"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 
 

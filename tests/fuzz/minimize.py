@@ -1,4 +1,4 @@
-"""Many inputs -> few that reach the same lines of ours. Knows nothing about libFuzzer: it is the same on every machine."""
+"""Many inputs -> few that reach the same lines of ours."""
 
 from __future__ import annotations
 
