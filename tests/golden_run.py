@@ -1,8 +1,8 @@
-"""What a rebuilt house must still do: one training run of the email agent, the help of every command, the public surface.
+"""The golden run: one training run of the email agent, the help of every command, and the public surface.
 
     PYTHONPATH=tests python -m tests.golden_run
 
-writes ``tests/golden/`` anew; ``test_golden.py`` compares. The policy is scripted and everything runs one rollout at a time, so
+rewrites ``tests/golden/``; ``test_golden.py`` compares. The policy is scripted and everything runs one rollout at a time, so
 that nothing is left to chance.
 """
 

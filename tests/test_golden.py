@@ -1,4 +1,4 @@
-"""What a rebuilt house must still do, as ``golden_run.py`` has written it down."""
+"""Compares the golden run with what ``golden_run.py`` recorded."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The ``art`` command as a stranger uses it."""
+"""The ``art`` command, end to end."""
 
 import json
 import re
