@@ -281,7 +281,7 @@ async def test_an_answered_call_is_replayed():
     first.open("r1", AS_ASKED)
     await answered(first, asked_of("r1", chat("hi")))
     app = CaptureApp(engine := EchoEngine(), ListRecorder())
-    app.open("r1", AS_ASKED, answered=recorder.of("r1"))
+    app.open("r1", AS_ASKED, replayed=recorder.of("r1"))
     assert [said(await answered(app, asked_of("r1", chat("hi")))) for _ in range(2)] == ["hi", "hi"]
     assert len(engine.requests) == 1
 

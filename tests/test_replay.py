@@ -6,7 +6,7 @@ import pytest
 from capture_fakes import EchoEngine, chat
 
 from art_core.capture.record import Recording
-from art_core.capture.replay import Answers
+from art_core.capture.replay import RecordedAnswers
 from art_core.types import Call
 
 
@@ -30,21 +30,21 @@ async def streamed(upstream, request: dict) -> list[dict]:
 
 async def test_each_answer_is_replayed_once_in_order_before_the_engine_is_asked():
     engine = EchoEngine()
-    upstream = Answers([made(1), made(2, "other"), made(3)]).before(engine)
+    upstream = RecordedAnswers([made(1), made(2, "other"), made(3)]).with_fallback(engine)
     given = [sampled(await upstream.chat(chat(text))) for text in ("hi", "hi", "hi", "other", "other")]
     assert given == [[[1, 0]], [[3, 0]], [list(b"hi")], [[2, 0]], [list(b"other")]]
     assert engine.requests == [chat("hi"), chat("other")]
 
 
 async def test_a_stream_for_a_new_request_is_the_engines():
-    upstream = Answers([made(1)]).before(EchoEngine())
+    upstream = RecordedAnswers([made(1)]).with_fallback(EchoEngine())
     chunks = await streamed(upstream, chat("new", stream=True))
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk["choices"]) == "new"
 
 
 def test_the_order_of_a_requests_fields_does_not_matter():
     request = chat("hi", temperature=0.5)
-    answers = Answers([made(1, request=request)])
+    answers = RecordedAnswers([made(1, request=request)])
     assert answers.take(dict(reversed(request.items()))) == [made(1, request=request)]
     assert answers.take(request) is None
 
@@ -61,13 +61,13 @@ def test_the_order_of_a_requests_fields_does_not_matter():
 )
 def test_aborted_answers_are_not_replayed(calls):
     engine = EchoEngine()
-    assert Answers(calls).before(engine) is engine
+    assert RecordedAnswers(calls).with_fallback(engine) is engine
 
 
 async def test_a_replayed_answer_is_recorded_unchanged():
     said = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {"name": "f"}}]}
     calls = [made(7, response=said), made(7, choice=1, finish_reason="length", forced=(1,))]
-    answer = await Answers(calls).before(EchoEngine()).chat(chat("hi"))
+    answer = await RecordedAnswers(calls).with_fallback(EchoEngine()).chat(chat("hi"))
     recording = Recording(chat("hi"), "q7")
     recording.add(answer)
     assert recording.calls() == tuple(calls)
@@ -78,10 +78,10 @@ async def test_a_replayed_answer_is_recorded_unchanged():
 
 async def test_a_replayed_answer_to_a_request_without_a_model_names_the_policy():
     request = {"messages": chat("hi")["messages"]}
-    answer = await Answers([made(1, request=request)]).before(EchoEngine()).chat(request)
+    answer = await RecordedAnswers([made(1, request=request)]).with_fallback(EchoEngine()).chat(request)
     assert answer["model"] == "policy"
     request["model"] = "mine"
-    answer = await Answers([made(1, request=request)]).before(EchoEngine()).chat(request)
+    answer = await RecordedAnswers([made(1, request=request)]).with_fallback(EchoEngine()).chat(request)
     assert answer["model"] == "mine"
 
 
@@ -92,7 +92,7 @@ async def test_a_replayed_stream_is_recorded_unchanged(usage, choices):
     said = {"role": "assistant", "content": "x", "tool_calls": tools}
     request = chat("hi", stream=True) | ({} if usage is None else {"stream_options": usage})
     calls = [made(7, request=request, response=said), made(7, request=request, choice=1)][:choices]
-    chunks = await streamed(Answers(calls).before(EchoEngine()), request)
+    chunks = await streamed(RecordedAnswers(calls).with_fallback(EchoEngine()), request)
     recording = Recording(request, "q7")
     for chunk in chunks:
         recording.add(chunk)

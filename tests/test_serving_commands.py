@@ -178,7 +178,7 @@ async def test_answered_calls_are_replayed_without_the_engine(kind):
         await serving.close("before")
         [call] = recorder.of("before")
         assert isinstance(call, Call)
-        await post(await serving.open("after", answered=[call]))
+        await post(await serving.open("after", replayed=[call]))
         assert len(engine.requests) == 1
         await post(await serving.open("other"))
         assert len(engine.requests) == 2

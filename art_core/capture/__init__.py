@@ -5,7 +5,7 @@ from art_core.capture.dialect import Dialect
 from art_core.capture.http import BODY_SECONDS, Exchange, Refused
 from art_core.capture.listening import LimitedHeadProtocol, address_of, http_server, is_loopback, listen
 from art_core.capture.record import ANSWER
-from art_core.capture.server import CHAT, MODELS, CaptureApp, stopping
+from art_core.capture.server import CHAT, MODELS, CaptureApp, stopping_error
 from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, FixedVersion, HttpUpstream
 
 __all__ = [
@@ -27,5 +27,5 @@ __all__ = [
     "http_server",
     "is_loopback",
     "listen",
-    "stopping",
+    "stopping_error",
 ]

@@ -15,7 +15,7 @@ from itertools import groupby
 from art_core.types import Call, JsonDict, Upstream
 
 
-class Answers:
+class RecordedAnswers:
     """The recorded calls of one rollout, by request. Equal requests are answered in their original order."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
@@ -26,7 +26,7 @@ class Answers:
             if all(call.finish_reason != "aborted" for call in choices) and not choices[0].request.get("logprobs"):
                 self._answers.setdefault(_key(choices[0].request), deque()).append(choices)
 
-    def before(self, upstream: Upstream) -> Upstream:
+    def with_fallback(self, upstream: Upstream) -> Upstream:
         """Return an upstream that replays these answers, and passes other requests to ``upstream``."""
         return _Replay(self, upstream) if self._answers else upstream
 
@@ -42,7 +42,7 @@ class Answers:
 
 
 class _Replay:
-    def __init__(self, answers: Answers, upstream: Upstream) -> None:
+    def __init__(self, answers: RecordedAnswers, upstream: Upstream) -> None:
         self._answers, self._upstream = answers, upstream
 
     async def chat(self, request: JsonDict) -> JsonDict:

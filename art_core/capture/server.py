@@ -26,7 +26,7 @@ from art_core.capture.admission import CallActivity, Gate
 from art_core.capture.dialect import CHAT_COMPLETIONS, Dialect, as_dialect
 from art_core.capture.http import Exchange, Refused, error_line
 from art_core.capture.record import Recording, for_client, no_token_ids
-from art_core.capture.replay import Answers
+from art_core.capture.replay import RecordedAnswers
 from art_core.capture.shape import check_request, read_object
 from art_core.capture.upstream import TIMED_OUT
 from art_core.errors import CaptureError, StoreError, UpstreamError
@@ -45,18 +45,16 @@ MODELS = "/v1/models"
 class _Rollout:
     sampling: Sampling
     upstream: Upstream
-    answers: Answers
+    replay: RecordedAnswers
     errors: Counter[str] = field(default_factory=Counter)
     """How many requests were answered with an error, by status, code and message."""
     closing: bool = False
-    answering: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    in_flight: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """The calls in flight, by request id."""
 
 
 @dataclass
-class _Answering:
-    """A call in flight."""
-
+class _CallInFlight:
     rollout_id: str
     upstream: Upstream
     recording: Recording
@@ -105,16 +103,16 @@ class CaptureApp:
         self._stopping = False
 
     def open(
-        self, rollout_id: str, sampling: Sampling, upstream: Upstream | None = None, answered: Sequence[Call] = ()
+        self, rollout_id: str, sampling: Sampling, upstream: Upstream | None = None, replayed: Sequence[Call] = ()
     ) -> None:
         """Answer this rollout's calls from now on, from ``upstream`` if set.
 
-        A request that one of the ``answered`` calls made before gets the same answer again. Raises CaptureError if the
+        A request that one of the ``replayed`` calls made before gets the same answer. Raises CaptureError if the
         rollout is open already.
         """
         if rollout_id in self._rollouts:
             raise CaptureError(f"rollout {rollout_id!r} is open already; every rollout needs its own id")
-        self._rollouts[rollout_id] = _Rollout(sampling, upstream or self.upstream, Answers(answered))
+        self._rollouts[rollout_id] = _Rollout(sampling, upstream or self.upstream, RecordedAnswers(replayed))
 
     async def close(self, rollout_id: str, grace: float) -> Mapping[str, int]:
         """Refuse further calls of this rollout, and return the counts of its error answers once its calls are recorded.
@@ -125,7 +123,7 @@ class CaptureApp:
         if rollout is None:
             return {}
         rollout.closing = True
-        if tasks := set(rollout.answering.values()):
+        if tasks := set(rollout.in_flight.values()):
             _, late = await asyncio.wait(tasks, timeout=grace)
             for task in late:
                 task.cancel()
@@ -136,7 +134,7 @@ class CaptureApp:
     def release(self, rollout_id: str) -> None:
         """Forget a rollout unless it has calls in flight. For callers that open it again at its next call."""
         rollout = self._rollouts.get(rollout_id)
-        if rollout is not None and all(task.done() for task in rollout.answering.values()):
+        if rollout is not None and all(task.done() for task in rollout.in_flight.values()):
             self._forget(rollout_id)
 
     def _forget(self, rollout_id: str) -> None:
@@ -160,13 +158,13 @@ class CaptureApp:
         path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/").removesuffix("/v1")
         exchange.dialect = self.dialects.get(path, CHAT_COMPLETIONS)
         try:
-            await self._answer(exchange, path, rollout_id if head.startswith("/rollouts/") else None)
+            await self._route(exchange, path, rollout_id if head.startswith("/rollouts/") else None)
         except Exception as error:
             if rollout := self._rollouts.get(rollout_id):
                 rollout.errors[error_line(error)] += 1
             raise
 
-    async def _answer(self, exchange: Exchange, path: str, rollout_id: str | None) -> None:
+    async def _route(self, exchange: Exchange, path: str, rollout_id: str | None) -> None:
         is_models = (exchange.method, path) == ("GET", MODELS)
         if rollout_id is None or not (is_models or (exchange.method == "POST" and path in self.dialects)):
             paths = "".join(f"POST /rollouts/{{rollout_id}}{path}, " for path in self.dialects)
@@ -196,7 +194,7 @@ class CaptureApp:
     def _open_rollout(self, rollout_id: str) -> _Rollout:
         rollout = self._rollouts.get(rollout_id)
         if self._stopping:
-            raise stopping()
+            raise stopping_error()
         if rollout is None or rollout.closing:
             raise Refused(
                 f"rollout {rollout_id!r} is not open: it has ended or never started; make model calls before the agent "
@@ -214,16 +212,16 @@ class CaptureApp:
         check_request(request)
         request = self._with_sampling(rollout.sampling if trained else Sampling(), request)
         request_id = exchange.headers.get("x-art-request-id") or uuid.uuid4().hex
-        while predecessor := rollout.answering.get(request_id):
+        while predecessor := rollout.in_flight.get(request_id):
             predecessor.cancel()
             await asyncio.wait({predecessor})
             self._open_rollout(rollout_id)
         recording = Recording(request, request_id, agent, exchange.name("x-art-thread"))
-        upstream = rollout.answers.before(rollout.upstream if trained else self._frozen or rollout.upstream)
-        call = _Answering(rollout_id, upstream, recording, exchange, body)
+        upstream = rollout.replay.with_fallback(rollout.upstream if trained else self._frozen or rollout.upstream)
+        call = _CallInFlight(rollout_id, upstream, recording, exchange, body)
         task = asyncio.create_task(self._stream(call) if request.get("stream") else self._complete(call))
-        rollout.answering[request_id] = task
-        task.add_done_callback(lambda _: rollout.answering.pop(request_id, None))
+        rollout.in_flight[request_id] = task
+        task.add_done_callback(lambda _: rollout.in_flight.pop(request_id, None))
         disconnect = asyncio.create_task(exchange.disconnected())
         try:
             with self.activity.call(rollout_id):
@@ -237,11 +235,11 @@ class CaptureApp:
                 await asyncio.wait({task})
         if task.cancelled():
             if self._stopping:
-                raise stopping()
+                raise stopping_error()
             raise Refused("this call was cancelled: its rollout ended, or its client sent it again", status=409)
         task.result()
 
-    async def _complete(self, call: _Answering) -> None:
+    async def _complete(self, call: _CallInFlight) -> None:
         """Answer with a whole completion."""
         recording = call.recording
         async with self.gate, self._time_limit() as limit:
@@ -259,7 +257,7 @@ class CaptureApp:
         await self._commit(call)
         await call.exchange.answer(200, answer)
 
-    async def _stream(self, call: _Answering) -> None:
+    async def _stream(self, call: _CallInFlight) -> None:
         """Answer with server-sent events, and commit the call before the last one."""
         exchange = call.exchange
         chunks: asyncio.Queue[JsonDict | None] = asyncio.Queue()
@@ -288,7 +286,7 @@ class CaptureApp:
             if not call.recorded:
                 self._record(call, aborted=True)
 
-    async def _sample(self, call: _Answering, chunks: asyncio.Queue[JsonDict | None]) -> None:
+    async def _sample(self, call: _CallInFlight, chunks: asyncio.Queue[JsonDict | None]) -> None:
         """Record the upstream's chunks, and queue them for the client. None ends the queue."""
         recording = call.recording
         try:
@@ -323,7 +321,7 @@ class CaptureApp:
         message = f"the engine did not answer within {self._call_timeout:g} seconds (call_timeout)"
         return UpstreamError(message, status=504, code=TIMED_OUT)
 
-    async def _commit(self, call: _Answering) -> None:
+    async def _commit(self, call: _CallInFlight) -> None:
         """Record a whole answer, and return when it would survive this process. Only then may its end be sent."""
         self._record(call)
         try:
@@ -332,7 +330,7 @@ class CaptureApp:
             self._record(call, aborted=True)  # replaces the answer, which the client never gets
             raise
 
-    def _record(self, call: _Answering, *, aborted: bool = False) -> None:
+    def _record(self, call: _CallInFlight, *, aborted: bool = False) -> None:
         call.recorded = True
         for choice in call.recording.calls(aborted=aborted):
             self.recorder.record(call.rollout_id, choice)
@@ -359,6 +357,6 @@ class CaptureApp:
         return request
 
 
-def stopping() -> UpstreamError:
+def stopping_error() -> UpstreamError:
     """Return the error for a call to a server that is stopping. Another one may start at the same address."""
     return UpstreamError("the server of this address is stopping", status=503, code="stopping", retry_after=5.0)

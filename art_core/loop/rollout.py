@@ -99,8 +99,8 @@ class Rollout:
             group=self.group_id,
             continues=self.continues,
         )
-        answered = await _in_reader(self.store.calls, self.continues) if self.continues else ()
-        base_url = await self.serving.open(self.rollout_id, self.sampling, answered=answered)
+        replayed = await _in_reader(self.store.calls, self.continues) if self.continues else ()
+        base_url = await self.serving.open(self.rollout_id, self.sampling, replayed=replayed)
         self.address = RolloutAddress(self.rollout_id, base_url, API_KEY, self.model, self.passthrough, self.nodes)
         self._started = time.monotonic()
         self._stack = ExitStack()

@@ -40,16 +40,16 @@ class Serving:
         sampling: Sampling | None = None,
         *,
         newest: bool = False,
-        answered: Sequence[Call] = (),
+        replayed: Sequence[Call] = (),
     ) -> str:
         """Answer a rollout's calls from now on and return its base URL, for any OpenAI-compatible client.
 
         With ``newest``, every call is answered with the newest weights, even if the engine could keep serving those
-        that the rollout began with; for addresses that outlive a step. ``answered`` has the calls of an interrupted
+        that the rollout began with; for addresses that outlive a step. ``replayed`` has the calls of an interrupted
         rollout: the same requests get the same answers again, each once.
         """
         upstream = None if newest else self._engine.at(self._newest)
-        self._app.open(rollout_id, sampling or Sampling(), upstream, answered)
+        self._app.open(rollout_id, sampling or Sampling(), upstream, replayed)
         if not newest:
             self._began_with[rollout_id] = self._newest
         return f"{self._address}/rollouts/{quote(rollout_id, safe='')}/v1"

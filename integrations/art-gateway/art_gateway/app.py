@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import orjson
 
-from art_core.capture import MODELS, CaptureApp, Dialect, Exchange, Gate, Refused, is_loopback, stopping
+from art_core.capture import MODELS, CaptureApp, Dialect, Exchange, Gate, Refused, is_loopback, stopping_error
 from art_core.types import Call, JsonDict, Sampling
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Gateway:
         if not self._has_key(exchange):
             raise wrong_key()
         if self.stopping:
-            raise stopping()
+            raise stopping_error()
 
     def _has_key(self, exchange: Exchange) -> bool:
         if self._key is None:
