@@ -152,9 +152,9 @@ FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 
 def make_config(settings: Mapping[str, Any], caller: Callable[..., Any] | None = None, **known: Any) -> TrainConfig:
     """Return the config. Raises ConfigError for an unknown setting, with the nearest known one, and for an invalid value."""
-    for name in [it for it in settings if it not in FIELDS]:
+    for name in [name for name in settings if name not in FIELDS]:
         caller_keywords = inspect.signature(caller).parameters.values() if caller else ()
-        others = [it.name for it in caller_keywords if it.kind is not it.VAR_KEYWORD] or PARTS
+        others = [p.name for p in caller_keywords if p.kind is not p.VAR_KEYWORD] or PARTS
         near = [] if name in PARTS else difflib.get_close_matches(name, [*FIELDS, *others], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; the settings are: {', '.join(FIELDS)}"
         raise ConfigError(f"{name!r} is not a setting of a run{hint}")

@@ -119,8 +119,8 @@ class Plugins:
         except ArtError:
             raise
         except Exception as error:
-            it = self.describe(name)
-            where = f"{it.distribution} {it.version}".rstrip()
+            plugin = self.describe(name)
+            where = f"{plugin.distribution} {plugin.version}".rstrip()
             raise PluginError(
                 f"plugin {name!r} ({where}) failed in {caller.name}: {type(error).__name__}: {error}"
             ) from error
@@ -180,7 +180,7 @@ class Plugins:
             run = self._call(name, caller, agent=agent)
             if run is not None:
                 return run
-        adapters = {it.distribution for it in self.installed() if "adapt_agent" in it.hooks}
+        adapters = {plugin.distribution for plugin in self.installed() if "adapt_agent" in plugin.hooks}
         advice = self._suggestion("agent", agent) or "wrap it in a function of one task, def agent(task)"
         raise AgentError(
             f"no installed plugin adapts an agent of type {type(agent).__module__}.{type(agent).__qualname__}; "

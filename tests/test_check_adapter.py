@@ -36,7 +36,7 @@ async def test_functions_that_use_the_openai_client_keep_every_rule():
     assert str(report) == "| OpenAI client | yes | yes | yes | yes | yes | yes | yes |"
     assert_documented(report)
     assert report.kinds == dict.fromkeys(KINDS, "yes")
-    assert report.checks == {"agent names": "not given", "light import": "yes"}
+    assert report.checks == {"agent names": "not tested", "light import": "yes"}
     assert (report.runs, report.calls) == (8 * 17, 16 * (1 + 1 + 1 + 2 + 1 + 2 + 3 + 1))
 
 
@@ -374,7 +374,7 @@ async def test_an_unknown_kind_is_refused():
 
 
 def test_the_report_is_a_row_under_its_header():
-    report = AdapterReport("mine", {kind: "not given" for kind in KINDS} | {"async": "yes"}, {}, runs=17, calls=16)
+    report = AdapterReport("mine", {kind: "not tested" for kind in KINDS} | {"async": "yes"}, {}, runs=17, calls=16)
     header = AdapterReport.header().splitlines()
     assert header[0] == "| framework | sync | async | stream | tools | structured output | threads | nested agents |"
     assert header[0].count("|") == header[1].count("|") == str(report).count("|")

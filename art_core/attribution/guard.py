@@ -33,7 +33,7 @@ _checked: ContextVar[bool] = ContextVar("art_checked", default=False)
 
 def elsewhere(rollout_id: str) -> dict[str, dict[str, int]]:
     """Return how many model calls of a live rollout were ``refused``, and how many ``passed`` through, by destination."""
-    counts = next((it.elsewhere for it in list(live.values()) if it.address.rollout_id == rollout_id), {})
+    counts = next((each.elsewhere for each in list(live.values()) if each.address.rollout_id == rollout_id), {})
     return {kind: dict(counts.get(kind, {})) for kind in ("refused", "passed")}
 
 

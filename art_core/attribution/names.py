@@ -38,7 +38,11 @@ def name_threads(source: Source) -> None:
 
 def calling_agents() -> dict[str, str]:
     """Return what each source names: here, or else where this work was started. Keys are the sources' modules and names."""
-    here = {f"{it.__module__}.{getattr(it, '__qualname__', '')}": name for it in _agent_sources if (name := it())}
+    here = {
+        f"{source.__module__}.{getattr(source, '__qualname__', '')}": name
+        for source in _agent_sources
+        if (name := source())
+    }
     return {**(starter_agents.get() or {}), **here}
 
 

@@ -111,7 +111,7 @@ def _act(module: str) -> None:
 
 class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in _actions and not any(it.startswith(f"{name}:") for it in _targets):
+        if name not in _actions and not any(target.startswith(f"{name}:") for target in _targets):
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)

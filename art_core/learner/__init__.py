@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Looked up, not imported: importing peft takes a second, and only adapters need it.
-    if missing := [it for it in ("torch", "transformers", "peft") if importlib.util.find_spec(it) is None]:
+    if missing := [name for name in ("torch", "transformers", "peft") if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"the learner needs {', '.join(missing)}; install art-core[train] (docs/install.md)")
     from art_core.learner.torch_learner import TorchLearner
     from art_core.learner.tree_forward import tree_logprobs

@@ -115,7 +115,7 @@ def attend(
     segments = [Segment(*row) for row in attention_mask[0, 0].tolist()]
     queries, tokens = query.shape[2], key.shape[2]
     first = tokens - queries
-    depths = torch.cat([torch.arange(it.depth, it.depth + it.end - it.start) for it in segments])[:tokens]
+    depths = torch.cat([torch.arange(s.depth, s.depth + s.end - s.start) for s in segments])[:tokens]
     needed_by, rows = _needed.get()
     if needed_by is not module or any(segment.window for segment in segments):
         out = _TreeAttention.apply(query, key, value, s_aux, scale, list(_blocks(segments, first, tokens)), depths)

@@ -44,12 +44,12 @@ def chosen(trajectories: Sequence[Trajectory], min_reward: float | None, nodes: 
             )
     if not trajectories:
         raise ConfigError("there are no trajectories to imitate: the list is empty; a lower min_reward may find some")
-    whole = [t for t in (calls_of(t, nodes) for t in trajectories) if t.error is None and _is_trainable(t)]
-    good = [t for t in whole if _reaches(t, min_reward)]
+    trainable = [t for t in (calls_of(t, nodes) for t in trajectories) if t.error is None and _is_trainable(t)]
+    good = [t for t in trainable if _reaches(t, min_reward)]
     if not good:
         raise ConfigError(
-            f"nothing to imitate: of {len(trajectories)} trajectories {len(trajectories) - len(whole)} failed or sampled "
-            f"nothing, and {len(whole)} have no reward of at least {min_reward}; pass better ones or a lower min_reward"
+            f"nothing to imitate: of {len(trajectories)} trajectories {len(trajectories) - len(trainable)} failed or sampled "
+            f"nothing, and {len(trainable)} have no reward of at least {min_reward}; pass better ones or a lower min_reward"
         )
     return good
 

@@ -134,19 +134,19 @@ class Store:
         if aside and call_rewards:
             raise ValueError("a score set aside changes no rollout, so it cannot reward calls: pass no call_rewards")
         now, empty = time.time(), [{}] * len(rollout_ids)
-        given = (rollout_ids, rewards, metrics or empty, notes or empty, advantages or [None] * len(rollout_ids))
+        columns = (rollout_ids, rewards, metrics or empty, notes or empty, advantages or [None] * len(rollout_ids))
         scores = [
             {
                 "rollout_id": rollout_id,
                 "reward": _number(reward),
-                "metrics": to_json(dict(measured)),
-                "notes": to_json(dict(words)),
+                "metrics": to_json(dict(metric_values)),
+                "notes": to_json(dict(texts)),
                 "advantage": _number(advantage),
                 "scored_by": by,
                 "at": now,
                 "aside": aside,
             }
-            for rollout_id, reward, measured, words, advantage in zip(*given, strict=True)
+            for rollout_id, reward, metric_values, texts, advantage in zip(*columns, strict=True)
         ]
         rewarded = list(zip(rollout_ids, call_rewards, strict=True)) if call_rewards else []
 

@@ -50,7 +50,7 @@ class AdapterReport:
 
     framework: str
     kinds: Mapping[str, str]
-    """By kind of agent (``KINDS``): ``"yes"`` if it keeps every rule, ``"not given"`` if there was no such agent."""
+    """By kind of agent (``KINDS``): ``"yes"`` if it keeps every rule, ``"not tested"`` if there was no such agent."""
     checks: Mapping[str, str]
     """The same two values for the optional checks ``"agent names"`` and ``"light import"``."""
     runs: int
@@ -132,7 +132,7 @@ async def check_adapter(
 
 
 def _answer(checked: bool) -> str:
-    return "yes" if checked else "not given"
+    return "yes" if checked else "not tested"
 
 
 def _same(value: Any) -> Any:
