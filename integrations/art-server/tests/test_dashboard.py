@@ -60,7 +60,7 @@ def test_the_curve_of_a_run_moves_while_it_trains(trained, desk):
     assert {"loss", "kl_old", "entropy", "mismatch"} <= set(titles)
     steps = page.locator(".tile").first
     assert "3 of 3" in steps.inner_text()
-    page.get_by_text("The numbers as a table").click()
+    page.get_by_text("Metrics as a table").click()
     page.wait_for_function("() => document.querySelectorAll('.metrics-table tbody tr').length === 3")
     drawn = page.locator("canvas").first.evaluate("it => it.toDataURL()")
     train(trained, 5)
@@ -88,10 +88,10 @@ def test_a_trajectory_is_opened_by_keyboard_and_its_tokens_are_coloured(trained,
     page.wait_for_selector("[data-token][class*=s]")
     page.locator("[data-token]").first.focus()
     page.keyboard.press("ArrowRight")
-    said = page.locator(".readout").inner_text()
-    assert "place 1" in said and re.search(r"logprob −?\d", said) and "advantage" in said
+    details = page.locator(".readout").inner_text()
+    assert "position 1" in details and re.search(r"logprob −?\d", details) and "advantage" in details
     before = page.url
-    page.keyboard.press("]" if page.get_by_label("The run after in its group").count() else "[")
+    page.keyboard.press("]" if page.get_by_label("Next rollout in the group").count() else "[")
     page.wait_for_url(lambda url: url != before)
 
 
@@ -234,15 +234,15 @@ def test_empty_and_broken_runs_say_what_to_do(tmp_path, desk):
     page = desk.open(address)
     page.wait_for_selector("tbody tr")
     assert "damaged" in page.locator("tbody").inner_text()
-    for at, said in (
-        ("fresh", "Nothing in this run yet"),
-        ("fresh/groups", "No group here"),
-        ("fresh/rollouts", "No trajectory here"),
+    for path, message in (
+        ("fresh", "This run is empty"),
+        ("fresh/groups", "No groups"),
+        ("fresh/rollouts", "No trajectories"),
         ("fresh/compare", "Nothing to compare yet"),
-        ("fresh/checkpoints", "No checkpoint yet"),
+        ("fresh/checkpoints", "No checkpoints yet"),
     ):
-        page.goto(f"{address}#/run/{at}")
-        page.get_by_text(said).wait_for()
+        page.goto(f"{address}#/run/{path}")
+        page.get_by_text(message).wait_for()
 
 
 def test_an_evaluation_and_a_run_of_a_program_of_its_own_are_shown_as_what_they_are(tmp_path, desk):
@@ -265,9 +265,9 @@ asyncio.run(main(sys.argv[1]))
     own, measured = (it.locator("td[data-name=Steps]").inner_text() for it in page.locator("tbody tr").all())
     assert (own, measured) == ("1", "evaluation")
     page.get_by_role("link", name="measured").click()
-    page.get_by_text("An evaluation of tiny").wait_for()
+    page.get_by_text("Evaluation of tiny").wait_for()
     assert "100.0 %" in page.locator(".tile").first.inner_text()
-    assert page.locator("tbody tr").count() == 2 and page.get_by_text("No step yet").count() == 0
+    assert page.locator("tbody tr").count() == 2 and page.get_by_text("No steps yet").count() == 0
 
 
 def measured_at_two_temperatures(folder):
@@ -347,24 +347,24 @@ def test_workers_and_queues_of_a_server_are_shown_and_refreshed(tmp_path, desk):
     no_wider_than_the_screen(page)
 
 
-def test_a_server_that_asks_for_a_key_is_given_it_once(tmp_path, desk):
+def test_the_token_of_a_server_is_entered_once(tmp_path, desk):
     app, folders = FastAPI(), RunFolders(record(tmp_path / "run", steps=1))
 
-    def checked(request: Request):
+    def check_token(request: Request):
         if request.headers.get("authorization") != "Bearer right":
-            raise HTTPException(401, "give the key")
+            raise HTTPException(401, "missing token")
 
-    app.include_router(read_routes(folders), dependencies=[Depends(checked)])
+    app.include_router(read_routes(folders), dependencies=[Depends(check_token)])
     app.mount("/", pages())
     page = desk.open(desk.serve(app))
-    for key in ("wrong", "right"):
-        page.get_by_label("Key", exact=True).fill(key)
+    for token in ("wrong", "right"):
+        page.get_by_label("Token", exact=True).fill(token)
         page.keyboard.press("Enter")
     page.wait_for_selector(".tile")
     page.reload()
     page.wait_for_selector(".tile")
     refused = "Failed to load resource: the server responded with a status of 401 (Unauthorized)"
-    desk.wrong = [it for it in desk.wrong if it != refused]  # what the browser itself says of every 401
+    desk.wrong = [message for message in desk.wrong if message != refused]  # browsers log this for every 401
 
 
 def test_a_trajectory_grows_while_it_is_looked_at(tmp_path, desk):

@@ -83,7 +83,7 @@ def test_a_run_on_a_server_is_seen_to_learn_and_its_runs_are_opened_and_compared
         with process(tmp_path, "drive.py", f"http://{url}") as driver:
             assert driver.stdout.readline() == "step\n"
             page.wait_for_selector(".chart .u-wrap canvas")
-            page.get_by_text("The numbers as a table").click()
+            page.get_by_text("Metrics as a table").click()
             page.wait_for_function("() => document.querySelectorAll('.metrics-table tbody tr').length === 1")
             drawn = page.locator("canvas").first.evaluate("it => it.toDataURL()")
             driver.stdin.write("\n")
