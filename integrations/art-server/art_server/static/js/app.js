@@ -23,8 +23,8 @@ const TABS = [
   ["settings", "Settings"],
 ];
 const PAGES = { "": overview, groups, rollouts, rollout: trajectory, compare, checkpoints, settings };
-const LIVE_INTERVAL = 2000,
-  IDLE_INTERVAL = 10000, // milliseconds between polls
+const LIVE_INTERVAL = 2000, // milliseconds between polls of a live run
+  IDLE_INTERVAL = 10000,
   LIVE_SECONDS = 120; // a run that was written this recently is live
 let currentPage = { stop: () => {} };
 

@@ -14,5 +14,6 @@ export const reason = (run) => run.reason && h("p", { class: "small soft reason"
 // An evaluation's success rate, or its mean reward if the reward doesn't define success.
 export const evaluationResult = (evaluation) =>
   !evaluation ? "–" : evaluation.counts_successes ? percent(evaluation.success) : num(evaluation.success);
+
 export const temperatureName = (temperature) =>
   temperature === null ? "the agent's own temperature" : `temperature ${temperature}`;

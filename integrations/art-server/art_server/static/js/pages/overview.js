@@ -7,7 +7,7 @@ import { duration, num, percent, percentTick, plural, signed } from "../format.j
 import { evaluationResult, reason, statusChip, temperatureName } from "../outcome.js";
 import { evaluation } from "./evaluation.js";
 
-// Charts of their own, above the others.
+// Large charts, above the others.
 const LARGE = {
   reward: { title: "Reward", caption: "Mean over the step's rollouts", hue: "--blue", height: 210 },
   success: {
@@ -31,9 +31,9 @@ const CAPTIONS = {
   mismatch: "Engine vs. learner, on a fixed text",
   logprob_gap: "Engine vs. learner, on trained tokens",
   clip_fraction: "Share of clipped tokens",
-  ratio: "New to old probability, mean",
+  ratio: "Mean ratio of new to old probabilities",
   grad_norm: "Before clipping",
-  learning_rate: "Of AdamW",
+  learning_rate: "AdamW",
   groups_with_contrast: "Groups with unequal rewards",
   staleness: "Mean age of the sampling weights, in steps",
   seconds: "Duration of the step",
@@ -81,7 +81,7 @@ class Overview {
     this.small = h("div", { class: "charts" });
     this.checkboxes = h("div", { class: "checks" });
     this.table = h("div", { class: "metrics-table" });
-    this.emptyNote = h("div");
+    this.emptyBox = h("div");
     const smoothing = select(SMOOTHINGS, localStorage.getItem(SMOOTHING_KEY) ?? "auto", (value) => {
       localStorage.setItem(SMOOTHING_KEY, value);
       this.draw();
@@ -105,7 +105,7 @@ class Overview {
       ),
       this.reason,
       this.tiles,
-      this.emptyNote,
+      this.emptyBox,
       this.large,
       this.small,
       this.metricsBox,
@@ -151,7 +151,7 @@ class Overview {
       stepNumbers = this.steps.map((each) => each.step);
     this.evaluationCount = this.context.info.evaluations.length;
     this.drawTiles();
-    fill(this.emptyNote, this.steps.length ? null : this.emptyCard());
+    fill(this.emptyBox, this.steps.length ? null : this.emptyState());
     this.metricsBox.hidden = this.tableBox.hidden = !this.steps.length;
     const selected = this.selected ?? new Set(DEFAULT_METRICS);
     const run = this.context.info;
@@ -235,7 +235,7 @@ class Overview {
     );
   }
 
-  emptyCard() {
+  emptyState() {
     const run = this.context.info;
     const trajectoriesLink = h("a", { href: this.context.link(run.name, "rollouts") }, "See the trajectories");
     if (run.status === "dry run")
