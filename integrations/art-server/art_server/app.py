@@ -176,9 +176,9 @@ async def job(request: Request, key: Key, wait: Annotated[float, Query(ge=0, le=
 
 
 @router.delete("/api/jobs/{key}", responses=_MISSING)
-async def give_up_job(request: Request, key: Key) -> JobState:
+async def cancel_job(request: Request, key: Key) -> JobState:
     """Stop a running collection; its finished rollouts are kept, and the same key resumes it."""
-    state = await _served(request).jobs.give_up(key)
+    state = await _served(request).jobs.cancel(key)
     if state is None:
         raise HTTPException(404, f"no collection {key} is running")
     return state

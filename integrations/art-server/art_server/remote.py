@@ -20,7 +20,7 @@ from art_core.plugin_api import Output, check_tasks, reward_name, score_all, tas
 from art_core.store.values import from_json, to_json
 from art_core.types import Group, GroupReward, Reward, Sampling
 from art_server.client import LOST, NO_USER, TrainingClient
-from art_server.loops import loop_beside
+from art_server.loops import background_loop
 from art_server.settings import load_settings
 from art_server.wire import group_from_wire, scores_to_wire
 
@@ -149,7 +149,7 @@ class RemoteRun:
             f"here-{uuid.uuid4().hex[:12]}", self.url, agent=agent, token=self._token, workers=self._workers, pool=pool,
             agent_loop=asyncio.get_running_loop(),
         )  # fmt: skip
-        with loop_beside("art-worker") as loop:
+        with background_loop("art-worker") as loop:
             work = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(worker.run(), loop))
             try:
                 yield work
