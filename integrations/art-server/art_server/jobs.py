@@ -132,14 +132,14 @@ class Jobs:
         """Let all ``wait`` calls return, because the server is about to stop."""
         self._stopping.set()
 
-    def group(self, key: str, place: int) -> Group | None:
-        """Return the collected group of task number ``place``; None if there is none."""
+    def group(self, key: str, index: int) -> Group | None:
+        """Return the collected group of task number ``index``; None if there is none."""
         state = self.get(key)
         if state is None or state.kind != "collect" or state.state != "done":
             return None
-        if not 0 <= place < (state.result or {})["groups"]:
+        if not 0 <= index < (state.result or {})["groups"]:
             return None
-        trajectories = self._run.collected(_name(key), place)
+        trajectories = self._run.collected(_name(key), index)
         return Group(trajectories[0].task, tuple(trajectories[: state.result["group_size"]]))
 
     @property
