@@ -6,13 +6,9 @@ Heavy modules are imported when they are first needed.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextvars
 import importlib
 import inspect
 import logging
-import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from art_core import losses
@@ -20,10 +16,11 @@ from art_core.errors import AgentError
 from art_core.hookspecs import Register, hookimpl
 from art_core.learner import unsloth
 from art_core.runtime.memory import no_garbage_collection
+from art_core.runtime.threads import daemon_future
 
 if TYPE_CHECKING:
     from art_core.config import TrainConfig
-    from art_core.types import Learner, Loss, RolloutAddress, RunAgent
+from art_core.types import Learner, Loss, RolloutAddress, RunAgent
 
 log = logging.getLogger("art_core.learner")
 
@@ -43,32 +40,12 @@ def adapt_agent(agent: object) -> RunAgent | None:
         return run_async
 
     async def run_in_thread(task_input: Any, address: RolloutAddress) -> Any:
-        name = f"rollout {address.rollout_id}"
-        output = await _in_daemon_thread(name, agent, *((task_input, address) if takes_address else (task_input,)))
+        arguments = (task_input, address) if takes_address else (task_input,)
+        # A pool would make it wait for others. After a timeout the thread runs on until the agent returns.
+        output = await asyncio.wrap_future(daemon_future(f"rollout {address.rollout_id}", agent, *arguments))
         return await output if inspect.isawaitable(output) else output
 
     return run_in_thread
-
-
-async def _in_daemon_thread(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a blocking agent in a thread of its own.
-
-    A pool would make it wait for others, and an agent that never returns would keep the process alive.
-    """
-    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            result = context.run(function, *arguments)
-        except BaseException as error:  # noqa: BLE001 - raised where the outcome is awaited
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)
-
-    outcome.set_running_or_notify_cancel()  # after a timeout the thread runs on until the agent returns
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await asyncio.wrap_future(outcome)
 
 
 def _required(agent: Any) -> int:

@@ -141,7 +141,7 @@ class TrainConfig:
     frozen_model: str | None = None
     """A model folder, a Hugging Face name, or the address of a server (``http://HOST:PORT/v1``); None: the start weights."""
     allow_changes: bool = False
-    """Continue a run that was begun with other settings, or another agent, tasks or reward, with those that are passed; without
+    """Continue a run that was started with other settings, or another agent, tasks or reward, with those that are passed; without
     it, it is refused. The changes are recorded."""
     command: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The arguments and folder of ``art train``, for ``art train --resume``; empty if a script began the run."""

@@ -1,13 +1,12 @@
 """Every error that art raises on purpose.
 
 ArtError
-|-- ConfigError          an argument, a task list or a folder cannot be used as given
+|-- ConfigError          an argument, a task list or a folder is invalid
 |-- AgentError           no plugin adapts this agent
 |-- PluginError          a plugin failed, or two plugins disagree
 |-- CaptureError         a model call cannot be attributed or recorded
 |   |-- ServingDied      the process that serves the policy has died
 |   `-- UpstreamError    what serves the policy refused or failed
-|-- ModelCallError       a model call of a classic agent was refused or failed
 |-- CallRefused          a model call inside a rollout was not redirected, and was refused before it left
 |-- RolloutLost          the machine that ran the agent is gone
 |-- StaleWeightsError    the engine does not serve the newest weights
@@ -28,7 +27,7 @@ class ArtError(Exception):
 
 
 class ConfigError(ArtError, ValueError):
-    """An argument, a task list or a folder cannot be used as given."""
+    """An argument, a task list or a folder is invalid."""
 
 
 class AgentError(ArtError, TypeError):
@@ -73,20 +72,6 @@ def _rebuild_upstream_error(message: str, status: int, code: str | None, retry_a
     return UpstreamError(message, status=status, code=code, retry_after=retry_after)
 
 
-class ModelCallError(ArtError):
-    """A model call of a classic agent was refused or failed.
-
-    Not a CaptureError: like any error of an agent, it ends that rollout and not the training.
-    """
-
-    def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        """The HTTP status of the answer; None without an answer."""
-        self.code = code
-        """OpenAI's error code, such as ``TOO_LONG``."""
-
-
 class CallRefused(ArtError):
     """A model call inside a rollout was not redirected to the policy, and was refused before it left.
 
@@ -108,11 +93,11 @@ class NotFiniteError(ArtError):
     Raised by learners; the run then drops the step, keeps its inputs, and continues.
     """
 
-    def __init__(self, message: str, found: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message, found or {})  # both, so that it can be pickled
+    def __init__(self, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, details or {})  # both, so that it can be pickled
 
     @property
-    def found(self) -> Mapping[str, Any]:
+    def details(self) -> Mapping[str, Any]:
         """What was not finite: JSON-able values by name."""
         return self.args[1]
 

@@ -22,7 +22,7 @@ hookspec = pluggy.HookspecMarker("art")
 hookimpl = pluggy.HookimplMarker("art")
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 
@@ -32,10 +32,10 @@ class Offer:
 
     thing: Any
     """A factory; for a loss or a dialect the thing itself."""
-    check: Callable[[], None] = _nothing
+    check: Callable[[], None] = _no_op
     """Called first if a run uses the name; raises ConfigError if it can't work here, for example because a key is missing.
     Engines, learners, trackers."""
-    prepare: Callable[[], None] = _nothing
+    prepare: Callable[[], None] = _no_op
     """Called in a thread while the engine starts, to import libraries. Learners."""
     install: Callable[[Callable[[str], None]], None] | None = None
     """``install(say)`` installs what it needs, for ``art doctor --install NAME``. Engines."""
@@ -129,8 +129,8 @@ def register_executors(register: Register) -> None:
 def register_trackers(register: Register) -> None:
     """Offer trackers by name: ``register("mine", factory)``, for ``train(trackers=["mine"])``.
 
-    Called once, when a run starts. The factory is called as ``factory(run_dir, config)`` and returns a ``Tracker``
-    (``art_core.loop.trackers``). Option: ``check``. The return value is ignored.
+    Called once, when a run starts. The factory is called as ``factory(run_dir, config)`` and returns an
+    ``art_core.plugin_api.Tracker``, or an object with its methods. Option: ``check``. The return value is ignored.
     """
 
 

@@ -3,7 +3,7 @@
 Everything else in the core may change between versions. docs/extending.md says what each kind of plugin needs of this.
 """
 
-from art_core.attribution import in_child_processes, rollouts_have_threads, running
+from art_core.attribution import inside_rollout, run_in_child_processes, use_rollout_executor
 from art_core.config import check_settings, check_tasks, model_folder, shipped_model, weights_hash
 from art_core.hookspecs import Register
 from art_core.loop.advice import flat_advice, untrained_advice
@@ -35,8 +35,8 @@ __all__ = [
     "display",
     "flat_advice",
     "gather_limited",
-    "in_child_processes",
     "in_thread",
+    "inside_rollout",
     "left_out",
     "machine_memory",
     "model_folder",
@@ -45,14 +45,14 @@ __all__ = [
     "printable",
     "redirect_clients",
     "reward_name",
-    "rollouts_have_threads",
-    "running",
+    "run_in_child_processes",
     "score_all",
     "shipped_model",
     "start_early",
     "task_id",
     "task_input",
     "untrained_advice",
+    "use_rollout_executor",
     "weights_hash",
     "wilson_interval",
     "without_access",

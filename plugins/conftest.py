@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from art_core.plugin_api import running
+from art_core.plugin_api import inside_rollout
 from art_core.types import RolloutAddress
 
 
@@ -46,7 +46,7 @@ class Stub:
     @contextlib.contextmanager
     def rollout(self, rollout_id: str = "r", *, passthrough: tuple[str, ...] = ()) -> Iterator[RolloutAddress]:
         address = self.address(rollout_id, passthrough=passthrough)
-        with running(address):
+        with inside_rollout(address):
             yield address
 
     def of(self, rollout_id: str | None) -> list[Asked]:

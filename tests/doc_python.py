@@ -67,12 +67,14 @@ class Names:
             self.known[target.id] = self._result(value)
 
     def _result(self, value: ast.expr) -> Any:
-        """What a call returns, by its annotation."""
+        """What a call returns, or ``async with`` binds, by its annotation."""
         called = self._value(value.func) if isinstance(value, ast.Call) else UNKNOWN
         if inspect.isclass(called):
             return Instance(called)
         if inspect.isfunction(called) and called.__module__.startswith("art_"):
-            cls = called.__globals__.get(str(called.__annotations__.get("return")), UNKNOWN)
+            returned = str(called.__annotations__.get("return"))
+            name = returned.removeprefix("AbstractAsyncContextManager[").removesuffix("]")  # ``async with`` binds that
+            cls = called.__globals__.get(name, UNKNOWN)
             return Instance(cls) if inspect.isclass(cls) else UNKNOWN
         return UNKNOWN
 

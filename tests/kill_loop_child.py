@@ -7,7 +7,7 @@ from pathlib import Path
 from art_core.loop.checkpoints import Checkpoints
 from art_core.loop.evaluate import Evaluator
 from art_core.loop.run import Run
-from art_core.loop.update import Updates
+from art_core.loop.update import Updater
 
 WIDTH = 16
 """Bytes of the file: a phase is written at once, so that no reader sees half of one."""
@@ -49,8 +49,8 @@ def main(run_dir: str, steps: str, eval_tasks: str, seed: str, file: str) -> Non
     phases.of(Evaluator, "measure", "evaluation")
     phases.of(Run, "collect", "rollout")
     phases.of(Run, "score", "scoring")
-    phases.of(Updates, "_step", "step")
-    phases.of(Updates, "swap", "swap")
+    phases.of(Updater, "_step", "step")
+    phases.of(Updater, "swap", "swap")
     phases.of(Checkpoints, "save", "checkpoint")
     from examples.email_search.train import run
 

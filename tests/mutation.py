@@ -1,9 +1,9 @@
 """Do the tests notice a changed line? Runs mutmut, module by module, each with the tests of its own, and prints a table.
 
-    python tests/mutation.py [losses capture/admission ...]     # run by make mutation; docs/quality.md has what came out
+    python tests/mutation.py [losses capture/admission ...]     # run by make mutation; docs/quality.md has the results
 
-mutmut leaves annotations, docstrings, decorated functions and what stands outside functions as they are. Left as they are here
-besides: strings with a blank in them, that is messages, with what is formatted into them. Knows nothing of what the modules do.
+mutmut changes no annotations, docstrings, decorated functions, or code outside functions. Messages, that is strings with a space
+in them, are also left unchanged, with what is formatted into them.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".mutation"
-"""mutmut itself, and a folder for each module with its mutants and what became of them."""
+"""mutmut itself, and a folder for each module with its mutants and their outcomes."""
 UPSTREAM = [
     f"test_upstream.py::test_{name}"
     for name in (
@@ -28,7 +28,7 @@ UPSTREAM = [
 ]
 """The quick ones of a file that waits for servers to be late."""
 STAMPED = [
-    f"test_door.py::test_{name}"
+    f"test_serving_commands.py::test_{name}"
     for name in (
         "a_stamped_answer_has_the_stamps_version",
         "closing_a_stamped_stream_closes_the_engines",
@@ -63,31 +63,30 @@ PROCESS = [
         "idle_threads_of_the_process_do_not_spin_by_default",
     )
 ]
-"""Those that need no torch and never wait many seconds for a process to end."""
+"""The ones that need no torch and never wait many seconds for a process to end."""
 TESTS = {
     "losses": ["test_losses.py"],
     "token_tree": ["test_token_tree.py"],
     "scoring": ["test_scoring.py"],
-    "serving/proxy": ["test_door.py", *PROCESS],
+    "serving/proxy": ["test_serving_commands.py", *PROCESS],
     "capture/admission": ["test_gate.py", "test_activity.py"],
-    "serving/engine_base": ["test_abilities.py", "test_door.py"],
     "serving/process": PROCESS,
     "capture/record": ["test_recording.py"],
     "capture/replay": ["test_replay.py"],
     "capture/dialect": ["test_exchange.py", "test_application.py"],
     "capture/http": ["test_exchange.py"],
     "capture/server": ["test_application.py", "test_in_flight.py"],
-    "serving/service": ["test_door.py"],
-    "capture/listening": ["test_listen.py", "test_edge.py"],
-    "capture/shape": ["test_shape.py", "test_application.py"],
+    "serving/service": ["test_serving_commands.py", "test_engine_methods.py"],
+    "capture/listening": ["test_listen.py", "test_request_heads.py"],
+    "capture/shape": ["test_malformed_answers.py", "test_application.py"],
     "capture/upstream": ["test_upstream_shapes.py", *UPSTREAM, *STAMPED],
 }
 SAMPLED = {"serving/process": ["*3", "*7"]}
-"""Where every mutant starts processes: of these only the mutants whose name ends so, a fifth of them."""
+"""Modules whose mutants all start processes: only mutants whose names match, a fifth of them, are tried."""
 COPIED = ["conftest.py", "tests", "examples", "bench", "plugins", "integrations", "docs", "README.md"]
 PLUGINS = ["-p", "no:cacheprovider", "-p", "mutation", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 TIMED_OUT = {24, -24, 36, 152}
-"""How mutmut writes down a mutant that did not end: it ran ten times as long as the tests do, or longer."""
+"""mutmut's exit codes of a mutant that never ended: it ran at least five times as long as the tests usually do."""
 
 
 def prepare(module: str) -> Path:
@@ -125,16 +124,16 @@ def is_text(node) -> bool:
 
 
 def spare_texts() -> None:
-    """Have mutmut leave texts as they are, also where they are arguments."""
+    """Make mutmut leave messages unchanged, also as arguments."""
     import libcst
     from mutmut.mutation import file_mutation, mutators
 
     visit = file_mutation.MutationVisitor.on_visit
 
     def arguments(call):
-        texts = [given for given in call.args if is_text(given.value)]
+        texts = [argument for argument in call.args if is_text(argument.value)]
         for mutant in mutators.operator_arg_removal(call):
-            if all(any(text is given for given in mutant.args) for text in texts):
+            if all(any(text is argument for argument in mutant.args) for text in texts):
                 yield mutant
 
     file_mutation.MutationVisitor.on_visit = lambda self, node: not is_text(node) and visit(self, node)
@@ -143,9 +142,9 @@ def spare_texts() -> None:
 
 
 def fit_tests() -> None:
-    """Have mutmut run quick tests first, and all tests for what only a child process runs: it sees no child's calls.
+    """Make mutmut run quick tests first, and all tests for functions that only child processes call, which it can't see.
 
-    Exits of other children, left over from the tests that mutmut ran first, are ignored; mutmut would crash on them.
+    Exits of other children, left over from the tests that mutmut ran first, are ignored, because mutmut would crash on them.
     """
     from mutmut import __main__ as program
     from mutmut.runners.harness import PytestRunner
@@ -177,7 +176,7 @@ def fit_tests() -> None:
 
 
 def pytest_configure() -> None:
-    """As a plugin of pytest: property tests try the same cases every time, and do not look for the smallest one."""
+    """As a pytest plugin: property tests try the same cases every time, and don't shrink failures."""
     from hypothesis import Phase, settings
 
     settings.register_profile("mutation", derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
@@ -185,18 +184,18 @@ def pytest_configure() -> None:
 
 
 def try_survivors_again(folder: Path) -> None:
-    """Forget what has survived so far; what was killed is not run again while its function stays as it is."""
+    """Forget the survivors. Killed mutants are not run again as long as their function is unchanged."""
     for file in (folder / "mutants" / "art_core").rglob("*.meta"):
-        found = json.loads(file.read_text())
-        codes = found["exit_code_by_key"]
-        found["exit_code_by_key"] = {name: code or None for name, code in codes.items()}
-        file.write_text(json.dumps(found))
+        results = json.loads(file.read_text())
+        codes = results["exit_code_by_key"]
+        results["exit_code_by_key"] = {name: code or None for name, code in codes.items()}
+        file.write_text(json.dumps(results))
 
 
 def outcomes(folder: Path) -> Counter:
     """Return how many mutants were killed, never ended, and survived."""
-    [found] = (folder / "mutants" / "art_core").rglob("*.meta")
-    codes = json.loads(found.read_text())["exit_code_by_key"].values()
+    [file] = (folder / "mutants" / "art_core").rglob("*.meta")
+    codes = json.loads(file.read_text())["exit_code_by_key"].values()
     return Counter(
         "survived" if code in (0, 33) else "not run" if code is None else "timed out" if code in TIMED_OUT else "killed"
         for code in codes
@@ -208,7 +207,7 @@ def main(modules: list[str]) -> None:
     for module in modules or TESTS:
         folder = prepare(module)
         try_survivors_again(folder)
-        # Python looks no more for what was not there when it started.
+        # Python ignores folders on its path that don't exist when it starts.
         (folder / "mutants" / "tests").mkdir(parents=True, exist_ok=True)
         paths = [folder / "mutants", folder / "mutants" / "tests", FOLDER]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from art_core.attribution import agent_name, caller_headers, current_rollout, destination, exempt, names, running
+from art_core.attribution import agent_name, caller_headers, current_rollout, destination, exempt, inside_rollout, names
 from art_core.errors import CaptureError
 from art_core.types import RolloutAddress
 
@@ -72,22 +72,22 @@ def test_outside_every_rollout_nothing_is_touched(early_worker):
     submit, start = ThreadPoolExecutor.submit, threading.Thread.start
     assert destination("gpt") is None
     assert early_worker.ask() is None
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         assert ThreadPoolExecutor.submit is not submit
     assert (ThreadPoolExecutor.submit, threading.Thread.start) == (submit, start)
     assert early_worker.ask() is None
 
 
 def test_a_model_that_passes_through_goes_where_the_agent_sends_it():
-    with running(address("r1", "judge-model")):
+    with inside_rollout(address("r1", "judge-model")):
         assert destination("judge-model") is None
         assert destination("gpt") == address("r1", "judge-model")
         assert destination(None) == address("r1", "judge-model")
 
 
 def test_a_rollout_inside_a_rollout_is_its_own():
-    with running(address("outer")):
-        with running(address("inner")):
+    with inside_rollout(address("outer")):
+        with inside_rollout(address("inner")):
             assert destination("gpt").rollout_id == "inner"
         assert destination("gpt").rollout_id == "outer"
         assert on_a_thread(destination, "gpt").rollout_id == "outer"
@@ -100,7 +100,7 @@ async def test_sixty_four_rollouts_on_executors_tasks_and_threads_see_their_own_
 
         async def rollout(number: int) -> None:
             name = f"r{number}"
-            with running(address(name)):
+            with inside_rollout(address(name)):
                 await arrived.wait()
                 for _ in range(3):
                     seen = [
@@ -123,17 +123,17 @@ async def test_sixty_four_rollouts_on_executors_tasks_and_threads_see_their_own_
 
 async def test_a_pools_worker_does_not_stay_in_the_rollout_that_started_it():
     with ThreadPoolExecutor(1) as pool:
-        with running(address("r1")):
+        with inside_rollout(address("r1")):
             assert pool.submit(destination, "gpt").result().rollout_id == "r1"
         assert pool.submit(destination, "gpt").result() is None
-        with running(address("r2")):
+        with inside_rollout(address("r2")):
             fresh = contextvars.Context().run(pool.submit, destination, "gpt")
             with pytest.raises(CaptureError, match=r"rollout\.base_url"):
                 fresh.result()
 
 
 async def test_a_thread_from_before_the_rollouts_cannot_be_attributed(early_worker):
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         error = early_worker.ask()
     assert isinstance(error, CaptureError)
     assert "rollout.base_url" in str(error)
@@ -146,7 +146,7 @@ async def test_the_loops_thread_outside_a_rollout_is_left_alone():
             inside, ended = asyncio.Event(), asyncio.Event()
 
             async def rollout() -> None:
-                with running(address("r1")):
+                with inside_rollout(address("r1")):
                     inside.set()
                     await ended.wait()
 
@@ -163,7 +163,7 @@ async def test_the_loops_thread_outside_a_rollout_is_left_alone():
 
 
 async def test_a_judges_calls_are_left_alone_on_whatever_thread_they_are_made():
-    with ThreadPoolExecutor(1) as pool, running(address("r1")):
+    with ThreadPoolExecutor(1) as pool, inside_rollout(address("r1")):
         with exempt():
             assert destination("gpt") is None
             assert pool.submit(destination, "gpt").result() is None
@@ -178,7 +178,7 @@ def test_a_thread_that_outlives_its_rollout_still_names_it():
         go.wait()
         seen.append(destination("gpt"))
 
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         thread = threading.Thread(target=late)
         thread.start()
     go.set()
@@ -187,7 +187,7 @@ def test_a_thread_that_outlives_its_rollout_still_names_it():
 
 
 def test_somebody_elses_wrapper_is_not_undone(monkeypatch):
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         ours = ThreadPoolExecutor.submit
 
         def theirs(self, function, /, *args, **kwargs):
@@ -197,7 +197,7 @@ def test_somebody_elses_wrapper_is_not_undone(monkeypatch):
     assert ThreadPoolExecutor.submit is theirs
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(destination, "gpt").result() is None
-        with running(address("r2")):
+        with inside_rollout(address("r2")):
             assert pool.submit(destination, "gpt").result().rollout_id == "r2"
     assert current_rollout.get() is None
     monkeypatch.undo()
@@ -207,7 +207,7 @@ def test_somebody_elses_wrapper_is_not_undone(monkeypatch):
 def test_threads_carry_the_name_of_the_node_that_started_them(monkeypatch):
     node = contextvars.ContextVar("node", default=None)
     monkeypatch.setattr(names, "_agent_sources", [node.get])
-    with running(address("r1")), ThreadPoolExecutor(1) as pool:
+    with inside_rollout(address("r1")), ThreadPoolExecutor(1) as pool:
         for name in ("planner", "writer"):
             node.set(name)
             assert on_a_thread(agent_name) == name
@@ -217,7 +217,7 @@ def test_threads_carry_the_name_of_the_node_that_started_them(monkeypatch):
 def test_threads_carry_the_frameworks_thread_of_who_started_them(monkeypatch):
     thread = contextvars.ContextVar("thread", default=None)
     monkeypatch.setattr(names, "_thread_sources", [thread.get])
-    with running(address("r1")), ThreadPoolExecutor(1) as pool:
+    with inside_rollout(address("r1")), ThreadPoolExecutor(1) as pool:
         for name in ("t 1", "t 2"):
             thread.set(name)
             assert on_a_thread(caller_headers) == {"x-art-thread": name}
@@ -265,7 +265,7 @@ def test_a_thread_has_the_names_of_who_started_it_where_no_newer_ones_of_the_sam
         agent.set(name)
         return agent_name()
 
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         node.set("outer")
         agent.set("caller")
         assert on_a_thread(agent_name) == "outer/caller"
@@ -274,7 +274,7 @@ def test_a_thread_has_the_names_of_who_started_it_where_no_newer_ones_of_the_sam
 
 def test_a_client_with_a_live_rollouts_address_names_it():
     one, two = address("one", "judge"), address("two")
-    with running(one), running(two):
+    with inside_rollout(one), inside_rollout(two):
         assert destination("gpt", "http://elsewhere/v1") == two
         assert destination("gpt", f"{one.base_url}/") == one
         with pytest.raises(CaptureError, match="base_url of its own provider"):
@@ -287,7 +287,7 @@ def test_a_subclass_of_thread_runs_as_it_did():
         def run(self) -> None:
             self.seen = destination("gpt")
 
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         thread = Named()
         thread.start()
         thread.join()

@@ -192,7 +192,7 @@ async def test_a_run_folder_that_belongs_to_another_model(tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"belongs to another model: it was begun with 'tiny'"):
+    with pytest.raises(ConfigError, match=r"belongs to another model: it was started with 'tiny'"):
         async with run_of(tmp_path, model=str(other)):
             pass
 

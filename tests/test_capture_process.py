@@ -310,13 +310,13 @@ async def test_a_process_whose_child_lives_on_is_seen_to_be_dead(tmp_path):
 async def test_look_and_stacks_work_from_any_thread_and_time_out():
     async with await ServingProxy.start(partial(EchoEngine, 0.05), ListRecorder) as serving:
         asking = asyncio.create_task(say(await serving.open("r1"), "x" * 20))
-        await asyncio.to_thread(wait_until, lambda: serving.look(5.0)[0].rollouts.get("r1", (0, None))[1])
+        await asyncio.to_thread(wait_until, lambda: serving.snapshot(5.0)[0].rollouts.get("r1", (0, None))[1])
         stacks = serving.stacks(5.0)
         assert "thread art-capture:" in stacks and "capture_fakes.py" in stacks
         await asking
         serving._server._process.send_signal(signal.SIGSTOP)
         try:
-            assert serving.look(0.05) == (None, None)
+            assert serving.snapshot(0.05) == (None, None)
             assert serving.stacks(0.05) == "no answer within 0.05 seconds"
         finally:
             serving._server._process.send_signal(signal.SIGCONT)

@@ -16,7 +16,7 @@ import child_work
 import pytest
 from child_work import ENVIRONMENT, PRINT, everything, seen
 
-from art_core.attribution import exempt, in_child_processes, names, running, workers
+from art_core.attribution import exempt, inside_rollout, names, run_in_child_processes, workers
 from art_core.types import RolloutAddress
 
 # Pools have threads of their own, and newer Pythons warn of every fork beside threads.
@@ -80,7 +80,7 @@ def test_a_program_finds_the_address_in_its_environment_whoever_starts_it(capfd)
         return (await process.communicate())[0]
 
     command = shlex.join(PROGRAM)
-    with running(address("r1")), os.popen(command) as opened:
+    with inside_rollout(address("r1")), os.popen(command) as opened:
         printed = [
             subprocess.check_output(PROGRAM),
             subprocess.check_output(PROGRAM, env={"PATH": os.environ["PATH"]}),
@@ -104,7 +104,7 @@ def test_a_program_finds_the_address_in_its_environment_whoever_starts_it(capfd)
 def test_what_else_is_in_the_environment_stays_and_a_proxy_is_not_asked_for_the_address(monkeypatch):
     code = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         assert json.loads(subprocess.check_output(code)) == dict(os.environ) | variables("r1")
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
         monkeypatch.setenv("no_proxy", "example.org")
@@ -119,7 +119,7 @@ def test_programs_outside_a_rollout_beside_one_and_exempt_ones_are_left_alone():
     entered, left = threading.Event(), threading.Event()
 
     def rollout() -> None:
-        with running(address("r1")):
+        with inside_rollout(address("r1")):
             entered.set()
             left.wait()
 
@@ -130,7 +130,7 @@ def test_programs_outside_a_rollout_beside_one_and_exempt_ones_are_left_alone():
     assert child("fork", seen) is None
     left.set()
     thread.join()
-    with running(address("r2")), exempt():
+    with inside_rollout(address("r2")), exempt():
         assert json.loads(subprocess.check_output(PROGRAM)) == nothing
         assert child("fork", seen) is None
     assert json.loads(subprocess.check_output(PROGRAM)) == nothing
@@ -140,7 +140,7 @@ def test_programs_outside_a_rollout_beside_one_and_exempt_ones_are_left_alone():
 @pytest.mark.system
 async def test_the_programs_of_concurrent_rollouts_stay_apart():
     async def rollout(name: str) -> str:
-        with running(address(name)):
+        with inside_rollout(address(name)):
             await asyncio.sleep(0)
             process = await asyncio.create_subprocess_exec("sh", "-c", "echo $ART_ROLLOUT_ID", stdout=subprocess.PIPE)
             return (await process.communicate())[0].decode().strip()
@@ -152,8 +152,8 @@ async def test_the_programs_of_concurrent_rollouts_stay_apart():
 @pytest.mark.system
 @pytest.mark.parametrize("method", METHODS)
 def test_a_process_belongs_to_the_rollout_that_started_it(method, preparations):
-    in_child_processes(child_work.prepare)
-    with running(address("r1")):
+    run_in_child_processes(child_work.prepare)
+    with inside_rollout(address("r1")):
         answer = child(method)
     forked = method == "fork"
     assert answer == {
@@ -171,7 +171,7 @@ def test_a_process_belongs_to_the_rollout_that_started_it(method, preparations):
 def test_a_subclass_of_process_runs_as_it_did():
     here, there = multiprocessing.Pipe()
     process = child_work.Sending(there)
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         assert result_of(process, here)["here"] == "r1"
     assert "run" not in vars(process)
 
@@ -179,10 +179,10 @@ def test_a_subclass_of_process_runs_as_it_did():
 @pytest.mark.system
 def test_a_process_starts_if_another_library_has_hidden_the_wrapper_of_an_earlier_rollout(monkeypatch):
     owner = multiprocessing.process.BaseProcess
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         ours = owner.start
         monkeypatch.setattr(owner, "start", lambda self: ours(self))
-    with running(address("r2")):
+    with inside_rollout(address("r2")):
         assert child("fork", seen) == "r2"
     monkeypatch.undo()
     owner.start = ours.__wrapped__
@@ -191,7 +191,7 @@ def test_a_process_starts_if_another_library_has_hidden_the_wrapper_of_an_earlie
 @pytest.mark.system
 @pytest.mark.parametrize("method", METHODS)
 def test_how_a_process_ends_is_as_it_was(method, capfd):
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         process = multiprocessing.get_context(method).Process(target=child_work.end_badly, daemon=True)
         process.start()
         process.join()
@@ -209,8 +209,8 @@ def test_an_executors_processes_work_for_whoever_gives_them_work(method, made, p
         before = stack.enter_context(pool()) if made == "before" else None
         if before:
             assert before.submit(seen).result() is None
-        in_child_processes(child_work.prepare)
-        with running(address("r1")):
+        run_in_child_processes(child_work.prepare)
+        with inside_rollout(address("r1")):
             executor = before or stack.enter_context(pool())
             answer = executor.submit(everything).result()
             assert list(executor.map(seen, range(4), chunksize=2)) == ["r1"] * 4
@@ -228,7 +228,7 @@ def test_an_executors_processes_work_for_whoever_gives_them_work(method, made, p
             "prepared": prepared,
         }
         assert executor.submit(seen).result() is None
-        with running(address("r2")):
+        with inside_rollout(address("r2")):
             assert executor.submit(seen).result() == "r2"
 
 
@@ -238,7 +238,7 @@ async def test_concurrent_rollouts_share_a_pool_of_processes():
     with ProcessPoolExecutor(2) as pool:
 
         async def rollout(name: str) -> set[str]:
-            with running(address(name)):
+            with inside_rollout(address(name)):
                 return set(await asyncio.gather(*(loop.run_in_executor(pool, seen) for _ in range(4))))
 
         assert await asyncio.gather(*(rollout(f"r{i}") for i in range(8))) == [{f"r{i}"} for i in range(8)]
@@ -250,7 +250,7 @@ async def test_concurrent_rollouts_share_a_pool_of_processes():
 def test_every_way_to_give_a_pool_work_carries_the_rollout(kind, made):
     with contextlib.ExitStack() as stack:
         before = stack.enter_context(kind(2)) if made == "before" else None
-        with running(address("r1")):
+        with inside_rollout(address("r1")):
             pool = before or stack.enter_context(kind(2))
             once = [pool.apply(seen), pool.apply_async(func=seen).get()]
             assert pool.map(str, (seen() for _ in range(3))) == ["r1"] * 3
@@ -267,14 +267,14 @@ def test_every_way_to_give_a_pool_work_carries_the_rollout(kind, made):
         assert once == ["r1"] * 2
         assert many == [["r1"] * 3] * 6
         assert pool.map(seen, range(4)) == [None] * 4
-        with running(address("r2")):
+        with inside_rollout(address("r2")):
             assert pool.apply(seen) == "r2"
 
 
 @pytest.mark.system
 def test_a_fork_by_hand_keeps_the_rollout():
     reader, writer = os.pipe()
-    with running(address("r1", "judge")):
+    with inside_rollout(address("r1", "judge")):
         pid = os.fork()
         if not pid:
             os.write(writer, f"{seen()} {seen(model='judge')} {os.environ['ART_ROLLOUT_ID']}".encode())
@@ -291,6 +291,6 @@ def test_nothing_is_wrapped_while_no_rollout_is_live():
         return [getattr(*one) for one in (*owners, (ProcessPoolExecutor, "submit"), (multiprocessing.Process, "start"))]
 
     before = wrapped()
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         assert not set(before) & set(wrapped())
     assert wrapped() == before

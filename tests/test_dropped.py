@@ -61,8 +61,8 @@ def test_a_step_without_a_finite_loss_leaves_weights_and_optimizer_unchanged(mod
     before = state(learner)
     with pytest.raises(NotFiniteError, match="of step 2 is not finite") as raised:
         learner.step(trees)
-    assert raised.value.found["values"]["loss"] == "nan"
-    assert bool(raised.value.found["gradients"]) == (broken is nan_loss)
+    assert raised.value.details["values"]["loss"] == "nan"
+    assert bool(raised.value.details["gradients"]) == (broken is nan_loss)
     assert all(torch.equal(old, new) for old, new in zip(before, state(learner), strict=True))
     other = make_learner(model_folder, lora_rank=rank)
     for stepping in (learner, other, other):
@@ -76,12 +76,12 @@ def test_gradients_that_are_not_finite_are_named(model_folder):
     with pytest.raises(NotFiniteError) as raised:
         learner.step([build_tree(FORKED, [math.inf, 1.0, 1.0])])
     names = {name for name, it in learner.model.named_parameters() if it.requires_grad}
-    assert set(raised.value.found["gradients"]) <= names and raised.value.found["gradients"]
+    assert set(raised.value.details["gradients"]) <= names and raised.value.details["gradients"]
 
 
 def test_the_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(NotFiniteError("step 1", {"values": {"loss": "nan"}})))
-    assert str(error) == "step 1" and error.found == {"values": {"loss": "nan"}}
+    assert str(error) == "step 1" and error.details == {"values": {"loss": "nan"}}
 
 
 class Breaks(CountingLearner):
@@ -147,7 +147,7 @@ async def test_calls_with_nan_logprobs_are_named_and_not_trained(tmp_path):
         metrics = await run.learn([art.Group("t", tuple(trajectories))])
     assert learner.trees == [] and metrics["dropped"] == 1
     content = json.loads((tmp_path / "run" / "dropped" / "step-000001.json").read_text())
-    assert content["not_finite"] == {"given": ["logprobs"], "calls": {"r0": ["q0"], "r1": ["q1"]}}
+    assert content["not_finite"] == {"inputs": ["logprobs"], "calls": {"r0": ["q0"], "r1": ["q1"]}}
 
 
 async def test_a_learner_that_steps_and_then_raises_ends_the_run(tmp_path):

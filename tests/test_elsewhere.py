@@ -20,7 +20,7 @@ import requests
 from rich.console import Console
 
 import art_core as art
-from art_core.attribution import elsewhere, exempt, running
+from art_core.attribution import elsewhere, exempt, inside_rollout
 from art_core.attribution.providers import at_provider, model_call
 from art_core.errors import CallRefused, CaptureError, UpstreamError
 from art_core.loop.display import Display
@@ -70,7 +70,7 @@ CLIENTS = {
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_call_that_was_not_redirected_fails_before_it_leaves(client):
-    with running(address()):
+    with inside_rollout(address()):
         with pytest.raises(CallRefused) as refused:
             CLIENTS[client]()
         assert elsewhere("r1") == {"refused": {"POST api.anthropic.com/v1/messages": 1}, "passed": {}}
@@ -89,7 +89,7 @@ def test_a_call_fails_on_a_thread_that_the_rollout_started(client):
         except CallRefused as error:
             caught.append(error)
 
-    with running(address()):
+    with inside_rollout(address()):
         thread = threading.Thread(target=ask)
         thread.start()
         thread.join()
@@ -98,7 +98,7 @@ def test_a_call_fails_on_a_thread_that_the_rollout_started(client):
 
 def test_an_sdk_that_retries_exceptions_is_refused_once_with_a_reason_that_it_shows():
     client = anthropic.Anthropic(api_key="fake")
-    with running(address()):
+    with inside_rollout(address()):
         with pytest.raises(anthropic.PermissionDeniedError, match="refused before it left.*passthrough="):
             client.messages.create(model="claude", max_tokens=9, messages=BODY["messages"])
         assert sum(elsewhere("r1")["refused"].values()) == 1
@@ -135,7 +135,7 @@ def sent(monkeypatch):
     ],
 )
 def test_what_asks_no_model_for_text_leaves(url, body, sent):
-    with running(address()):
+    with inside_rollout(address()):
         httpx.post(url, json=body)
         assert elsewhere("r1") == {"refused": {}, "passed": {}}
     assert sent == [url]
@@ -144,7 +144,7 @@ def test_what_asks_no_model_for_text_leaves(url, body, sent):
 def test_outside_a_rollout_and_inside_exempt_everything_leaves(sent):
     untouched = vars(httpx.HTTPTransport)["handle_request"], vars(ssl.SSLContext)["wrap_bio"]
     httpx.post(URL, json=BODY)
-    with running(address()):
+    with inside_rollout(address()):
         with exempt():
             httpx.post(URL, json=BODY)
         assert elsewhere("r1") == {"refused": {}, "passed": {}}
@@ -169,7 +169,7 @@ def test_the_connection_of_a_request_that_may_leave_is_not_refused(monkeypatch):
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", send)
     monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", send_async)
-    with running(address()):
+    with inside_rollout(address()):
         assert httpx.post(url).status_code == asyncio.run(ask()).status_code == 200
         with pytest.raises(CallRefused):
             send(None, httpx.Request("POST", url))
@@ -177,7 +177,7 @@ def test_the_connection_of_a_request_that_may_leave_is_not_refused(monkeypatch):
 
 @pytest.mark.parametrize("name", ["claude", "anthropic/claude"])
 def test_a_model_that_passes_through_leaves_and_is_counted(name, sent):
-    with running(address(name)):
+    with inside_rollout(address(name)):
         httpx.post(URL, json=BODY)
         with pytest.raises(CallRefused):
             httpx.post(URL, json={**BODY, "model": "another"})
@@ -189,7 +189,7 @@ def test_a_model_that_passes_through_leaves_and_is_counted(name, sent):
 
 
 def test_the_calls_of_nodes_that_are_not_trained_leave(sent):
-    with running(address(nodes=("writer",))):  # nobody is named here
+    with inside_rollout(address(nodes=("writer",))):  # nobody is named here
         httpx.post(URL, json=BODY)
         assert elsewhere("r1")["passed"] == {"POST api.anthropic.com/v1/messages": 1}
 
@@ -207,7 +207,7 @@ def test_a_thread_that_cannot_be_attributed_calls_no_provider(sent):
 
     thread = threading.Thread(target=ask)
     thread.start()
-    with running(address()):
+    with inside_rollout(address()):
         go.set()
         thread.join()
     assert len(caught) == 1 and "cannot be attributed to a rollout" in caught[0]
@@ -217,7 +217,7 @@ def test_a_thread_that_cannot_be_attributed_calls_no_provider(sent):
 def test_a_client_with_sockets_of_its_own_is_refused_where_it_begins_tls():
     context = ssl.create_default_context()
     ours, theirs = socket.socketpair()
-    with ours, theirs, running(address()):
+    with ours, theirs, inside_rollout(address()):
         with pytest.raises(CallRefused, match=r"a connection to api\.anthropic\.com"):
             context.wrap_socket(ours, server_hostname="api.anthropic.com")
         with pytest.raises(CallRefused):
@@ -230,11 +230,11 @@ def test_a_client_with_sockets_of_its_own_is_refused_where_it_begins_tls():
 def test_a_library_may_be_imported_when_the_rollout_is_live_already():
     program = f"""
 import sys
-from art_core.attribution import running
+from art_core.attribution import inside_rollout
 from art_core.types import RolloutAddress
 from art_core.errors import CallRefused
 assert not {{"httpx", "http.client"}} & sys.modules.keys(), sys.modules.keys()
-with running(RolloutAddress("r1", "http://127.0.0.1:1/rollouts/r1/v1", "key", "policy")):
+with inside_rollout(RolloutAddress("r1", "http://127.0.0.1:1/rollouts/r1/v1", "key", "policy")):
     import httpx, urllib.request
     for ask in (lambda: httpx.post("{URL}", json={{}}), lambda: urllib.request.urlopen("{URL}", b"")):
         try:

@@ -23,7 +23,7 @@ async def failed(error: Exception) -> Asked:
     """What a client gets where ``error`` is raised before anything is answered."""
     asked = Asked()
     exchange = exchange_of(asked)
-    async with exchange.errors_answered(log, "a call failed"):
+    async with exchange.answering_errors(log, "a call failed"):
         raise error
     assert exchange.started and exchange.finished
     return asked
@@ -65,7 +65,7 @@ async def test_a_body_that_never_arrives_times_out(monkeypatch, length):
     asked = Asked([b"a", b""], headers={"content-length": length})
     asked._left[-1]["more_body"] = True
     exchange = exchange_of(asked)
-    async with asyncio.timeout(10), exchange.errors_answered(log, "a call failed"):
+    async with asyncio.timeout(10), exchange.answering_errors(log, "a call failed"):
         await exchange.body(9)
     assert (asked.status, asked.told["x-should-retry"]) == (408, "false")
     assert asked.error["message"] == "the body of a request must arrive within 0.05 seconds"
@@ -186,7 +186,7 @@ def test_an_error_is_one_line_of_at_most_500_characters(error, line):
 async def test_an_error_after_the_whole_answer_is_dropped():
     asked = Asked()
     exchange = exchange_of(asked)
-    async with exchange.errors_answered(log, "a call failed"):
+    async with exchange.answering_errors(log, "a call failed"):
         await exchange.answer(200, {})
         raise UpstreamError("too late")
     assert (asked.status, asked.json) == (200, {})
@@ -195,7 +195,7 @@ async def test_an_error_after_the_whole_answer_is_dropped():
 async def test_inside_a_stream_an_error_is_the_last_event():
     asked = Asked()
     exchange = exchange_of(asked)
-    async with exchange.errors_answered(log, "a call failed"):
+    async with exchange.answering_errors(log, "a call failed"):
         exchange.event(b"data: {}\n\n")
         await exchange.flush()
         raise UpstreamError("why", status=502, code="what")
@@ -218,7 +218,7 @@ async def test_errors_have_the_dialects_shape(kind):
     for each in (asked, streamed):
         exchange = exchange_of(each)
         exchange.dialect = as_dialect(Other())
-        async with exchange.errors_answered(log, "a call failed"):
+        async with exchange.answering_errors(log, "a call failed"):
             if each is streamed:
                 await exchange.flush()
             raise UpstreamError("why", status=418, code="what")

@@ -149,16 +149,16 @@ async def test_a_rollouts_activity_is_known_until_it_closes(end):
     app.open("r1", AS_ASKED)
     under = under_way(app, asked_of("r1", chat("hi")))
     await settle()
-    ended, oldest = app.activity.look(app.gate).rollouts["r1"]
+    ended, oldest = app.activity.snapshot(app.gate).rollouts["r1"]
     assert ended == 0 and oldest is not None
     engine.may.set()
     await under
-    assert app.activity.look(app.gate).rollouts == {"r1": (1, None)}
+    assert app.activity.snapshot(app.gate).rollouts == {"r1": (1, None)}
     if end == "close":
         await app.close("r1", 0.0)
     else:
         app.release("r1")
-    assert app.activity.look(app.gate).rollouts == {}
+    assert app.activity.snapshot(app.gate).rollouts == {}
 
 
 async def test_close_returns_the_counts_of_error_answers():

@@ -52,7 +52,7 @@ def test_ctrl_c_leaves_a_usable_run_that_goes_on(place, more):
     place.reach(3, process)
     process.send_signal(signal.SIGINT)
     status, said = place.ends(process)
-    assert status == 130 and "art train --resume run goes on" in said, said
+    assert status == 130 and "art train --resume run resumes after the last finished step" in said, said
     done = json.loads((place.run_dir / "report.json").read_text())["steps"]
     assert done == len(place.steps) >= 3
     place.goes_on(done + 1, resume=True)
@@ -107,7 +107,7 @@ def test_a_run_goes_on_as_it_was_started_last_and_keeps_no_key(place, monkeypatc
     again = ["--resume", str(place.run_dir)]
     assert trained(*again, "--run-dir", "other").exit_code == 2
     refused = trained(*again, "--steps", "2")
-    assert isinstance(refused.exception, ConfigError) and "give them again" in str(refused.exception)
+    assert isinstance(refused.exception, ConfigError) and "pass them again" in str(refused.exception)
     assert str(refused.exception).endswith("--set learner_args=VALUE")
 
     monkeypatch.chdir(place.folder.parent)

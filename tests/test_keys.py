@@ -189,7 +189,7 @@ async def test_an_upstream_that_refuses_or_answers_nonsense_says_so_without_key_
         await gone.chat({"messages": []})
     await gone.stop()
     assert MARK not in str(told.value) and MARK not in repr(told.value.__cause__)
-    with pytest.raises(ConfigError, match="leave the other out") as told:
+    with pytest.raises(ConfigError, match="remove the other") as told:
         HttpUpstream(f"http://me:{MARK}-pw@127.0.0.1:1/v1", api_key=f"{MARK}-given")
     assert MARK not in str(told.value)
 

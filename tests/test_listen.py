@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from art_core.capture import BoundedHead, address_of, http_server, is_loopback, listen
+from art_core.capture import LimitedHeadProtocol, address_of, http_server, is_loopback, listen
 from art_core.errors import ConfigError
 
 
@@ -64,6 +64,6 @@ def test_a_host_of_another_machine_is_refused():
 def test_the_server_trusts_no_proxy_logs_nothing_and_drains_briefly():
     config = http_server(lambda *_: None, drain=7).config
     assert (config.proxy_headers, config.access_log, config.lifespan, config.ws) == (False, False, "off", "none")
-    assert (config.log_config, config.log_level, config.http) == (None, "critical", BoundedHead)
+    assert (config.log_config, config.log_level, config.http) == (None, "critical", LimitedHeadProtocol)
     assert config.timeout_keep_alive > 5, "as long as clients keep an unused connection"
     assert config.timeout_graceful_shutdown == 7 and http_server(lambda *_: None).config.timeout_graceful_shutdown == 1

@@ -8,7 +8,7 @@ from capture_fakes import EchoEngine, ListRecorder, chat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_core.capture.record import Recording, merge_delta, visible
+from art_core.capture.record import Recording, for_client, merge_delta
 from art_core.errors import UpstreamError
 from art_core.serving import ServingProxy
 from art_core.store import Store
@@ -214,9 +214,9 @@ def test_capture_fields_are_hidden_from_clients():
         **inner,
         "choices": [{**choice, "token_ids": [1], "token_logprobs": [0.0], "forced": []}],
     }
-    assert visible(answer) == {"id": "x", "model": "m", "choices": [choice]}
-    assert visible(answer, "q")["id"] == "chatcmpl-q"
-    assert visible({"usage": {}}) == {"usage": {}, "choices": []}
+    assert for_client(answer) == {"id": "x", "model": "m", "choices": [choice]}
+    assert for_client(answer, "q")["id"] == "chatcmpl-q"
+    assert for_client({"usage": {}}) == {"usage": {}, "choices": []}
 
 
 @pytest.mark.parametrize(

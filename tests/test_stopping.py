@@ -188,18 +188,12 @@ async def test_flat_steps_of_before_an_interruption_count_and_those_of_before_an
 
 @pytest.mark.system
 async def test_a_reward_that_collapses_ends_a_run(tmp_path):
-    class Learnt(FakeEngine):
-        """Answers better with every version of the weights, until it answers nothing of use."""
+    def better_until_version_8(request):
+        return str(int(numbers(request)) % 3 + (10 * engine.version if engine.version < 8 else 0))
 
-        def _reply(self, request):
-            return {"role": "assistant", "content": str(int(numbers(request)) % 3 + self.worth())}
-
-        def worth(self):
-            return 10 * self.version if self.version < 8 else 0
-
-    numbers = Numbers()
+    numbers, engine = Numbers(), FakeEngine(better_until_version_8)
     result = await art.train(
-        ScriptedAgent(), ["a", "b"], **settings(tmp_path, steps=30, collapse_steps=4, engine=Learnt())
+        ScriptedAgent(), ["a", "b"], **settings(tmp_path, steps=30, collapse_steps=4, engine=engine)
     )
     assert result.report["steps"] < 14 and "it has collapsed" in result.report["stopped"]["reason"]
 

@@ -10,7 +10,7 @@ from vllm_like import vllm_like
 
 import art_audit
 import art_core as art
-from art_core.attribution import destination, name_agents, running
+from art_core.attribution import destination, inside_rollout, name_agents
 from art_core.config import TrainConfig, make_config
 from art_core.errors import CaptureError, ConfigError
 from art_core.learner import tree_logprobs
@@ -237,7 +237,7 @@ async def test_calls_of_other_nodes_can_go_where_the_agent_sends_them():
     at: list[str | None] = [None]
     name_agents(source := lambda: at[0])
     try:
-        with running(address):
+        with inside_rollout(address):
             for name, where in (("planner", address), ("planner/model", address), ("writer", None), (None, None)):
                 at[0] = name
                 assert destination("m") is where

@@ -85,7 +85,7 @@ async def test_what_cannot_be_removed_ends_no_run_and_is_removed_later(tmp_path,
         }
     # Each goes at the second tidying that finds it too old.
     assert left == {"checkpoints": ["step-000003", "step-000004"], "serving": ["2", "3", "4"]}
-    assert "step-000001 is not needed any more and could not be removed: [Errno 16] Device" in caplog.text
+    assert "step-000001, which is no longer needed: [Errno 16] Device" in caplog.text
 
 
 async def test_leaving_the_block_waits_for_the_step_under_way_and_saves_it(tmp_path):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import wrapt
 
-from art_core.attribution import current_rollout, destination, running
+from art_core.attribution import current_rollout, destination, inside_rollout
 from art_core.types import RolloutAddress
 
 
@@ -71,7 +71,7 @@ def test_functions_that_were_wrapped_before_a_rollout_work_in_it_and_are_the_sam
     untouched = in_place()
     instrumentor.instrument()
     wrapped = in_place()
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         assert seen() == ["r1", "r1"]
         assert instrumentor.submitted == 1
     assert same(in_place(), wrapped)
@@ -84,13 +84,13 @@ def test_functions_that_were_wrapped_before_a_rollout_work_in_it_and_are_the_sam
 
 def test_functions_that_are_wrapped_during_a_rollout_carry_no_rollout_after_it(instrumentor):
     untouched = in_place()
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         instrumentor.instrument()
         assert seen() == ["r1", "r1"]
     assert seen() == [None, None]
     instrumentor.uninstrument()
     assert seen() == [None, None]  # what is put back now is our wrapper
-    with running(address("r2")):
+    with inside_rollout(address("r2")):
         assert seen() == ["r2", "r2"]
     assert same(in_place(), untouched)
 
@@ -98,16 +98,16 @@ def test_functions_that_are_wrapped_during_a_rollout_carry_no_rollout_after_it(i
 def test_ours_is_not_added_again_at_every_rollout(instrumentor):
     untouched = in_place()
     for _ in range(5):
-        with running(address("r1")):
+        with inside_rollout(address("r1")):
             instrumentor.instrument()
         instrumentor.uninstrument()
-    with running(address("r2")):
+    with inside_rollout(address("r2")):
         assert same(tuple(function.__wrapped__ for function in in_place()), untouched)
 
 
 def test_functions_that_are_wrapped_and_unwrapped_during_a_rollout_are_as_they_were(instrumentor):
     untouched = in_place()
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         instrumentor.instrument()
         instrumentor.uninstrument()
         assert seen() == ["r1", "r1"]
@@ -116,25 +116,25 @@ def test_functions_that_are_wrapped_and_unwrapped_during_a_rollout_are_as_they_w
 
 def test_a_wrapper_that_stays_below_another_librarys_is_used_again(instrumentor):
     untouched = in_place()
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         instrumentor.instrument()
     below = tuple(function.__wrapped__ for function in in_place())
     for name in ("r2", "r3"):
-        with running(address(name)):
+        with inside_rollout(address(name)):
             assert seen() == [name, name]
         assert same(tuple(function.__wrapped__ for function in in_place()), below)
     instrumentor.uninstrument()
-    with running(address("r4")):
+    with inside_rollout(address("r4")):
         assert same(in_place(), below)
     assert same(in_place(), untouched)
 
 
 def test_functions_that_are_wrapped_after_a_rollout_work_in_the_next(instrumentor):
     untouched = in_place()
-    with running(address("r1")):
+    with inside_rollout(address("r1")):
         assert seen() == ["r1", "r1"]
     instrumentor.instrument()
-    with running(address("r2")):
+    with inside_rollout(address("r2")):
         assert seen() == ["r2", "r2"]
         assert destination("gpt").rollout_id == "r2"
     instrumentor.uninstrument()

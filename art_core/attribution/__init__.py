@@ -6,25 +6,26 @@ carry it too. Outside rollouts no function is wrapped.
 
 from __future__ import annotations
 
-from art_core.attribution.executor import rollouts_have_threads
-from art_core.attribution.guard import TO_DO, elsewhere
+from art_core.attribution.executor import use_rollout_executor
+from art_core.attribution.guard import TO_DO, USE_ADDRESS, elsewhere
 from art_core.attribution.names import agent_name, caller_headers, name_agents, name_threads
-from art_core.attribution.rollouts import current_rollout, destination, exempt, running
-from art_core.attribution.workers import in_child_processes
+from art_core.attribution.rollouts import current_rollout, destination, exempt, inside_rollout
+from art_core.attribution.workers import run_in_child_processes
 from art_core.attribution.wrapping import when_imported
 
 __all__ = [
     "TO_DO",
+    "USE_ADDRESS",
     "agent_name",
     "caller_headers",
     "current_rollout",
     "destination",
     "elsewhere",
     "exempt",
-    "in_child_processes",
+    "inside_rollout",
     "name_agents",
     "name_threads",
-    "rollouts_have_threads",
-    "running",
+    "run_in_child_processes",
+    "use_rollout_executor",
     "when_imported",
 ]

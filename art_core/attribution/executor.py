@@ -25,7 +25,7 @@ END_SECONDS = 5.0
 _prepared: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
-def rollouts_have_threads() -> None:
+def use_rollout_executor() -> None:
     """Make a RolloutExecutor the running loop's default, which ``asyncio.to_thread`` and frameworks use."""
     loop = asyncio.get_running_loop()
     if loop not in _prepared:

@@ -16,14 +16,16 @@ from urllib.parse import urlsplit
 
 from art_core.attribution.providers import at_provider, model_call
 from art_core.attribution.rollouts import assigned, current_rollout, destination, exempted, live
-from art_core.attribution.wrapping import Function, Wrap, lock, while_live
+from art_core.attribution.wrapping import Function, Wrap, lock, wrap_while_live
 from art_core.errors import CallRefused, CaptureError
 from art_core.types import RolloutAddress
 
-TO_DO = (
+USE_ADDRESS = (
     "install the plugin of its client library ('art plugins' lists what is installed and what is missing), or let the agent "
-    "take a second argument and use address.base_url; if the call should go there, name its model in passthrough=, or make "
-    "it inside art_core.exempt()"
+    "take a second argument and use address.base_url"
+)
+TO_DO = (
+    f"{USE_ADDRESS}; if the call should go there, name its model in passthrough=, or make it inside art_core.exempt()"
 )
 _checked: ContextVar[bool] = ContextVar("art_checked", default=False)
 """Whether this context is sending a request that may leave, so that the layers below need not check it again."""
@@ -152,11 +154,11 @@ def _guarded(check: Function, *, is_async: bool = False) -> Wrap:
 
 
 for library in ("httpx", "httpx2"):
-    while_live(_guarded(_check_httpx), f"{library}:HTTPTransport.handle_request")
-    while_live(_guarded(_check_httpx, is_async=True), f"{library}:AsyncHTTPTransport.handle_async_request")
-while_live(
+    wrap_while_live(_guarded(_check_httpx), f"{library}:HTTPTransport.handle_request")
+    wrap_while_live(_guarded(_check_httpx, is_async=True), f"{library}:AsyncHTTPTransport.handle_async_request")
+wrap_while_live(
     _guarded(_check_http), "http.client:HTTPConnection.request", "urllib3.connectionpool:HTTPConnectionPool.urlopen"
 )
-while_live(_guarded(_check_aiohttp, is_async=True), "aiohttp:ClientSession._request")
-while_live(_guarded(_check_tls(5)), "ssl:SSLContext.wrap_socket")
-while_live(_guarded(_check_tls(4)), "ssl:SSLContext.wrap_bio")
+wrap_while_live(_guarded(_check_aiohttp, is_async=True), "aiohttp:ClientSession._request")
+wrap_while_live(_guarded(_check_tls(5)), "ssl:SSLContext.wrap_socket")
+wrap_while_live(_guarded(_check_tls(4)), "ssl:SSLContext.wrap_bio")

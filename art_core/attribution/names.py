@@ -20,9 +20,8 @@ def name_agents(source: Source) -> None:
     """Ask ``source`` at every redirected call for the node or agent that is calling; it returns None if it knows none.
 
     For plugins of frameworks, from ``redirect_clients``. ``source`` is a module-level function; it is added once. If several
-    sources name someone, the names are joined by ``/`` in the order of the sources' modules and names, because none of them
-    knows which is outermost: the node of ``art_langgraph`` comes before the agent of ``art_openai``. Each name is on the path
-    once.
+    sources name someone, the names are joined by ``/`` in alphabetical order of the sources' modules and names, because no
+    source knows which is outermost. Each name appears once on the path.
     """
     if source not in _agent_sources:
         _agent_sources.append(source)

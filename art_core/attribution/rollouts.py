@@ -26,7 +26,7 @@ exempted: ContextVar[bool] = ContextVar("art_exempt", default=False)
 
 @dataclass
 class LiveRollout:
-    """A rollout with at least one open ``running`` block."""
+    """A rollout with at least one open ``inside_rollout`` block."""
 
     address: RolloutAddress
     blocks: int = 0
@@ -37,11 +37,11 @@ class LiveRollout:
 live: dict[str, LiveRollout] = {}
 """Base URL -> live rollout. Other threads change it: read it with ``get`` or copy it first."""
 _loop_threads: Counter[int | None] = Counter()
-"""Thread -> how many ``running`` blocks its event loop has open."""
+"""Thread -> how many ``inside_rollout`` blocks its event loop has open."""
 
 
 @contextmanager
-def running(address: RolloutAddress) -> Iterator[None]:
+def inside_rollout(address: RolloutAddress) -> Iterator[None]:
     """Attribute what this block does, and the threads, tasks and child processes that it starts, to a rollout."""
     loop_thread = _loop_thread()
     with wrapping.lock:
@@ -142,23 +142,23 @@ def destination(model: str | None, base_url: str | None = None) -> RolloutAddres
     addressed = live.get(base_url.rstrip("/")) if base_url else None
     address = addressed.address if addressed else current_rollout.get()
     if address is None:
-        return _outside(model)
+        return _check_thread_is_known(model)
     if model not in address.passthrough and (not address.nodes or within(agent_name(), address.nodes)):
         return address
     if addressed:
         raise CaptureError(
-            f"a call to {model!r} passes through, but its client has no address but the rollout's: in a child process it may "
-            "be from OPENAI_BASE_URL. Give that client the base_url of its own provider"
+            f"a call to {model!r} passes through, but its client has only the rollout's address, which a child process may "
+            "have read from OPENAI_BASE_URL. Pass that client the base_url of its own provider"
         )
     return None
 
 
-def _outside(model: str | None) -> None:
+def _check_thread_is_known(model: str | None) -> None:
     thread = threading.current_thread()
     if live and thread is not threading.main_thread() and _loop_threads[thread.ident] <= 0:
         raise CaptureError(
             f"a call to {model!r} on thread {thread.name!r} cannot be attributed to a rollout: {len(live)} are running, and "
-            "this thread was started before them or by code that keeps no context. Give the client the rollout's own address "
+            "this thread was started before them or by code that drops the context. Pass the client the rollout's own address "
             "(base_url=rollout.base_url), name the model in passthrough= if the policy is not meant, or start the thread "
             "inside the agent's run"
         )

@@ -15,15 +15,15 @@ from functools import partial, wraps
 from typing import Any
 from urllib.parse import urlsplit
 
-from art_core.attribution.rollouts import Origin, carried, current_rollout, exempted, live, origin, running
-from art_core.attribution.wrapping import Function, Wrap, while_live
+from art_core.attribution.rollouts import Origin, carried, current_rollout, exempted, inside_rollout, live, origin
+from art_core.attribution.wrapping import Function, Wrap, wrap_while_live
 
 Preparation = Callable[[], None]
 _preparations: list[Preparation] = []
 """What has been called in this process and must be called in its children."""
 
 
-def in_child_processes(prepare: Preparation) -> None:
+def run_in_child_processes(prepare: Preparation) -> None:
     """Call ``prepare`` in every Python child that is not a fork of this process, before it works for a rollout.
 
     It must be a module-level function, because it is pickled by name; it is added once.
@@ -47,7 +47,7 @@ def _work(
                     prepare()
                     _preparations.append(prepare)
             if origin.rollout:
-                stack.enter_context(running(origin.rollout))
+                stack.enter_context(inside_rollout(origin.rollout))
         stack.enter_context(carried(origin))
         return function(*args, **kwargs)
 
@@ -148,15 +148,17 @@ ENV_OF_POPEN = list(inspect.signature(subprocess.Popen.__init__).parameters).ind
 POOL_METHODS = ("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered")
 
 os.register_at_fork(after_in_child=_after_fork)
-while_live(_carrying_thread, "threading:Thread.start")
-while_live(
+wrap_while_live(_carrying_thread, "threading:Thread.start")
+wrap_while_live(
     _replacing("fn", 1, carrying, starts_workers=True),
     "concurrent.futures.thread:ThreadPoolExecutor.submit",
     "concurrent.futures.process:ProcessPoolExecutor.submit",
 )
-while_live(_replacing("processes", 1, lambda same: same, starts_workers=True), "multiprocessing.pool:Pool.__init__")
-while_live(_replacing("func", 1, carrying), *(f"multiprocessing.pool:Pool.{method}" for method in POOL_METHODS))
-while_live(_carrying_process, "multiprocessing.process:BaseProcess.start")
-while_live(_replacing("env", ENV_OF_POPEN, _with_variables), "subprocess:Popen.__init__")
-while_live(_replacing("env", 2, _with_variables), "os:posix_spawn", "os:posix_spawnp", "os:execve")
-while_live(_replacing("command", 0, _exporting), "os:system")
+wrap_while_live(
+    _replacing("processes", 1, lambda same: same, starts_workers=True), "multiprocessing.pool:Pool.__init__"
+)
+wrap_while_live(_replacing("func", 1, carrying), *(f"multiprocessing.pool:Pool.{method}" for method in POOL_METHODS))
+wrap_while_live(_carrying_process, "multiprocessing.process:BaseProcess.start")
+wrap_while_live(_replacing("env", ENV_OF_POPEN, _with_variables), "subprocess:Popen.__init__")
+wrap_while_live(_replacing("env", 2, _with_variables), "os:posix_spawn", "os:posix_spawnp", "os:execve")
+wrap_while_live(_replacing("command", 0, _exporting), "os:system")

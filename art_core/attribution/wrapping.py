@@ -43,7 +43,7 @@ def when_imported(module: str, action: Action) -> None:
         _act(module)
 
 
-def while_live(wrap_function: Wrap, *targets: str) -> None:
+def wrap_while_live(wrap_function: Wrap, *targets: str) -> None:
     """Replace functions by ``wrap_function(function)`` while any rollout is live, once their modules are imported.
 
     ``targets`` look like ``"os:system"`` and ``"http.client:HTTPConnection.request"``.

@@ -3,10 +3,10 @@
 from art_core.capture.admission import Gate
 from art_core.capture.dialect import Dialect
 from art_core.capture.http import BODY_SECONDS, Exchange, Refused
-from art_core.capture.listening import BoundedHead, address_of, http_server, is_loopback, listen
+from art_core.capture.listening import LimitedHeadProtocol, address_of, http_server, is_loopback, listen
 from art_core.capture.record import ANSWER
 from art_core.capture.server import CHAT, MODELS, CaptureApp, stopping
-from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, HttpUpstream, Stamped
+from art_core.capture.upstream import TIMED_OUT, UNREACHABLE, FixedVersion, HttpUpstream
 
 __all__ = [
     "ANSWER",
@@ -15,14 +15,14 @@ __all__ = [
     "MODELS",
     "TIMED_OUT",
     "UNREACHABLE",
-    "BoundedHead",
     "CaptureApp",
     "Dialect",
     "Exchange",
+    "FixedVersion",
     "Gate",
     "HttpUpstream",
+    "LimitedHeadProtocol",
     "Refused",
-    "Stamped",
     "address_of",
     "http_server",
     "is_loopback",

@@ -105,7 +105,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Look:
+class CallsSnapshot:
     """The state of all calls at one moment."""
 
     quiet: float
@@ -123,7 +123,7 @@ class _Calls:
     """When each open call began (``time.monotonic``), oldest first."""
 
 
-class Activity:
+class CallActivity:
     """Counts the calls of every rollout, so that the watchdog can see why nothing ends."""
 
     def __init__(self) -> None:
@@ -140,9 +140,9 @@ class Activity:
         finally:
             calls.began.remove(began)
             calls.ended += 1
-            self.moved()
+            self.note_progress()
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """Note that an answer made progress."""
         self._moved = time.monotonic()
 
@@ -150,10 +150,10 @@ class Activity:
         """Drop a closed rollout."""
         self._rollouts.pop(rollout_id, None)
 
-    def look(self, gate: Gate) -> Look:
+    def snapshot(self, gate: Gate) -> CallsSnapshot:
         """Return the state of all calls now. ``gate`` is the one that admits them."""
         now = time.monotonic()
         rollouts = {
             name: (calls.ended, now - calls.began[0] if calls.began else None) for name, calls in self._rollouts.items()
         }
-        return Look(now - self._moved, gate.waiting, rollouts)
+        return CallsSnapshot(now - self._moved, gate.waiting, rollouts)

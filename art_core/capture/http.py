@@ -118,7 +118,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": events, "more_body": not last})
 
     @asynccontextmanager
-    async def errors_answered(self, log: logging.Logger, what: str) -> AsyncIterator[None]:
+    async def answering_errors(self, log: logging.Logger, what: str) -> AsyncIterator[None]:
         """Turn an exception in the block into an error answer, so that one request can't break others.
 
         A bug in art or in an engine is answered with a 500, and logged with the message ``what``.

@@ -28,7 +28,7 @@ HEAD_SECONDS = 20.0
 LATE = f"the headers of a request must arrive within {HEAD_SECONDS:g} seconds"
 
 
-class BoundedHead(HttpToolsProtocol):
+class LimitedHeadProtocol(HttpToolsProtocol):
     """A connection that limits the size of request heads and the time they take."""
 
     _head_bytes = 0
@@ -90,7 +90,7 @@ def http_server(app: ASGIApp, *, drain: int = 1) -> uvicorn.Server:
     """Return a server that stops when ``should_exit`` is set. Calls in flight then have ``drain`` seconds left."""
     config = uvicorn.Config(
         app,
-        http=BoundedHead,
+        http=LimitedHeadProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

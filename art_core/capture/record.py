@@ -25,7 +25,7 @@ def no_token_ids(what: str) -> UpstreamError:
     """Return the error for an answer without exact tokens, because training on guessed ones would be wrong."""
     return UpstreamError(
         f"the upstream returned no token ids ({what}), so this call cannot be recorded; serve the policy with an "
-        "engine that returns them; vLLM (0.10.2 or newer) does, given return_token_ids=true and logprobs=true",
+        "engine that returns them; vLLM (0.10.2 or newer) does if a request sets return_token_ids and logprobs",
         status=502,
         code="no_token_ids",
     )
@@ -42,7 +42,7 @@ def _numbers(name: str, kind: str, values: Sequence[object]) -> list:
     return numbers
 
 
-def visible(answer: JsonDict, request_id: str | None = None) -> JsonDict:
+def for_client(answer: JsonDict, request_id: str | None = None) -> JsonDict:
     """Return a completion or chunk as OpenAI would send it, without the fields that are only for capture.
 
     The answer's id becomes ``ANSWER`` and the ``request_id``, if set, so that clients can find its calls in the store.

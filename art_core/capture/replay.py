@@ -27,7 +27,7 @@ class Answers:
                 self._answers.setdefault(_key(choices[0].request), deque()).append(choices)
 
     def before(self, upstream: Upstream) -> Upstream:
-        """Return an upstream that gives these answers, and passes other requests to ``upstream``."""
+        """Return an upstream that replays these answers, and passes other requests to ``upstream``."""
         return _Replay(self, upstream) if self._answers else upstream
 
     def take(self, request: Mapping[str, object]) -> list[Call] | None:

@@ -22,10 +22,10 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from art_core.capture.admission import Activity, Gate
+from art_core.capture.admission import CallActivity, Gate
 from art_core.capture.dialect import CHAT_COMPLETIONS, Dialect, as_dialect
 from art_core.capture.http import Exchange, Refused, error_line
-from art_core.capture.record import Recording, no_token_ids, visible
+from art_core.capture.record import Recording, for_client, no_token_ids
 from art_core.capture.replay import Answers
 from art_core.capture.shape import check_request, read_object
 from art_core.capture.upstream import TIMED_OUT
@@ -89,7 +89,7 @@ class CaptureApp:
         gate: Gate | None = None,
         call_timeout: float | None = None,
     ) -> None:
-        self.activity = Activity()
+        self.activity = CallActivity()
         self.upstream = upstream
         self.recorder = recorder
         self.gate = gate or Gate()
@@ -150,11 +150,11 @@ class CaptureApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
-        async with exchange.errors_answered(logger, "a model call failed inside the serving process"):
+        async with exchange.answering_errors(logger, "a model call failed inside the serving process"):
             await self.answer(exchange)
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answer and record a request at a rollout's address. Its errors are for ``Exchange.errors_answered``."""
+        """Answer and record a request at a rollout's address. Its errors are for ``Exchange.answering_errors``."""
         head, _, tail = exchange.path.rpartition("/v1/")
         # Anthropic's clients add /v1 themselves to a base URL that ends in it.
         path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/").removesuffix("/v1")
@@ -255,7 +255,7 @@ class CaptureApp:
         if not recording.choices or any("message" not in choice for choice in completion["choices"]):
             raise no_token_ids("it has no message")
         # Translated before it is recorded, because a client never gets an answer that can't be translated.
-        answer = call.exchange.dialect.from_chat(call.body, visible(completion, recording.request_id))
+        answer = call.exchange.dialect.from_chat(call.body, for_client(completion, recording.request_id))
         await self._commit(call)
         await call.exchange.answer(200, answer)
 
@@ -299,8 +299,8 @@ class CaptureApp:
             ):
                 async for chunk in answer:
                     recording.add(chunk)
-                    chunks.put_nowait(visible(chunk, recording.request_id))
-                    self.activity.moved()
+                    chunks.put_nowait(for_client(chunk, recording.request_id))
+                    self.activity.note_progress()
                     if self._call_timeout is not None:
                         limit.reschedule(asyncio.get_running_loop().time() + self._call_timeout)
             if limit.expired():

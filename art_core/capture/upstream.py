@@ -117,7 +117,7 @@ class HttpUpstream:
     async def chat(self, request: JsonDict) -> JsonDict:
         """Answer a request. Cancelling closes the connection: sampling stops, and what was sampled is lost."""
         async with self._post(request, self._whole) as response:
-            return self._normal(self._read(await response.read()), request)
+            return self._normalized(self._read(await response.read()), request)
 
     async def stream(self, request: JsonDict) -> AsyncIterator[JsonDict]:
         """Yield the chunks of an answer as they come. Raises UpstreamError if the stream ends before the answer."""
@@ -131,7 +131,7 @@ class HttpUpstream:
                 chunk = self._read(event)
                 if "error" in chunk:
                     raise self._refusal(502, event, {})
-                yield self._normal(chunk, request)
+                yield self._normalized(chunk, request)
                 for choice in chunk.get("choices") or ():
                     begun.add(choice.get("index", 0))
                     if choice.get("finish_reason"):
@@ -210,7 +210,7 @@ class HttpUpstream:
         except ValueError as error:
             raise UpstreamError(f"the upstream's answer {error}: {self._quoted(content)}", status=502) from error
 
-    def _normal(self, answer: JsonDict, request: JsonDict) -> JsonDict:
+    def _normalized(self, answer: JsonDict, request: JsonDict) -> JsonDict:
         answer["policy_version"] = self.policy_version
         try:
             for choice in answer.get("choices") or ():
@@ -290,7 +290,7 @@ def _seconds(retry_after: str) -> float | None:
     return None
 
 
-class Stamped:
+class FixedVersion:
     """An upstream that answers as ``engine`` does, but with its own ``policy_version``."""
 
     def __init__(self, engine: Engine, policy_version: int) -> None:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from art_core.attribution import TO_DO
+from art_core.attribution import TO_DO, USE_ADDRESS
 from art_core.errors import CaptureError, ConfigError
 from art_core.loop.rollout import failure
 from art_core.store import Store
@@ -19,11 +19,7 @@ OUTCOMES = {
     "passed": "{} went where the agent sends them, as passthrough= or other_nodes= says ({})",
 }
 """What happened to the calls in ``Trajectory.unrecorded``: their number, and the most frequent errors or addresses."""
-NOT_REDIRECTED = (
-    "calls did not go through a rollout's address, and no request to a model was seen; install the plugin of its client library "
-    "('art plugins' lists what is installed and what is missing), or let the agent take a second argument and use "
-    "address.base_url"
-)
+NOT_REDIRECTED = f"calls did not go through a rollout's address, and no request to a model was seen; {USE_ADDRESS}"
 
 
 def check_sampled(groups: Sequence[Group]) -> None:

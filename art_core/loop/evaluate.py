@@ -14,10 +14,10 @@ from art_core.config import check_tasks, make_config
 from art_core.errors import ArtError
 from art_core.loop.advice import say_elsewhere
 from art_core.loop.display import Display, display, plural
-from art_core.loop.metrics import apart
+from art_core.loop.metrics import timed_separately
 from art_core.loop.open_run import opened
 from art_core.loop.report import Report
-from art_core.loop.resume_checks import Terms, changed_at, experiment
+from art_core.loop.resume_checks import ExpectedExperiment, changed_at, experiment
 from art_core.loop.rewards import reward_name, score_rest
 from art_core.loop.rollout import task_id, task_input
 from art_core.loop.run import Run
@@ -27,7 +27,7 @@ from art_core.redaction import without_access
 from art_core.runtime.threads import run_alone
 from art_core.scoring import why_unscored
 from art_core.serving.policy_engine import is_address
-from art_core.store import begun_with
+from art_core.store import recorded_settings
 from art_core.store.run_folder import checkpoint_step, last_checkpoint, new_run_dir
 from art_core.types import Engine, GroupReward, Reward, Sampling, Weights
 
@@ -50,12 +50,12 @@ class Evaluator:
     reward: Any
     temperatures: tuple[float | None, ...]
     screen: Display
-    shape: Mapping[str, Any]
+    convert: Mapping[str, Any]
     """The arguments ``to_input`` and ``to_output``."""
-    tell: Callable[..., None] = lambda *_: None
-    """``Trackers.tell``: accepts the name of a tracker's method and its arguments."""
+    notify: Callable[..., None] = lambda *_: None
+    """``Trackers.notify``: accepts the name of a tracker's method and its arguments."""
 
-    async def once(self, name: str) -> Report | None:
+    async def run_or_reuse(self, name: str) -> Report | None:
         """Evaluate at every temperature, unless an interrupted run stored the report, and return the first report.
 
         A stored report with unscored rollouts is measured again if the weights are still the same. Returns None without
@@ -100,12 +100,12 @@ class Evaluator:
         at = "the agent's own temperature" if temperature is None else f"temperature {temperature:g}"
         self.screen.phase(f"evaluating{'' if name == EVALUATION else f', {name}'}: {at}", len(tasks))
         rescore = rescore or changed_at(run.store, step, "eval_reward")
-        with apart():
+        with timed_separately():
             groups = await run.collect(
                 self.agent, tasks, group_size=1, split="eval",
                 sampling=Sampling() if temperature is None else Sampling(temperature, top_p=1.0, top_k=0),
                 key=key or f"{name} at {temperature}, step {step}",
-                scored_by=None if rescore else reward_name(run.reward(self.reward)), **self.shape,
+                scored_by=None if rescore else reward_name(run.reward(self.reward)), **self.convert,
             )  # fmt: skip
             say_elsewhere(name, groups, self.screen)
             groups = await score_rest(groups, lambda rest: run.score(rest, self.reward), run.config.advantage)
@@ -120,8 +120,8 @@ class Evaluator:
         run.store.set_meta(
             "evaluations", [*others, {**result, "rollout_ids": [t.rollout_id for t in report.trajectories]}]
         )
-        self.tell("log_groups", step, groups, "eval")
-        self.tell("log_evaluation", step, result)
+        self.notify("log_groups", step, groups, "eval")
+        self.notify("log_evaluation", step, result)
         return report
 
 
@@ -153,12 +153,15 @@ async def evaluate(
     config = make_config(served, evaluate)
     screen = display(progress)
     setup = Setup(run_dir or new_run_dir(f"eval-{Path(model).name}"), config, engine=engine, plugins=plugins)
-    setup.terms = Terms(names=())
+    setup.expected = ExpectedExperiment(names=())
     scored_by = setup.rewards.find(reward)  # refuses a misspelt name and what isn't a reward before anything runs
-    shape = {"to_input": to_input, "to_output": to_output}
-    identities = experiment(agent, tasks, scored_by, **shape) | {"temperature": temperature, "weights": str(weights)}
+    convert = {"to_input": to_input, "to_output": to_output}
+    identities = experiment(agent, tasks, scored_by, **convert) | {
+        "temperature": temperature,
+        "weights": str(weights),
+    }
     with screen:
-        if weights is None and begun_with(model).get("model") == config.model:
+        if weights is None and recorded_settings(model).get("model") == config.model:
             screen.say(f"{model} has no checkpoint yet: evaluating its start weights")
         screen.phase("starting the engine", None)
         async with opened(setup) as run:
@@ -167,7 +170,7 @@ async def evaluate(
             if weights is not None:
                 await run.serving.swap(weights)
             key, rescore = _begin_or_continue(run, identities, screen)
-            evaluator = Evaluator(run, agent, tasks, reward, (temperature,), screen, shape)
+            evaluator = Evaluator(run, agent, tasks, reward, (temperature,), screen, convert)
             try:
                 report = await evaluator.measure(EVALUATION, temperature, key=key, rescore=rescore)
             except (asyncio.CancelledError, ArtError):
@@ -186,17 +189,17 @@ def evaluate_sync(*args: Any, **kwargs: Any) -> Report:
 
 
 def _begin_or_continue(run: Run, identities: Mapping[str, Any], screen: Display) -> tuple[str, bool]:
-    """Return the key to collect under, and whether to score again what another reward scored.
+    """Return the key to collect under, and whether to score again.
 
-    An interrupted evaluation with the same identities and settings lends its key.
+    An interrupted evaluation with the same identities and settings passes on its key.
     """
     served = without_access({name: getattr(run.config, name) for name in SERVING})
     call = json.loads(json.dumps({**served, **identities}, default=str))
     reward, evaluation = call.pop("reward"), run.store.meta("evaluating") or {}
-    if evaluation.get("held_to") == call:
+    if evaluation.get("call") == call:
         screen.say(f"{run.run_dir}: continuing with the answers recorded before")
     else:
-        evaluation = {"key": uuid.uuid4().hex, "held_to": call, "reward": reward}
+        evaluation = {"key": uuid.uuid4().hex, "call": call, "reward": reward}
     rescore = evaluation["reward"] != reward
     # Scores of both may be stored from now on, so no later call uses them.
     run.store.set_meta("evaluating", {**evaluation, "reward": "several"} if rescore else evaluation)
@@ -210,7 +213,7 @@ def _served(
 
     A server ``at_address`` has already started with other weights, so even a whole checkpoint must be loaded into it.
     """
-    begun = begun_with(model)
+    begun = recorded_settings(model)
     if not begun:
         return {**settings, "model": str(model)}, None
     served = {name: value for name, value in begun["config"].items() if name in SERVING and value not in (None, [], {})}

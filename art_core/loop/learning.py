@@ -9,7 +9,7 @@ from typing import Any
 
 from art_core.loop.checkpoints import Checkpoints
 from art_core.loop.setup import Setup
-from art_core.loop.update import Updates
+from art_core.loop.update import Updater
 from art_core.loop.watchdog import Watchdog
 from art_core.runtime.threads import in_thread
 from art_core.serving import ServingProxy
@@ -19,7 +19,7 @@ from art_core.types import Learner, LearnerBase, Loss, TokenTree, Trajectory, wi
 
 
 class Learning:
-    """Loads the learner at first use. Hold it (``async with``) while its weights change: calls are held back meanwhile."""
+    """Loads the learner at first use. Hold it (``async with``) during a step, so that steps run one at a time."""
 
     def __init__(self, setup: Setup, store: Store, serving: ServingProxy, watch: Watchdog) -> None:
         self._setup, self._store, self._serving, self._watch = setup, store, serving, watch
@@ -52,7 +52,7 @@ class Learning:
             learner = await self._watch.during("the learner to load the model", loading)
             self._learner = with_defaults(learner, LearnerBase)
             self.version = learner.version
-            self._updates = Updates(
+            self._updater = Updater(
                 self._learner, self._serving, self._store, self._setup.run_dir,
                 ahead=self._setup.config.max_staleness, from_files=self._setup.engine.loads_files,
             )  # fmt: skip
@@ -68,13 +68,13 @@ class Learning:
             if saved:
                 self.step = self._saved = await self._checkpoints.restore(learner)
                 self.version = learner.version
-            await self._updates.resume()
+            await self._updater.resume()
 
-    async def take(
+    async def take_step(
         self, trees: Sequence[TokenTree], trajectories: Sequence[Trajectory], *, loss: Loss | None, step: int
     ) -> dict[str, float]:
-        """Take one optimizer step on ``trees`` and serve its weights, as ``Updates.take`` does."""
-        return await self._updates.take(trees, trajectories, loss=loss, step=step)
+        """Take one optimizer step on ``trees`` and serve its weights, as ``Updater.take_step`` does."""
+        return await self._updater.take_step(trees, trajectories, loss=loss, step=step)
 
     async def checkpoint_if_due(self) -> None:
         """Note the version that the last step ended with, and save a checkpoint every ``checkpoint_every`` steps."""

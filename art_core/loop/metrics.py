@@ -57,7 +57,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def left_out(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def untrained_shares(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the shares of the targets that are not trained (``untrained``) and that a grammar forced (``forced``).
 
     The former has the latter in it, and the tokens of calls that were cut off or aborted.
@@ -68,7 +68,7 @@ def left_out(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory]) -> 
     return {"untrained": untrained / targets, "forced": forced / targets}
 
 
-def joined(metrics: Mapping[str, float], more: Mapping[str, float], whose: str = "learner") -> dict[str, float]:
+def merge_metrics(metrics: Mapping[str, float], more: Mapping[str, float], whose: str = "learner") -> dict[str, float]:
     """Return a step's metrics with ``more``, named ``WHOSE/...`` if the step or a reward already uses the name.
 
     A reward's metrics keep theirs: steps without a learner have them too, and a name should mean the same in all steps.
@@ -78,11 +78,11 @@ def joined(metrics: Mapping[str, float], more: Mapping[str, float], whose: str =
 
 
 def of_learner(metrics: Mapping[str, float], name: str) -> float:
-    """Return the learner's metric from a step's, whichever name ``joined`` gave it; 0 if it is missing."""
+    """Return the learner's metric from a step's, whichever name ``merge_metrics`` gave it; 0 if it is missing."""
     return metrics.get(f"learner/{name}", metrics.get(name, 0.0))
 
 
-def oldest(group: Group, version: int) -> int:
+def largest_staleness(group: Group, version: int) -> int:
     """Return how many optimizer steps lie between the weights that sampled the group's oldest call and ``version``."""
     return int(staleness([group], version)["staleness_max"])
 
@@ -108,7 +108,7 @@ class Timer:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Count the block's seconds under ``name``; inside ``apart()`` they are counted there."""
+        """Count the block's seconds under ``name``; inside ``timed_separately()`` they are counted there."""
         separate, started = _apart.get(), time.monotonic()
         try:
             yield
@@ -124,7 +124,7 @@ class Timer:
 
 
 @contextmanager
-def apart() -> Iterator[dict[str, float]]:
+def timed_separately() -> Iterator[dict[str, float]]:
     """Time this block separately from the current step, in the dict that it yields."""
     spent: dict[str, float] = {}
     token = _apart.set(spent)

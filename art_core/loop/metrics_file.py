@@ -15,7 +15,7 @@ FILE = "metrics.jsonl"
 
 
 def write_metrics(run_dir: Path, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-    """Write ``metrics.jsonl`` anew, so that no step is missing or repeated, whatever was interrupted."""
+    """Rewrite ``metrics.jsonl``, so that no step is missing or repeated, whatever was interrupted."""
     write_whole(run_dir / FILE, "".join(_line(step, metrics) for step, metrics in history))
 
 

@@ -31,7 +31,7 @@ def check_inputs(trees: Sequence[TokenTree], trajectories: Sequence[Trajectory])
     }
     reason = "the engine returned such logprobs" if calls else "the rewards are too large to compare"
     raise NotFiniteError(
-        f"{' and '.join(broken)} of its calls are not finite; {reason}", {"given": broken, "calls": calls}
+        f"{' and '.join(broken)} of its calls are not finite; {reason}", {"inputs": broken, "calls": calls}
     )
 
 
@@ -42,7 +42,7 @@ def keep(folder: Path, step: int, version: int, trajectories: Sequence[Trajector
         "step": step,
         "version": version,
         "why": str(error),
-        "not_finite": error.found,
+        "not_finite": error.details,
         "rollouts": [{"rollout_id": t.rollout_id, "reward": t.reward} for t in trajectories],
     }
     try:

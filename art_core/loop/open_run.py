@@ -1,4 +1,4 @@
-"""``open_run``: a run folder is claimed, its engine started, and what it was interrupted in resumed."""
+"""``open_run``: claims the run folder, starts the engine, and resumes what was interrupted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from art_core.attribution import in_child_processes
+from art_core.attribution import run_in_child_processes
 from art_core.config import PARTS, make_config
 from art_core.loop import resume_checks
 from art_core.loop.learning import Learning
@@ -28,11 +28,11 @@ def open_run(
     """Open a run with ``async with``: the loop in pieces (``collect``, ``score``, ``learn``, ``rollout``).
 
     Keywords are fields of ``TrainConfig`` and ``engine``, ``learner``, ``loss``, ``executor``, ``plugins`` as in ``train``. A
-    folder that was begun with another loss or other settings of training than these is refused, unless ``allow_changes``.
+    folder that was started with another loss or other training settings is refused, unless ``allow_changes``.
     """
     parts = {name: settings.pop(name) for name in PARTS if name in settings}
     setup = Setup(run_dir, make_config(settings, model=model), **parts)
-    setup.terms = resume_checks.Terms(names=(*settings, *parts))
+    setup.expected = resume_checks.ExpectedExperiment(names=(*settings, *parts))
     return opened(setup)
 
 
@@ -51,23 +51,23 @@ async def opened(setup: Setup) -> AsyncIterator[Run]:
             stack.push(leave)
         watch = stack.enter_context(Watchdog(setup.run_dir, setup.config.watchdog_seconds))
         store = stack.enter_context(Store(setup.run_dir / "run.sqlite"))
-        passed = resume_checks.check_begun_with(
-            store, setup.run_dir, setup.config, setup.folder, setup.loss, setup.loss_name, setup.terms
+        passed = resume_checks.check_experiment(
+            store, setup.run_dir, setup.config, setup.model_folder, setup.loss, setup.loss_name, setup.expected
         )
         setup.rewards.begin()
         setup.plugins.call("redirect_clients")
-        in_child_processes(redirect_clients)
+        run_in_child_processes(redirect_clients)
         dialects = setup.plugins.registered("register_dialects")
         # Another process of this run has drawn from its seed: rollouts of one group must not be the same.
         config = replace(setup.config, seed=sampling_seed(setup.config.seed, len(store.openings())))
-        start = setup.engine.start(setup.folder, config, setup.run_dir, dialects)
+        start = setup.engine.start(setup.model_folder, config, setup.run_dir, dialects)
         serving = watch.serving = await stack.enter_async_context(await watch.during("the engine to start", start))
         if isinstance(setup.executor, AbstractAsyncContextManager):
             await stack.enter_async_context(setup.executor)
         learning = Learning(setup, store, serving, watch)
         await learning.resume()
         run = Run(setup, store, serving, learning, watch)
-        resume_checks.note_begun(store, setup.run_dir, passed, setup.loss_name, run.step, setup.terms)
+        resume_checks.record_experiment(store, setup.run_dir, passed, setup.loss_name, run.step, setup.expected)
         store.add_opening(learning.version)
         store.set_meta("ended", None)  # so it stays if this process is killed
         run.write_metrics()

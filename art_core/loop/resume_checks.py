@@ -41,8 +41,8 @@ Experiment = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a run is opened for."""
+class ExpectedExperiment:
+    """What the caller expects the run folder to hold."""
 
     experiment: Mapping[str, str] = field(default_factory=dict)
     """Identities of agent, tasks and rewards, if they are known."""
@@ -71,12 +71,18 @@ def identity_of_tasks(tasks: Sequence[Any]) -> str:
     return f"{plural(len(tasks), 'task')} ({digest(sorted(map(task_id, tasks)))})"
 
 
-def check_begun_with(
-    store: Store, run_dir: Path, config: TrainConfig, folder: str, loss: Loss, loss_name: str, terms: Terms
+def check_experiment(
+    store: Store,
+    run_dir: Path,
+    config: TrainConfig,
+    folder: str,
+    loss: Loss,
+    loss_name: str,
+    expected: ExpectedExperiment,
 ) -> Experiment:
     """Return the experiment that this call passes, and record it if the run folder is new or no start has succeeded yet.
 
-    Raises ConfigError if the folder was begun with other start weights than those in ``folder`` or, without
+    Raises ConfigError if the folder was started with other start weights than those in ``folder`` or, without
     ``allow_changes``, with another experiment. A name that only one of the two experiments has isn't compared.
     """
     weights, settings = weights_hash(folder), without_access(dataclasses.asdict(config))
@@ -84,14 +90,14 @@ def check_begun_with(
     recorded_weights, begun = store.meta("start_weights"), store.meta("begun", False)
     if begun and recorded_weights != weights:
         raise ConfigError(
-            f"the run folder {run_dir} belongs to another model: it was begun with {store.meta('model')!r} "
+            f"the run folder {run_dir} belongs to another model: it was started with {store.meta('model')!r} "
             f"(weights {recorded_weights[:12]}), this is {config.model!r} (weights {weights[:12]}); "
-            "pass another run_dir=, or the model that it was begun with"
+            "pass another run_dir=, or the model that it was started with"
         )
     source = source_of(loss)
     compared = {name: settings[name] for name in FIXED_SETTINGS}
     compared["loss"] = f"{loss_name} (source {source})" if source else loss_name
-    passed = {**terms.experiment, **{name: value for name, value in compared.items() if name in terms.names}}
+    passed = {**expected.experiment, **{name: value for name, value in compared.items() if name in expected.names}}
     if not begun:
         local = Path(config.model).exists() and not shipped_model(config.model)
         store.set_meta("start_weights", weights)
@@ -106,12 +112,14 @@ def check_begun_with(
     return passed
 
 
-def note_begun(store: Store, run_dir: Path, passed: Experiment, loss_name: str, step: int, terms: Terms) -> None:
-    """Mark the folder as begun, and record what changed after ``step``: only EVALUATION_PARTS if no step follows."""
-    if not terms.begins:
+def record_experiment(
+    store: Store, run_dir: Path, passed: Experiment, loss_name: str, step: int, expected: ExpectedExperiment
+) -> None:
+    """Mark the folder as started, and record what changed after ``step``: only EVALUATION_PARTS if no step follows."""
+    if not expected.begins:
         return
     store.set_meta("begun", True)
-    passed = {name: value for name, value in passed.items() if step < terms.until or name in EVALUATION_PARTS}
+    passed = {name: value for name, value in passed.items() if step < expected.until or name in EVALUATION_PARTS}
     changes, recorded = _changes(store, passed), store.meta("experiment")
     new = {name: value for name, value in passed.items() if name in changes or name not in recorded}
     store.set_meta("config", store.meta("config") | {name: new[name] for name in FIXED_SETTINGS if name in new})
@@ -121,7 +129,7 @@ def note_begun(store: Store, run_dir: Path, passed: Experiment, loss_name: str, 
     if changes:
         store.set_meta("changes", [*store.meta("changes", []), {"step": step, "changed": changes}])
     for name, (before, now) in changes.items():
-        log.warning("%s was begun with %s=%s and continues after step %d with %s", run_dir, name, before, step, now)
+        log.warning("%s was started with %s=%s and continues after step %d with %s", run_dir, name, before, step, now)
 
 
 def changed_at(store: Store, step: int, name: str) -> bool:

@@ -86,27 +86,31 @@ class Weighted:
             if isinstance(outcome, BaseException):
                 raise outcome
         sums = [
-            self._sum(whole, [copy.trajectories[index] for copy in copies], [rewards[index] for rewards in outcomes])
-            for index, whole in enumerate(group.trajectories)
+            self._sum(
+                trajectory, [copy.trajectories[index] for copy in copies], [rewards[index] for rewards in outcomes]
+            )
+            for index, trajectory in enumerate(group.trajectories)
         ]
         self._add_metrics_and_notes(group, copies)
         return sums
 
-    def _sum(self, whole: Trajectory, copies: Sequence[Trajectory], rewards: Sequence[float | None]) -> float | None:
-        """Return a rollout's weighted sum and add its parts to ``whole``, or the reasons why there is no sum."""
+    def _sum(
+        self, trajectory: Trajectory, copies: Sequence[Trajectory], rewards: Sequence[float | None]
+    ) -> float | None:
+        """Return a rollout's weighted sum and add its parts to ``trajectory``, or the reasons why there is no sum."""
         total, reasons = 0.0, []
         for (name, (weight, _)), copy, reward in zip(self.parts.items(), copies, rewards, strict=True):
             reason = copy.notes.pop("unscored", NO_REASON)
-            whole.metrics.pop(f"reward/{name}", None)  # of an earlier scoring
+            trajectory.metrics.pop(f"reward/{name}", None)  # of an earlier scoring
             if reward is None:
                 reasons.append(f"{name}: {reason}")
             else:
-                whole.metrics[f"reward/{name}"] = reward
+                trajectory.metrics[f"reward/{name}"] = reward
                 total += weight * reward
             for index, call_reward in copy.call_rewards.items():
-                whole.call_rewards[index] = whole.call_rewards.get(index, 0.0) + weight * call_reward
+                trajectory.call_rewards[index] = trajectory.call_rewards.get(index, 0.0) + weight * call_reward
         if reasons:
-            whole.notes["unscored"] = "; ".join(reasons)
+            trajectory.notes["unscored"] = "; ".join(reasons)
         return None if reasons else total
 
     def _add_metrics_and_notes(self, group: Group, copies: Sequence[Group]) -> None:
@@ -114,10 +118,10 @@ class Weighted:
         for attribute in ("metrics", "notes"):
             owners = {f"reward/{name}": "" for name in self.parts}
             for part, copy in zip(self.parts, copies, strict=True):
-                for whole, scored in zip(group.trajectories, copy.trajectories, strict=True):
+                for trajectory, scored in zip(group.trajectories, copy.trajectories, strict=True):
                     for name, value in getattr(scored, attribute).items():
                         is_owner = owners.setdefault(name, part) == part
-                        getattr(whole, attribute)[name if is_owner else f"{part}/{name}"] = value
+                        getattr(trajectory, attribute)[name if is_owner else f"{part}/{name}"] = value
 
 
 class Rewards:

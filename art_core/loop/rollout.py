@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from art_core.attribution import elsewhere, running
+from art_core.attribution import elsewhere, inside_rollout
 from art_core.errors import CaptureError, ConfigError
 from art_core.loop.own_code import own_place
 from art_core.redaction import describe_error
@@ -86,7 +86,7 @@ class Rollout:
 
     def _opened(self) -> RolloutAddress:
         if self.address is None:
-            raise CaptureError("a rollout has an address inside its 'async with' block only")
+            raise CaptureError("a rollout only has an address inside its 'async with' block")
         return self.address
 
     async def __aenter__(self) -> Rollout:
@@ -104,7 +104,7 @@ class Rollout:
         self.address = RolloutAddress(self.rollout_id, base_url, API_KEY, self.model, self.passthrough, self.nodes)
         self._started = time.monotonic()
         self._stack = ExitStack()
-        self._stack.enter_context(running(self.address))
+        self._stack.enter_context(inside_rollout(self.address))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

@@ -1,4 +1,4 @@
-"""An open run folder: the training loop's arrows one by one, with their state kept on disk; ``train.py`` orders them."""
+"""An open run folder and the loop's verbs: collect, score, learn. ``training.py`` calls them in order."""
 
 from __future__ import annotations
 
@@ -10,16 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from art_core import losses, scoring
-from art_core.attribution import exempt, rollouts_have_threads
+from art_core.attribution import exempt, use_rollout_executor
 from art_core.config import TrainConfig, check_tasks
 from art_core.loop import sft
 from art_core.loop.capture_checks import check_captured, check_sampled, note_elsewhere
 from art_core.loop.learning import Learning
-from art_core.loop.metrics import Throughput, Timer, group_metrics, joined, left_out, oldest, seconds_of_step, staleness
+from art_core.loop.metrics import (
+    Throughput,
+    Timer,
+    group_metrics,
+    largest_staleness,
+    merge_metrics,
+    seconds_of_step,
+    staleness,
+    untrained_shares,
+)
 from art_core.loop.metrics_file import append_metrics, write_metrics
+from art_core.loop.resume_plans import finished_trajectories, group_id, resume_plans
 from art_core.loop.rewards import keep_scores, reward_name, score_all
 from art_core.loop.rollout import Rollout, task_input
-from art_core.loop.rollout_batch import RolloutBatch, finished_trajectories, group_id, resume_plans
+from art_core.loop.rollout_batch import RolloutBatch
 from art_core.loop.setup import Setup
 from art_core.loop.watchdog import Watchdog
 from art_core.runtime.threads import finished, in_thread
@@ -34,12 +44,12 @@ class Run:
     """Collect, score, learn; ``open_run`` opens it, and leaving the ``async with`` block closes it."""
 
     def __init__(self, setup: Setup, store: Store, serving: ServingProxy, learning: Learning, watch: Watchdog) -> None:
-        self.run_dir, self.folder = setup.run_dir, setup.folder
+        self.run_dir, self.model_folder = setup.run_dir, setup.model_folder
         self.plugins, self.rewards = setup.plugins, setup.rewards
         self.store, self.serving, self.watch = store, serving, watch
         self._setup, self._learning = setup, learning
         self.used = learning.loaded
-        """Whether there may be rollouts or steps in it."""
+        """Whether the run folder may contain rollouts or steps."""
         self.on_rollout: Callable[[], None] = lambda: None
         """Called after every finished rollout, for progress displays."""
         self._nodes_seen = False
@@ -66,7 +76,7 @@ class Run:
 
     @property
     def version(self) -> int:
-        """Optimizer steps behind the weights that are served."""
+        """The number of optimizer steps that produced the served weights."""
         return self._learning.version
 
     def throughput(self) -> Throughput:
@@ -75,8 +85,9 @@ class Run:
 
     async def learner(self) -> Learner:
         """Return the learner, loaded at the first call."""
+        learner = await self._learning.load()
         self.used = True
-        return await self._learning.load()
+        return learner
 
     def reward(self, reward: str | Reward | GroupReward) -> Reward | GroupReward:
         """Return the reward that is registered under a name, anything else as it is.
@@ -98,7 +109,7 @@ class Run:
         """Return a rollout to open with ``async with``; every call to its address is recorded.
 
         ``step`` is stored with it; None means the next step, and for an evaluation the last finished one. ``continues``
-        is the id of a rollout whose recorded answers are given again.
+        is the id of a rollout whose recorded answers are replayed.
         """
         if step is None:
             step = self.step + 1 if split == "train" else self.step
@@ -141,7 +152,7 @@ class Run:
         in the first step if no call was made by ``train_nodes``. ``step`` is as in ``rollout``.
         """
         check_tasks(tasks)
-        rollouts_have_threads()
+        use_rollout_executor()
         run_agent, size = self._setup.adapt(agent), group_size or self.config.group_size
         new_rollout = functools.partial(self.rollout, split=split, sampling=sampling, step=step)
         batch = RolloutBatch(
@@ -225,11 +236,11 @@ class Run:
                 learned = await self._update(groups, sft.tree, losses.sft)
             # Other weights may have sampled these, at another temperature: the gap would mean nothing.
             learned.pop("logprob_gap", None)
-            return await self._finish_step(joined(group_metrics(groups), learned), {})
+            return await self._finish_step(merge_metrics(group_metrics(groups), learned), {})
 
     async def _finish_step(self, metrics: dict[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
         metrics |= seconds_of_step({**seconds, **self._timer.taken()})
-        metrics = joined(metrics, self.rewards.account(), "account")
+        metrics = merge_metrics(metrics, self.rewards.account(), "account")
         metrics |= {k: v for k, v in (await self._throughput.taken()).items() if k == "cache_hit_rate"}
         self.store.add_step(self.step + 1, metrics)
         await in_thread(self.store.flush)
@@ -251,11 +262,11 @@ class Run:
     async def _update_within_bound(self, teachable: Sequence[Group], metrics: dict[str, float]) -> dict[str, float]:
         """Train on the groups that are recent enough for ``max_staleness``, and add the metrics of the update."""
         version, bound = (await self.learner()).version, self.config.max_staleness
-        trained = [group for group in teachable if not bound or oldest(group, version) <= bound]
+        trained = [group for group in teachable if not bound or largest_staleness(group, version) <= bound]
         if bound:
             metrics |= {"groups_stale": float(len(teachable) - len(trained))}
         if trained:
-            metrics = joined(metrics | staleness(trained, version), await self._update(trained, self.tree))
+            metrics = merge_metrics(metrics | staleness(trained, version), await self._update(trained, self.tree))
         return metrics
 
     async def _update(
@@ -265,11 +276,11 @@ class Run:
         trees = await in_thread(lambda: [tree(group) for group in groups])
         await self.learner()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        learned = await self._learning.take(trees, trajectories, loss=loss, step=self.step + 1)
-        return learned | left_out(trees, trajectories)
+        learned = await self._learning.take_step(trees, trajectories, loss=loss, step=self.step + 1)
+        return learned | untrained_shares(trees, trajectories)
 
     def write_metrics(self) -> None:
-        """Write ``metrics.jsonl`` anew, without the steps after the one that was resumed."""
+        """Rewrite ``metrics.jsonl`` without the steps after the one that was resumed."""
         write_metrics(self.run_dir, self.history())
 
     def history(self) -> list[tuple[int, dict[str, float]]]:

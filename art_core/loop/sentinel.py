@@ -23,8 +23,8 @@ LARGE = 0.1
 """Nats; more than two implementations of one model differ by in 16 bits."""
 FOREIGN = 1.0
 """Nats; more than any number format explains."""
-DAMAGED = 10.0
-"""Times the noise; the distance from which the served weights are neither the new nor the old ones."""
+DAMAGE_FACTOR = 10.0
+"""A factor of the noise: the distance from which the served weights are neither the new nor the old ones."""
 MINUS_INFINITY = -9999.0
 """vLLM's logprob of an impossible token."""
 APART = (
@@ -40,7 +40,7 @@ Score = Callable[[Sequence[int]], Awaitable[list[float] | None]]
 
 @dataclass
 class State:
-    """What outlives the process."""
+    """The state of the check that is stored in the run folder."""
 
     ids: list[int] = field(default_factory=list)
     """The text, from the run's own first calls, where the steps change most; empty before the first step."""
@@ -79,7 +79,7 @@ class Sentinel:
                 self._old = version, learnt
                 if not self._state.ids:  # else measured by resume()
                     self._measure(ids, served, learnt)
-        elif served and (moved := distance(served, self._last_served)) > DAMAGED * self._state.noise:
+        elif served and (moved := distance(served, self._last_served)) > DAMAGE_FACTOR * self._state.noise:
             raise StaleWeightsError(
                 f"the engine no longer serves version {version} of the weights: its logprobs of a fixed text differ by "
                 f"{moved:.3g} nats from those after the last swap. Its server was restarted, or another process loads "
@@ -120,12 +120,12 @@ class Sentinel:
         to_new, to_old = distance(served, learnt), distance(served, old_logprobs)
         changed = distance(learnt, old_logprobs)
         nearer_to_old = changed > noise and to_old <= to_new
-        if nearer_to_old or not to_new <= max(DAMAGED * noise, changed):  # a NaN is damage too
+        if nearer_to_old or not to_new <= max(DAMAGE_FACTOR * noise, changed):  # a NaN is damage too
             distances = (
                 f"over a fixed text it is {to_new:.3g} nats from the new weights and {to_old:.3g} from the old ones; "
                 f"{noise:.3g} is usual. The step is not counted"
             )
-            if nearer_to_old and to_old <= DAMAGED * noise:
+            if nearer_to_old and to_old <= DAMAGE_FACTOR * noise:
                 raise StaleWeightsError(
                     f"the engine was sent version {version} of the weights and still serves version {old}: {distances}; "
                     "restart the engine and train again with the same run_dir"
@@ -134,7 +134,7 @@ class Sentinel:
                 f"the engine serves neither version {version} of the weights, which it was sent, nor the old ones: "
                 f"{distances}. They were damaged on their way, or belong to another model; train again with the same run_dir"
             )
-        if to_new > DAMAGED * noise:
+        if to_new > DAMAGE_FACTOR * noise:
             log.warning(APART, version, to_new, noise)
         if changed > noise:
             self._old = version, learnt

@@ -19,7 +19,7 @@ from art_core.types import Engine, ExecutorBase, Learner, Loss, RunAgent, with_d
 
 
 class Setup:
-    """The parts of one run. Raises ConfigError if one is unknown or can't work here, so that a mistake stops nothing halfway."""
+    """The parts of one run. Raises ConfigError if one is unknown or can't work here, before anything starts."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Setup:
                 f"plugins= takes Plugins(module, ...) of art_core.plugin_api, got {type(plugins).__name__}"
             )
         self.plugins = plugins or Plugins()
-        self.folder = model_folder(config.model)
+        self.model_folder = model_folder(config.model)
         """Where the start weights are."""
         self.engine = PolicyEngine(engine, functools.partial(self.plugins.offer, "register_engines"))
         self.loss_name = resume_checks.loss_name_of(loss)
@@ -55,12 +55,12 @@ class Setup:
         else:
             resume_checks.check_learner(learner, config, self.loss, self.loss_name)
         self.rewards = Rewards(self.plugins, self.run_dir)
-        self.terms = resume_checks.Terms()
-        """What the run is opened for; compared with what its folder was begun with."""
+        self.expected = resume_checks.ExpectedExperiment()
+        """What the run is opened for; compared with what its folder was started with."""
         self._adapted: tuple[object, RunAgent] | None = None
 
     def adapt(self, agent: object) -> RunAgent:
-        """Return the function that runs ``agent`` once; the plugins are asked at the first call."""
+        """Return the function that runs ``agent`` once; plugins are consulted at the first call."""
         if self._adapted is None or self._adapted[0] is not agent:
             self._adapted = agent, (self.executor or self.plugins).adapt(agent)  # type: ignore[attr-defined]
         return self._adapted[1]
@@ -74,4 +74,4 @@ class Setup:
         if not isinstance(self.learner, str):
             return self.learner
         factory: Callable[..., Learner] = self.plugins.choose("register_learners", self.learner)
-        return factory(self.folder, self.config, self.loss)
+        return factory(self.model_folder, self.config, self.loss)

@@ -132,7 +132,7 @@ class Trackers:
             self.close()
             raise
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def notify(self, method: str, *arguments: Any) -> None:
         """Call this method of every tracker."""
         for thread in self._threads:
             thread.call(method, *arguments)
@@ -140,7 +140,7 @@ class Trackers:
     def close(self) -> None:
         """Wait until all trackers have closed; name and abandon those that take longer than ``tracker_timeout``."""
         until = time.monotonic() + self._timeout
-        self.tell("close")
+        self.notify("close")
         for thread in self._threads:
             thread.join(min(SILENT_SECONDS, until - time.monotonic()))
             if thread.is_alive() and (seconds := until - time.monotonic()) > 0:

@@ -14,7 +14,7 @@ from art_core.loop.display import Display, display
 from art_core.loop.evaluate import Evaluator
 from art_core.loop.open_run import opened
 from art_core.loop.report import TrainResult, dry_run_report
-from art_core.loop.resume_checks import Terms, experiment
+from art_core.loop.resume_checks import ExpectedExperiment, experiment
 from art_core.loop.rewards import reward_name
 from art_core.loop.rollout import task_input
 from art_core.loop.run import Run
@@ -63,7 +63,7 @@ async def train(
     (default: ``reward``), once at each of ``eval_temperatures`` (None: the agent's own); the first is what
     ``report["before"]`` and ``report["after"]`` show. ``dry_run`` rolls out, scores and prints one group, without a step.
     Further keywords are fields of ``TrainConfig``. With the ``run_dir`` of an interrupted run, it resumes where it stopped; a
-    folder that was begun with another agent, tasks, reward or settings is refused, unless ``allow_changes`` is set.
+    folder that was started with another agent, tasks, reward or settings is refused, unless ``allow_changes`` is set.
     """
     config = make_config(
         settings, train, model=model, steps=steps, tasks_per_step=tasks_per_step, group_size=group_size, seed=seed,
@@ -74,14 +74,12 @@ async def train(
         check_tasks(eval_tasks, "eval_tasks")
     screen = display(progress)
     setup = Setup(run_dir, config, engine=engine, learner=learner, loss=loss, executor=executor, plugins=plugins)
-    shape = {"to_input": to_input, "to_output": to_output}
+    convert = {"to_input": to_input, "to_output": to_output}
     # Before anything runs: this refuses what is misspelt, missing or not a reward.
     setup.adapt(agent)
-    rewards = {
-        name: setup.rewards.find(it) for name, it in (("reward", reward), ("eval_reward", eval_reward or reward))
-    }
-    setup.terms = Terms(
-        experiment(agent, tasks, eval_tasks=eval_tasks, **rewards, **shape), until=steps, begins=not dry_run
+    rewards = {"reward": setup.rewards.find(reward), "eval_reward": setup.rewards.find(eval_reward or reward)}
+    setup.expected = ExpectedExperiment(
+        experiment(agent, tasks, eval_tasks=eval_tasks, **rewards, **convert), until=steps, begins=not dry_run
     )
     factories = Trackers.find(setup.plugins, trackers)
     with screen:
@@ -94,15 +92,14 @@ async def train(
                 screen.say(choice)
             if dry_run:
                 screen.phase("dry run: one group", config.group_size)
-                groups = await run.score(await run.collect(agent, tasks[:1], **shape), reward)
+                groups = await run.score(await run.collect(agent, tasks[:1], **convert), reward)
                 return TrainResult(run.run_dir, {"dry_run": await dry_run_report(run, groups[0], screen)}, None, None)
             with run.watch.doing("the trackers to begin"):
                 notified = Trackers(factories, run.run_dir, config, screen.say)
-            evaluator = Evaluator(
-                run, agent, eval_tasks, eval_reward or reward, tuple(eval_temperatures), screen, shape, notified.tell
-            )
-            training = Training(run, agent, tasks, reward, evaluator, eval_every, shape, notified, screen)
-            return await training.whole()
+            scored_by, notify = eval_reward or reward, notified.notify
+            evaluator = Evaluator(run, agent, eval_tasks, scored_by, tuple(eval_temperatures), screen, convert, notify)
+            training = Training(run, agent, tasks, reward, evaluator, eval_every, convert, notified, screen)
+            return await training.execute()
 
 
 def train_sync(*args: Any, **kwargs: Any) -> TrainResult:

@@ -1,4 +1,4 @@
-"""The loop: collect, score, learn, evaluate. Read this file first: every other file is one of its verbs.
+"""The loop: collect, score, learn, evaluate. Read this file first.
 
 agent -> trajectory -> group -> scored group -> token tree -> loss -> weights -> served
 """
@@ -14,12 +14,12 @@ from typing import Any
 from art_core.loop import advice, stopping
 from art_core.loop.display import Display
 from art_core.loop.evaluate import Evaluator
-from art_core.loop.metrics import apart
+from art_core.loop.metrics import timed_separately
 from art_core.loop.pipeline import Pipeline
 from art_core.loop.report import TrainResult, write_report
 from art_core.loop.resume_checks import changed_at
+from art_core.loop.resume_plans import group_id
 from art_core.loop.rewards import reward_name, score_rest
-from art_core.loop.rollout_batch import group_id
 from art_core.loop.run import Run
 from art_core.loop.tasks import batch_of_step, fresh_tasks
 from art_core.loop.trackers import Trackers
@@ -43,24 +43,24 @@ class Training:
     reward: Any
     evaluator: Evaluator
     eval_every: int
-    shape: Mapping[str, Any]
+    convert: Mapping[str, Any]
     trackers: Trackers
     screen: Display
     history: list[Mapping[str, float]] = field(default_factory=list)
     """The metrics of every step so far."""
     groups: Sequence[Group] = ()
-    """Of the last step."""
+    """The groups of the last step."""
 
-    async def whole(self) -> TrainResult:
+    async def execute(self) -> TrainResult:
         """Evaluate, train, evaluate again; the report is written however it ends."""
         run, after = self.run, None
         try:
-            before = await self.evaluator.once("before")
+            before = await self.evaluator.run_or_reuse("before")
             await self.loop()
             if run.step and not run.checkpointed:
                 await run.checkpoint()
-                self.trackers.tell("log_checkpoint", run.step, run.checkpointed)
-            after = await self.evaluator.once("after") if run.step else before
+                self.trackers.notify("log_checkpoint", run.step, run.checkpointed)
+            after = await self.evaluator.run_or_reuse("after") if run.step else before
         except asyncio.CancelledError:
             self.screen.say(
                 f"stopped: {run.run_dir} holds everything up to step {run.step}; pass it as run_dir to resume"
@@ -69,7 +69,7 @@ class Training:
         finally:
             try:
                 report = write_report(run)
-                self.trackers.tell("log_report", report)
+                self.trackers.notify("log_report", report)
             finally:
                 with run.watch.doing("the trackers to end"):
                     await in_thread(self.trackers.close)
@@ -86,7 +86,7 @@ class Training:
                 # Here, not at the end of a step, so that a resumed run makes up for an interrupted evaluation.
                 if self.eval_every and run.step and run.step % self.eval_every == 0:
                     await pipeline.settled()  # the evaluation has the engine to itself
-                    await self.evaluator.once(f"step {run.step}")
+                    await self.evaluator.run_or_reuse(f"step {run.step}")
                     if run.rewards.exhausted(self.reward):
                         continue
                 if ahead:
@@ -103,7 +103,7 @@ class Training:
         """
         run, config, groups = self.run, self.run.config, list[Group]()
         batch, fresh = batch_of_step(self.tasks, step, config), fresh_tasks(self.tasks, step, config)
-        with apart() as seconds:
+        with timed_separately() as seconds:
             for extra_round in range(1 + config.max_extra_rounds * config.dynamic_sampling):
                 groups += await self._round(step, batch, extra_round)
                 missing = config.tasks_per_step - len(run.teachable(groups))
@@ -124,10 +124,10 @@ class Training:
         extra = f", extra round {extra_round}" if extra_round else ""
         screen.phase(f"step {step + 1}/{config.steps}: rollouts{extra}", len(batch) * config.group_size)
         # Scores of a reward that was replaced at this step do not count.
-        by = None if changed_at(run.store, step, "reward") else reward_name(run.reward(self.reward))
+        scored_by = None if changed_at(run.store, step, "reward") else reward_name(run.reward(self.reward))
         groups = await run.collect(
-            self.agent, batch, step=step + 1, allow_no_calls=extra_round > 0, key=_key(step, extra_round), scored_by=by,
-            **self.shape,
+            self.agent, batch, step=step + 1, allow_no_calls=extra_round > 0, key=_key(step, extra_round), scored_by=scored_by,
+            **self.convert,
         )  # fmt: skip
         advice.say_elsewhere(f"step {step + 1}", groups, self.screen)
         if reason := advice.why_failed(groups):
@@ -154,10 +154,10 @@ class Training:
         """Show a finished step and notify the trackers."""
         step = self.run.step
         self.history.append(metrics)
-        self.trackers.tell("log", step, metrics)
-        self.trackers.tell("log_groups", step, self.groups, "train")
+        self.trackers.notify("log", step, metrics)
+        self.trackers.notify("log_groups", step, self.groups, "train")
         if self.run.checkpointed:
-            self.trackers.tell("log_checkpoint", step, self.run.checkpointed)
+            self.trackers.notify("log_checkpoint", step, self.run.checkpointed)
         self.screen.log(step, metrics)
         if text := advice.untrained_advice(step, metrics):
             self.screen.say_once(text, about="skipped" if metrics.get("skipped") else "untrained")

@@ -16,10 +16,10 @@ from art_core.store import Store
 from art_core.store.run_folder import remove_old
 from art_core.types import Learner, Loss, TokenTree, Trajectory, Weights
 
-log = logging.getLogger("art_core.engine.update")  # below the name whose records a person is shown
+log = logging.getLogger("art_core.engine.update")  # a child of the logger whose records are displayed
 
 
-class Updates:
+class Updater:
     """Takes the steps of a run in which rollouts may be ``ahead`` so many steps. ``from_files``: the engine only
     accepts weights that have a path."""
 
@@ -31,7 +31,7 @@ class Updates:
         keep = functools.partial(store.set_meta, "sentinel")
         self._sentinel = Sentinel(serving.score, self._score, store.meta("sentinel"), keep)
 
-    async def take(
+    async def take_step(
         self, trees: Sequence[TokenTree], trajectories: Sequence[Trajectory], *, loss: Loss | None, step: int
     ) -> dict[str, float]:
         """Take one optimizer step on ``trees``, store what ``step`` was trained on, and serve the new weights.

@@ -22,13 +22,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from art_core.capture.admission import Look
 from art_core.loop.display import plural
 from art_core.loop.own_code import own_place
 from art_core.loop.rollout import Rollout
 from art_core.runtime.memory import swapped_bytes
 from art_core.runtime.stacks import stacks, task_stack, thread_stack
-from art_core.serving import ServingProxy
+from art_core.serving import CallsSnapshot, ServingProxy
 
 T = TypeVar("T")
 
@@ -55,7 +54,7 @@ log = logging.getLogger("art_core.engine.watchdog")  # a child of the logger who
 
 
 @dataclass(frozen=True, eq=False)
-class Activity:
+class PendingWork:
     """Something that has begun and not ended."""
 
     name: str
@@ -74,7 +73,7 @@ class Watchdog:
         self._run_dir, self._seconds = run_dir, seconds or 0.0
         self.serving: ServingProxy | None = None
         """To be set once the engine is served."""
-        self._activities: list[Activity] = []
+        self._activities: list[PendingWork] = []
         self._progress_at = time.monotonic()
         self._warn_after = self._seconds
         self._counters: Mapping[str, float] | None = None
@@ -85,7 +84,7 @@ class Watchdog:
     @contextmanager
     def doing(self, name: str, task: Any = None, rollout: Rollout | None = None) -> Iterator[None]:
         """Note that the run waits for ``name`` during the block."""
-        activity = Activity(name, time.monotonic(), task, rollout)
+        activity = PendingWork(name, time.monotonic(), task, rollout)
         self._activities.append(activity)
         try:
             yield
@@ -132,9 +131,9 @@ class Watchdog:
         calls = counters = None
         if self.serving:
             commands = list(self.serving.pending.values())
-            activities += [Activity(COMMANDS[name], began) for name, began in commands if name in COMMANDS]
+            activities += [PendingWork(COMMANDS[name], began) for name, began in commands if name in COMMANDS]
             if activities:
-                calls, counters = self.serving.look(ANSWER_SECONDS)
+                calls, counters = self.serving.snapshot(ANSWER_SECONDS)
         now = time.monotonic()
         if counters and self._counters not in (None, counters):
             self._progress_at = now  # the engine computes, however slowly
@@ -156,7 +155,7 @@ class Watchdog:
         rate = (self._swapped[0] - before) / max(self._swapped[1] - then, 1e-3)
         return SWAPPING_ADVICE.format(rate / 1e6) if rate >= SWAPPING else ""
 
-    def _reasons(self, activities: Sequence[Activity], calls: Look | None) -> Iterator[str]:
+    def _reasons(self, activities: Sequence[PendingWork], calls: CallsSnapshot | None) -> Iterator[str]:
         """Yield what the run waits for."""
         if self.serving is not None and calls is None:
             yield "the serving process, which does not answer"
@@ -232,7 +231,7 @@ def _release_signal(watchdog: Watchdog) -> None:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def _describe_rollouts(activities: Sequence[Activity], calls: Look | None, agent_at: str) -> str:
+def _describe_rollouts(activities: Sequence[PendingWork], calls: CallsSnapshot | None, agent_at: str) -> str:
     """Describe the rollouts under way, and whether the oldest waits for its agent or for the engine."""
     oldest, rollout = activities[0], activities[0].rollout
     when = f"step {rollout.step}" if rollout.split == "train" else f"the evaluation after step {rollout.step}"

@@ -20,7 +20,7 @@ _until: ContextVar[float | None] = ContextVar("art_until", default=None)
 
 
 class TooLate(BaseException):
-    """The time is over. Not an Exception, so that the work that it ends doesn't handle it as an error of its own."""
+    """Time is up. Not an Exception, so that the interrupted work can't catch it as one of its own errors."""
 
 
 async def within(work: Coroutine[Any, Any, T], seconds: float | None, name: str | None = None) -> T:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -75,10 +76,31 @@ async def finished(work: Awaitable[T]) -> T:
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Run a function to its end in its own thread, even if the caller is cancelled.
 
-    The loop's default executor would not do: agents' sync tools that hang there would block the learner for ever.
+    The loop's default executor isn't used, because agents' hung sync tools could block it.
     """
-    executor = ThreadPoolExecutor(1, thread_name_prefix="art-learner")
+    executor = ThreadPoolExecutor(1, thread_name_prefix="art-blocking")
     try:
         return await finished(asyncio.get_running_loop().run_in_executor(executor, function, *arguments))
     finally:
         executor.shutdown(wait=False)
+
+
+def running_future() -> Future[Any]:
+    """Return a future that its waiter can't cancel, so that it can always be set."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def daemon_future(name: str, function: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Run a function in its own daemon thread, in a copy of this context; if it hangs, the program can still end."""
+    future, context = running_future(), contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            future.set_result(context.run(function, *arguments))
+        except BaseException as error:  # noqa: BLE001  the thread's boundary: the future's waiter raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_core.capture import HttpUpstream, Stamped
+from art_core.capture import FixedVersion, HttpUpstream
 from art_core.config import TrainConfig, model_folder
 from art_core.errors import ConfigError
 from art_core.redaction import without_keys
@@ -106,7 +106,7 @@ class PolicyEngine:
         return functools.partial(FrozenEngine, make, 0 if model is None else -1)
 
 
-class FrozenEngine(Stamped):
+class FrozenEngine(FixedVersion):
     """An engine whose weights never change: every answer has the same version."""
 
     def __init__(self, make: Callable[[], Engine], version: int) -> None:

@@ -33,7 +33,8 @@ from typing import Any
 
 from art_core.errors import ArtError, CaptureError, ConfigError, ServingDied
 from art_core.runtime.stacks import stacks
-from art_core.serving.service import ServingThread, in_thread, running_future
+from art_core.runtime.threads import daemon_future, running_future
+from art_core.serving.service import ServingThread
 
 PROGRAM = """
 import faulthandler, signal, sys
@@ -97,7 +98,7 @@ class ServingProcess:
 
     def start(self, *args: Any, **kwargs: Any) -> Future[str]:
         """As ``ServingThread.start``. Raises ConfigError if an argument can't be pickled."""
-        self._reader = in_thread("art-serving", self._read)
+        self._reader = daemon_future("art-serving", self._read)
         with contextlib.suppress(OSError):  # the process has ended, which the reader reports
             self._pipe.connection.send_bytes(bytes(current_process().authkey))
             self._pipe.connection.send(sys.path)
@@ -126,7 +127,7 @@ class ServingProcess:
 
     def stop(self) -> Future[None]:
         """As ``ServingThread.stop``. Kills a process that takes too long."""
-        return in_thread("art-serving-stop", self._end)
+        return daemon_future("art-serving-stop", self._end)
 
     def _end(self) -> None:
         replied: set[Future[Any]] = set()

@@ -1,4 +1,4 @@
-"""The agents' process' view of what serves: an object whose methods run where the calls are answered."""
+"""A proxy for ``Serving``: its commands run in the event loop that answers the calls, in a thread or a child process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from art_core.capture.admission import Look
+from art_core.capture.admission import CallsSnapshot
 from art_core.errors import CaptureError
 from art_core.serving.process import ServingProcess, early_or_new
 from art_core.serving.service import Serving, ServingThread
@@ -31,7 +31,7 @@ def _command(
         key = object()
         self.pending[key] = name, time.monotonic()
         try:
-            return await _within(self._timeout, name, self._server.request(name, *args, **kwargs))
+            return await _await_reply(self._timeout, name, self._server.request(name, *args, **kwargs))
         finally:
             del self.pending[key]
 
@@ -39,8 +39,7 @@ def _command(
 
 
 class ServingProxy:
-    """Commands what serves the policy: ``async with await ServingProxy.start(...) as serving``, or call ``stop``
-    yourself.
+    """Sends commands to the policy server: ``async with await ServingProxy.start(...) as serving``, or call ``stop`` yourself.
 
     Every command raises CaptureError if it takes longer than ``timeout``, or if the serving process has died.
     """
@@ -91,7 +90,9 @@ class ServingProxy:
         """
         server = early_or_new() if process else ServingThread()
         try:
-            return cls(server, await _within(timeout, "start", server.start(engine, recorder, **settings)), timeout)
+            return cls(
+                server, await _await_reply(timeout, "start", server.start(engine, recorder, **settings)), timeout
+            )
         except BaseException:
             # What stopping raises must not replace this error.
             await asyncio.shield(asyncio.gather(asyncio.wrap_future(server.stop()), return_exceptions=True))
@@ -110,23 +111,23 @@ class ServingProxy:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
 
-    def look(self, seconds: float) -> tuple[Look | None, Mapping[str, float] | None]:
+    def snapshot(self, seconds: float) -> tuple[CallsSnapshot | None, Mapping[str, float] | None]:
         """Return the state of all calls and ``counters``, each None if it takes longer than ``seconds``. For any thread
         but the loop's."""
-        return self._known(seconds, "activity"), self._known(seconds, "counters")
+        return self._try_request(seconds, "activity"), self._try_request(seconds, "counters")
 
     def stacks(self, seconds: float) -> str:
         """Return the stacks of the child process's threads and tasks; empty without a child. For any thread."""
         if not isinstance(self._server, ServingProcess):
             return ""
-        return self._known(seconds, "stacks") or f"no answer within {seconds:g} seconds"
+        return self._try_request(seconds, "stacks") or f"no answer within {seconds:g} seconds"
 
-    def _known(self, seconds: float, command: str) -> Any:
+    def _try_request(self, seconds: float, command: str) -> Any:
         with suppress(CaptureError, TimeoutError):
             return self._server.request(command).result(seconds)
 
 
-async def _within(seconds: float | None, command: str, future: Future[T]) -> T:
+async def _await_reply(seconds: float | None, command: str, future: Future[T]) -> T:
     """Return the future's result. Raises CaptureError if it takes longer than ``seconds``."""
     limit = asyncio.timeout(seconds)
     try:

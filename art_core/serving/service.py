@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from art_core.capture.admission import Look
+from art_core.capture.admission import CallsSnapshot
 from art_core.capture.listening import address_of, http_server, listen
 from art_core.capture.server import CaptureApp
 from art_core.errors import CaptureError
+from art_core.runtime.threads import daemon_future, running_future
 from art_core.types import Call, Engine, EngineBase, Recorder, Sampling, Weights, with_defaults
 
 T = TypeVar("T")
@@ -103,9 +104,9 @@ class Serving:
         """Return what ``EngineBase.counters`` returns."""
         return dict(await self._engine.counters())
 
-    async def activity(self) -> Look:
+    async def activity(self) -> CallsSnapshot:
         """Return the state of all calls at this moment."""
-        return self._app.activity.look(self._app.gate)
+        return self._app.activity.snapshot(self._app.gate)
 
     async def _wake(self) -> None:
         if self._resting:
@@ -131,7 +132,7 @@ class ServingThread:
 
     def start(self, *args: Any, **kwargs: Any) -> Future[str]:
         """Start what ``ServingProxy.start`` describes. The future's result is the address."""
-        self._finished = in_thread("art-capture", lambda: self._run(*args, **kwargs))
+        self._finished = daemon_future("art-capture", lambda: self._run(*args, **kwargs))
         return self._ready
 
     def request(self, command: str, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -211,24 +212,3 @@ class ServingThread:
             return
         await self._app.close_all()
         self._server.should_exit = True
-
-
-def running_future() -> Future[Any]:
-    """Return a future that its waiter can't cancel, so that it can always be set."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-def in_thread(name: str, function: Callable[[], T]) -> Future[T]:
-    """Run ``function`` in a daemon thread: an engine that hangs must not keep the program from ending."""
-    future = running_future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:  # noqa: BLE001  the thread's boundary: the future's waiter raises it
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future

@@ -108,7 +108,7 @@ class Store:
         )
 
     def touch_rollout(self, rollout_id: str) -> None:
-        """Note that a rollout ended now, if nobody knows whether it makes another call; output and error stay."""
+        """Mark a rollout that may still make another call as finished now; output and error stay."""
         self._write(
             "UPDATE rollouts SET finished = :now, seconds = :now - started WHERE rollout_id = :rollout_id",
             {"now": time.time(), "rollout_id": rollout_id},
@@ -273,7 +273,7 @@ class Store:
         return self._writer.is_behind(most)
 
     def saved(self) -> Future[None]:
-        """Return a future of the moment when everything accepted survives this process; it has a StoreError if it cannot."""
+        """Return a future that resolves once everything accepted so far survives this process, or gets a StoreError."""
         return self._writer.saved()
 
     def flush(self) -> None:
@@ -340,8 +340,8 @@ def _number(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def begun_with(model: str | Path) -> dict[str, Any]:
-    """Return the ``model`` and the ``config`` that a run folder was begun with; empty for a name or a model folder."""
+def recorded_settings(model: str | Path) -> dict[str, Any]:
+    """Return the ``model`` and the ``config`` that a run folder was started with; empty for a name or a model folder."""
     file = Path(model).expanduser() / "run.sqlite"
     if not file.is_file():
         return {}

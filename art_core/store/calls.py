@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from art_core.store.digest import call_digest, chained, parts_of
-from art_core.store.recent import Line, Recent, References, Written
+from art_core.store.digest import call_digest, chain_digest, parts_of
+from art_core.store.recent import Recent, References, RolloutTail, WrittenCall
 from art_core.store.schema import DAMAGED
 from art_core.store.values import (
     floats_from_bytes,
@@ -54,7 +54,7 @@ class CallWriter:
         replaced."""
         prompt_bytes, sampled_bytes, logprobs, forced = parts = parts_of(call)
         prompt, sampled = np.frombuffer(prompt_bytes, dtype=np.int32), np.frombuffer(sampled_bytes, dtype=np.int32)
-        line = self._recent.line(rollout_id) or _recalled(db, rollout_id)
+        line = self._recent.line(rollout_id) or _read_tail(db, rollout_id)
         messages, tools, settings = self._request(db, dict(call.request))
         if call.request_id:
             db.execute(
@@ -63,7 +63,7 @@ class CallWriter:
                 (rollout_id, call.request_id, call.choice, messages, settings),
             )
         parent, shared = self._recent.parent(line, prompt)
-        line_digest = chained(rollout_id, line.digest, call_digest(call, parts))
+        line_digest = chain_digest(rollout_id, line.digest, call_digest(call, parts))
         values = {
             "digest": line_digest,
             "rollout_id": rollout_id,
@@ -88,7 +88,7 @@ class CallWriter:
         }
         seq = insert(db, "calls", values).lastrowid
         line.digest = line_digest
-        self._recent.add(rollout_id, line, Written(seq, np.concatenate([prompt, sampled])), parent, shared)
+        self._recent.add(rollout_id, line, WrittenCall(seq, np.concatenate([prompt, sampled])), parent, shared)
 
     def _request(self, db: sqlite3.Connection, request: JsonDict) -> tuple[int, int | None, int]:
         """Return the ids of the request's last message (0 if it has none), of its tools and of the rest."""
@@ -126,20 +126,20 @@ def _row_id(db: sqlite3.Connection, added: sqlite3.Cursor, query: str, key: tupl
         return added.lastrowid
     row = db.execute(query, key).fetchone()
     if row is None:  # the file's fault, not the call's, which waits until it is fixed
-        raise sqlite3.DatabaseError("database disk image is malformed: a row that it has cannot be found")
+        raise sqlite3.DatabaseError("database disk image is malformed: an existing row can't be found")
     return row[0]
 
 
-def _recalled(db: sqlite3.Connection, rollout_id: str) -> Line:
+def _read_tail(db: sqlite3.Connection, rollout_id: str) -> RolloutTail:
     """Read what the next call needs of a rollout that is new, was written by another process, or has been forgotten."""
-    line = Line()
+    line = RolloutTail()
     query = "SELECT seq, digest FROM calls WHERE rollout_id = ? ORDER BY seq DESC LIMIT 1"
     for seq, digest in db.execute(query, (rollout_id,)):
         # The audit reports what is damaged; the chain then restarts here, and the call is stored whole.
         line.digest = digest if isinstance(digest, bytes) else b""
         with suppress(*DAMAGED):
             tokens = np.frombuffer(CallReader(db, rollout_id).tokens_of(seq), dtype=np.int32)
-            line.calls.append(Written(seq, tokens))
+            line.calls.append(WrittenCall(seq, tokens))
     return line
 
 

@@ -14,7 +14,7 @@ from art_core.store.values import floats_to_bytes, ids_to_bytes
 from art_core.types import Call
 
 SIZE = 16
-"""Bytes."""
+"""Bytes per digest."""
 
 
 Parts = tuple[bytes, bytes, bytes, bytes]
@@ -41,7 +41,7 @@ def call_digest(call: Call, parts: Parts | None = None) -> bytes:
     return hashlib.blake2b(b"".join((orjson.dumps(head), *parts)), digest_size=SIZE).digest()
 
 
-def chained(rollout_id: str, previous: bytes | None, digest: bytes) -> bytes:
-    """Return what is stored with a call: its digest chained to that of the rollout's call before it, None for the first."""
+def chain_digest(rollout_id: str, previous: bytes | None, digest: bytes) -> bytes:
+    """Return what is stored with a call: its digest chain_digest to that of the rollout's call before it, None for the first."""
     before = rollout_id.encode("utf-8", "surrogatepass") if previous is None else previous
     return hashlib.blake2b(before + digest, digest_size=SIZE).digest()

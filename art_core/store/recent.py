@@ -11,10 +11,10 @@ import numpy as np
 CANDIDATES = 8
 """Calls of a rollout that are tried as parents: enough for a few sub-agents taking turns."""
 TOKENS_REMEMBERED = 2_000_000
-"""Of possible parents, over all rollouts; 4 bytes each."""
+"""Limit over all rollouts of the tokens of possible parents; 4 bytes each."""
 ROLLOUTS_REMEMBERED = 4096
 REFERENCES_REMEMBERED = 10_000
-"""Row ids of messages, and of blobs: so many newer ones, and as many older ones."""
+"""Row ids of messages, and of blobs, per generation; two generations are kept."""
 SHORTEST_SHARED = 16
 """Tokens; a shorter common start is not worth a parent in another rollout."""
 
@@ -22,7 +22,7 @@ Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class WrittenCall:
     """A call that another one may extend."""
 
     seq: int
@@ -40,28 +40,28 @@ class Written:
 
 
 @dataclass
-class Line:
+class RolloutTail:
     """A rollout as its next call needs it."""
 
     digest: bytes | None = None
     """Of its last call; None before the first."""
-    calls: list[Written] = field(default_factory=list)
+    calls: list[WrittenCall] = field(default_factory=list)
 
 
 class Recent:
     """The rollouts that made calls most recently."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, Line] = OrderedDict()
-        self._roots: deque[Written] = deque(maxlen=CANDIDATES)
+        self._lines: OrderedDict[str, RolloutTail] = OrderedDict()
+        self._roots: deque[WrittenCall] = deque(maxlen=CANDIDATES)
         """Calls without a parent: a chain then never leads through more than one other rollout."""
         self._tokens = 0
 
-    def line(self, rollout_id: str) -> Line | None:
+    def line(self, rollout_id: str) -> RolloutTail | None:
         """Return what is remembered of a rollout."""
         return self._lines.get(rollout_id)
 
-    def parent(self, line: Line, prompt: np.ndarray) -> tuple[Written | None, int]:
+    def parent(self, line: RolloutTail, prompt: np.ndarray) -> tuple[WrittenCall | None, int]:
         """Return the call that shares most tokens with a prompt, the newest of equals, and their number."""
         parent, longest = None, 0
         for call in reversed(line.calls):
@@ -73,7 +73,9 @@ class Recent:
                     parent, longest = call, shared
         return parent, longest
 
-    def add(self, rollout_id: str, line: Line, call: Written, parent: Written | None, shared: int) -> None:
+    def add(
+        self, rollout_id: str, line: RolloutTail, call: WrittenCall, parent: WrittenCall | None, shared: int
+    ) -> None:
         """Remember a rollout's newest call, which shares that many tokens with its parent."""
         if rollout_id not in self._lines:
             self._lines[rollout_id] = line

@@ -1,4 +1,4 @@
-"""Rows of rollouts, scores and optimizer steps -> what they say."""
+"""Rows of rollouts, scores and optimizer steps -> dataclasses."""
 
 from __future__ import annotations
 

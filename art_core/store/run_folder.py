@@ -109,7 +109,7 @@ def remove_old(folder: Path) -> bool:
     try:
         shutil.rmtree(folder)
     except OSError as error:
-        log.warning("%s is not needed any more and could not be removed: %s; it is tried again", folder, error)
+        log.warning("could not remove %s, which is no longer needed: %s; will retry later", folder, error)
     return not folder.exists()
 
 

@@ -114,7 +114,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     """Raise StoreError if the file is not a run's store, or has another version."""
     [application] = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION:
-        raise StoreError(f"{path} is an SQLite file of something else than art; pass another run folder")
+        raise StoreError(f"{path} is an SQLite file, but not an art store; pass another run folder")
     [version] = connection.execute("PRAGMA user_version").fetchone()
     if version != VERSION:
         raise StoreError(
@@ -137,7 +137,7 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
     has_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,)
     # Another process may have created ours since the version was read; tables and version are committed together.
     if has_tables and connection.execute("PRAGMA user_version").fetchone() == (0,):
-        raise StoreError(f"{path} is an SQLite file of something else than art; pass another run folder")
+        raise StoreError(f"{path} is an SQLite file, but not an art store; pass another run folder")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("BEGIN IMMEDIATE")
     if connection.execute("PRAGMA user_version").fetchone() == (0,):

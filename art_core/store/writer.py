@@ -64,8 +64,8 @@ class Writer:
         return len(self._waiting) + self._writing
 
     def saved(self) -> Future[None]:
-        """Return a future of the moment when all that was put before is committed or left out. Retries after a failure; the
-        future has a StoreError if that fails too."""
+        """Return a future that resolves once all earlier writes are committed or left out. Retries after a failure; the future
+        gets a StoreError if the retry fails too."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # not cancellable: the writer resolves it
         with self._changed:
@@ -83,7 +83,7 @@ class Writer:
             left_out, self._left_out = self._left_out, []
         if left_out:
             raise StoreError(
-                f"{len(left_out)} records can never be written to {self._path} and were left out, all others are there; "
+                f"{len(left_out)} records can't be written to {self._path} and were skipped; all others were saved; "
                 f"the first failed with {left_out[0]!r}: fix whatever passes such a value"
             ) from left_out[0]
 

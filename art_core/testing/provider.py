@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from art_core.capture.dialect import Dialect
 from art_core.capture.listening import address_of, http_server, listen
-from art_core.capture.record import visible
+from art_core.capture.record import for_client
 from art_core.errors import UpstreamError
 from art_core.testing.fakes import FakeEngine
 from art_core.types import JsonDict
@@ -110,16 +110,16 @@ class PlainProvider:
                 # Wait for the first chunk, because a refusal is a status and not an event.
                 events = dialect.stream_from_chat(body, _visible_chunks(await anext(chunks), chunks))
                 return StreamingResponse(events, media_type="text/event-stream", headers=_CLOSE)
-            return JSONResponse(dialect.from_chat(body, visible(await self._engine.chat(chat))), headers=_CLOSE)
+            return JSONResponse(dialect.from_chat(body, for_client(await self._engine.chat(chat))), headers=_CLOSE)
         except UpstreamError as error:
             refusal = {"error": {"message": str(error), "code": error.code}}
             return JSONResponse(refusal, status_code=error.status, headers=_CLOSE)
 
 
 async def _visible_chunks(first: JsonDict, rest: AsyncIterator[JsonDict]) -> AsyncIterator[JsonDict]:
-    yield visible(first)
+    yield for_client(first)
     async for chunk in rest:
-        yield visible(chunk)
+        yield for_client(chunk)
 
 
 def masked(text: str) -> str:

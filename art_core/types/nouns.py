@@ -30,7 +30,8 @@ class Call:
     """One natural logarithm per sampled token, from the distribution at ``temperature`` before truncation (top-p, top-k) and
     before a grammar's mask. At temperature 0 (greedy) they come from the distribution at temperature 1."""
     policy_version: int = 0
-    """Optimizer steps behind the weights that sampled this call: 0 for the start weights, -1 if another model answered."""
+    """The number of optimizer steps that produced the weights that sampled this call: 0 for the start weights, -1 if another
+    model answered."""
     agent: str | None = None
     """The node or agent that made the call, if the framework names it: names joined by ``/``, outermost first. If several
     frameworks name one, their names follow each other in the order that ``name_agents`` describes."""

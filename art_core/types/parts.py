@@ -155,10 +155,6 @@ class Learner(Protocol):
         folder: ``folder`` itself or a folder in it."""
         ...
 
-    def score(self, ids: Sequence[int]) -> list[float]:
-        """Return the logprob (nats, temperature 1) of every token but the first, under the weights of this version."""
-        ...
-
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and random state; nothing in the folder needs unpickling."""
         ...

@@ -12,7 +12,7 @@ from art_audit.report import Findings
 from art_core.errors import StoreError
 from art_core.plugin_api import Display
 from art_core.store import RecordedCall, Store, Update
-from art_core.store.digest import call_digest, chained
+from art_core.store.digest import call_digest, chain_digest
 from art_core.token_tree import build_tree
 from art_core.types import Call, TokenTree, Trajectory
 
@@ -66,7 +66,7 @@ def _check_rows(rollout_id: str, rows: Sequence[RecordedCall], findings: Finding
     calls: list[Call] = []
     previous: bytes | None = None
     for index, row in enumerate(rows):
-        if chained(rollout_id, previous, call_digest(row.call)) != row.digest:
+        if chain_digest(rollout_id, previous, call_digest(row.call)) != row.digest:
             text = (
                 f"this call, or one before it, was changed or removed after recording (number {row.seq} in the store)"
             )

@@ -17,7 +17,7 @@ import art_core as art
 from art_cli.main import command
 from art_core.errors import ConfigError
 from art_core.store import Store
-from art_core.store.digest import call_digest, chained
+from art_core.store.digest import call_digest, chain_digest
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import Call
 
@@ -66,7 +66,7 @@ def refresh(run_dir):
         for rollout_id, _, _ in store.callers():
             previous = None
             for row in store.recorded(rollout_id):
-                previous = chained(rollout_id, previous, call_digest(row.call))
+                previous = chain_digest(rollout_id, previous, call_digest(row.call))
                 db.execute("UPDATE calls SET digest = ? WHERE seq = ?", (previous, row.seq))
                 new.setdefault(rollout_id, []).append(call_digest(row.call).hex())
         for seq, trained in db.execute("SELECT seq, trained FROM updates").fetchall():

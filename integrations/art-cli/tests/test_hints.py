@@ -1,6 +1,7 @@
 """Hints: what changed together with the reward, said only where it did."""
 
 import io
+import itertools
 
 import pytest
 from hypothesis import given
@@ -170,21 +171,17 @@ def test_a_correlation_is_between_one_and_minus_one_and_turns_with_the_reward(ru
 
 @pytest.mark.system
 async def test_hints_of_a_run_with_a_hacked_reward_are_printed(tmp_path):
-    class Talks(FakeEngine):
-        """Says more with every version of the weights."""
+    counter = itertools.count(1)
 
-        count = 0
+    def longer_with_every_version(request):
+        return "x" * (5 + next(counter) % 7 + 4 * engine.version)
 
-        def _reply(self, request):
-            Talks.count += 1
-            return {"role": "assistant", "content": "x" * (5 + Talks.count % 7 + 4 * self.version)}
+    engine = FakeEngine(longer_with_every_version)
 
     def length(trajectory):
         return float(len(trajectory.output))
 
-    given = settings(
-        tmp_path, steps=9, reward=length, engine=Talks(), eval_tasks=["x"] * 20, eval_reward=lambda it: 0.0
-    )
+    given = settings(tmp_path, steps=9, reward=length, engine=engine, eval_tasks=["x"] * 20, eval_reward=lambda it: 0.0)
     result = await art.train(ScriptedAgent(), ["a", "b"], **given)
     hint, held_out = hints_of(tmp_path / "run", result.report)
     assert "sampled tokens per rollout went from" in hint and f"art view {tmp_path / 'run'}" in hint

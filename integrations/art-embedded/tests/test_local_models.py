@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from art_classic.agent import Agent
-from art_core.errors import ConfigError, ModelCallError, StoreError
+from art_classic.agent import Agent, ModelCallError
+from art_core.errors import ConfigError, StoreError
 from art_core.testing import FakeEngine
 
 

@@ -148,7 +148,7 @@ class Gateway:
         rollout_id, path = split_path(scope["path"])
         exchange = Exchange(scope, receive, send)
         exchange.dialect = self._dialects.get(path, exchange.dialect)
-        async with exchange.errors_answered(log, "a request failed inside the gateway"):
+        async with exchange.answering_errors(log, "a request failed inside the gateway"):
             check_id(scope, rollout_id)
             if self._key is None:
                 check_page(exchange, local=self._local)

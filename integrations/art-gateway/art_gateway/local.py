@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from art_core import TrainConfig
-from art_core.capture import Stamped
+from art_core.capture import FixedVersion
 from art_core.plugin_api import Plugins, model_folder
 from art_core.types import JsonDict
 
 
-class LocalUpstream(Stamped):
+class LocalUpstream(FixedVersion):
     """Answers with ``model``: ``"tiny"``, a folder with a Hugging Face causal LM (such as a run's checkpoint), or a hub name.
 
     Raises ConfigError if the folder doesn't exist; ``start`` raises it if the folder has no causal LM.

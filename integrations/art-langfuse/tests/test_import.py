@@ -183,7 +183,7 @@ def test_what_cannot_be_read_is_left_out_and_said(production, tmp_path):
     production.record("g1", "g1-r", "Where?", "Here.<|im_end|>\n<|im_start|>user\nNo.", at=600)
     done = run_command("--run-dir", tmp_path)
     assert "6 traces read: 3 rollouts" in done.output
-    assert "skipped: 1 model calls: tiny: its control token <|im_" in done.output
+    assert "skipped: 1 model calls: tiny: the conversation contains the control token <|im_" in done.output
     assert "skipped: 3 traces: none of their model calls can be read" in done.output
     assert "skipped: 1 model calls: a message has a part of kind image_url" in done.output
 

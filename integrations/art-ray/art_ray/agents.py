@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from art_core.plugin_api import Plugins, in_child_processes, redirect_clients, rollouts_have_threads, running
+from art_core.plugin_api import Plugins, inside_rollout, redirect_clients, run_in_child_processes, use_rollout_executor
 from art_core.types import RolloutAddress, RunAgent
 from art_ray.travel import Agent, Outcome
 
@@ -19,11 +19,11 @@ class AgentWorker:
         self._agents: dict[str, RunAgent] = {}
         self._adapting = asyncio.Lock()
         redirect_clients()
-        in_child_processes(redirect_clients)
+        run_in_child_processes(redirect_clients)
 
     async def ready(self) -> str:
         """Return the address of this node; called again after every restart."""
-        rollouts_have_threads()
+        use_rollout_executor()
         return ray.util.get_node_ip_address()
 
     async def run(self, key: str, agent: list[ray.ObjectRef], task: Any, address: RolloutAddress) -> Outcome:
@@ -34,7 +34,7 @@ class AgentWorker:
         """
         try:
             run = await self._adapted(key, agent[0])
-            with running(address):
+            with inside_rollout(address):
                 return Outcome.of(await run(task, address))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to the agent: its failures are data
             return Outcome.of_error(error)

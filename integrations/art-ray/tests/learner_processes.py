@@ -39,7 +39,7 @@ def check_refused(learner):
     try:
         learner.step([replace(whole, advantages=whole.advantages * np.float32("inf")), pairs])
     except NotFiniteError as error:
-        assert error.found["gradients"], error.found
+        assert error.details["gradients"], error.details
     else:
         raise AssertionError("the step was taken")
 

@@ -97,7 +97,7 @@ def test_where_all_processes_fail_alike_the_learner_goes_on(shared, tmp_path):
     whole, pairs = trees_of_step(0)
     with pytest.raises(NotFiniteError, match="is not finite") as raised:
         learner.step([replace(whole, advantages=whole.advantages * np.float32("inf")), pairs])
-    assert raised.value.found["gradients"]
+    assert raised.value.details["gradients"]
     learner.step(trees_of_step(0))
     assert learner.version == before + 1
 

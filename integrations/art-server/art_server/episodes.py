@@ -14,10 +14,10 @@ from art_core.plugin_api import (
     API_KEY,
     Plugins,
     describe_error,
-    in_child_processes,
+    inside_rollout,
     redirect_clients,
-    rollouts_have_threads,
-    running,
+    run_in_child_processes,
+    use_rollout_executor,
 )
 from art_core.store.values import from_json, to_json
 from art_core.types import RolloutAddress
@@ -41,18 +41,18 @@ class RecordedAgent:
         self._run = plugins.adapt(agent)
         self._base_url, self._token, self._loop = base_url, token, loop
         plugins.call("redirect_clients")
-        in_child_processes(redirect_clients)
+        run_in_child_processes(redirect_clients)
 
     async def __call__(self, episode: Episode) -> Result:
         """Run the agent once. If it fails, the result's ``error`` is set."""
         return await in_loop(self._loop, self._once(episode))
 
     async def _once(self, episode: Episode) -> Result:
-        rollouts_have_threads()
+        use_rollout_executor()
         address = self._address(episode.rollout or {})
         result = Result(episode_id=episode.episode_id, lease=episode.lease)
         try:
-            with running(address):
+            with inside_rollout(address):
                 output = await self._run(episode.input, address)
         except CaptureError as error:
             return result.model_copy(update={"error": describe_error(error), "capture_error": True})

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from art_core.capture import BoundedHead, is_loopback, listen
+from art_core.capture import LimitedHeadProtocol, is_loopback, listen
 from art_core.errors import ConfigError, ServingDied, StoreError
 from art_core.plugin_api import Output
 from art_server.app import make_app
@@ -79,7 +79,7 @@ async def serve_forever(plan: Plan) -> None:
 def configured(app: Any, **settings: Any) -> uvicorn.Config:
     """Return uvicorn's configuration for ``app``; ``settings`` override our defaults."""
     defaults = {
-        "http": BoundedHead,
+        "http": LimitedHeadProtocol,
         "ws": "websockets-sansio",
         "ws_max_size": MAX_MESSAGE,
         "ws_ping_interval": 10,

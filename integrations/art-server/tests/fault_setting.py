@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 from faulty_proxy import FaultyProxy
 
-from art_core.loop.rollout_batch import finished_trajectories, group_id
+from art_core.loop.resume_plans import finished_trajectories, group_id
 from art_core.store import Store
 from art_core.types import Trajectory
 

@@ -139,7 +139,7 @@ def test_what_is_no_run_is_refused_in_words(tmp_path):
     with sqlite3.connect(other) as db:
         db.execute("CREATE TABLE mine (x)")
     db.close()
-    with pytest.raises(StoreError, match="something else"):
+    with pytest.raises(StoreError, match="but not an art store"):
         read_snapshot(other, lambda view: None)
     assert not os.path.exists(f"{other}-wal")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core import caller_headers, destination
-from art_core.errors import ConfigError, ModelCallError, UpstreamError
+from art_core.errors import ArtError, ConfigError, UpstreamError
 from art_core.store.run_folder import last_checkpoint
 from art_embedded import local_models
 
@@ -38,6 +38,20 @@ LONGEST_PAUSE = 8.0
 """Most seconds to wait before a retry."""
 DECODER = json.JSONDecoder()
 _asked: ContextVar[list[str]] = ContextVar("art_asked")
+
+
+class ModelCallError(ArtError):
+    """A model call of a classic agent was refused or failed.
+
+    Not a CaptureError: like any error of an agent, it ends that rollout and not the training.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status of the answer; None without an answer."""
+        self.code = code
+        """OpenAI's error code, such as ``TOO_LONG``."""
 
 
 class Agent:

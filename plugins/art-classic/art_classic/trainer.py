@@ -26,7 +26,7 @@ from art_classic.episodes import Actor, Episode, play
 from art_core import Run, open_run
 from art_core.errors import CaptureError, ConfigError, StoreError
 from art_core.plugin_api import check_settings, display, flat_advice, in_thread, untrained_advice
-from art_core.store import begun_with
+from art_core.store import recorded_settings
 from art_core.types import Group, RolloutAddress, Trajectory
 from art_embedded.single_file_checkpoint import write_one_file
 
@@ -313,7 +313,7 @@ def _start(agent: Any, model: Any, run_dir: Any) -> str:
     """Return the model that training starts from; for a resumed run, the one that it was started with."""
     if model is not None:
         return str(model)
-    if run_dir and (begun := begun_with(run_dir).get("model")):
+    if run_dir and (begun := recorded_settings(run_dir).get("model")):
         return str(begun)
     if not isinstance(agent, Agent):
         raise ConfigError(

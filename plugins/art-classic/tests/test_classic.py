@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import art_core as art
-from art_classic.agent import Agent
-from art_core.attribution import running
-from art_core.errors import ModelCallError, UpstreamError
+from art_classic.agent import Agent, ModelCallError
+from art_core.attribution import inside_rollout
+from art_core.errors import UpstreamError
 from art_core.testing import CountingLearner, FakeEngine
 from art_core.types import RolloutAddress
 
@@ -120,7 +120,7 @@ def address_at(url):
 async def test_a_call_is_sent_with_the_rollouts_key_and_again_where_that_may_help(pause):
     refused = JSONResponse({"error": {"message": "full"}}, 503, {"retry-after": pause})
     route, requests = answering(refused, JSONResponse(said("at last")))
-    with serving(route) as url, running(address_at(url)):
+    with serving(route) as url, inside_rollout(address_at(url)):
         assert await Agent("tiny").generate_response([{"role": "system", "content": "x"}], stop=["a"]) == "at last"
     (headers, body), (again, _) = requests
     assert headers["authorization"] == "Bearer the-key"
@@ -139,14 +139,14 @@ async def test_a_call_is_sent_with_the_rollouts_key_and_again_where_that_may_hel
 )
 async def test_an_answer_that_will_not_change_is_not_asked_for_again(answer, says):
     route, requests = answering(answer)
-    with serving(route) as url, running(address_at(url)), pytest.raises(ModelCallError, match=says):
+    with serving(route) as url, inside_rollout(address_at(url)), pytest.raises(ModelCallError, match=says):
         await Agent("tiny").generate_response("hi")
     assert len(requests) == 1
 
 
 async def test_an_answer_of_thinking_or_a_tool_call_alone_is_an_empty_text():
     route, _ = answering(JSONResponse(said(None, reasoning_content="hm")))
-    with serving(route) as url, running(address_at(url)):
+    with serving(route) as url, inside_rollout(address_at(url)):
         assert await Agent("tiny").generate_response("hi") == ""
 
 

@@ -30,13 +30,13 @@ async def ask_async(base_url: str) -> None:
 
 
 def beside_a_rollout(base_url: str) -> None:
-    from art_core.attribution import running
+    from art_core.attribution import inside_rollout
     from art_core.types import RolloutAddress
 
     entered, left = threading.Event(), threading.Event()
 
     def rollout() -> None:
-        with running(RolloutAddress("r", "http://127.0.0.1:9/rollouts/r/v1", "key", "policy")):
+        with inside_rollout(RolloutAddress("r", "http://127.0.0.1:9/rollouts/r/v1", "key", "policy")):
             entered.set()
             left.wait()
 

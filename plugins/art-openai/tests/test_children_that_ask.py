@@ -13,7 +13,7 @@ import pytest
 
 import art_core as art
 import art_openai
-from art_core.attribution import in_child_processes, workers
+from art_core.attribution import run_in_child_processes, workers
 from art_core.testing import CountingLearner, FakeEngine
 
 # Newer Pythons warn of every fork beside threads.
@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).with_name("agent_in_a_child.py")
 METHODS = multiprocessing.get_all_start_methods()
 
 art_openai.redirect_clients()
-in_child_processes(art_openai.redirect_clients)
+run_in_child_processes(art_openai.redirect_clients)
 
 
 @pytest.fixture

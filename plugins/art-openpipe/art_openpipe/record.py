@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from art_core.errors import CaptureError
-from art_core.plugin_api import API_KEY, running
+from art_core.plugin_api import API_KEY, inside_rollout
 from art_core.types import Call, RolloutAddress
 from art_openpipe.dialect import BASE, MARK
 
@@ -93,7 +93,7 @@ class Record:
         base_url = await self._opened(rollout_id, calls)
         address = RolloutAddress(rollout_id, base_url, API_KEY, self.model, passthrough=_AllBut([self.model]))
         try:
-            with running(address):
+            with inside_rollout(address):
                 yield base_url
         finally:
             await self._closed(rollout_id)

@@ -50,7 +50,7 @@ async def imitable(record: Record, trajectories: Sequence[Trajectory]) -> list[I
 
     def calls_of(trajectory: Trajectory) -> Iterator[Call]:
         for tools, history in _histories(trajectory):
-            yield from _calls(history, tools, recorded, record.run.folder)
+            yield from _calls(history, tools, recorded, record.run.model_folder)
 
     return [Imitable(task=None, calls=tuple(calls_of(trajectory))) for trajectory in trajectories]
 

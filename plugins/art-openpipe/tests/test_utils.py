@@ -220,7 +220,7 @@ async def test_conversations_without_choices_are_imitated_to_the_end_of_their_tu
     [tree] = desk.learner.trees[-1]
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(desk.run.folder)
+    tokenizer = AutoTokenizer.from_pretrained(desk.run.model_folder)
     assert tokenizer.decode(tree.tokens[tree.target_tokens]) == "Hello there" + tokenizer.eos_token
     assert tokenizer.decode(tree.tokens) == tokenizer.apply_chat_template(good, tokenize=False).rstrip()
 
@@ -236,7 +236,7 @@ async def test_tool_calls_are_imitated_as_the_engine_shows_them(desk):
     ]
     await desk.model.train_sft([art.Trajectory(messages_and_choices=messages, tools=[look])], art.TrainSFTConfig())
     [tree] = desk.learner.trees[-1]
-    renderer = Renderer(desk.run.folder)
+    renderer = Renderer(desk.run.model_folder)
     calls = (
         renderer.call(messages[:1], messages[1], tools=[look]),
         renderer.call(messages[:3], messages[3], tools=[look]),

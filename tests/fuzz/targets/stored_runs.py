@@ -15,7 +15,7 @@ from art_audit.ledger import gaps
 from art_core.errors import StoreError
 from art_core.learner.checkpoint import read_manifest, read_state
 from art_core.store import Store
-from art_core.store.digest import call_digest, chained
+from art_core.store.digest import call_digest, chain_digest
 from art_core.types import Call, Trajectory
 from art_server.store_view import RolloutFilter, StoreView, look
 from fuzz.choices import ODD, Choices, changed, written
@@ -153,7 +153,7 @@ def _recorded(store: Store, name: str) -> list[Call]:
     found, previous = [], None
     with suppress(StoreError):
         for row in store.recorded(name):
-            if chained(name, previous, call_digest(row.call)) != row.digest:
+            if chain_digest(name, previous, call_digest(row.call)) != row.digest:
                 break
             found.append(row.call)
             previous = row.digest

@@ -213,8 +213,8 @@ class LocalBackend:
                 log.warning("step %d of %s: %s", run.step, model.name, advice)
         metrics = {**of_groups(groups, "train"), **of_step(measured)}
         add_history(self.folder(model), run.step, metrics)
-        opened.trackers.tell("log", run.step, measured)
-        opened.trackers.tell("log_groups", run.step, scored, "train")
+        opened.trackers.notify("log", run.step, measured)
+        opened.trackers.notify("log_groups", run.step, scored, "train")
         if arguments.get("verbose"):
             print(json.dumps({"step": run.step, **metrics}))  # noqa: T201 - verbose output
         return LocalTrainResult(run.step, metrics, self._checkpoint_path(opened))
@@ -264,7 +264,7 @@ class LocalBackend:
         if model.trainable and groups:
             opened = self.opened(model)
             scored = await Handover(opened.record, "eval", step).groups(groups)
-            opened.trackers.tell("log_groups", step, scored, "eval")
+            opened.trackers.notify("log_groups", step, scored, "eval")
         add_history(self.folder(model), step, of_groups(groups, split))
 
     def add_metrics(self, model: Model, metrics: dict[str, float], step: int | None) -> None:
@@ -287,7 +287,7 @@ class LocalBackend:
         newest = run.run_dir / "checkpoints" / f"step-{run.step:06d}"
         if not newest.is_dir():
             return None
-        opened.trackers.tell("log_checkpoint", run.step, newest)
+        opened.trackers.notify("log_checkpoint", run.step, newest)
         return str(newest)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The one door without a network: a request handed to ``CaptureApp``, and what its client reads. Knows nothing about targets."""
+"""Capture without a network: hands requests to ``CaptureApp`` and returns what a client reads."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from capture_fakes import EchoEngine, ListRecorder, NeverEndsWell, chat, wait_until
 
-from art_core.capture import Stamped
+from art_core.capture import FixedVersion
 from art_core.errors import CaptureError, ConfigError
 from art_core.serving import ServingProxy
 from art_core.serving.service import ServingThread
@@ -54,7 +54,7 @@ class AbleEngine(EchoEngine):
         return self._keeps_start
 
     def at(self, version):
-        return Stamped(self, version)
+        return FixedVersion(self, version)
 
     async def load(self, weights):
         self.events.append(f"load {weights.version}")
@@ -235,13 +235,13 @@ async def test_look_works_from_another_thread():
         url = await serving.open("r1")
         answer = asyncio.create_task(post(url, "x" * 10))
         await asyncio.to_thread(wait_until, lambda: engine.sampling == 1)
-        calls, counters = await asyncio.to_thread(serving.look, 5.0)
+        calls, counters = await asyncio.to_thread(serving.snapshot, 5.0)
         assert counters == {"sampled_tokens": 3.0}
         ended, longest = calls.rollouts["r1"]
         assert ended == 0 and longest > 0 and calls.waiting == 0
         await answer
         assert serving.stacks(0.1) == "", "the process that serves is this one"
-    assert await asyncio.to_thread(serving.look, 5.0) == (None, None), "it has ended"
+    assert await asyncio.to_thread(serving.snapshot, 5.0) == (None, None), "it has ended"
 
 
 async def test_look_does_not_wait_for_an_engine_that_hangs():
@@ -250,7 +250,7 @@ async def test_look_does_not_wait_for_an_engine_that_hangs():
             await asyncio.sleep(60)
 
     async with await opened(Hanging()) as serving:
-        calls, counters = await asyncio.to_thread(serving.look, 0.2)
+        calls, counters = await asyncio.to_thread(serving.snapshot, 0.2)
         assert calls is not None and counters is None
 
 
@@ -284,7 +284,7 @@ async def test_a_pause_holds_new_calls_until_resume():
         url = await serving.open("r1")
         await serving.pause()
         answer = asyncio.create_task(post(url))
-        await asyncio.to_thread(wait_until, lambda: serving.look(5.0)[0].waiting == 1)
+        await asyncio.to_thread(wait_until, lambda: serving.snapshot(5.0)[0].waiting == 1)
         assert not engine.requests
         await serving.resume()
         assert (await answer).status_code == 200
@@ -434,7 +434,7 @@ async def test_a_setting_that_does_not_exist_fails_the_start(process):
 async def test_a_stamped_answer_has_the_stamps_version():
     engine = EchoEngine()
     engine.version = 7
-    stamped = Stamped(engine, 3)
+    stamped = FixedVersion(engine, 3)
     await stamped.start()
     answer = await stamped.chat(chat("hi"))
     assert answer["policy_version"] == 3 and answer["choices"] == (await engine.chat(chat("hi")))["choices"]
@@ -448,7 +448,7 @@ async def test_a_stamped_answer_has_the_stamps_version():
 
 async def test_closing_a_stamped_stream_closes_the_engines():
     engine = EchoEngine(delay=0.01)
-    stream = Stamped(engine, 3).stream(chat("x" * 100))
+    stream = FixedVersion(engine, 3).stream(chat("x" * 100))
     await anext(stream)
     assert engine.sampling == 1
     await stream.aclose()

@@ -6,7 +6,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from art_core.capture import BoundedHead
+from art_core.capture import LimitedHeadProtocol
 from art_core.capture.listening import HEAD_SECONDS, MAX_HEAD
 
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
@@ -72,10 +72,10 @@ class Connection:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"6")]})
             await send({"type": "http.response.body", "body": b"%06d" % size})
 
-        config = uvicorn.Config(app, http=BoundedHead, lifespan="off", log_config=None, access_log=False)
+        config = uvicorn.Config(app, http=LimitedHeadProtocol, lifespan="off", log_config=None, access_log=False)
         config.load()
         self.timers, self.wire = Timers(), Wire()
-        self.protocol = BoundedHead(config=config, server_state=ServerState(), app_state={}, _loop=self.timers)
+        self.protocol = LimitedHeadProtocol(config=config, server_state=ServerState(), app_state={}, _loop=self.timers)
         self.wire.protocol = self.protocol
         self.protocol.connection_made(self.wire)
 
