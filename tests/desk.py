@@ -1,4 +1,4 @@
-"""The dashboard's pages in a real browser; whatever a page complains about fails the test."""
+"""The dashboard in a real browser; any error or warning that a page logs fails the test."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from art_server.folders import RunFolders
 from art_server.view import view_app
 
 BROWSER = Path(__file__).parent.parent / "integrations" / "art-server" / "tests" / "browser.py"
-"""Finds it."""
+"""Prints the path of a Chromium."""
 OPTIONS = [
     "--disable-gpu",
     "--disable-background-networking",
@@ -27,23 +27,23 @@ OPTIONS = [
 def browser():
     from playwright.sync_api import sync_playwright
 
-    found = subprocess.run([sys.executable, str(BROWSER)], capture_output=True, text=True, check=False)
-    assert not found.returncode, found.stderr
+    result = subprocess.run([sys.executable, str(BROWSER)], capture_output=True, text=True, check=False)
+    assert not result.returncode, result.stderr
     with sync_playwright() as playwright:
-        # The sandbox asks for rights that containers lack; the pages are our own.
-        started = playwright.chromium.launch(
-            executable_path=found.stdout.strip(), args=[*OPTIONS, "--no-sandbox"], headless=True
+        # The sandbox needs privileges that containers lack; the pages are our own.
+        chromium = playwright.chromium.launch(
+            executable_path=result.stdout.strip(), args=[*OPTIONS, "--no-sandbox"], headless=True
         )
-        yield started
-        started.close()
+        yield chromium
+        chromium.close()
 
 
 class Desk:
-    """Serves dashboards and opens them; ``wrong`` is what any page complained about."""
+    """Serves dashboards and opens them; ``problems`` are the errors and warnings of all pages."""
 
     def __init__(self, browser):
         self.browser = browser
-        self.wrong, self.contexts, self.servers = [], [], ExitStack()
+        self.problems, self.contexts, self.servers = [], [], ExitStack()
 
     def view(self, folder):
         return self.serve(view_app(RunFolders(folder)))
@@ -56,10 +56,16 @@ class Desk:
         self.contexts.append(context)
         context.set_default_timeout(20_000)
         page = context.new_page()
-        page.on("console", lambda it: self.wrong.append(it.text) if it.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on(
+            "console",
+            lambda message: self.problems.append(message.text) if message.type in ("error", "warning") else None,
+        )
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
         own = address.partition("#")[0]
-        page.on("request", lambda it: None if it.url.startswith(own) else self.wrong.append(f"asked {it.url}"))
+        page.on(
+            "request",
+            lambda request: None if request.url.startswith(own) else self.problems.append(f"requested {request.url}"),
+        )
         page.goto(address)
         return page
 
@@ -68,10 +74,10 @@ class Desk:
 def desk(browser):
     desk = Desk(browser)
     yield desk
-    for context in desk.contexts:  # before the servers end, so that no page asks one that is gone
+    for context in desk.contexts:  # before the servers stop, so that no page polls a stopped server
         context.close()
     desk.servers.close()
-    assert desk.wrong == [], desk.wrong
+    assert desk.problems == [], desk.problems
 
 
 @contextmanager

@@ -174,9 +174,7 @@ def read_optimizer(
 
 @torch.no_grad()
 def _copy(saved: Mapping[str, Tensor], into: Mapping[str, Tensor], folder: Path, laid_out: LaidOut) -> None:
-    saved_shapes, shapes = (
-        {name: tuple(tensor.shape) for name, tensor in tensors.items()} for tensors in (saved, into)
-    )
+    saved_shapes, shapes = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (saved, into))
     if differing := sorted(saved_shapes.items() ^ shapes.items()):
         name, shape = differing[0]
         raise StoreError(

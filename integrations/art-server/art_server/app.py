@@ -176,20 +176,20 @@ async def job(request: Request, key: Key, wait: Annotated[float, Query(ge=0, le=
 
 
 @router.delete("/api/jobs/{key}", responses=_MISSING)
-async def give_up_job(request: Request, key: Key) -> JobState:
+async def cancel_job(request: Request, key: Key) -> JobState:
     """Stop a running collection; its finished rollouts are kept, and the same key resumes it."""
-    state = await _served(request).jobs.give_up(key)
+    state = await _served(request).jobs.cancel(key)
     if state is None:
         raise HTTPException(404, f"no collection {key} is running")
     return state
 
 
-@router.get("/api/jobs/{key}/groups/{place}", responses=_MISSING)
-def group(request: Request, key: Key, place: Annotated[int, Path(ge=0, lt=2**31)]) -> dict[str, Any]:
-    """Return a collected group with the ids and logprobs of its calls; ``place`` is the index of its task."""
-    collected = _served(request).jobs.group(key, place)
+@router.get("/api/jobs/{key}/groups/{index}", responses=_MISSING)
+def group(request: Request, key: Key, index: Annotated[int, Path(ge=0, lt=2**31)]) -> dict[str, Any]:
+    """Return a collected group with the ids and logprobs of its calls; ``index`` is the index of its task."""
+    collected = _served(request).jobs.group(key, index)
     if collected is None:
-        raise HTTPException(404, f"job {key} has no group {place}, or isn't finished")
+        raise HTTPException(404, f"job {key} has no group {index}, or isn't finished")
     return Response(to_json(group_to_wire(collected)), media_type="application/json")  # type: ignore[return-value]
 
 

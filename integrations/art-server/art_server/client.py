@@ -35,7 +35,7 @@ MAX_PAUSE = 15.0
 """Seconds between two attempts to connect, at most."""
 HANDSHAKE_TIMEOUT = 15.0
 """Seconds for the first attempt to connect; doubled for each further one up to ``MAX_HANDSHAKE_TIMEOUT``. With a fixed timeout, a
-thousand workers that reconnect to a busy server would all time out and retry again and again."""
+thousand workers that reconnect to a busy server would all keep timing out and retrying."""
 MAX_HANDSHAKE_TIMEOUT = 120.0
 BRIEF = 5.0
 """Seconds; a worker pauses after a shorter connection, so that it doesn't reconnect in a tight loop."""

@@ -99,7 +99,7 @@ def worker(
     """
     from art_cli.arguments import load_agent
     from art_server.client import TrainingClient
-    from art_server.loops import loop_beside
+    from art_server.loops import background_loop
     from art_server.messages import check_name
     from art_server.settings import load_settings
 
@@ -107,7 +107,7 @@ def worker(
     check_name("--id", id_)
     check_name("--pool", pool)
     _show_log()
-    with loop_beside("art-agents") as agent_loop:
+    with background_loop("art-agents") as agent_loop:
         client = TrainingClient(
             id_, server, agent=None if agent is None else load_agent(agent), workers=workers or env.client_workers, pool=pool,
             models=model or ("tiny",), token=token or (env.server_token.get_secret_value() if env.server_token else None),

@@ -12,11 +12,11 @@ import numpy as np
 from art_core import Call, Group, Trajectory
 from art_core.scoring import advantages
 from art_core.store.rollouts import StoredScore
-from art_server import answers
+from art_server import responses
 from art_server.outcome import evaluations_of
 from art_server.plain import numbers, plain, readable
 from art_server.reading import STORE, number, state_of, trajectory_fields
-from art_server.store_view import RolloutFilter, SeenRollout, StoreView, look
+from art_server.store_view import RolloutFilter, RolloutRow, StoreView, read_snapshot
 from art_server.token_texts import MAX_TOKENS_PER_CHARACTER, TokenTexts, tokenizer_file
 
 MAX_CALLS = 500
@@ -43,10 +43,10 @@ class Distinct:
         return self._indexes[key]
 
 
-def trajectory(folder: Path, rollout_id: str) -> answers.Trajectory | None:
+def trajectory(folder: Path, rollout_id: str) -> responses.Trajectory | None:
     """Return a rollout with all its messages; None if it doesn't exist."""
 
-    def read(view: StoreView) -> answers.Trajectory | None:
+    def read(view: StoreView) -> responses.Trajectory | None:
         rollout = view.rollout(rollout_id)
         if rollout is None:
             return None
@@ -58,7 +58,7 @@ def trajectory(folder: Path, rollout_id: str) -> answers.Trajectory | None:
         call_list = [
             _call(index, call, by_call[index], parents[index], messages, tools) for index, call in enumerate(calls)
         ]
-        return answers.Trajectory(
+        return responses.Trajectory(
             **trajectory_fields(rollout),
             evaluation=evaluations_of(view.meta("evaluations")).get(rollout_id),
             output=plain(rollout.stored.output),
@@ -70,12 +70,12 @@ def trajectory(folder: Path, rollout_id: str) -> answers.Trajectory | None:
             omitted_calls=len(all_calls) - len(calls),
         )
 
-    return look(folder / STORE, read)
+    return read_snapshot(folder / STORE, read)
 
 
 def tokens(
     folder: Path, rollout_id: str, index: int, *, texts: TokenTexts, prompt: int, limit: int, offset: int
-) -> answers.Tokens | None:
+) -> responses.Tokens | None:
     """Return the tokens that a call sampled, and the last ``prompt`` tokens of its prompt; None if the call doesn't exist."""
 
     def read(view: StoreView) -> tuple[Call, float | None, Any] | None:
@@ -85,7 +85,7 @@ def tokens(
             return None
         return calls[index], call_advantages(view, rollout, len(calls))[index], view.meta("model")
 
-    call_data = look(folder / STORE, read)
+    call_data = read_snapshot(folder / STORE, read)
     if call_data is None:
         return None
     call, advantage, model = call_data
@@ -94,20 +94,20 @@ def tokens(
     page, forced = slice(offset, offset + limit), set(call.forced)
     # From the start, and a little beyond the page, so that characters at its borders are decoded correctly.
     sampled_texts = texts.texts(file, call.sampled_ids[: offset + limit + MAX_TOKENS_PER_CHARACTER])[page]
-    return answers.Tokens(
+    return responses.Tokens(
         index=index,
         policy_version=call.policy_version,
         advantage=number(advantage),
         tokenizer=file is not None and None not in sampled_texts,
         prompt_total=len(call.prompt_ids),
         prompt=[
-            answers.Token(id=token, text=text, logprob=None, forced=False)
+            responses.Token(id=token, text=text, logprob=None, forced=False)
             for token, text in zip(prompt_ids, texts.texts(file, prompt_ids), strict=True)
         ],
         total=len(call.sampled_ids),
         offset=offset,
         sampled=[
-            answers.Token(id=token, text=text, logprob=number(logprob), forced=position in forced)
+            responses.Token(id=token, text=text, logprob=number(logprob), forced=position in forced)
             for position, token, text, logprob in zip(
                 range(offset, offset + limit), call.sampled_ids[page], sampled_texts, call.logprobs[page], strict=False
             )
@@ -115,7 +115,7 @@ def tokens(
     )
 
 
-def call_advantages(view: StoreView, rollout: SeenRollout, count: int) -> list[float | None]:
+def call_advantages(view: StoreView, rollout: RolloutRow, count: int) -> list[float | None]:
     """Return the advantage of each of ``count`` calls: the trajectory's, or the call's if calls of the group have rewards."""
     of_trajectory: list[float | None] = [rollout.stored.advantage] * count
     rollout_id, group = rollout.stored.rollout_id, rollout.stored.group
@@ -146,8 +146,8 @@ def _notes(notes: dict[str, Any]) -> dict[str, str]:
     return {readable(str(name)): readable(str(text)) for name, text in notes.items()}
 
 
-def _score(score: StoredScore) -> answers.Score:
-    return answers.Score(
+def _score(score: StoredScore) -> responses.Score:
+    return responses.Score(
         reward=number(score.reward),
         metrics=numbers(score.metrics),
         notes=_notes(score.notes),
@@ -165,11 +165,11 @@ def _call(
     parent: tuple[int | None, int, bool],
     messages: Distinct,
     tools: Distinct,
-) -> answers.CallView:
+) -> responses.CallView:
     *prompt, answer = call.messages()
     request = {key: value for key, value in call.request.items() if key not in ("messages", "tools", "prompt")}
     parent_index, shared, continues = parent
-    return answers.CallView(
+    return responses.CallView(
         index=index,
         agent=None if call.agent is None else readable(call.agent),
         thread=None if call.thread is None else readable(call.thread),

@@ -79,7 +79,7 @@ class Guard:
         changes = scope["type"] == "websocket" or scope.get("method") not in SAFE
         origin = headers.get("origin")
         if changes and origin is not None and origin.partition("://")[2] != headers.get("host"):
-            return 403, f"pages of {origin:.100} may not do this"
+            return 403, f"requests from pages of {origin:.100} aren't allowed"
         length = headers.get("content-length", "0")
         if length.isdecimal() and (len(length) > 18 or int(length) > self._max_body):
             return 413, f"a request may have at most {self._max_body} bytes, this one has {length:.20}"

@@ -19,11 +19,11 @@ from art_server.executor import Assignment
 from art_server.requests import (
     MAX_ROLLOUTS,
     Collect,
-    GivenScore,
     JobRequest,
     JobState,
     Learn,
     LearnGroup,
+    RolloutScore,
     Score,
     Scores,
 )
@@ -33,7 +33,7 @@ log = logging.getLogger("art_server")
 
 UNFINISHED = "server/unfinished"
 """The store's meta key for the keys of jobs to resume."""
-GIVEN_UP = "CancelledError: the client has cancelled it"
+CANCELLED_BY_CLIENT = "CancelledError: cancelled by the client"
 _REQUESTS: TypeAdapter[Any] = TypeAdapter(JobRequest)
 
 
@@ -50,7 +50,7 @@ class Job:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     """The task that does the job; None for a finished job from the store."""
-    given_up: bool = False
+    cancelled_by_client: bool = False
 
 
 class Jobs:
@@ -118,12 +118,12 @@ class Jobs:
                 task.cancel()
         return self.get(key)
 
-    async def give_up(self, key: str) -> JobState | None:
+    async def cancel(self, key: str) -> JobState | None:
         """Cancel a running collection and return its state; None if there is no such collection."""
         job = self._jobs.get(key)
         if job is None or job.state.kind != "collect" or job.task is None:
             return None
-        job.given_up = True
+        job.cancelled_by_client = True
         job.task.cancel()
         await job.ended.wait()
         return self.get(key)
@@ -132,14 +132,14 @@ class Jobs:
         """Let all ``wait`` calls return, because the server is about to stop."""
         self._stopping.set()
 
-    def group(self, key: str, place: int) -> Group | None:
-        """Return the collected group of task number ``place``; None if there is none."""
+    def group(self, key: str, index: int) -> Group | None:
+        """Return the collected group of task number ``index``; None if there is none."""
         state = self.get(key)
         if state is None or state.kind != "collect" or state.state != "done":
             return None
-        if not 0 <= place < (state.result or {})["groups"]:
+        if not 0 <= index < (state.result or {})["groups"]:
             return None
-        trajectories = self._run.collected(_name(key), place)
+        trajectories = self._run.collected(_name(key), index)
         return Group(trajectories[0].task, tuple(trajectories[: state.result["group_size"]]))
 
     @property
@@ -177,9 +177,9 @@ class Jobs:
                 result = await self._score(request)
             ended = state.model_copy(update={"state": "done", "result": result})
         except asyncio.CancelledError:
-            if not job.given_up:
+            if not job.cancelled_by_client:
                 raise  # the server is stopping; the next one resumes the job
-            ended = state.model_copy(update={"state": "failed", "error": GIVEN_UP})
+            ended = state.model_copy(update={"state": "failed", "error": CANCELLED_BY_CLIENT})
         except ServingDied as error:  # the job resumes when the server is started again
             self.died = error
             return
@@ -272,7 +272,7 @@ class _StoredReward:
     """A reward that returns scores computed by a client."""
 
     name: str
-    scores: dict[str, GivenScore]
+    scores: dict[str, RolloutScore]
 
     async def score(self, group: Group) -> list[float | None]:
         scores = [self.scores[trajectory.rollout_id] for trajectory in group.trajectories]
@@ -289,7 +289,7 @@ class _StoredReward:
         return [score.reward for score in scores]
 
 
-def _scored(trajectory: Trajectory, score: GivenScore) -> Trajectory:
+def _scored(trajectory: Trajectory, score: RolloutScore) -> Trajectory:
     rewards = score.of_calls()
     calls = tuple(replace(call, reward=rewards.get(index, call.reward)) for index, call in enumerate(trajectory.calls))
     return replace(trajectory, reward=score.reward, calls=calls, metrics=score.metrics, notes=score.notes)

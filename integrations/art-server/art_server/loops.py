@@ -14,7 +14,7 @@ log = logging.getLogger("art_server")
 
 
 @contextmanager
-def loop_beside(name: str) -> Iterator[asyncio.AbstractEventLoop]:
+def background_loop(name: str) -> Iterator[asyncio.AbstractEventLoop]:
     """Yield an event loop that runs in a separate thread; tasks that still run there at the end are cancelled."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=_run, args=(loop,), name=name, daemon=True)

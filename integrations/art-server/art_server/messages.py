@@ -65,7 +65,7 @@ class TrainEpisodes(Message):
 
 
 class CancelEpisodes(Message):
-    """Stop these episodes: nobody waits for their results any more."""
+    """Stop these episodes; their results are no longer awaited."""
 
     type: Literal["cancel_episodes"] = "cancel_episodes"
     v: int = VERSION
@@ -96,7 +96,7 @@ class Ack(Message):
     v: int = VERSION
     leases: list[str]
     stale: list[str] = []
-    """The results among them that nobody waited for, such as those of episodes that another worker has repeated."""
+    """The results among them that weren't awaited, such as those of episodes that another worker has repeated."""
 
 
 class ErrorMessage(Message):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.store.run_folder import is_claimed
-from art_server import answers
+from art_server import responses
 from art_server.plain import plain, readable
 from art_server.store_view import StoreView
 
@@ -28,7 +28,7 @@ def is_open(folder: Path, store: str) -> bool:
 
 def status(
     view: StoreView, *, working: bool, kind: str, planned: int | None
-) -> tuple[answers.RunStatus | None, str | None]:
+) -> tuple[responses.RunStatus | None, str | None]:
     """Return a run's status and, if known, the reason why it isn't finished."""
     if working:
         return "running", None
@@ -54,14 +54,14 @@ def status(
     return "crashed", NOT_RECORDED
 
 
-def pairs(evaluations: Sequence[Any]) -> list[answers.EvaluationPair]:
+def pairs(evaluations: Sequence[Any]) -> list[responses.EvaluationPair]:
     """Return, for each temperature in order of measurement, the evaluations before training and the newest one since."""
-    by_temperature: dict[Any, answers.EvaluationPair] = {}
+    by_temperature: dict[Any, responses.EvaluationPair] = {}
     for each in evaluations:
         if not isinstance(each, dict) or each.get("name") == "evaluation":
             continue
         temperature = each.get("temperature")
-        pair = by_temperature.setdefault(repr(temperature), answers.EvaluationPair(temperature=plain(temperature)))
+        pair = by_temperature.setdefault(repr(temperature), responses.EvaluationPair(temperature=plain(temperature)))
         if each.get("name") == "before":
             pair.before = without_ids(each)
         elif pair.after is None or _step(each) >= _step(pair.after):
@@ -69,10 +69,10 @@ def pairs(evaluations: Sequence[Any]) -> list[answers.EvaluationPair]:
     return list(by_temperature.values())
 
 
-def evaluations_of(evaluations: Any) -> dict[str, answers.EvaluationOf]:
+def evaluations_of(evaluations: Any) -> dict[str, responses.EvaluationOf]:
     """Return rollout id -> the evaluation that the rollout belongs to."""
     return {
-        rollout_id: answers.EvaluationOf(
+        rollout_id: responses.EvaluationOf(
             name=readable(str(each.get("name"))), temperature=plain(each.get("temperature"))
         )
         for each in (evaluations if isinstance(evaluations, list) else ())

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from art_core.errors import StoreError
-from art_server import answers, conversations, reading
+from art_server import conversations, reading, responses
 from art_server.plain import readable
 from art_server.store_view import RolloutFilter
 from art_server.token_texts import TokenTexts
@@ -23,13 +23,13 @@ Text = Annotated[str | None, Query(max_length=300)]
 Offset = Annotated[int, Query(ge=0, le=LARGEST)]
 Limit = Annotated[int, Query(ge=1, le=500)]
 REFUSED: dict[int | str, dict[str, Any]] = {
-    404: {"model": answers.Problem, "description": "Not found."},
-    409: {"model": answers.Problem, "description": "The run's store can't be read."},
+    404: {"model": responses.Problem, "description": "Not found."},
+    409: {"model": responses.Problem, "description": "The run's store can't be read."},
 }
 
 
 class ReadRoute(APIRoute):
-    """A route that answers 409 with a message if a store can't be read."""
+    """A route that returns 409 with a message if a store can't be read."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -54,15 +54,15 @@ def read_routes(folders: Mapping[str, Folder]) -> APIRouter:
             raise HTTPException(404, f"no run {readable(run)!r}; /api/runs lists the existing ones") from None
 
     @router.get("")
-    def list_runs(limit: Limit = 100, offset: Offset = 0) -> answers.Page[answers.RunSummary]:
+    def list_runs(limit: Limit = 100, offset: Offset = 0) -> responses.Page[responses.RunSummary]:
         """List the runs, the most recently started first."""
         names = list(folders)
         page = {name: folders.get(name) for name in names[offset : offset + limit]}
         items = [reading.run_summary(readable(name), folder) for name, folder in page.items() if folder is not None]
-        return answers.Page(total=len(names), limit=limit, offset=offset, items=items)
+        return responses.Page(total=len(names), limit=limit, offset=offset, items=items)
 
     @router.get("/{run}", responses=REFUSED)
-    def show_run(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> answers.Run:
+    def show_run(run: Name, folder: Annotated[Folder, Depends(folder_of)]) -> responses.Run:
         """Show a run's settings, evaluations and progress."""
         return reading.run(readable(run), folder)
 
@@ -80,7 +80,7 @@ def _add_lists(router: APIRouter, folder_of: Callable[..., Folder]) -> None:
         folder: Run,
         after: Annotated[int, Query(ge=-1, le=LARGEST, description="The last step that you have.")] = -1,
         limit: Annotated[int, Query(ge=1, le=2000)] = 1000,
-    ) -> answers.Steps:
+    ) -> responses.Steps:
         """List the metrics of the steps, in order; for a repeated step, those of its last time."""
         return reading.steps(folder, after=after, limit=limit)
 
@@ -92,14 +92,14 @@ def _add_lists(router: APIRouter, folder_of: Callable[..., Folder]) -> None:
         task_id: Text = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
         offset: Offset = 0,
-    ) -> answers.Page[answers.RolloutGroup]:
+    ) -> responses.Page[responses.RolloutGroup]:
         """List groups, newest first. Lost attempts that were repeated are members, but don't count."""
         return reading.groups(folder, RolloutFilter(split, step, task_id), limit=limit, offset=offset)
 
     @router.get("/{run}/tasks", responses=REFUSED)
     def list_tasks(
         folder: Run, split: Split = None, limit: Limit = 50, offset: Offset = 0
-    ) -> answers.Page[answers.TaskView]:
+    ) -> responses.Page[responses.TaskView]:
         """List tasks, those with rollouts in the most steps first."""
         return reading.tasks(folder, split=split, limit=limit, offset=offset)
 
@@ -118,13 +118,13 @@ def _add_trajectories(router: APIRouter, folder_of: Callable[..., Folder]) -> No
         order: Annotated[Literal["newest", "oldest"], Query(description="Which rollouts come first.")] = "newest",
         limit: Limit = 50,
         offset: Offset = 0,
-    ) -> answers.Page[answers.TrajectorySummary]:
+    ) -> responses.Page[responses.TrajectorySummary]:
         """List rollouts by start time."""
         rollouts = RolloutFilter(split, step, task_id, group)
         return reading.trajectories(folder, rollouts, limit=limit, offset=offset, newest_first=order == "newest")
 
     @router.get("/{run}/trajectories/{rollout_id}", responses=REFUSED)
-    def show_trajectory(folder: Run, rollout_id: Name) -> answers.Trajectory:
+    def show_trajectory(folder: Run, rollout_id: Name) -> responses.Trajectory:
         """Show a rollout: its messages (each once), its calls, and the reasons for its reward."""
         return _or_404(conversations.trajectory(folder, rollout_id), f"rollout {readable(rollout_id)!r}")
 
@@ -136,7 +136,7 @@ def _add_trajectories(router: APIRouter, folder_of: Callable[..., Folder]) -> No
         prompt: Annotated[int, Query(ge=0, le=4096, description="Number of the prompt's last tokens to show.")] = 0,
         limit: Annotated[int, Query(ge=1, le=8192)] = 4096,
         offset: Offset = 0,
-    ) -> answers.Tokens:
+    ) -> responses.Tokens:
         """Show the tokens that a call sampled, with their logprobs."""
         tokens = conversations.tokens(folder, rollout_id, index, texts=texts, prompt=prompt, limit=limit, offset=offset)
         return _or_404(tokens, f"call {index} of rollout {readable(rollout_id)!r}")
@@ -146,14 +146,14 @@ def _add_checkpoints(router: APIRouter, folder_of: Callable[..., Folder]) -> Non
     Run = Annotated[Folder, Depends(folder_of)]
 
     @router.get("/{run}/checkpoints", responses=REFUSED)
-    def list_checkpoints(folder: Run, limit: Limit = 50, offset: Offset = 0) -> answers.Page[answers.Checkpoint]:
+    def list_checkpoints(folder: Run, limit: Limit = 50, offset: Offset = 0) -> responses.Page[responses.Checkpoint]:
         """List the existing checkpoints, newest first."""
         checkpoints = reading.all_checkpoints(folder)
         page = checkpoints[offset : offset + limit]
-        return answers.Page(total=len(checkpoints), limit=limit, offset=offset, items=page)
+        return responses.Page(total=len(checkpoints), limit=limit, offset=offset, items=page)
 
     @router.get("/{run}/checkpoints/{checkpoint}", responses=REFUSED)
-    def show_checkpoint(folder: Run, checkpoint: Name) -> answers.Checkpoint:
+    def show_checkpoint(folder: Run, checkpoint: Name) -> responses.Checkpoint:
         """Show a checkpoint's files with their sizes and SHA-256."""
         return _or_404(reading.checkpoint(folder, checkpoint), f"checkpoint {readable(checkpoint)!r}")
 

@@ -1,4 +1,4 @@
-"""Run folders -> the answers of the read-only routes: steps, groups, trajectories, checkpoints."""
+"""Run folders -> the responses of the read-only routes: steps, groups, trajectories, checkpoints."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from art_core.errors import StoreError
 from art_core.store.run_folder import CHECKPOINT, checkpoints
-from art_server import answers, outcome
+from art_server import outcome, responses
 from art_server.plain import numbers, plain, readable
-from art_server.store_view import RolloutFilter, SeenRollout, StoreView, look
+from art_server.store_view import RolloutFilter, RolloutRow, StoreView, read_snapshot
 
 LOST = ("RolloutLost", "CancelledError")
 """Prefixes of the errors of lost attempts, which were repeated and aren't the agent's failures."""
@@ -21,22 +21,22 @@ MANIFEST = "learner.json"
 STORE = "run.sqlite"
 
 
-def run_summary(name: str, folder: Path) -> answers.RunSummary:
+def run_summary(name: str, folder: Path) -> responses.RunSummary:
     """Return a run's summary; if the run can't be read, only ``problem`` is set."""
     try:
-        return look(folder / STORE, lambda view: answers.RunSummary(**_summary(name, folder, view)))
+        return read_snapshot(folder / STORE, lambda view: responses.RunSummary(**_summary(name, folder, view)))
     except StoreError as error:
-        return answers.RunSummary(name=name, problem=readable(str(error)))
+        return responses.RunSummary(name=name, problem=readable(str(error)))
 
 
-def run(name: str, folder: Path) -> answers.Run:
+def run(name: str, folder: Path) -> responses.Run:
     """Return a run with its settings, evaluations and progress."""
 
-    def read(view: StoreView) -> answers.Run:
+    def read(view: StoreView) -> responses.Run:
         config = _mapping(view.meta("config"))
-        splits = [answers.Split(**vars(split)) for split in view.splits()]
+        splits = [responses.Split(**vars(split)) for split in view.splits()]
         summary = _summary(name, folder, view)
-        return answers.Run(
+        return responses.Run(
             **summary,
             config=plain(config),
             start_weights=_text(view.meta("start_weights")),
@@ -46,59 +46,59 @@ def run(name: str, folder: Path) -> answers.Run:
             report=plain(_read_json(folder / "report.json")),
         )
 
-    return look(folder / STORE, read)
+    return read_snapshot(folder / STORE, read)
 
 
-def steps(folder: Path, *, after: int, limit: int) -> answers.Steps:
+def steps(folder: Path, *, after: int, limit: int) -> responses.Steps:
     """Return the metrics of the steps after step ``after``."""
 
-    def read(view: StoreView) -> answers.Steps:
+    def read(view: StoreView) -> responses.Steps:
         rows = view.steps(after=after, limit=limit)
-        items = [answers.Step(step=step, at=at, metrics=numbers(metrics)) for step, at, metrics in rows]
-        return answers.Steps(last_step=view.step_counts()[1], items=items)
+        items = [responses.Step(step=step, at=at, metrics=numbers(metrics)) for step, at, metrics in rows]
+        return responses.Steps(last_step=view.step_counts()[1], items=items)
 
-    return look(folder / STORE, read)
+    return read_snapshot(folder / STORE, read)
 
 
-def groups(folder: Path, selected: RolloutFilter, *, limit: int, offset: int) -> answers.Page[answers.RolloutGroup]:
+def groups(folder: Path, selected: RolloutFilter, *, limit: int, offset: int) -> responses.Page[responses.RolloutGroup]:
     """Return a page of groups, newest first."""
-    total, page = look(folder / STORE, lambda view: view.groups(selected, limit=limit, offset=offset))
-    return answers.Page(total=total, limit=limit, offset=offset, items=[_group(rollouts) for rollouts in page])
+    total, page = read_snapshot(folder / STORE, lambda view: view.groups(selected, limit=limit, offset=offset))
+    return responses.Page(total=total, limit=limit, offset=offset, items=[_group(rollouts) for rollouts in page])
 
 
 def trajectories(
     folder: Path, selected: RolloutFilter, *, limit: int, offset: int, newest_first: bool
-) -> answers.Page[answers.TrajectorySummary]:
+) -> responses.Page[responses.TrajectorySummary]:
     """Return a page of rollouts by start time."""
 
-    def read(view: StoreView) -> answers.Page[answers.TrajectorySummary]:
+    def read(view: StoreView) -> responses.Page[responses.TrajectorySummary]:
         total, page = view.rollouts(selected, limit=limit, offset=offset, newest_first=newest_first)
         evaluations = outcome.evaluations_of(view.meta("evaluations"))
         items = [
-            answers.TrajectorySummary(
+            responses.TrajectorySummary(
                 **trajectory_fields(rollout), evaluation=evaluations.get(rollout.stored.rollout_id)
             )
             for rollout in page
         ]
-        return answers.Page(total=total, limit=limit, offset=offset, items=items)
+        return responses.Page(total=total, limit=limit, offset=offset, items=items)
 
-    return look(folder / STORE, read)
+    return read_snapshot(folder / STORE, read)
 
 
-def tasks(folder: Path, *, split: str | None, limit: int, offset: int) -> answers.Page[answers.TaskView]:
+def tasks(folder: Path, *, split: str | None, limit: int, offset: int) -> responses.Page[responses.TaskView]:
     """Return a page of tasks, those with rollouts in the most steps first."""
-    total, page = look(folder / STORE, lambda view: view.tasks(split=split, limit=limit, offset=offset))
-    items = [answers.TaskView(**{**vars(task), "task": plain(task.task)}) for task in page]
-    return answers.Page(total=total, limit=limit, offset=offset, items=items)
+    total, page = read_snapshot(folder / STORE, lambda view: view.tasks(split=split, limit=limit, offset=offset))
+    items = [responses.TaskView(**{**vars(task), "task": plain(task.task)}) for task in page]
+    return responses.Page(total=total, limit=limit, offset=offset, items=items)
 
 
-def all_checkpoints(folder: Path) -> list[answers.Checkpoint]:
+def all_checkpoints(folder: Path) -> list[responses.Checkpoint]:
     """Return the existing checkpoints, newest first; one that is being removed may be missing."""
     listed = (checkpoint(folder, path.name) for path in reversed(checkpoints(folder)))
     return [each for each in listed if each is not None]
 
 
-def checkpoint(folder: Path, name: str) -> answers.Checkpoint | None:
+def checkpoint(folder: Path, name: str) -> responses.Checkpoint | None:
     """Return a checkpoint by name; None if it doesn't exist."""
     match = CHECKPOINT.fullmatch(name)
     path = folder / "checkpoints" / name
@@ -115,9 +115,9 @@ def checkpoint(folder: Path, name: str) -> answers.Checkpoint | None:
         except OSError:
             continue  # the checkpoint is being removed
         relative = str(file.relative_to(path))
-        files.append(answers.CheckpointFile(name=readable(relative), size=size, sha256=_text(digests.get(relative))))
+        files.append(responses.CheckpointFile(name=readable(relative), size=size, sha256=_text(digests.get(relative))))
     version = manifest.get("version")
-    return answers.Checkpoint(
+    return responses.Checkpoint(
         name=path.name,
         step=int(match[1]),
         version=version if isinstance(version, int) else None,
@@ -127,7 +127,7 @@ def checkpoint(folder: Path, name: str) -> answers.Checkpoint | None:
     )
 
 
-def state_of(rollout: SeenRollout) -> answers.State:
+def state_of(rollout: RolloutRow) -> responses.State:
     """Return a rollout's state."""
     error = rollout.stored.error
     if error and error.startswith(LOST):
@@ -137,7 +137,7 @@ def state_of(rollout: SeenRollout) -> answers.State:
     return "failed" if error else "finished"
 
 
-def trajectory_fields(rollout: SeenRollout) -> dict[str, Any]:
+def trajectory_fields(rollout: RolloutRow) -> dict[str, Any]:
     """Return the fields of a ``TrajectorySummary``."""
     stored = rollout.stored
     return {
@@ -176,7 +176,7 @@ def _summary(name: str, folder: Path, view: StoreView) -> dict[str, Any]:
     kind, working = "evaluation" if only_evaluates else "training", outcome.is_open(folder, STORE)
     status, reason = outcome.status(view, working=working, kind=kind, planned=planned)
     pairs = outcome.pairs(evaluations)
-    first = pairs[0] if pairs else answers.EvaluationPair()
+    first = pairs[0] if pairs else responses.EvaluationPair()
     measured = [each for each in evaluations if isinstance(each, dict) and each.get("name") == "evaluation"]
     return {
         "name": name,
@@ -210,7 +210,9 @@ def _written(folder: Path) -> float | None:
     return max(times, default=None)
 
 
-def _progress(view: StoreView, splits: Sequence[answers.Split], config: Mapping[str, Any]) -> answers.Progress | None:
+def _progress(
+    view: StoreView, splits: Sequence[responses.Split], config: Mapping[str, Any]
+) -> responses.Progress | None:
     """Return the progress of the step after the last finished one; None if it hasn't started."""
     last = view.step_counts()[1] or 0
     newest = max((split.last_step or 0 for split in splits if split.split == "train"), default=0)
@@ -219,15 +221,15 @@ def _progress(view: StoreView, splits: Sequence[answers.Split], config: Mapping[
     started, finished = view.progress(last + 1, "train")
     sizes = config.get("tasks_per_step"), config.get("group_size")
     expected = sizes[0] * sizes[1] if all(isinstance(size, int) for size in sizes) else None
-    return answers.Progress(step=last + 1, begun=started, finished=finished, expected=expected)
+    return responses.Progress(step=last + 1, begun=started, finished=finished, expected=expected)
 
 
-def _group(rollouts: Sequence[SeenRollout]) -> answers.RolloutGroup:
+def _group(rollouts: Sequence[RolloutRow]) -> responses.RolloutGroup:
     first = rollouts[0]
     states = [state_of(rollout) for rollout in rollouts]
     counted = [rollout.stored for rollout, state in zip(rollouts, states, strict=True) if state != "lost"]
     rewards = [stored.reward for stored in counted if number(stored.reward) is not None]
-    return answers.RolloutGroup(
+    return responses.RolloutGroup(
         group=readable(first.stored.group or first.stored.rollout_id),
         step=first.stored.step,
         split=_text(first.stored.split),
@@ -245,9 +247,9 @@ def _group(rollouts: Sequence[SeenRollout]) -> answers.RolloutGroup:
     )
 
 
-def _member(rollout: SeenRollout, state: answers.State) -> answers.GroupMember:
+def _member(rollout: RolloutRow, state: responses.State) -> responses.GroupMember:
     stored = rollout.stored
-    return answers.GroupMember(
+    return responses.GroupMember(
         rollout_id=readable(stored.rollout_id),
         state=state,
         reward=number(stored.reward),

@@ -20,7 +20,7 @@ from art_core.plugin_api import Output, check_tasks, reward_name, score_all, tas
 from art_core.store.values import from_json, to_json
 from art_core.types import Group, GroupReward, Reward, Sampling
 from art_server.client import LOST, NO_USER, TrainingClient
-from art_server.loops import loop_beside
+from art_server.loops import background_loop
 from art_server.settings import load_settings
 from art_server.wire import group_from_wire, scores_to_wire
 
@@ -100,7 +100,7 @@ class RemoteRun:
         async with AsyncExitStack() as stack:
             if agent is not None:
                 # Derived from the key, so that a restarted script makes the same request.
-                pool = f"here-{task_id(key)}"
+                pool = f"local-{task_id(key)}"
                 local_worker = await stack.enter_async_context(self._working(agent, pool))
             request = {
                 "kind": "collect", "tasks": list(tasks), "group_size": group_size, "split": split, "step": step,
@@ -146,10 +146,10 @@ class RemoteRun:
     async def _working(self, agent: object, pool: str):
         """Run a worker for ``agent`` in this process, as the only one of ``pool``; yield the worker's future."""
         worker = TrainingClient(
-            f"here-{uuid.uuid4().hex[:12]}", self.url, agent=agent, token=self._token, workers=self._workers, pool=pool,
+            f"local-{uuid.uuid4().hex[:12]}", self.url, agent=agent, token=self._token, workers=self._workers, pool=pool,
             agent_loop=asyncio.get_running_loop(),
         )  # fmt: skip
-        with loop_beside("art-worker") as loop:
+        with background_loop("art-worker") as loop:
             work = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(worker.run(), loop))
             try:
                 yield work
@@ -189,11 +189,11 @@ class RemoteRun:
     async def _groups(self, key: str, count: int) -> list[Group]:
         gate = asyncio.Semaphore(CONCURRENT_FETCHES)
 
-        async def fetch(place: int) -> Group:
+        async def fetch(index: int) -> Group:
             async with gate:
-                return group_from_wire(await self._request("GET", f"/api/jobs/{quote(key, safe='')}/groups/{place}"))
+                return group_from_wire(await self._request("GET", f"/api/jobs/{quote(key, safe='')}/groups/{index}"))
 
-        return list(await asyncio.gather(*(fetch(place) for place in range(count))))
+        return list(await asyncio.gather(*(fetch(index) for index in range(count))))
 
     async def _request(self, method: str, path: str, body: Any = None, *, patience: float | None = None) -> Any:
         """Send a request, and retry while the server is unreachable; all our requests may be sent twice."""

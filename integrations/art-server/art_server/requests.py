@@ -56,7 +56,7 @@ class Score(Body):
     reward: Annotated[str, Field(min_length=1, max_length=100)]
 
 
-class GivenScore(Body):
+class RolloutScore(Body):
     """The score of one rollout."""
 
     rollout_id: RolloutId
@@ -74,7 +74,7 @@ class Scores(Body):
     """Store scores that the client has computed, and return the groups' advantages."""
 
     kind: Literal["scores"]
-    groups: Annotated[list[list[GivenScore]], Field(min_length=1, max_length=MAX_TASKS)]
+    groups: Annotated[list[list[RolloutScore]], Field(min_length=1, max_length=MAX_TASKS)]
     by: Annotated[str, Field(min_length=1, max_length=200)]
     """The reward's name."""
 
@@ -82,7 +82,7 @@ class Scores(Body):
 class LearnGroup(Body):
     """Stored rollouts of one group to learn from, with their scores."""
 
-    trajectories: Annotated[list[GivenScore], Field(min_length=1)]
+    trajectories: Annotated[list[RolloutScore], Field(min_length=1)]
     advantages: list[FiniteFloat] = []
     call_advantages: list[list[FiniteFloat]] = []
 

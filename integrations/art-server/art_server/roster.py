@@ -228,7 +228,7 @@ class TrainingServer:
             if status.session != client.session:
                 self._lose(client, client.held, "was restarted")
                 client.session = status.session
-            self._lose(client, client.renew(status.running, self.lease), "doesn't have it any more")
+            self._lose(client, client.renew(status.running, self.lease), "no longer has it")
             if unknown := [lease for lease in status.running if lease not in client.held]:
                 client.send(CancelEpisodes(leases=unknown))
         client.state = status.status
@@ -298,7 +298,7 @@ class TrainingServer:
                 pending.outcome.set_exception(RolloutLost(f"pool {pending.pool} has no worker"))
 
     def _cancel(self, pending: Pending) -> None:
-        """Drop an episode whose result nobody waits for any more."""
+        """Drop an episode whose result is no longer awaited."""
         if pending in self.training_queue:
             self.training_queue.remove(pending)
         if (client := pending.holder) is not None:

@@ -120,7 +120,7 @@ class _Announcing(uvicorn.Server):
 
     @property
     def died(self) -> ServingDied | StoreError | None:
-        """The error after which nothing can be served any more and this process must be started again; else None."""
+        """The fatal error after which this process must be restarted; else None."""
         served = getattr(self.config.app.state, "served", None)
         return None if served is None else served.jobs.died
 

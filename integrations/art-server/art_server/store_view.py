@@ -1,6 +1,6 @@
 """Reads a run's store, even while others write to it. The file is opened read-only, so nothing is changed.
 
-``look`` opens the file, reads a consistent snapshot, and closes it. Long lists are read in pages.
+``read_snapshot`` opens the file, reads a consistent snapshot, and closes it. Long lists are read in pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from art_core.store.schema import BROKEN, check_version, typed_row, unreadable
 from art_core.store.values import from_json, object_from_json
 from art_core.types import Call
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 ATTEMPTS = 5
 """Attempts to read a file that nobody else had open at first and that another process started to write meanwhile."""
@@ -42,7 +42,7 @@ class RolloutFilter:
 
 
 @dataclass(frozen=True)
-class SeenRollout:
+class RolloutRow:
     """A stored rollout with totals of its calls."""
 
     stored: StoredRollout
@@ -56,7 +56,7 @@ class SeenRollout:
 
 
 @dataclass(frozen=True)
-class SeenTask:
+class TaskRow:
     """A task with counts of its rollouts."""
 
     task_id: str
@@ -67,7 +67,7 @@ class SeenTask:
 
 
 @dataclass(frozen=True)
-class SeenSplit:
+class SplitRow:
     """A split with counts of its rollouts."""
 
     split: str | None
@@ -76,7 +76,7 @@ class SeenSplit:
 
 
 class StoreView:
-    """The queries on a store. Created by ``look``."""
+    """The queries on a store. Created by ``read_snapshot``."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -102,10 +102,10 @@ class StoreView:
         )
         return [(step, at, object_from_json(metrics)) for step, at, metrics in rows]
 
-    def splits(self) -> list[SeenSplit]:
+    def splits(self) -> list[SplitRow]:
         """Return all splits."""
         rows = self._db.execute("SELECT split, count(*), max(step) FROM rollouts GROUP BY split ORDER BY split")
-        return [SeenSplit(*row) for row in rows]
+        return [SplitRow(*row) for row in rows]
 
     def progress(self, step: int, split: str) -> tuple[int, int]:
         """Return the numbers of started and finished rollouts of a step."""
@@ -115,15 +115,15 @@ class StoreView:
 
     def rollouts(
         self, selected: RolloutFilter, *, limit: int, offset: int, newest_first: bool = True
-    ) -> tuple[int, list[SeenRollout]]:
+    ) -> tuple[int, list[RolloutRow]]:
         """Return the number of selected rollouts, and a page of them by start time."""
         values = {**vars(selected), "limit": limit, "offset": offset}
         [total] = self._db.execute(f"SELECT count(*) FROM rollouts WHERE {FILTER}", values).fetchone()
         order = "DESC" if newest_first else "ASC"
         page = f"SELECT seq FROM rollouts WHERE {FILTER} ORDER BY seq {order} LIMIT :limit OFFSET :offset"
-        return total, self._seen(f"rollouts.seq IN ({page}) ORDER BY rollouts.seq {order}", values)
+        return total, self._rollout_rows(f"rollouts.seq IN ({page}) ORDER BY rollouts.seq {order}", values)
 
-    def groups(self, selected: RolloutFilter, *, limit: int, offset: int) -> tuple[int, list[list[SeenRollout]]]:
+    def groups(self, selected: RolloutFilter, *, limit: int, offset: int) -> tuple[int, list[list[RolloutRow]]]:
         """Return the number of selected groups, and a page of them, newest first; each group's rollouts are oldest first."""
         values = {**vars(selected), "limit": limit, "offset": offset}
         [total] = self._db.execute(f"SELECT count(DISTINCT {GROUP}) FROM rollouts WHERE {FILTER}", values).fetchone()
@@ -132,18 +132,18 @@ class StoreView:
             "ORDER BY min(seq) DESC LIMIT :limit OFFSET :offset",
             values,
         ).fetchall()
-        groups: dict[str, list[SeenRollout]] = {name: [] for name, _, _ in page}
+        groups: dict[str, list[RolloutRow]] = {name: [] for name, _, _ in page}
         if page:
             # No index has groups, but the rows of a page are close together.
             first, last = min(low for _, low, _ in page), max(high for _, _, high in page)
-            for rollout in self._seen(
+            for rollout in self._rollout_rows(
                 f"rollouts.seq BETWEEN ? AND ? AND {GROUP} IN ({_placeholders(page)}) ORDER BY rollouts.seq",
                 (first, last, *groups),
             ):
                 _get(groups, rollout.stored.group or rollout.stored.rollout_id).append(rollout)
         return total, list(groups.values())
 
-    def tasks(self, *, split: str | None, limit: int, offset: int) -> tuple[int, list[SeenTask]]:
+    def tasks(self, *, split: str | None, limit: int, offset: int) -> tuple[int, list[TaskRow]]:
         """Return the number of tasks, and a page of them, those with rollouts in the most steps first."""
         values = {"split": split, "limit": limit, "offset": offset}
         condition = "task_id IS NOT NULL AND (:split IS NULL OR split = :split)"
@@ -158,11 +158,11 @@ class StoreView:
                 f"SELECT seq, task FROM rollouts WHERE seq IN ({_placeholders(rows)})", [row[1] for row in rows]
             )
         )
-        return total, [SeenTask(task_id, from_json(_get(tasks, seq)), *rest) for task_id, seq, *rest in rows]
+        return total, [TaskRow(task_id, from_json(_get(tasks, seq)), *rest) for task_id, seq, *rest in rows]
 
-    def rollout(self, rollout_id: str) -> SeenRollout | None:
+    def rollout(self, rollout_id: str) -> RolloutRow | None:
         """Return a rollout; None if it doesn't exist."""
-        return next(iter(self._seen("rollouts.rollout_id = ?", (rollout_id,))), None)
+        return next(iter(self._rollout_rows("rollouts.rollout_id = ?", (rollout_id,))), None)
 
     def calls(self, rollout_id: str) -> tuple[Call, ...]:
         """Return a rollout's calls as ``Store.calls`` does."""
@@ -183,7 +183,7 @@ class StoreView:
         """Return all scores of a rollout, including second opinions, oldest first."""
         return [score_of(*row) for row in self._db.execute(SCORES, (rollout_id,))]
 
-    def _seen(self, where: str, values: Any) -> list[SeenRollout]:
+    def _rollout_rows(self, where: str, values: Any) -> list[RolloutRow]:
         rows = self._db.execute(
             f"SELECT started, scores.seq IS NOT NULL, {COLUMNS} FROM {SCORED} WHERE {where}", values
         ).fetchall()
@@ -197,12 +197,12 @@ class StoreView:
             )
         }
         return [
-            SeenRollout(rollout, started, scored, *totals.get(rollout.rollout_id, (0, 0)))
+            RolloutRow(rollout, started, scored, *totals.get(rollout.rollout_id, (0, 0)))
             for started, scored, rollout in rollouts
         ]
 
 
-def look(path: Path, read: Callable[[StoreView], Answer]) -> Answer:
+def read_snapshot(path: Path, read: Callable[[StoreView], Result]) -> Result:
     """Return the result of ``read`` on a consistent snapshot.
 
     Raises StoreError if the file isn't a run's store, has another version, or can't be read.
@@ -211,15 +211,15 @@ def look(path: Path, read: Callable[[StoreView], Answer]) -> Answer:
         before = _state(path)
         try:
             with _opened(path, unused=before.unused) as db:
-                answer = read(StoreView(db))
+                result = read(StoreView(db))
         except BROKEN as error:
             if before.unused and _state(path) != before:
                 continue
             raise unreadable(path, error) from error
         # A file that no other process has open is read without locks; if one has opened it meanwhile, it is read again.
         if not before.unused or _state(path) == before:
-            return answer
-    raise StoreError(f"{path} was opened and closed by other processes again and again while it was read; try again")
+            return result
+    raise StoreError(f"other processes kept opening and closing {path} while it was being read; try again")
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def _opened(path: Path, *, unused: bool) -> Iterator[sqlite3.Connection]:
         yield db
 
 
-def _get(entries: Mapping[Any, Answer], key: Any) -> Answer:
+def _get(entries: Mapping[Any, Result], key: Any) -> Result:
     """Return ``entries[key]``; ValueError for a key that wasn't queried, which a damaged file may contain."""
     if key not in entries:
         raise ValueError(f"unexpected row of {key!r:.100}")

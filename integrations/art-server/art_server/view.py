@@ -77,10 +77,10 @@ def view_app(folders: Mapping[str, Path], host: str = "127.0.0.1") -> FastAPI:
 
 
 def check_loopback(host: str) -> None:
-    """Raise BadParameter for an address that other machines can reach, because there is no key."""
+    """Raise BadParameter for an address that other machines can reach, because there is no authentication."""
     if not is_loopback(host):
         raise typer.BadParameter(
-            f"other machines can reach {host}, and art view has no key; leave --host out, and connect from elsewhere through "
-            "`ssh -L 8200:127.0.0.1:8200`",
+            f"other machines can reach {host}, and art view has no authentication; omit --host, and connect from other machines "
+            "with `ssh -L 8200:127.0.0.1:8200`",
             param_hint="--host",
         )

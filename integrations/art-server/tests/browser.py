@@ -1,8 +1,8 @@
-"""Which Chromium the dashboard is tested in: prints its path, and with --install gets one where there is none.
+"""Prints the path of the Chromium for the dashboard's tests; with --install, installs one if necessary.
 
     python browser.py [--install]
 
-Taken is $ART_CHROMIUM, one on PATH, or Playwright's own.
+Candidates: $ART_CHROMIUM, one on PATH, Playwright's own.
 """
 
 import os
@@ -15,19 +15,19 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 MAC = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 
 
-def found() -> str | None:
-    """Return the path of a browser."""
-    if given := os.environ.get("ART_CHROMIUM"):
-        if path := shutil.which(given):
+def find() -> str | None:
+    """Return the path of a browser; None if there is none."""
+    if chromium := os.environ.get("ART_CHROMIUM"):
+        if path := shutil.which(chromium):
             return path
-        raise SystemExit(f"ART_CHROMIUM={given} cannot be run; give the path of a Chromium, or unset it")
+        raise SystemExit(f"can't run ART_CHROMIUM={chromium}; set it to the path of a Chromium, or unset it")
     if path := next(filter(None, map(shutil.which, NAMES)), None):
         return path
-    return str(MAC) if MAC.is_file() else playwrights_own()
+    return str(MAC) if MAC.is_file() else find_playwright_chromium()
 
 
-def playwrights_own() -> str | None:
-    """Return the path of the browser that ``playwright install`` put there."""
+def find_playwright_chromium() -> str | None:
+    """Return the path of the browser from ``playwright install``; None if it isn't installed."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -36,12 +36,12 @@ def playwrights_own() -> str | None:
 
 
 def install() -> None:
-    """Get a browser: the distribution's where that can be, else Playwright's."""
+    """Install a browser: the distribution's if possible, else Playwright's."""
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     if root and shutil.which("apt-get"):
-        quietly = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]):
-            if subprocess.run(command, env=quietly, stdout=subprocess.DEVNULL, check=False).returncode:
+            if subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False).returncode:
                 break
         else:
             return
@@ -49,14 +49,12 @@ def install() -> None:
 
 
 def main() -> None:
-    path = found()
+    path = find()
     if path is None and "--install" in sys.argv[1:]:
         install()
-        path = found()
+        path = find()
     if path is None:
-        raise SystemExit(
-            "there is no Chromium to test the dashboard in: run `make browser`, or set ART_CHROMIUM to the path of one"
-        )
+        raise SystemExit("no Chromium to test the dashboard with: run `make browser`, or set ART_CHROMIUM to its path")
     print(path)
 
 

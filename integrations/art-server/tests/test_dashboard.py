@@ -15,7 +15,7 @@ from art_server.read_routes import read_routes
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
-TRAINS = """
+TRAINING = """
 import sys
 import art_core as art
 from art_core.testing import ScriptedAgent
@@ -35,8 +35,8 @@ if __name__ == "__main__":
 
 
 def train(folder, steps):
-    script = folder.parent / "trains.py"
-    script.write_text(TRAINS)
+    script = folder.parent / "training.py"
+    script.write_text(TRAINING)
     subprocess.run([sys.executable, str(script), str(folder), str(steps)], check=True)
     return folder
 
@@ -46,11 +46,11 @@ def trained(tmp_path_factory):
     return train(tmp_path_factory.mktemp("runs") / "tiny-run", 3)
 
 
-def no_wider_than_the_screen(page):
+def assert_no_horizontal_scroll(page):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), page.url
 
 
-def test_the_curve_of_a_run_moves_while_it_trains(trained, desk):
+def test_charts_update_while_a_run_trains(trained, desk):
     address = desk.view(trained)
     page = desk.open(address)
     page.wait_for_selector(".chart .u-wrap canvas")
@@ -60,17 +60,17 @@ def test_the_curve_of_a_run_moves_while_it_trains(trained, desk):
     assert {"loss", "kl_old", "entropy", "mismatch"} <= set(titles)
     steps = page.locator(".tile").first
     assert "3 of 3" in steps.inner_text()
-    page.get_by_text("The numbers as a table").click()
+    page.get_by_text("Metrics as a table").click()
     page.wait_for_function("() => document.querySelectorAll('.metrics-table tbody tr').length === 3")
-    drawn = page.locator("canvas").first.evaluate("it => it.toDataURL()")
+    before = page.locator("canvas").first.evaluate("canvas => canvas.toDataURL()")
     train(trained, 5)
     page.wait_for_function("() => document.querySelectorAll('.metrics-table tbody tr').length === 5")
-    assert page.locator("canvas").first.evaluate("it => it.toDataURL()") != drawn
+    assert page.locator("canvas").first.evaluate("canvas => canvas.toDataURL()") != before
     assert "not running" in page.locator("#live").inner_text() or "live" in page.locator("#live").inner_text()
     assert page.locator("#workers").is_hidden()
 
 
-def test_a_trajectory_is_opened_by_keyboard_and_its_tokens_are_coloured(trained, desk):
+def test_keyboard_opens_a_trajectory_and_moves_between_its_tokens(trained, desk):
     address = desk.view(trained)
     page = desk.open(f"{address}#/run/tiny-run/rollouts?split=train")
     page.wait_for_selector("tbody [data-item]")
@@ -88,14 +88,14 @@ def test_a_trajectory_is_opened_by_keyboard_and_its_tokens_are_coloured(trained,
     page.wait_for_selector("[data-token][class*=s]")
     page.locator("[data-token]").first.focus()
     page.keyboard.press("ArrowRight")
-    said = page.locator(".readout").inner_text()
-    assert "place 1" in said and re.search(r"logprob −?\d", said) and "advantage" in said
+    details = page.locator(".readout").inner_text()
+    assert "position 1" in details and re.search(r"logprob −?\d", details) and "advantage" in details
     before = page.url
-    page.keyboard.press("]" if page.get_by_label("The run after in its group").count() else "[")
+    page.keyboard.press("]" if page.get_by_label("Next rollout in the group").count() else "[")
     page.wait_for_url(lambda url: url != before)
 
 
-def test_colours_follow_the_advantage_and_the_logprob(tmp_path, desk):
+def test_tokens_are_coloured_by_advantage_and_logprob(tmp_path, desk):
     with Store(tmp_path / "run.sqlite") as store:
         store.set_meta("model", "tiny")
         for name in ("good", "bad"):
@@ -107,14 +107,14 @@ def test_colours_follow_the_advantage_and_the_logprob(tmp_path, desk):
     for name, kind in (("good", "p5"), ("bad", "n5")):
         page = desk.open(f"{address}#/run/{tmp_path.name}/rollout/{name}?view=tokens")
         page.wait_for_selector("[data-token]")
-        classes = [it.get_attribute("class") for it in page.locator("[data-token]").all()]
+        classes = [token.get_attribute("class") for token in page.locator("[data-token]").all()]
         assert classes == ["forced", *[kind] * 39]
         page.get_by_role("button", name="Logprob").click()
-        classes = [it.get_attribute("class") for it in page.locator("[data-token]").all()]
+        classes = [token.get_attribute("class") for token in page.locator("[data-token]").all()]
         assert classes[1] == "s1" and classes[29] == "s5" and classes[30] == ""
 
 
-def test_two_trajectories_of_one_task_stand_side_by_side(trained, desk):
+def test_compare_shows_two_trajectories_of_a_task(trained, desk):
     address = desk.view(trained)
     page = desk.open(f"{address}#/run/tiny-run/compare")
     page.wait_for_selector(".side-by-side .message")
@@ -127,52 +127,52 @@ def test_two_trajectories_of_one_task_stand_side_by_side(trained, desk):
     page.wait_for_url(lambda url: url != before)
     page.get_by_role("button", name="Tokens").click()
     page.wait_for_function("() => document.querySelectorAll('.side-by-side [data-token]').length > 2")
-    again = desk.open(page.url)  # what is chosen is in the address
+    again = desk.open(page.url)  # the selection is in the URL
     again.wait_for_selector(".side-by-side [data-token]")
-    assert [it.input_value() for it in again.locator(".side-head select").all()] == [
-        it.input_value() for it in page.locator(".side-head select").all()
+    assert [select.input_value() for select in again.locator(".side-head select").all()] == [
+        select.input_value() for select in page.locator(".side-head select").all()
     ]
 
 
-def test_light_and_dark_follow_the_system_and_the_switch(trained, desk):
-    def ground(page):
+def test_theme_follows_the_system_and_the_switch(trained, desk):
+    def background(page):
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
     address = desk.view(trained)
     light, dark = desk.open(address, color_scheme="light"), desk.open(address, color_scheme="dark")
     light.wait_for_selector(".chart")
     dark.wait_for_selector(".chart")
-    of_light, of_dark = ground(light), ground(dark)
-    assert of_light != of_dark
+    light_background, dark_background = background(light), background(dark)
+    assert light_background != dark_background
     light.keyboard.press("d")
-    assert ground(light) == of_dark
+    assert background(light) == dark_background
     light.reload()
     light.wait_for_selector(".chart")
-    assert ground(light) == of_dark
+    assert background(light) == dark_background
     light.locator("#theme").click()
-    assert ground(light) == of_light
+    assert background(light) == light_background
 
 
-def test_every_page_fits_a_phone_and_says_what_it_is(trained, desk):
+def test_every_page_fits_a_phone_and_has_a_heading(trained, desk):
     address = desk.view(trained)
     page = desk.open(address, viewport={"width": 390, "height": 844}, has_touch=True)
     page.wait_for_selector(".chart .u-wrap")
-    no_wider_than_the_screen(page)
+    assert_no_horizontal_scroll(page)
     for number, heading in enumerate(["tiny-run", "Groups", "Trajectories", None, "Checkpoints", "Settings"], start=1):
         page.keyboard.press(str(number))
         if heading:
             page.get_by_role("heading", name=heading, exact=True, level=1).wait_for()
         else:
             page.wait_for_selector(".side-by-side .message")
-        no_wider_than_the_screen(page)
+        assert_no_horizontal_scroll(page)
         assert page.locator("[aria-current=page]").count() == 1
     page.keyboard.press("3")
     page.locator("tbody [data-item]").first.click()
     page.wait_for_selector(".message")
-    no_wider_than_the_screen(page)
+    assert_no_horizontal_scroll(page)
 
 
-def test_help_opens_with_a_question_mark_and_the_focus_can_be_seen(trained, desk):
+def test_question_mark_opens_the_help_and_the_focus_is_visible(trained, desk):
     address = desk.view(trained)
     page = desk.open(f"{address}#/run/tiny-run/groups")
     page.wait_for_selector(".strip a")
@@ -183,7 +183,9 @@ def test_help_opens_with_a_question_mark_and_the_focus_can_be_seen(trained, desk
     seen = set()
     for _ in range(20):
         page.keyboard.press("Tab")
-        outline = page.evaluate("(it => [getComputedStyle(it).outlineStyle, it.tagName])(document.activeElement)")
+        outline = page.evaluate(
+            "(element => [getComputedStyle(element).outlineStyle, element.tagName])(document.activeElement)"
+        )
         assert outline[0] != "none", outline
         seen.add(outline[1])
     assert {"A", "BUTTON", "SELECT", "INPUT"} <= seen
@@ -192,7 +194,7 @@ def test_help_opens_with_a_question_mark_and_the_focus_can_be_seen(trained, desk
 HOSTILE = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
 
 
-def test_what_an_agent_says_is_shown_as_text_and_nothing_of_it_runs(tmp_path, desk):
+def test_hostile_output_is_shown_as_text(tmp_path, desk):
     with Store(tmp_path / "run.sqlite") as store:
         store.add_rollout("r", task={"input": HOSTILE}, step=1, split="train", group=HOSTILE, task_id="t")
         messages = [
@@ -205,7 +207,7 @@ def test_what_an_agent_says_is_shown_as_text_and_nothing_of_it_runs(tmp_path, de
         store.add_step(1, {HOSTILE: 1.0, "reward": 1.0})
         store.set_meta("config", {HOSTILE: HOSTILE})
     address = desk.view(tmp_path)
-    for at in (
+    for path in (
         "",
         "/groups",
         "/rollouts",
@@ -215,7 +217,7 @@ def test_what_an_agent_says_is_shown_as_text_and_nothing_of_it_runs(tmp_path, de
         "/compare",
         "/settings",
     ):
-        page = desk.open(f"{address}#/run/{tmp_path.name}{at}")
+        page = desk.open(f"{address}#/run/{tmp_path.name}{path}")
         page.wait_for_selector("h1")
         assert page.title() == f"{tmp_path.name} · art"
         assert page.locator("main img, main script").count() == 0
@@ -224,7 +226,7 @@ def test_what_an_agent_says_is_shown_as_text_and_nothing_of_it_runs(tmp_path, de
     assert HOSTILE in page.locator(".message.user").inner_text()
 
 
-def test_empty_and_broken_runs_say_what_to_do(tmp_path, desk):
+def test_empty_and_damaged_runs_show_a_message(tmp_path, desk):
     with Store(tmp_path / "fresh" / "run.sqlite"):
         pass
     record(tmp_path / "whole", steps=1)
@@ -234,47 +236,47 @@ def test_empty_and_broken_runs_say_what_to_do(tmp_path, desk):
     page = desk.open(address)
     page.wait_for_selector("tbody tr")
     assert "damaged" in page.locator("tbody").inner_text()
-    for at, said in (
-        ("fresh", "Nothing in this run yet"),
-        ("fresh/groups", "No group here"),
-        ("fresh/rollouts", "No trajectory here"),
+    for path, message in (
+        ("fresh", "This run is empty"),
+        ("fresh/groups", "No groups"),
+        ("fresh/rollouts", "No trajectories"),
         ("fresh/compare", "Nothing to compare yet"),
-        ("fresh/checkpoints", "No checkpoint yet"),
+        ("fresh/checkpoints", "No checkpoints yet"),
     ):
-        page.goto(f"{address}#/run/{at}")
-        page.get_by_text(said).wait_for()
+        page.goto(f"{address}#/run/{path}")
+        page.get_by_text(message).wait_for()
 
 
-def test_an_evaluation_and_a_run_of_a_program_of_its_own_are_shown_as_what_they_are(tmp_path, desk):
-    measures = """
+def test_evaluations_and_open_run_programs_are_shown(tmp_path, desk):
+    program = """
 import asyncio, sys
 import art_core as art
 from art_core.testing import ScriptedAgent
 
 async def main(runs):
     agent, tasks = ScriptedAgent(max_tokens=8), ["Which city?", "Who wrote?"]
-    await art.evaluate(agent, tasks, model="tiny", reward=lambda it: 1.0, run_dir=f"{runs}/measured", progress=False)
+    await art.evaluate(agent, tasks, model="tiny", reward=lambda trajectory: 1.0, run_dir=f"{runs}/measured", progress=False)
     async with art.open_run(f"{runs}/own", model="tiny") as run:
-        await run.learn(await run.score(await run.collect(agent, tasks, group_size=2), lambda it: 1.0))
+        await run.learn(await run.score(await run.collect(agent, tasks, group_size=2), lambda trajectory: 1.0))
 
 asyncio.run(main(sys.argv[1]))
 """
-    subprocess.run([sys.executable, "-c", measures, str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
     page = desk.open(desk.view(tmp_path))
     page.wait_for_selector("tbody tr")
-    own, measured = (it.locator("td[data-name=Steps]").inner_text() for it in page.locator("tbody tr").all())
+    own, measured = (row.locator("td[data-name=Steps]").inner_text() for row in page.locator("tbody tr").all())
     assert (own, measured) == ("1", "evaluation")
     page.get_by_role("link", name="measured").click()
-    page.get_by_text("An evaluation of tiny").wait_for()
+    page.get_by_text("Evaluation of tiny").wait_for()
     assert "100.0 %" in page.locator(".tile").first.inner_text()
-    assert page.locator("tbody tr").count() == 2 and page.get_by_text("No step yet").count() == 0
+    assert page.locator("tbody tr").count() == 2 and page.get_by_text("No steps yet").count() == 0
 
 
-def measured_at_two_temperatures(folder):
+def evaluated_at_two_temperatures(folder):
     record(folder, steps=4)
     with Store(folder / "run.sqlite") as store:
         pairs = {1.0: (0.207, 0.747), None: (0.093, 0.843)}
-        made, ids = [], iter(range(8))
+        evaluations, ids = [], iter(range(8))
         for temperature, (before, after) in pairs.items():
             for name, step, success in (("before", 0, before), ("after", 4, after)):
                 rollout = f"{name}-{next(ids)}"
@@ -282,17 +284,17 @@ def measured_at_two_temperatures(folder):
                 store.record(rollout, call((1,), (2,), answer=rollout))
                 store.finish_rollout(rollout, output="x")
                 store.add_scores([rollout], [success])
-                found = {"name": name, "step": step, "temperature": temperature, "success": success, "n": 75}
-                made.append({**found, "counts_successes": True, "rollout_ids": [rollout]})
-        store.set_meta("evaluations", sorted(made, key=lambda it: it["step"]))
+                result = {"name": name, "step": step, "temperature": temperature, "success": success, "n": 75}
+                evaluations.append({**result, "counts_successes": True, "rollout_ids": [rollout]})
+        store.set_meta("evaluations", sorted(evaluations, key=lambda evaluation: evaluation["step"]))
         store.set_meta("stopped", {"step": 4, "reason": "all rewards are equal"})
         store.set_meta("planned_steps", 9)
     return folder
 
 
-def test_before_and_after_are_shown_for_each_temperature_and_never_mixed(tmp_path, desk):
+def test_before_and_after_are_shown_per_temperature(tmp_path, desk):
     record(tmp_path / "other", steps=1)
-    measured_at_two_temperatures(tmp_path / "a-name-that-is-much-longer-than-the-column-in-which-it-stands")
+    evaluated_at_two_temperatures(tmp_path / "a-name-that-is-much-longer-than-the-column-in-which-it-stands")
     page = desk.open(desk.view(tmp_path))
     page.wait_for_selector(".change")
     row = page.locator("tbody tr", has_text="a-name")
@@ -301,11 +303,11 @@ def test_before_and_after_are_shown_for_each_temperature_and_never_mixed(tmp_pat
     assert row.locator(".status").inner_text() == "stopped" and "all rewards are equal" in row.inner_text()
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 860})
-        assert page.locator(".card").evaluate("it => it.scrollWidth <= it.clientWidth")
-        no_wider_than_the_screen(page)
+        assert page.locator(".card").evaluate("card => card.scrollWidth <= card.clientWidth")
+        assert_no_horizontal_scroll(page)
     row.get_by_role("link").click()
     page.wait_for_selector(".tile")
-    tiles = [" ".join(it.split()) for it in page.locator(".tile", has_text="Held-out").all_inner_texts()]
+    tiles = [" ".join(text.split()) for text in page.locator(".tile", has_text="Held-out").all_inner_texts()]
     assert tiles == [
         "Held-out success 74.7 % temperature 1; before: 20.7 %; 75 tasks, step 4",
         "Held-out success 84.3 % the agent's own temperature; before: 9.3 %; 75 tasks, step 4",
@@ -313,14 +315,14 @@ def test_before_and_after_are_shown_for_each_temperature_and_never_mixed(tmp_pat
     assert page.locator(".status").inner_text() == "stopped" and page.get_by_text("all rewards are equal").count() == 1
     page.goto(f"{page.url}/compare?task_id=q")
     page.wait_for_selector(".side-by-side .message")
-    chosen = [it.locator("option:checked").inner_text() for it in page.locator(".side-head select").all()]
-    assert [it.rpartition(" · ")[0] for it in chosen] == [
+    chosen = [select.locator("option:checked").inner_text() for select in page.locator(".side-head select").all()]
+    assert [text.rpartition(" · ")[0] for text in chosen] == [
         "step 0 · eval, temperature 1",
         "step 4 · eval, temperature 1",
     ]
 
 
-def test_workers_and_queues_of_a_server_are_shown_and_refreshed(tmp_path, desk):
+def test_workers_and_queues_are_shown_and_updated(tmp_path, desk):
     app, status = FastAPI(), {"active_clients": 1, "episodes_queued": 12, "results_available": 3}
     worker = {
         "id": "client_1",
@@ -344,30 +346,30 @@ def test_workers_and_queues_of_a_server_are_shown_and_refreshed(tmp_path, desk):
     status.update(active_clients=0, episodes_queued=0)
     page.wait_for_function("() => document.getElementById('client-count').textContent === '0'")
     assert "art worker" in page.locator("#clients").inner_text()
-    no_wider_than_the_screen(page)
+    assert_no_horizontal_scroll(page)
 
 
-def test_a_server_that_asks_for_a_key_is_given_it_once(tmp_path, desk):
+def test_the_token_is_entered_once(tmp_path, desk):
     app, folders = FastAPI(), RunFolders(record(tmp_path / "run", steps=1))
 
-    def checked(request: Request):
+    def check_token(request: Request):
         if request.headers.get("authorization") != "Bearer right":
-            raise HTTPException(401, "give the key")
+            raise HTTPException(401, "missing token")
 
-    app.include_router(read_routes(folders), dependencies=[Depends(checked)])
+    app.include_router(read_routes(folders), dependencies=[Depends(check_token)])
     app.mount("/", pages())
     page = desk.open(desk.serve(app))
-    for key in ("wrong", "right"):
-        page.get_by_label("Key", exact=True).fill(key)
+    for token in ("wrong", "right"):
+        page.get_by_label("Token", exact=True).fill(token)
         page.keyboard.press("Enter")
     page.wait_for_selector(".tile")
     page.reload()
     page.wait_for_selector(".tile")
     refused = "Failed to load resource: the server responded with a status of 401 (Unauthorized)"
-    desk.wrong = [it for it in desk.wrong if it != refused]  # what the browser itself says of every 401
+    desk.problems = [message for message in desk.problems if message != refused]  # browsers log this for every 401
 
 
-def test_a_trajectory_grows_while_it_is_looked_at(tmp_path, desk):
+def test_an_open_trajectory_is_updated(tmp_path, desk):
     with Store(tmp_path / "run.sqlite") as store:
         store.add_rollout("r", task="t", step=1, split="train", group="g")
         store.record("r", call((1,), (2,), answer="first words"))

@@ -1,4 +1,4 @@
-"""A server, a worker and a script train the tiny model; the pages are looked at meanwhile."""
+"""The dashboard while a server, a worker and a script train the tiny model."""
 
 import os
 import socket
@@ -62,12 +62,12 @@ def process(folder, *command):
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
-def test_a_run_on_a_server_is_seen_to_learn_and_its_runs_are_opened_and_compared(tmp_path, desk):
+def test_a_servers_run_is_shown_live(tmp_path, desk):
     (tmp_path / "app.py").write_text(AGENT)
     (tmp_path / "drive.py").write_text(DRIVE)
     url = f"127.0.0.1:{free_port()}"
@@ -76,21 +76,21 @@ def test_a_run_on_a_server_is_seen_to_learn_and_its_runs_are_opened_and_compared
         process(tmp_path, "-m", "art_cli", "serve", "--port", port, "--run-dir", "tiny-run"),
         process(tmp_path, "-m", "art_cli", "worker", f"ws://{url}", "--id", "client_1", "--agent", "app.py:agent"),
     ):
-        reached(url)
+        wait_for_server(url)
         page = desk.open(f"http://{url}/", http_credentials={"username": "anyone", "password": TOKEN})
         page.wait_for_function("() => document.getElementById('client-count').textContent === '1'", timeout=60_000)
         assert "client_1" in page.locator("#clients").inner_text()
         with process(tmp_path, "drive.py", f"http://{url}") as driver:
             assert driver.stdout.readline() == "step\n"
             page.wait_for_selector(".chart .u-wrap canvas")
-            page.get_by_text("The numbers as a table").click()
+            page.get_by_text("Metrics as a table").click()
             page.wait_for_function("() => document.querySelectorAll('.metrics-table tbody tr').length === 1")
-            drawn = page.locator("canvas").first.evaluate("it => it.toDataURL()")
+            before = page.locator("canvas").first.evaluate("canvas => canvas.toDataURL()")
             driver.stdin.write("\n")
             driver.stdin.flush()
             assert driver.stdout.readline() == "step\n"
         page.wait_for_function("() => document.querySelectorAll('.metrics-table tbody tr').length === 2")
-        assert page.locator("canvas").first.evaluate("it => it.toDataURL()") != drawn
+        assert page.locator("canvas").first.evaluate("canvas => canvas.toDataURL()") != before
         page.goto(f"http://{url}/#/run/tiny-run/rollouts?split=train")
         page.wait_for_selector("tbody [data-item]")
         page.keyboard.press("j")
@@ -98,17 +98,17 @@ def test_a_run_on_a_server_is_seen_to_learn_and_its_runs_are_opened_and_compared
         page.wait_for_selector(".trajectory .message.assistant")
         page.goto(f"http://{url}/#/run/tiny-run/compare")
         page.wait_for_selector(".side-by-side .message")
-        chosen = [it.locator("option:checked").inner_text() for it in page.locator(".side-head select").all()]
-        assert [it.partition(",")[0].partition("·")[0].strip() for it in chosen] == ["step 1", "step 2"]
-        page.close()  # before the server ends, so that it does not ask one that is gone
+        chosen = [select.locator("option:checked").inner_text() for select in page.locator(".side-head select").all()]
+        assert [text.partition(",")[0].partition("·")[0].strip() for text in chosen] == ["step 1", "step 2"]
+        page.close()  # before the server stops, so that the page does not poll a stopped server
 
 
-def reached(url):
-    """Return when the server answers: its address is taken early, and answered once the engine is there."""
+def wait_for_server(url):
+    """Return when the server responds. It binds its address early, and responds once the engine has started."""
     while True:
         try:
             request = urllib.request.Request(f"http://{url}/status", headers={"Authorization": f"Bearer {TOKEN}"})
             with urllib.request.urlopen(request, timeout=120) as answer:
                 return answer.read()
-        except urllib.error.URLError:  # not even that yet
+        except urllib.error.URLError:  # not bound yet
             time.sleep(0.2)

@@ -13,9 +13,9 @@ from art_core.store import Store
 from art_core.store.run_folder import claimed
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_server import reading
-from art_server.answers import Page
 from art_server.folders import RunFolders
 from art_server.read_routes import read_routes
+from art_server.responses import Page
 from art_server.store_view import RolloutFilter
 
 

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocketDisconnect
 from art_core.errors import CaptureError
 from art_server import TrainingClient, TrainingServer
 from art_server.client import WorkerReplaced
-from art_server.loops import loop_beside
+from art_server.loops import background_loop
 from art_server.messages import ModelState
 from art_server.remote import ServerError
 
@@ -267,7 +267,7 @@ async def test_an_async_agent_that_blocks_its_loop_is_not_taken_for_a_dead_worke
         return await ask(address, task)
 
     async with serving(lease=0.5) as server, server.connect() as run:
-        with loop_beside("agents") as loop:
+        with background_loop("agents") as loop:
             async with server.worker("a", blocks, agent_loop=loop):
                 [group] = await run.collect(None, ["one"], group_size=2)
         assert [t.error for t in group.trajectories] == [None, None] and len(server.run.store.rollouts()) == 2

@@ -10,7 +10,7 @@ from recorded_runs import record
 
 from art_core.errors import StoreError
 from art_core.store import Store
-from art_server.store_view import RolloutFilter, look
+from art_server.store_view import RolloutFilter, read_snapshot
 
 CRASHES = """
 import os, sys
@@ -27,7 +27,7 @@ def contents(folder):
 
 
 def names(path, **wanted):
-    total, found = look(
+    total, found = read_snapshot(
         path, lambda view: view.rollouts(RolloutFilter(**wanted), limit=500, offset=0, newest_first=False)
     )
     assert total == len(found)
@@ -60,8 +60,8 @@ def test_a_look_holds_up_no_writer(tmp_path):
             store.flush()
             return before, view.meta("model")
 
-        assert look(tmp_path / "run.sqlite", ask) == ("tiny", "tiny")
-        assert look(tmp_path / "run.sqlite", lambda view: view.meta("model")) == "other"
+        assert read_snapshot(tmp_path / "run.sqlite", ask) == ("tiny", "tiny")
+        assert read_snapshot(tmp_path / "run.sqlite", lambda view: view.meta("model")) == "other"
 
 
 @pytest.mark.system
@@ -85,7 +85,7 @@ def test_a_run_that_goes_on_while_it_is_looked_at_is_looked_at_again(tmp_path):
                 store.add_step(4, {"reward": 1.0})
         return asked[-1]
 
-    assert look(folder / "run.sqlite", ask) == (4, 4)
+    assert read_snapshot(folder / "run.sqlite", ask) == (4, 4)
     assert len(asked) == 2
 
 
@@ -103,7 +103,7 @@ def test_a_step_that_was_done_again_is_told_as_it_was_done_last(tmp_path):
     with Store(tmp_path / "run.sqlite") as store:
         for step, reward in [(1, 0.1), (2, 0.2), (2, 0.9), (3, 0.3)]:
             store.add_step(step, {"reward": reward})
-    steps = look(tmp_path / "run.sqlite", lambda view: view.steps(after=1, limit=10))
+    steps = read_snapshot(tmp_path / "run.sqlite", lambda view: view.steps(after=1, limit=10))
     assert [(step, metrics["reward"]) for step, _, metrics in steps] == [(2, 0.9), (3, 0.3)]
 
 
@@ -111,7 +111,7 @@ def test_pages_of_groups_add_up_to_all_rollouts(tmp_path):
     folder = record(tmp_path / "run", steps=4, tasks=3, group_size=2)
     found = []
     for offset in range(0, 12, 5):
-        total, page = look(
+        total, page = read_snapshot(
             folder / "run.sqlite", lambda view, at=offset: view.groups(RolloutFilter(), limit=5, offset=at)
         )
         assert total == 12
@@ -125,22 +125,22 @@ def test_a_rollout_of_no_group_is_one_of_its_own(tmp_path):
         store.add_rollout("a", task="t")
         store.add_rollout("b", task="t")
     assert names(tmp_path / "run.sqlite", group="b") == ["b"]
-    total, found = look(tmp_path / "run.sqlite", lambda view: view.groups(RolloutFilter(), limit=5, offset=0))
+    total, found = read_snapshot(tmp_path / "run.sqlite", lambda view: view.groups(RolloutFilter(), limit=5, offset=0))
     assert total == 2 and [[it.stored.rollout_id for it in group] for group in found] == [["b"], ["a"]]
 
 
 def test_what_is_no_run_is_refused_in_words(tmp_path):
     with pytest.raises(StoreError, match="pass a run folder"):
-        look(tmp_path / "run.sqlite", lambda view: None)
+        read_snapshot(tmp_path / "run.sqlite", lambda view: None)
     (tmp_path / "run.sqlite").write_text("no database" * 100)
     with pytest.raises(StoreError, match="damaged"):
-        look(tmp_path / "run.sqlite", lambda view: None)
+        read_snapshot(tmp_path / "run.sqlite", lambda view: None)
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as db:
         db.execute("CREATE TABLE mine (x)")
     db.close()
     with pytest.raises(StoreError, match="but not an art store"):
-        look(other, lambda view: None)
+        read_snapshot(other, lambda view: None)
     assert not os.path.exists(f"{other}-wal")
 
 
@@ -150,4 +150,4 @@ def test_a_file_of_another_version_is_not_changed_but_refused(tmp_path):
         db.execute("PRAGMA user_version = 3")
     db.close()
     with pytest.raises(StoreError, match="version 3"):
-        look(folder / "run.sqlite", lambda view: None)
+        read_snapshot(folder / "run.sqlite", lambda view: None)

@@ -1,10 +1,10 @@
-// Before anything is drawn: light or dark as it was chosen last, else as the system says.
+// Applies the stored theme before the first paint; without one, the system's applies.
 (() => {
-  let chosen = null;
+  let stored = null;
   try {
-    chosen = localStorage.getItem("art-theme");
+    stored = localStorage.getItem("art-theme");
   } catch {
-    /* storage may be switched off */
+    /* storage may be disabled */
   }
-  if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
+  if (stored === "light" || stored === "dark") document.documentElement.dataset.theme = stored;
 })();

@@ -1,16 +1,16 @@
-// Questions to the server. A key, where it asks for one, is kept for this tab only.
+// Requests to the server. If the server requires a token, it is stored for this tab only.
 
-export class Problem extends Error {
+export class ApiError extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
   }
 }
 
-const KEY = "art-key";
-let askForKey = null;
-export const onMissingKey = (ask) => {
-  askForKey = ask;
+const TOKEN_KEY = "art-key";
+let askForToken = null;
+export const onMissingToken = (ask) => {
+  askForToken = ask;
 };
 
 export async function get(path, parameters = {}, signal = undefined) {
@@ -18,29 +18,29 @@ export async function get(path, parameters = {}, signal = undefined) {
   for (const [name, value] of Object.entries(parameters)) {
     if (value !== null && value !== undefined && value !== "") query.set(name, value);
   }
-  const asked = query.toString() ? `${path}?${query}` : path;
-  const key = sessionStorage.getItem(KEY);
+  const url = query.toString() ? `${path}?${query}` : path;
+  const token = sessionStorage.getItem(TOKEN_KEY);
   let response;
   try {
-    response = await fetch(asked, { signal, headers: key ? { Authorization: `Bearer ${key}` } : {} });
+    response = await fetch(url, { signal, headers: token ? { Authorization: `Bearer ${token}` } : {} });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, "The server does not answer. Is art view, or art serve, still running?");
+    throw new ApiError(0, "Can't reach the server. Is art view or art serve still running?");
   }
-  if (response.status === 401 && askForKey) {
-    sessionStorage.setItem(KEY, await askForKey());
+  if (response.status === 401 && askForToken) {
+    sessionStorage.setItem(TOKEN_KEY, await askForToken());
     return get(path, parameters, signal);
   }
-  if (!response.ok) throw new Problem(response.status, await said(response));
+  if (!response.ok) throw new ApiError(response.status, await errorMessage(response));
   return response.json();
 }
 
-async function said(response) {
+async function errorMessage(response) {
   try {
     const { detail } = await response.json();
-    return typeof detail === "string" ? detail : "This address asks for something that cannot be.";
+    return typeof detail === "string" ? detail : "The request has invalid parameters.";
   } catch {
-    return `The server answered ${response.status}.`;
+    return `The server returned HTTP ${response.status}.`;
   }
 }
 
@@ -48,13 +48,13 @@ export const runPath = (run, rest = "") => `api/runs/${encodeURIComponent(run)}$
 export const rolloutPath = (run, rollout, rest = "") =>
   runPath(run, `/trajectories/${encodeURIComponent(rollout)}${rest}`);
 
-// All steps after one, however many.
+// All steps after step `after`, fetched in pages.
 export async function stepsAfter(run, after, signal) {
-  const found = [];
+  const steps = [];
   for (;;) {
     const page = await get(runPath(run, "/metrics"), { after, limit: 2000 }, signal);
-    found.push(...page.items);
-    if (page.items.length < 2000) return found;
+    steps.push(...page.items);
+    if (page.items.length < 2000) return steps;
     after = page.items[page.items.length - 1].step;
   }
 }

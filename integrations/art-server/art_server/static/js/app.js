@@ -1,10 +1,10 @@
-// The shell: which page is shown, for which run, and that it stays up to date.
+// The app shell: routing, live updates, header and theme.
 
-import { get, onMissingKey, runPath } from "./api.js";
-import { byId, fill, h, select, trouble } from "./dom.js";
+import { get, onMissingToken, runPath } from "./api.js";
+import { byId, errorCard, fill, h, select } from "./dom.js";
 import { ago } from "./format.js";
-import { forgetPageKeys, listen, onKey } from "./keys.js";
-import { watchWorkers } from "./workers.js";
+import { clearPageKeys, listen, onKey } from "./keys.js";
+import { pollWorkers } from "./workers.js";
 import { checkpoints } from "./pages/checkpoints.js";
 import { compare } from "./pages/compare.js";
 import { groups } from "./pages/groups.js";
@@ -23,29 +23,29 @@ const TABS = [
   ["settings", "Settings"],
 ];
 const PAGES = { "": overview, groups, rollouts, rollout: trajectory, compare, checkpoints, settings };
-const SOON = 2000,
-  LATER = 10000,
-  FRESH = 120;
-let shown = { stop: () => {} };
+const LIVE_INTERVAL = 2000, // milliseconds between polls of a live run
+  IDLE_INTERVAL = 10000,
+  LIVE_SECONDS = 120; // a run that was written this recently is live
+let currentPage = { stop: () => {} };
 
 export const link = (run, page = "", argument = "", parameters = {}) => {
   const query = new URLSearchParams(
     Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== ""),
   );
   const path = ["run", run, page, argument]
-    .filter((it) => it !== "")
+    .filter((part) => part !== "")
     .map(encodeURIComponent)
     .join("/");
   return `#/${path}${query.size ? `?${query}` : ""}`;
 };
 
-function place() {
+function currentRoute() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const [kind, run, page = "", argument = ""] = path.split("/").map(decoded);
+  const [kind, run, page = "", argument = ""] = path.split("/").map(decode);
   return { run: kind === "run" ? run : null, page, argument, parameters: new URLSearchParams(query) };
 }
 
-function decoded(part) {
+function decode(part) {
   try {
     return decodeURIComponent(part);
   } catch {
@@ -53,99 +53,99 @@ function decoded(part) {
   }
 }
 
-// Changes the address without a new page: what is chosen can be linked to.
-export function keep(run, page, argument, parameters) {
+// Updates the address without loading a page, so that selections can be linked to.
+export function replaceRoute(run, page, argument, parameters) {
   history.replaceState(null, "", link(run, page, argument, parameters));
 }
 
 async function show() {
-  shown.stop();
+  currentPage.stop();
   byId("notice").hidden = true;
-  forgetPageKeys();
-  const at = place(),
-    stopping = new AbortController(),
+  clearPageKeys();
+  const route = currentRoute(),
+    controller = new AbortController(),
     main = byId("main");
-  const page = { stop: () => stopping.abort(), update: null };
-  shown = page;
-  const ended = () => stopping.signal.aborted;
+  const page = { stop: () => controller.abort(), update: null };
+  currentPage = page;
+  const stopped = () => controller.signal.aborted;
   try {
-    const known = await get("api/runs", { limit: 500 }, stopping.signal);
-    if (at.run === null && known.items.length === 1) return void location.replace(link(known.items[0].name));
-    const make = at.run === null ? runs : PAGES[at.page];
-    header(known.items, at);
-    if (!make) throw Object.assign(new Error("There is no such page."), { status: 404 });
-    const run = at.run === null ? null : await get(runPath(at.run), {}, stopping.signal);
+    const runPage = await get("api/runs", { limit: 500 }, controller.signal);
+    if (route.run === null && runPage.items.length === 1) return void location.replace(link(runPage.items[0].name));
+    const createPage = route.run === null ? runs : PAGES[route.page];
+    drawHeader(runPage.items, route);
+    if (!createPage) throw Object.assign(new Error("No such page."), { status: 404 });
+    const run = route.run === null ? null : await get(runPath(route.run), {}, controller.signal);
     const context = {
-      ...at,
-      known: known.items,
+      ...route,
+      runs: runPage.items,
       info: run,
-      signal: stopping.signal,
+      signal: controller.signal,
       link,
       onKey,
-      again: show,
-      onStop: (stop) => stopping.signal.addEventListener("abort", stop),
-      keep: (parameters) => keep(at.run, at.page, at.argument, parameters),
+      reload: show,
+      onStop: (stop) => controller.signal.addEventListener("abort", stop),
+      saveParameters: (parameters) => replaceRoute(route.run, route.page, route.argument, parameters),
     };
-    state(run);
-    const made = await make(context);
-    if (ended()) return;
-    fill(main, made.node);
-    page.update = made.update;
-    made.ready?.();
+    drawLiveState(run);
+    const created = await createPage(context);
+    if (stopped()) return;
+    fill(main, created.node);
+    page.update = created.update;
+    created.ready?.();
     if (document.activeElement === document.body) main.focus({ preventScroll: true });
-    if (run) follow(at.run, page, stopping.signal, run);
+    if (run) poll(route.run, page, controller.signal, run);
   } catch (error) {
-    if (error.name === "AbortError" || ended()) return;
-    fill(main, trouble(error.status === 404 ? "Not found" : "This page cannot be shown", error.message, show));
+    if (error.name === "AbortError" || stopped()) return;
+    fill(main, errorCard(error.status === 404 ? "Not found" : "Can't show this page", error.message, show));
     if (!(error.status >= 0)) throw error;
   }
 }
 
-// Asks how far the run is: often while somebody writes it, seldom otherwise, and not while nobody looks.
-function follow(name, page, signal, run) {
+// Polls the run's state: often while it is live, rarely otherwise, and not while the tab is hidden.
+function poll(name, page, signal, run) {
   let timer = 0;
-  const soon = () => (Date.now() / 1000 - (run?.written ?? 0) < FRESH ? SOON : LATER);
-  const ask = async () => {
+  const interval = () => (Date.now() / 1000 - (run?.written ?? 0) < LIVE_SECONDS ? LIVE_INTERVAL : IDLE_INTERVAL);
+  const refresh = async () => {
     if (signal.aborted) return;
     if (!document.hidden) {
       try {
         run = await get(runPath(name), {}, signal);
-        state(run);
+        drawLiveState(run);
         await page.update?.(run);
       } catch (error) {
         if (error.name === "AbortError") return;
         byId("live").dataset.state = "lost";
-        fill(byId("live"), error.status === 0 ? "no connection" : "cannot be read");
+        fill(byId("live"), error.status === 0 ? "disconnected" : "unreadable");
       }
     }
-    if (!signal.aborted) timer = setTimeout(ask, soon());
+    if (!signal.aborted) timer = setTimeout(refresh, interval());
   };
-  timer = setTimeout(ask, soon());
+  timer = setTimeout(refresh, interval());
   signal.addEventListener("abort", () => clearTimeout(timer));
 }
 
-function state(run) {
+function drawLiveState(run) {
   const live = byId("live");
   if (!run) return void fill(live);
-  const fresh = run.open && Date.now() / 1000 - run.written < FRESH;
-  const next = fresh ? "live" : "still";
-  const text = fresh
+  const recent = run.open && Date.now() / 1000 - run.written < LIVE_SECONDS;
+  const state = recent ? "live" : "still";
+  const text = recent
     ? ["live"]
-    : [h("span", { class: "long" }, run.open ? "running, " : "not running, "), `last written ${ago(run.written)}`];
-  live.dataset.state = next;
-  const words = text.map((it) => it.textContent ?? it).join("");
-  if (live.textContent !== words) fill(live, text);
+    : [h("span", { class: "long" }, run.open ? "running, " : "not running, "), `last updated ${ago(run.written)}`];
+  live.dataset.state = state;
+  const plainText = text.map((part) => part.textContent ?? part).join("");
+  if (live.textContent !== plainText) fill(live, text);
 }
 
-function header(known, { run, page }) {
-  const where = byId("where"),
+function drawHeader(runList, { run, page }) {
+  const breadcrumb = byId("breadcrumb"),
     tabs = byId("tabs");
   document.title = run ? `${run} · art` : "art";
-  const names = known.map((it) => it.name);
-  const chosen =
+  const names = runList.map((each) => each.name);
+  const runName =
     names.length > 1
       ? select(
-          names.map((it) => [it, it]),
+          names.map((name) => [name, name]),
           run,
           (name) => {
             location.hash = link(name);
@@ -153,7 +153,7 @@ function header(known, { run, page }) {
           { "aria-label": "Run" },
         )
       : h("span", { class: "name" }, run ?? "");
-  fill(where, run ? [h("span", { class: "slash", "aria-hidden": "true" }, "/"), chosen] : null);
+  fill(breadcrumb, run ? [h("span", { class: "slash", "aria-hidden": "true" }, "/"), runName] : null);
   tabs.hidden = !run;
   const current = page === "rollout" ? "rollouts" : page;
   fill(
@@ -181,64 +181,64 @@ function themeSwitch() {
     dark = matchMedia("(prefers-color-scheme: dark)"),
     root = document.documentElement;
   const isDark = () => (root.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
-  const say = () => {
+  const updateButton = () => {
     fill(button, isDark() ? "☾" : "☀");
-    button.setAttribute("aria-label", `${isDark() ? "Dark" : "Light"} theme; change it`);
+    button.setAttribute("aria-label", `${isDark() ? "Dark" : "Light"} theme; click to switch`);
   };
-  const change = () => {
+  const toggleTheme = () => {
     root.dataset.theme = isDark() ? "light" : "dark";
     try {
       localStorage.setItem("art-theme", root.dataset.theme);
     } catch {
-      /* then it lasts for this page */
+      /* storage may be disabled; the choice lasts until the page is closed */
     }
-    say();
+    updateButton();
     dispatchEvent(new Event("art-theme"));
   };
-  button.addEventListener("click", change);
-  onKey("d", change);
+  button.addEventListener("click", toggleTheme);
+  onKey("d", toggleTheme);
   dark.addEventListener("change", () => {
-    say();
+    updateButton();
     dispatchEvent(new Event("art-theme"));
   });
-  say();
+  updateButton();
 }
 
-let asking = null;
-onMissingKey(() => {
-  asking ??= new Promise((resolve) => {
-    const key = h("input", { type: "password", autocomplete: "off", "aria-label": "Key" });
-    const ask = h(
+let pendingToken = null;
+onMissingToken(() => {
+  pendingToken ??= new Promise((resolve) => {
+    const token = h("input", { type: "password", autocomplete: "off", "aria-label": "Token" });
+    const dialog = h(
       "dialog",
-      { "aria-label": "Key of the server" },
-      h("h2", {}, "This server asks for a key"),
+      { "aria-label": "Server token" },
+      h("h2", {}, "This server requires a token"),
       h(
         "form",
         {
           class: "row",
           onsubmit: (event) => {
             event.preventDefault();
-            asking = null;
-            ask.close();
-            ask.remove();
-            resolve(key.value);
+            pendingToken = null;
+            dialog.close();
+            dialog.remove();
+            resolve(token.value);
           },
         },
-        key,
-        h("button", {}, "Use it"),
+        token,
+        h("button", {}, "Continue"),
       ),
     );
-    document.body.append(ask);
-    ask.showModal();
+    document.body.append(dialog);
+    dialog.showModal();
   });
-  return asking;
+  return pendingToken;
 });
 
 byId("skip").addEventListener("click", (event) => {
   event.preventDefault();
   byId("main").focus();
 });
-// What fails in answer to a click or a key is said at the foot of the page; what a page gave up when it was left is not.
+// Shows errors of clicks and key presses at the bottom of the page, but not requests that were aborted by leaving a page.
 addEventListener("unhandledrejection", (event) => {
   const error = event.reason;
   if (error?.name !== "AbortError" && !(error?.status >= 0)) return;
@@ -256,4 +256,4 @@ addEventListener("hashchange", show);
 listen();
 themeSwitch();
 show();
-watchWorkers();
+pollWorkers();

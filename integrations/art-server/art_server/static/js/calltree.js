@@ -1,19 +1,19 @@
-// The calls of a trajectory as a tree: by node and agent, or by the tokens that they share.
+// A trajectory's calls as a tree, by node and agent or by shared token prefix.
 
 import { fill, h, toggle } from "./dom.js";
 import { num, signed } from "./format.js";
 
-const DEEPEST = 6,
-  CHOICE = "art-tree";
+const MAX_DEPTH = 6,
+  GROUPING_KEY = "art-tree";
 
 export class CallTree {
-  constructor(calls, choose) {
+  constructor(calls, onSelect) {
     this.calls = calls;
-    this.choose = choose;
-    this.chosen = calls.length ? calls[calls.length - 1].index : null;
+    this.onSelect = onSelect;
+    this.selected = calls.length ? calls[calls.length - 1].index : null;
     this.list = h("div", { class: "tree", role: "tree", "aria-label": "Calls", "data-list": true });
-    const named = calls.some((it) => it.agent);
-    this.kind = localStorage.getItem(CHOICE) ?? (named ? "agent" : "prefix");
+    const hasAgents = calls.some((call) => call.agent);
+    this.grouping = localStorage.getItem(GROUPING_KEY) ?? (hasAgents ? "agent" : "prefix");
     this.node = h(
       "div",
       {},
@@ -22,15 +22,15 @@ export class CallTree {
         { class: "head" },
         h("h2", {}, "Calls"),
         toggle(
-          "Tree of calls",
+          "Group calls",
           [
-            ["agent", "By node", "Grouped by the node or agent that called"],
-            ["prefix", "By prefix", "A call that begins with other tokens than the one before it starts a branch"],
+            ["agent", "By node", "Grouped by the node or agent that made the call"],
+            ["prefix", "By prefix", "A call that doesn't extend an earlier call's tokens starts a branch"],
           ],
-          this.kind,
-          (it) => {
-            this.kind = it;
-            localStorage.setItem(CHOICE, it);
+          this.grouping,
+          (grouping) => {
+            this.grouping = grouping;
+            localStorage.setItem(GROUPING_KEY, grouping);
             this.draw();
           },
         ),
@@ -40,28 +40,28 @@ export class CallTree {
     this.draw();
   }
 
-  pick(index) {
-    this.chosen = index;
-    for (const it of this.list.querySelectorAll("[data-call]")) {
-      const on = Number(it.dataset.call) === index;
-      it.setAttribute("aria-selected", String(on));
-      it.tabIndex = on ? 0 : -1;
+  select(index) {
+    this.selected = index;
+    for (const item of this.list.querySelectorAll("[data-call]")) {
+      const isSelected = Number(item.dataset.call) === index;
+      item.setAttribute("aria-selected", String(isSelected));
+      item.tabIndex = isSelected ? 0 : -1;
     }
   }
 
   draw() {
-    const rows = this.kind === "agent" ? byAgent(this.calls) : byPrefix(this.calls);
-    fill(this.list, rows.length ? rows.map((it) => this.#row(it)) : h("p", { class: "soft" }, "No call."));
-    this.pick(this.chosen);
+    const rows = this.grouping === "agent" ? byAgent(this.calls) : byPrefix(this.calls);
+    fill(this.list, rows.length ? rows.map((row) => this.#row(row)) : h("p", { class: "soft" }, "No calls."));
+    this.select(this.selected);
   }
 
   #row({ call, depth, name, fork }) {
-    const at = Math.min(depth, DEEPEST);
+    const level = Math.min(depth, MAX_DEPTH);
     if (!call)
       return h(
         "div",
         {
-          class: `node d${at}`,
+          class: `agent d${level}`,
           role: "treeitem",
           "aria-level": depth + 1,
           "aria-expanded": "true",
@@ -70,22 +70,22 @@ export class CallTree {
         },
         h("span", { class: "label" }, name),
       );
-    const pick = () => {
-      this.pick(call.index);
-      this.choose(call);
+    const select = () => {
+      this.select(call.index);
+      this.onSelect(call);
     };
-    const agent = this.kind === "prefix" && call.agent ? ` ${call.agent.split("/").pop()}` : "";
+    const agent = this.grouping === "prefix" && call.agent ? ` ${call.agent.split("/").pop()}` : "";
     return h(
       "div",
       {
-        class: `d${at}`,
+        class: `d${level}`,
         role: "treeitem",
         "aria-level": depth + 1,
         tabindex: -1,
         "data-call": call.index,
         "data-item": true,
-        onclick: pick,
-        onfocus: pick,
+        onclick: select,
+        onfocus: select,
       },
       h(
         "span",
@@ -95,12 +95,14 @@ export class CallTree {
             "span",
             {
               class: "fork",
-              title: fork ? `Begins with ${fork} tokens of call ${call.parent}` : "Begins with other tokens",
+              title: fork
+                ? `Shares the first ${fork} tokens with call ${call.parent}`
+                : "Shares no tokens with an earlier call",
             },
             `⑂ ${fork} `,
           ),
         `${call.index}${agent}`,
-        h("span", { class: "faint" }, ` ${what(call)}`),
+        h("span", { class: "faint" }, ` ${outcome(call)}`),
       ),
       h(
         "span",
@@ -112,34 +114,34 @@ export class CallTree {
   }
 }
 
-const what = (call) =>
+const outcome = (call) =>
   call.finish_reason === "tool_calls" ? "tool call" : call.finish_reason === "stop" ? "answer" : call.finish_reason;
 
-// Every name on the path of `agent` is a level; the calls stand below the last one in the order in which they were answered.
+// Every part of an agent's path is a level, with its calls below it, in the order of their answers.
 function byAgent(calls) {
   const rows = [];
-  let open = [];
+  let current = [];
   for (const call of calls) {
     const path = (call.agent ?? "").split("/").filter(Boolean);
-    let same = 0;
-    while (same < path.length && same < open.length && path[same] === open[same]) same += 1;
-    for (let depth = same; depth < path.length; depth += 1) rows.push({ name: path[depth], depth });
-    open = path;
+    let shared = 0;
+    while (shared < path.length && shared < current.length && path[shared] === current[shared]) shared += 1;
+    for (let depth = shared; depth < path.length; depth += 1) rows.push({ name: path[depth], depth });
+    current = path;
     rows.push({ call, depth: path.length });
   }
   return rows;
 }
 
-// A call that goes on with all of its parent's tokens stays on the parent's level; another one starts a branch below it.
+// The first call that continues all of its parent's tokens stays on the parent's level; others start a branch below it.
 function byPrefix(calls) {
   const depths = new Map(),
     continued = new Set();
   return calls.map((call) => {
-    const goesOn = call.parent !== null && call.continues && !continued.has(call.parent);
-    if (goesOn) continued.add(call.parent);
-    const above = call.parent === null ? -1 : (depths.get(call.parent) ?? -1);
-    const depth = goesOn ? above : above + 1;
+    const continues = call.parent !== null && call.continues && !continued.has(call.parent);
+    if (continues) continued.add(call.parent);
+    const parentDepth = call.parent === null ? -1 : (depths.get(call.parent) ?? -1);
+    const depth = continues ? parentDepth : parentDepth + 1;
     depths.set(call.index, depth);
-    return { call, depth, fork: goesOn || call.index === 0 ? undefined : call.shared_tokens };
+    return { call, depth, fork: continues || call.index === 0 ? undefined : call.shared_tokens };
   });
 }

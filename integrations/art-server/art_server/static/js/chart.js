@@ -1,4 +1,4 @@
-// Curves over steps, by uPlot. Knows nothing about where the numbers come from.
+// Line charts over steps, drawn by uPlot.
 
 import uPlot from "../vendor/uPlot.esm.js";
 import { h } from "./dom.js";
@@ -8,11 +8,11 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 export const SHAPES = ["●", "○", "■"];
 const sync = uPlot.sync("steps");
 
-// One card: title, newest value, curve; marks are {x, y, low, high, shape}, drawn as points with their intervals.
+// A card with a title, the latest value and a curve. Marks, {x, y, low, high, shape}, are drawn as points with intervals.
 export class Chart {
   constructor({
     title,
-    about = "",
+    caption = "",
     height = 150,
     format = num,
     ticks = tick,
@@ -23,33 +23,33 @@ export class Chart {
     Object.assign(this, { height, format, ticks, hue, floor, ceiling });
     this.value = h("span", { class: "value" });
     this.plot = h("div", { class: "plot" });
-    this.about = h("p", { class: "about", title: about }, about);
+    this.caption = h("p", { class: "caption", title: caption }, caption);
     this.node = h(
       "figure",
       { class: "card chart", "aria-label": title },
       h("figcaption", {}, h("span", { class: "title" }, title), this.value),
-      this.about,
+      this.caption,
       this.plot,
     );
-    this.resizing = new ResizeObserver(() => this.#resize());
-    this.resizing.observe(this.plot);
+    this.resizeObserver = new ResizeObserver(() => this.#resize());
+    this.resizeObserver.observe(this.plot);
     this.data = null;
   }
 
   set(steps, values, smooth, marks = []) {
     this.marks = marks;
-    const last = lastKnown(values);
-    this.resting = last === null ? "–" : this.format(last);
-    this.value.textContent = this.resting;
+    const last = lastValue(values);
+    this.latest = last === null ? "–" : this.format(last);
+    this.value.textContent = this.latest;
     this.data = smooth > 1 ? [steps, values, rolling(values, smooth)] : [steps, values];
-    const kind = `${this.data.length}`;
-    if (this.chart && this.kind === kind) this.chart.setData(this.data);
+    const seriesCount = `${this.data.length}`;
+    if (this.chart && this.seriesCount === seriesCount) this.chart.setData(this.data);
     else this.draw();
-    this.kind = kind;
+    this.seriesCount = seriesCount;
   }
 
-  tell(about) {
-    this.about.textContent = this.about.title = about;
+  setCaption(caption) {
+    this.caption.textContent = this.caption.title = caption;
   }
 
   draw() {
@@ -60,7 +60,7 @@ export class Chart {
   }
 
   destroy() {
-    this.resizing.disconnect();
+    this.resizeObserver.disconnect();
     this.chart?.destroy();
     this.chart = null;
   }
@@ -87,8 +87,8 @@ export class Chart {
       legend: { show: false },
       padding: [8, 16, 0, 0],
       scales: {
-        x: { time: false, range: (chart, low, high) => this.#across(low, high) },
-        y: { range: (chart, low, high) => this.#range(low, high) },
+        x: { time: false, range: (chart, low, high) => this.#xRange(low, high) },
+        y: { range: (chart, low, high) => this.#yRange(low, high) },
       },
       axes: [
         {
@@ -97,14 +97,14 @@ export class Chart {
           gap: 4,
           space: 50,
           incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000],
-          values: (chart, at) => at.map(tick),
+          values: (chart, splits) => splits.map(tick),
         },
         {
           ...axis,
-          size: (chart, shown) => 14 + 6.5 * Math.max(2, ...(shown ?? []).map((it) => it.length)),
+          size: (chart, labels) => 14 + 6.5 * Math.max(2, ...(labels ?? []).map((label) => label.length)),
           gap: 4,
           space: 34,
-          values: (chart, at) => at.map(this.ticks),
+          values: (chart, splits) => splits.map(this.ticks),
         },
       ],
       cursor: {
@@ -113,84 +113,85 @@ export class Chart {
         points: { size: 7 },
         drag: { x: true, y: false },
       },
-      hooks: { setCursor: [(chart) => this.#tell(chart)], draw: [(chart) => this.#mark(chart)] },
+      hooks: { setCursor: [(chart) => this.#showCursorValue(chart)], draw: [(chart) => this.#drawMarks(chart)] },
     };
   }
 
-  #across(low, high) {
-    const at = this.marks.map((it) => it.x);
-    const least = Math.min(low ?? Infinity, ...at),
-      most = Math.max(high ?? -Infinity, ...at);
-    if (!Number.isFinite(least)) return [0, 1];
-    return least === most ? [least - 1, most + 1] : [least, most];
+  #xRange(low, high) {
+    const xs = this.marks.map((mark) => mark.x);
+    const min = Math.min(low ?? Infinity, ...xs),
+      max = Math.max(high ?? -Infinity, ...xs);
+    if (!Number.isFinite(min)) return [0, 1];
+    return min === max ? [min - 1, max + 1] : [min, max];
   }
 
-  #range(low, high) {
+  #yRange(low, high) {
     for (const mark of this.marks) {
       low = Math.min(low ?? Infinity, mark.low ?? mark.y);
       high = Math.max(high ?? -Infinity, mark.high ?? mark.y);
     }
     if (low === null || low === undefined || !Number.isFinite(low)) return [0, 1];
-    const flat = high - low <= Math.abs(high) * 1e-6; // but for rounding
-    const room = (flat ? Math.abs(high) * 0.1 : (high - low) * 0.06) || 1;
-    const least = this.floor !== null && low >= this.floor ? Math.max(this.floor, low - room) : low - room;
-    const most = this.ceiling !== null && high <= this.ceiling ? Math.min(this.ceiling, high + room) : high + room;
-    return [least, most];
+    const flat = high - low <= Math.abs(high) * 1e-6; // except for rounding errors
+    const margin = (flat ? Math.abs(high) * 0.1 : (high - low) * 0.06) || 1;
+    const min = this.floor !== null && low >= this.floor ? Math.max(this.floor, low - margin) : low - margin;
+    const max = this.ceiling !== null && high <= this.ceiling ? Math.min(this.ceiling, high + margin) : high + margin;
+    return [min, max];
   }
 
-  // The value under the cursor, in every chart at once.
-  #tell(chart) {
-    const at = chart.cursor.idx;
-    if (at === null || at === undefined) {
-      this.value.textContent = this.resting;
+  // Shows the value at the cursor, which is the same step in every chart.
+  #showCursorValue(chart) {
+    const index = chart.cursor.idx;
+    if (index === null || index === undefined) {
+      this.value.textContent = this.latest;
       return;
     }
-    const value = this.data[1][at];
-    this.value.textContent = `step ${this.data[0][at]}: ${value === null ? "–" : this.format(value)}`;
+    const value = this.data[1][index];
+    this.value.textContent = `step ${this.data[0][index]}: ${value === null ? "–" : this.format(value)}`;
   }
 
-  #mark(chart) {
+  #drawMarks(chart) {
     if (!this.marks.length) return;
-    const pen = chart.ctx,
-      size = window.devicePixelRatio || 1;
-    pen.save();
-    pen.strokeStyle = pen.fillStyle = colour("--orange");
-    pen.lineWidth = 1.5 * size;
+    const context = chart.ctx,
+      scale = window.devicePixelRatio || 1;
+    context.save();
+    context.strokeStyle = context.fillStyle = colour("--orange");
+    context.lineWidth = 1.5 * scale;
     for (const { x, y, low, high, shape } of this.marks) {
-      const across = chart.valToPos(x, "x", true),
-        up = (value) => chart.valToPos(value, "y", true);
+      const left = chart.valToPos(x, "x", true),
+        top = (value) => chart.valToPos(value, "y", true);
       if (low !== null && low !== undefined) {
-        pen.beginPath();
-        pen.moveTo(across, up(low));
-        pen.lineTo(across, up(high));
-        pen.stroke();
+        context.beginPath();
+        context.moveTo(left, top(low));
+        context.lineTo(left, top(high));
+        context.stroke();
       }
-      pen.beginPath();
-      if (SHAPES[shape % SHAPES.length] === "■") pen.rect(across - 4 * size, up(y) - 4 * size, 8 * size, 8 * size);
-      else pen.arc(across, up(y), 4 * size, 0, 2 * Math.PI);
-      pen.fillStyle = colour(SHAPES[shape % SHAPES.length] === "○" ? "--card" : "--orange");
-      pen.fill();
-      pen.stroke();
+      context.beginPath();
+      if (SHAPES[shape % SHAPES.length] === "■")
+        context.rect(left - 4 * scale, top(y) - 4 * scale, 8 * scale, 8 * scale);
+      else context.arc(left, top(y), 4 * scale, 0, 2 * Math.PI);
+      context.fillStyle = colour(SHAPES[shape % SHAPES.length] === "○" ? "--card" : "--orange");
+      context.fill();
+      context.stroke();
     }
-    pen.restore();
+    context.restore();
   }
 }
 
-export const lastKnown = (values) => {
-  for (let at = values.length - 1; at >= 0; at -= 1) if (values[at] !== null) return values[at];
+export const lastValue = (values) => {
+  for (let index = values.length - 1; index >= 0; index -= 1) if (values[index] !== null) return values[index];
   return null;
 };
 
-// The mean of the last `count` known values; null where none is known.
+// The mean of the last `count` values that aren't null; null before the first.
 export function rolling(values, count) {
   let sum = 0;
-  const held = [];
+  const recent = [];
   return values.map((value) => {
     if (value !== null) {
-      held.push(value);
+      recent.push(value);
       sum += value;
-      if (held.length > count) sum -= held.shift();
+      if (recent.length > count) sum -= recent.shift();
     }
-    return held.length ? sum / held.length : null;
+    return recent.length ? sum / recent.length : null;
   });
 }

@@ -1,10 +1,10 @@
-// Messages as a conversation. What agents and tools said is inserted as text, never as markup.
+// Messages as a conversation. Output of agents and tools is inserted as text, never as markup.
 
 import { h } from "./dom.js";
 import { contentText, json, num, signed } from "./format.js";
 
-const LONG = 1800;
-const NAMES = {
+const MAX_CHARACTERS = 1800; // of a text, until it is expanded
+const ROLE_NAMES = {
   system: "System",
   developer: "Developer",
   user: "User",
@@ -13,45 +13,50 @@ const NAMES = {
   function: "Tool",
 };
 
-// `calls` maps a place in `messages` to the call that answered with it; `same` says how many of the first are as elsewhere.
-export function conversation(messages, { calls = new Map(), same = null, tools = new Map() } = {}) {
-  if (!messages.length) return h("p", { class: "soft" }, "No model call was recorded in this run.");
-  for (const it of messages)
-    for (const call of it?.tool_calls ?? []) if (call?.id) tools.set(call.id, call.function?.name ?? call.name);
+// `calls` maps an index in `messages` to the call that sampled the message. `shared`: in a comparison, the number of leading
+// messages that both conversations have in common.
+export function conversation(messages, { calls = new Map(), shared = null, tools = new Map() } = {}) {
+  if (!messages.length) return h("p", { class: "soft" }, "No model calls were recorded in this rollout.");
+  for (const each of messages)
+    for (const call of each?.tool_calls ?? []) if (call?.id) tools.set(call.id, call.function?.name ?? call.name);
   return h(
     "div",
     { class: "messages" },
-    messages.map((it, index) => message(it, calls.get(it), index, same, tools)),
+    messages.map((each, index) => drawMessage(each, calls.get(each), index, shared, tools)),
   );
 }
 
-function message(it, call, index, same, tools) {
-  if (!it || typeof it !== "object") return h("article", { class: "message" }, said(json(it)));
-  const role = NAMES[it.role] ? it.role : "";
-  const from = it.role === "tool" ? (it.name ?? tools.get(it.tool_call_id)) : it.name;
-  const text = contentText(it.content),
-    thought = it.reasoning_content ?? it.reasoning;
-  const kind = role === "function" ? "tool" : role === "developer" ? "system" : role;
+function drawMessage(message, call, index, shared, tools) {
+  if (!message || typeof message !== "object") return h("article", { class: "message" }, expandable(json(message)));
+  const role = ROLE_NAMES[message.role] ? message.role : "";
+  const name = message.role === "tool" ? (message.name ?? tools.get(message.tool_call_id)) : message.name;
+  const text = contentText(message.content),
+    reasoning = message.reasoning_content ?? message.reasoning;
+  const roleClass = role === "function" ? "tool" : role === "developer" ? "system" : role;
   return h(
     "article",
-    { class: `message ${kind}${same !== null && index < same ? " same" : ""}` },
+    { class: `message ${roleClass}${shared !== null && index < shared ? " shared" : ""}` },
     h(
       "div",
       { class: "who" },
-      h("b", {}, NAMES[it.role] ?? it.role ?? "?"),
-      from && h("span", { class: "mono" }, from),
-      call && answered(call),
-      same !== null && index === same && h("span", { class: "first" }, "differs from here on"),
+      h("b", {}, ROLE_NAMES[message.role] ?? message.role ?? "?"),
+      name && h("span", { class: "mono" }, name),
+      call && callDetails(call),
+      shared !== null && index === shared && h("span", { class: "first" }, "differs from here on"),
     ),
-    thought && h("div", { class: "thought" }, said(contentText(thought))),
-    text && said(text),
-    (it.tool_calls ?? []).map(toolCall),
-    it.function_call && toolCall({ function: it.function_call }),
-    !text && !it.tool_calls?.length && !it.function_call && !thought && h("p", { class: "faint small" }, "(empty)"),
+    reasoning && h("div", { class: "reasoning" }, expandable(contentText(reasoning))),
+    text && expandable(text),
+    (message.tool_calls ?? []).map(toolCall),
+    message.function_call && toolCall({ function: message.function_call }),
+    !text &&
+      !message.tool_calls?.length &&
+      !message.function_call &&
+      !reasoning &&
+      h("p", { class: "faint small" }, "(empty)"),
   );
 }
 
-const answered = (call) => [
+const callDetails = (call) => [
   h("span", {}, `call ${call.index}`),
   call.agent && h("span", { class: "mono" }, call.agent),
   call.advantage !== null && h("span", {}, `advantage ${signed(call.advantage)}`),
@@ -61,58 +66,58 @@ const answered = (call) => [
     h("span", { class: "chip bad" }, call.finish_reason),
 ];
 
-// Long texts are cut until somebody asks for the rest.
-function said(text) {
-  if (text.length <= LONG) return h("div", { class: "said" }, text);
-  const body = h("div", { class: "said" }, `${text.slice(0, LONG)}…`);
-  const more = h(
+// A text, truncated until it is expanded.
+function expandable(text) {
+  if (text.length <= MAX_CHARACTERS) return h("div", { class: "text" }, text);
+  const body = h("div", { class: "text" }, `${text.slice(0, MAX_CHARACTERS)}…`);
+  const button = h(
     "button",
     {
       type: "button",
       class: "more",
       onclick: () => {
         body.textContent = text;
-        more.remove();
+        button.remove();
       },
     },
     `Show all ${num(text.length)} characters`,
   );
-  return [body, more];
+  return [body, button];
 }
 
 function toolCall(call) {
-  const name = call?.function?.name ?? call?.name ?? "(no name)",
-    given = call?.function?.arguments ?? call?.args;
-  let values = given;
-  if (typeof given === "string") {
+  const name = call?.function?.name ?? call?.name ?? "(unnamed)",
+    input = call?.function?.arguments ?? call?.args;
+  let args = input;
+  if (typeof input === "string") {
     try {
-      values = JSON.parse(given);
+      args = JSON.parse(input);
     } catch {
-      /* shown as it was sampled */
+      /* shown as sampled */
     }
   }
-  const fields = values && typeof values === "object" && !Array.isArray(values);
+  const isObject = args && typeof args === "object" && !Array.isArray(args);
   return h(
     "div",
     { class: "toolcall" },
-    h("b", {}, `${name}(${fields && Object.keys(values).length ? "" : fields ? ")" : ""}`),
-    fields
-      ? Object.keys(values).length > 0 && [
+    h("b", {}, `${name}(${isObject && Object.keys(args).length ? "" : isObject ? ")" : ""}`),
+    isObject
+      ? Object.keys(args).length > 0 && [
           h(
             "dl",
             {},
-            Object.entries(values).map(([key, value]) => [h("dt", {}, key), h("dd", {}, json(value))]),
+            Object.entries(args).map(([key, value]) => [h("dt", {}, key), h("dd", {}, json(value))]),
           ),
           h("b", {}, ")"),
         ]
-      : [said(json(given ?? "")), h("b", {}, ")")],
+      : [expandable(json(input ?? "")), h("b", {}, ")")],
   );
 }
 
-// What a message says, without the ids that differ in every run.
-export const gist = (it) =>
+// Identifies a message's content in comparisons, without the ids that differ in every rollout.
+export const contentKey = (message) =>
   JSON.stringify([
-    it?.role,
-    contentText(it?.content),
-    (it?.tool_calls ?? []).map((call) => [call.function?.name, call.function?.arguments]),
+    message?.role,
+    contentText(message?.content),
+    (message?.tool_calls ?? []).map((call) => [call.function?.name, call.function?.arguments]),
   ]);

@@ -1,4 +1,4 @@
-// Elements from plain calls. Text is only ever inserted as text: what agents say is hostile until shown otherwise.
+// Creates DOM elements. Text is only ever inserted as text nodes, because agents' output is untrusted.
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "g", "line", "rect", "circle", "path", "text", "title"]);
@@ -13,11 +13,11 @@ export function h(tag, attributes = {}, ...children) {
       element[name] = value;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  add(element, children);
+  append(element, children);
   return element;
 }
 
-export function add(element, children) {
+export function append(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     element.append(child instanceof Node ? child : document.createTextNode(String(child)));
@@ -27,33 +27,33 @@ export function add(element, children) {
 
 export function fill(element, ...children) {
   element.replaceChildren();
-  return add(element, children);
+  return append(element, children);
 }
 
 export const byId = (id) => document.getElementById(id);
 
-// Whether somebody is in it, with the keyboard or with a click that has begun: then it is not drawn anew.
+// Whether the element has the focus or is being clicked; then it must not be redrawn.
 export const inUse = (element) => element.contains(document.activeElement) || element.matches(":active");
 
-// A number with its name and a line about it; `share` draws how far it is.
-export function tile(name, value, about, share = null) {
+// A number with its name and a line below it; `share`, from 0 to 1, adds a progress bar.
+export function tile(name, value, caption, share = null) {
   const bar = share === null ? null : h("div", { class: "bar", "aria-hidden": "true" }, h("i"));
   if (bar) bar.firstChild.style.width = `${Math.min(100, 100 * share)}%`;
-  return h("div", { class: "card tile" }, h("dt", {}, name), h("dd", {}, value), h("p", {}, about), bar);
+  return h("div", { class: "card tile" }, h("dt", {}, name), h("dd", {}, value), h("p", {}, caption), bar);
 }
 
-// A row of buttons of which one is on.
-export function toggle(label, options, chosen, choose) {
-  const buttons = options.map(([value, text, about]) =>
+// A row of buttons, of which one is pressed.
+export function toggle(label, options, selected, onSelect) {
+  const buttons = options.map(([value, text, title]) =>
     h(
       "button",
       {
         type: "button",
-        "aria-pressed": String(value === chosen),
-        title: about,
+        "aria-pressed": String(value === selected),
+        title,
         onclick: () => {
-          buttons.forEach((it, index) => it.setAttribute("aria-pressed", String(options[index][0] === value)));
-          choose(value);
+          buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(options[index][0] === value)));
+          onSelect(value);
         },
       },
       text,
@@ -64,45 +64,49 @@ export function toggle(label, options, chosen, choose) {
 
 export const field = (label, control) => h("label", { class: "field" }, label, control);
 
-export function select(options, chosen, choose, attributes = {}) {
+export function select(options, selected, onSelect, attributes = {}) {
   const control = h(
     "select",
-    { ...attributes, onchange: () => choose(control.value) },
-    options.map(([value, text]) => h("option", { value, selected: value === chosen }, text)),
+    { ...attributes, onchange: () => onSelect(control.value) },
+    options.map(([value, text]) => h("option", { value, selected: value === selected }, text)),
   );
   return control;
 }
 
-export const empty = (title, ...said) =>
+export const emptyCard = (title, ...lines) =>
   h(
     "div",
     { class: "card empty" },
     h("h2", {}, title),
-    said.map((it) => h("p", {}, it)),
+    lines.map((line) => h("p", {}, line)),
   );
 
-export const trouble = (title, said, again) =>
+export const errorCard = (title, message, retry) =>
   h(
     "div",
     { class: "card trouble", role: "alert" },
     h("h2", {}, title),
-    h("p", {}, said),
-    again && h("button", { type: "button", onclick: again }, "Try again"),
+    h("p", {}, message),
+    retry && h("button", { type: "button", onclick: retry }, "Try again"),
   );
 
-export function pager(page, go) {
+export function pager(page, onOffset) {
   const { total, limit, offset } = page;
   if (total <= limit && !offset) return null;
-  const to = Math.min(total, offset + page.items.length);
+  const end = Math.min(total, offset + page.items.length);
   return h(
     "div",
     { class: "pager" },
-    h("span", {}, `${offset + 1}–${to} of ${total.toLocaleString("en")}`),
+    h("span", {}, `${offset + 1}–${end} of ${total.toLocaleString("en")}`),
     h(
       "div",
       { class: "row" },
-      h("button", { type: "button", disabled: !offset, onclick: () => go(Math.max(0, offset - limit)) }, "← Back"),
-      h("button", { type: "button", disabled: to >= total, onclick: () => go(offset + limit) }, "More →"),
+      h(
+        "button",
+        { type: "button", disabled: !offset, onclick: () => onOffset(Math.max(0, offset - limit)) },
+        "← Previous",
+      ),
+      h("button", { type: "button", disabled: end >= total, onclick: () => onOffset(offset + limit) }, "Next →"),
     ),
   );
 }

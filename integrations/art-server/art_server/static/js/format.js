@@ -1,21 +1,21 @@
-// Numbers, times and tasks as words.
+// Formats numbers, times and tasks.
 
 export function num(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0";
-  const size = Math.abs(value);
-  if (size < 1e-3 || size >= 1e6)
+  const magnitude = Math.abs(value);
+  if (magnitude < 1e-3 || magnitude >= 1e6)
     return value
       .toExponential(Math.max(0, digits - 2))
       .replace("e-", "e−")
       .replace("e+", "e")
       .replace("-", "−");
   if (Number.isInteger(value)) return value.toLocaleString("en").replace("-", "−");
-  const places = Math.max(0, Math.min(digits, digits - 1 - Math.floor(Math.log10(size))));
-  return value.toFixed(places).replace("-", "−");
+  const decimals = Math.max(0, Math.min(digits, digits - 1 - Math.floor(Math.log10(magnitude))));
+  return value.toFixed(decimals).replace("-", "−");
 }
 
-// Of an axis: no more places than it takes.
+// An axis label, with no more decimals than necessary.
 export const tick = (value) =>
   value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)
     ? num(value)
@@ -42,21 +42,22 @@ export function ago(unix) {
 
 export function bytes(size) {
   const units = ["B", "kB", "MB", "GB", "TB"];
-  let at = 0;
-  for (; size >= 1000 && at < units.length - 1; at += 1) size /= 1000;
-  return `${at ? num(size) : size} ${units[at]}`;
+  let unit = 0;
+  for (; size >= 1000 && unit < units.length - 1; unit += 1) size /= 1000;
+  return `${unit ? num(size) : size} ${units[unit]}`;
 }
 
-export const short = (text, most = 160) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+export const truncate = (text, maxLength = 160) =>
+  text.length > maxLength ? `${text.slice(0, maxLength - 1)}…` : text;
 export const json = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
 
-// What a task is about, in one line, wherever its author put it.
+// A one-line summary of a task, from the usual keys.
 export function taskText(task) {
   if (task === null || task === undefined) return "(no task)";
   if (typeof task !== "object") return String(task);
   if (Array.isArray(task)) {
-    const asked = task.filter((it) => it && it.role === "user").pop();
-    return asked ? contentText(asked.content) : JSON.stringify(task);
+    const question = task.filter((message) => message && message.role === "user").pop();
+    return question ? contentText(question.content) : JSON.stringify(task);
   }
   for (const key of ["input", "messages", "question", "prompt", "query", "instruction", "task", "text", "name"]) {
     if (task[key] !== undefined && task[key] !== null) return taskText(task[key]);
@@ -72,19 +73,19 @@ export function contentText(content) {
   return json(content);
 }
 
-// [text, kind of chip] of how a run of the agent ended.
+// State of a rollout -> [text, chip class].
 export const STATES = {
   finished: ["finished", ""],
   failed: ["failed", "bad"],
   running: ["running", "accent"],
-  lost: ["lost, made again", ""],
+  lost: ["lost, retried", ""],
 };
 
-// As STATES; nobody runs what has not ended in a run that no process has open.
-export const stateOf = (state, run) => (state === "running" && !run.open ? ["not finished", ""] : STATES[state]);
+// As STATES, but a rollout can't be running if no process has its run open.
+export const stateOf = (state, run) => (state === "running" && !run.open ? ["unfinished", ""] : STATES[state]);
 
-// [value, name] of the splits that can be chosen: the usual ones are there before a rollout of theirs is.
+// [value, text] of the splits to choose from; train and eval are listed even before they have rollouts.
 export function splitsOf(run) {
-  const names = new Set(["train", "eval", ...run.splits.map((it) => it.split).filter(Boolean)]);
-  return [["", "all"], ...[...names].map((it) => [it, it])];
+  const names = new Set(["train", "eval", ...run.splits.map((each) => each.split).filter(Boolean)]);
+  return [["", "all"], ...[...names].map((name) => [name, name])];
 }

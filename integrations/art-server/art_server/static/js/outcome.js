@@ -1,16 +1,19 @@
-// How a run stands or ended, and what it gained, at one temperature at a time.
+// A run's status, the reason for it, and its evaluation results.
 
 import { h } from "./dom.js";
 import { num, percent } from "./format.js";
 
-const KINDS = { running: "accent", finished: "good", stopped: "warn", crashed: "bad", "dry run": "" };
+const CHIP_CLASSES = { running: "accent", finished: "good", stopped: "warn", crashed: "bad", "dry run": "" };
 
 export const statusChip = (run) =>
-  run.status ? h("span", { class: `chip status ${KINDS[run.status]}`, title: run.reason }, run.status) : null;
+  run.status ? h("span", { class: `chip status ${CHIP_CLASSES[run.status]}`, title: run.reason }, run.status) : null;
 
-// Why it is not finished, below its name.
-export const reason = (run) => run.reason && h("p", { class: "small soft why", title: run.reason }, run.reason);
+// Why the run stopped or crashed.
+export const reason = (run) => run.reason && h("p", { class: "small soft reason", title: run.reason }, run.reason);
 
-export const measured = (it) => (!it ? "–" : it.counts_successes ? percent(it.success) : num(it.success));
+// An evaluation's success rate, or its mean reward if the reward doesn't define success.
+export const evaluationResult = (evaluation) =>
+  !evaluation ? "–" : evaluation.counts_successes ? percent(evaluation.success) : num(evaluation.success);
+
 export const temperatureName = (temperature) =>
   temperature === null ? "the agent's own temperature" : `temperature ${temperature}`;

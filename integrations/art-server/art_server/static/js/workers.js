@@ -1,19 +1,19 @@
-// Workers and queues of a server. Where there is none, as in art view, the panel stays away.
+// The panel with a server's workers and queues; hidden in art view, which has no server.
 
 import { get } from "./api.js";
-import { add, byId, fill, h } from "./dom.js";
+import { append, byId, fill, h } from "./dom.js";
 import { ago } from "./format.js";
 
-const EVERY = 2000;
+const INTERVAL = 2000; // milliseconds between polls
 
-export async function watchWorkers() {
-  // Asked first, so that a page without a server causes no errors in the browser's console.
+export async function pollWorkers() {
+  // Checked first, so that a page without a server logs no errors to the browser's console.
   const schema = await get("openapi.json").catch(() => null);
   if (schema && !schema.paths?.["/status"]) return;
-  const ask = async () => {
+  const refresh = async () => {
     try {
       const [status, workers] = await Promise.all([get("status"), get("api/workers")]);
-      show(status, workers);
+      draw(status, workers);
     } catch (error) {
       if (error.status === 404) {
         byId("workers").hidden = true;
@@ -21,12 +21,12 @@ export async function watchWorkers() {
       }
       byId("workers").dataset.state = "lost";
     }
-    setTimeout(ask, EVERY);
+    setTimeout(refresh, INTERVAL);
   };
-  ask();
+  refresh();
 }
 
-function show(status, workers) {
+function draw(status, workers) {
   byId("workers").hidden = false;
   byId("workers").dataset.state = "live";
   byId("client-count").textContent = status.active_clients ?? 0;
@@ -39,7 +39,7 @@ function show(status, workers) {
       h(
         "p",
         { class: "soft small" },
-        "No worker yet. On any machine: ",
+        "No workers yet. Start one on any machine: ",
         h("code", {}, "art worker ws://HOST:PORT --id client_1 --agent app.py:agent"),
       ),
     );
@@ -61,28 +61,28 @@ function show(status, workers) {
             {},
             h("th", {}, "Worker"),
             h("th", {}, "State"),
-            ["Running", "Finished", "Lost", "Weights", "Last seen"].map((it) => h("th", { class: "num" }, it)),
+            ["Running", "Finished", "Lost", "Weights", "Last seen"].map((name) => h("th", { class: "num" }, name)),
           ),
         ),
-        add(h("tbody"), workers.map(row)),
+        append(h("tbody"), workers.map(row)),
       ),
     ),
   );
 }
 
-const row = (it) =>
+const row = (worker) =>
   h(
     "tr",
     {},
-    h("td", { class: "mono wide" }, it.id),
-    h("td", {}, h("span", { class: `chip ${/lost|gone|dead/.test(it.state) ? "bad" : ""}` }, it.state)),
+    h("td", { class: "mono wide" }, worker.id),
+    h("td", {}, h("span", { class: `chip ${/lost|gone|dead/.test(worker.state) ? "bad" : ""}` }, worker.state)),
     [
-      ["Running", it.running],
-      ["Finished", it.finished],
-      ["Lost", it.lost],
-      ["Weights", it.version ?? "–"],
-      ["Seen", seen(it.last_seen)],
+      ["Running", worker.running],
+      ["Finished", worker.finished],
+      ["Lost", worker.lost],
+      ["Weights", worker.version ?? "–"],
+      ["Last seen", lastSeen(worker.last_seen)],
     ].map(([name, value]) => h("td", { class: "num", "data-name": name }, value)),
   );
 
-const seen = (at) => (typeof at === "number" ? ago(at) : (at ?? "–"));
+const lastSeen = (time) => (typeof time === "number" ? ago(time) : (time ?? "–"));

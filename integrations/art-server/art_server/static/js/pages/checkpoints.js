@@ -1,24 +1,24 @@
-// The weights that are kept.
+// The run's checkpoints.
 
 import { get, runPath } from "../api.js";
-import { empty, fill, h } from "../dom.js";
+import { emptyCard, fill, h } from "../dom.js";
 import { bytes, plural } from "../format.js";
 
 export async function checkpoints(context) {
   const list = h("div", { class: "stacked" });
-  let known = "";
+  let drawn = "";
   const load = async () => {
     const page = await get(runPath(context.run, "/checkpoints"), { limit: 200 }, context.signal);
-    const now = JSON.stringify(page.items.map((it) => [it.name, it.size]));
-    if (now === known) return;
-    known = now;
+    const current = JSON.stringify(page.items.map((checkpoint) => [checkpoint.name, checkpoint.size]));
+    if (current === drawn) return;
+    drawn = current;
     fill(
       list,
       page.items.length
         ? page.items.map(card)
-        : empty(
-            "No checkpoint yet",
-            "Weights are saved after the first optimizer step; how many are kept is the setting keep_checkpoints.",
+        : emptyCard(
+            "No checkpoints yet",
+            "The first one is saved after the first optimizer step. The setting keep_checkpoints limits how many are kept.",
           ),
     );
   };
@@ -31,7 +31,7 @@ export async function checkpoints(context) {
         "div",
         { class: "head" },
         h("h1", {}, "Checkpoints"),
-        h("p", { class: "soft" }, "Every file's SHA-256 is in the manifest, learner.json."),
+        h("p", { class: "soft" }, "The manifest, learner.json, has the SHA-256 of every file."),
       ),
       list,
     ),
@@ -39,15 +39,15 @@ export async function checkpoints(context) {
   };
 }
 
-const card = (it, index) =>
+const card = (checkpoint, index) =>
   h(
     "details",
     { class: "card", open: index === 0 },
     h(
       "summary",
       {},
-      h("b", {}, it.name),
-      ` · ${bytes(it.size)} · ${plural(it.files.length, "file")} · weights of version ${it.version ?? "–"}`,
+      h("b", {}, checkpoint.name),
+      ` · ${bytes(checkpoint.size)} · ${plural(checkpoint.files.length, "file")} · policy version ${checkpoint.version ?? "–"}`,
     ),
     h(
       "div",
@@ -69,7 +69,7 @@ const card = (it, index) =>
         h(
           "tbody",
           {},
-          it.files.map((file) =>
+          checkpoint.files.map((file) =>
             h(
               "tr",
               {},

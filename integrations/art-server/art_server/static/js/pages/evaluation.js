@@ -1,19 +1,19 @@
-// A folder in which an agent was only measured: what was found, and every task's run.
+// The overview of an evaluation's folder: its result, and the rollout of every task.
 
 import { fill, h, tile } from "../dom.js";
 import { num, percent } from "../format.js";
-import { measured, reason, statusChip } from "../outcome.js";
+import { evaluationResult, reason, statusChip } from "../outcome.js";
 import { rollouts } from "./rollouts.js";
 
 export async function evaluation(context) {
   const tiles = h("dl", { class: "tiles" }),
     tasks = await rollouts(context),
-    said = h("p", { class: "soft" }, `An evaluation of ${context.info.model}: nothing is trained here.`),
+    description = h("p", { class: "soft" }, `Evaluation of ${context.info.model}, without training`),
     status = h("div", { class: "row" }),
-    title = h("div", {}, h("h1", {}, context.run), said, status);
+    title = h("div", {}, h("h1", {}, context.run), description, status);
   const draw = (run) => {
     fill(status, statusChip(run), reason(run));
-    fill(tiles, shown(run));
+    fill(tiles, resultTiles(run));
   };
   draw(context.info);
   tasks.node.classList.add("stacked");
@@ -26,23 +26,25 @@ export async function evaluation(context) {
   };
 }
 
-function shown(run) {
-  const found = run.measured,
-    counts = found?.counts_successes,
-    word = counts ? percent : num;
-  const begun = run.splits.reduce((sum, it) => sum + it.rollouts, 0);
+function resultTiles(run) {
+  const result = run.measured,
+    hasSuccess = result?.counts_successes,
+    format = hasSuccess ? percent : num;
+  const started = run.splits.reduce((sum, split) => sum + split.rollouts, 0);
   return [
     tile(
-      counts === false ? "Mean reward" : "Success",
-      measured(found),
-      found?.interval ? `95 %: ${found.interval.map((it) => word(it)).join(" to ")}` : "not measured to the end",
+      hasSuccess === false ? "Mean reward" : "Success",
+      evaluationResult(result),
+      result?.interval
+        ? `95 % interval: ${result.interval.map((bound) => format(bound)).join(" to ")}`
+        : "not finished",
     ),
-    counts ? tile("Mean reward", num(found.mean_reward), "of the same runs") : null,
+    hasSuccess ? tile("Mean reward", num(result.mean_reward), "over the same rollouts") : null,
     tile(
       "Tasks",
-      num(found?.n ?? begun),
-      !found ? "begun" : found.unscored ? `${num(found.unscored)} of them without a reward` : "all scored",
+      num(result?.n ?? started),
+      !result ? "started" : result.unscored ? `${num(result.unscored)} without a reward` : "all scored",
     ),
-    tile("Temperature", found?.temperature ?? "the agent's own", `reward: ${run.reward}`),
+    tile("Temperature", result?.temperature ?? "the agent's own", `reward: ${run.reward}`),
   ];
 }

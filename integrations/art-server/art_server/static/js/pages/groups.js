@@ -1,64 +1,64 @@
-// Groups with their spread: what there is to learn from.
+// Groups of rollouts with the spread of their rewards.
 
 import { get, runPath } from "../api.js";
-import { empty, field, fill, h, inUse, pager, select } from "../dom.js";
-import { num, plural, short, splitsOf, stateOf, taskText } from "../format.js";
+import { emptyCard, field, fill, h, inUse, pager, select } from "../dom.js";
+import { num, plural, splitsOf, stateOf, taskText, truncate } from "../format.js";
 import { extent, strip, stripLegend } from "../strip.js";
 
 const LIMIT = 30;
 
 export async function groups(context) {
-  const asked = {
+  const filters = {
     step: context.parameters.get("step") ?? "",
     split: context.parameters.get("split") ?? "train",
     offset: Number(context.parameters.get("offset") ?? 0),
   };
   const list = h("div", { class: "card groups", "data-list": true }),
-    said = h("p", { class: "soft" });
+    summary = h("p", { class: "soft" });
   const splits = splitsOf(context.info);
-  if (!splits.some(([value]) => value === asked.split)) asked.split = "";
+  if (!splits.some(([value]) => value === filters.split)) filters.split = "";
   const step = h("input", {
     type: "number",
     min: 0,
-    value: asked.step,
+    value: filters.step,
     placeholder: "all",
     onchange: () => change({ step: step.value, offset: 0 }),
   });
-  const change = async (next) => {
-    Object.assign(asked, next);
-    step.value = asked.step;
-    context.keep({ ...asked, offset: asked.offset || null });
+  const change = async (changes) => {
+    Object.assign(filters, changes);
+    step.value = filters.step;
+    context.saveParameters({ ...filters, offset: filters.offset || null });
     await load();
   };
-  const load = async (quietly = false) => {
-    const page = await get(runPath(context.run, "/groups"), { ...asked, limit: LIMIT }, context.signal);
-    if (quietly && inUse(list)) return;
+  const load = async (inBackground = false) => {
+    const page = await get(runPath(context.run, "/groups"), { ...filters, limit: LIMIT }, context.signal);
+    if (inBackground && inUse(list)) return;
     draw(page);
   };
   const draw = (page) => {
-    const flat = page.items.filter((it) => it.spread === 0).length;
-    const dull = flat ? `; ${flat} of the ${page.items.length} shown with equal rewards and nothing to teach` : "";
-    fill(said, plural(page.total, "group") + dull);
+    const equal = page.items.filter((group) => group.spread === 0).length;
+    const note = equal ? `; ${equal} of the ${page.items.length} shown have equal rewards and give no signal` : "";
+    fill(summary, plural(page.total, "group") + note);
     if (!page.items.length)
       return void fill(
         list,
-        empty(
-          "No group here",
-          "A group is several runs of the agent on one task. Choose another step or split, or wait for the first step.",
+        emptyCard(
+          "No groups",
+          "A group is several rollouts of one task. Choose another step or split, or wait for the first step.",
         ),
       );
     const range = extent(page.items);
     fill(
       list,
-      heads(),
-      page.items.map((it) => row(it, range, context)),
+      header(),
+      page.items.map((group) => row(group, range, context)),
       pager(page, (offset) => change({ offset })),
     );
   };
   await load();
-  const move = (by) =>
+  const move = (offset) =>
     change({
-      step: String(Math.max(0, Number(asked.step === "" ? (context.info.last_step ?? 0) : asked.step) + by)),
+      step: String(Math.max(0, Number(filters.step === "" ? (context.info.last_step ?? 0) : filters.step) + offset)),
       offset: 0,
     });
   const controls = h(
@@ -66,11 +66,11 @@ export async function groups(context) {
     { class: "row" },
     field(
       "Split",
-      select(splits, asked.split, (split) => change({ split, offset: 0 })),
+      select(splits, filters.split, (split) => change({ split, offset: 0 })),
     ),
     field("Step", step),
-    h("button", { type: "button", "aria-label": "Step before", onclick: () => move(-1) }, "←"),
-    h("button", { type: "button", "aria-label": "Step after", onclick: () => move(1) }, "→"),
+    h("button", { type: "button", "aria-label": "Previous step", onclick: () => move(-1) }, "←"),
+    h("button", { type: "button", "aria-label": "Next step", onclick: () => move(1) }, "→"),
     h(
       "button",
       { type: "button", onclick: () => change({ step: String(context.info.last_step ?? 0), offset: 0 }) },
@@ -82,41 +82,41 @@ export async function groups(context) {
     node: h(
       "section",
       {},
-      h("div", { class: "head" }, h("div", {}, h("h1", {}, "Groups"), said), controls),
+      h("div", { class: "head" }, h("div", {}, h("h1", {}, "Groups"), summary), controls),
       list,
       stripLegend(),
     ),
     update: (run) => {
       context.info = run;
-      if (!asked.offset && asked.step === "") return load(true);
+      if (!filters.offset && filters.step === "") return load(true);
     },
   };
 }
 
-const heads = () =>
+const header = () =>
   h(
     "div",
     { class: "group heads", "aria-hidden": "true" },
-    ["Task", "Rewards", "Mean", "Spread", "Runs"].map((it) => h("span", {}, it)),
+    ["Task", "Rewards", "Mean", "Spread", "Rollouts"].map((name) => h("span", {}, name)),
   );
 
 function row(group, range, context) {
-  const text = taskText(group.task);
-  const gone = [
+  const task = taskText(group.task);
+  const details = [
     group.running && `${group.running} ${stateOf("running", context.info)[0]}`,
     group.failed && `${group.failed} failed`,
     group.lost && `${group.lost} lost`,
   ]
     .filter(Boolean)
     .join(", ");
-  const all = context.link(context.run, "rollouts", "", { group: group.group });
+  const address = context.link(context.run, "rollouts", "", { group: group.group });
   return h(
     "div",
     { class: "group pickable" },
     h(
       "div",
       { class: "about" },
-      h("a", { href: all, "data-item": true, title: text }, short(text, 220)),
+      h("a", { href: address, "data-item": true, title: task }, truncate(task, 220)),
       h(
         "p",
         { class: "small soft" },
@@ -130,6 +130,6 @@ function row(group, range, context) {
     ),
     h("span", { class: "n", "data-name": "Mean" }, num(group.mean)),
     h("span", { class: "n", "data-name": "Spread" }, group.spread === null ? "–" : `±${num(group.spread)}`),
-    h("span", { class: "n small soft" }, plural(group.size, "run"), gone && h("br"), gone),
+    h("span", { class: "n small soft" }, plural(group.size, "rollout"), details && h("br"), details),
   );
 }

@@ -1,18 +1,18 @@
-// The run at a glance: how far it is, what it gained, and every metric of its steps, live.
+// The overview of a run: progress, results and the metrics of its steps, updated live.
 
 import { stepsAfter } from "../api.js";
 import { Chart, SHAPES } from "../chart.js";
-import { empty, field, fill, h, select, tile } from "../dom.js";
+import { emptyCard, field, fill, h, select, tile } from "../dom.js";
 import { duration, num, percent, percentTick, plural, signed } from "../format.js";
-import { measured, reason, statusChip, temperatureName } from "../outcome.js";
+import { evaluationResult, reason, statusChip, temperatureName } from "../outcome.js";
 import { evaluation } from "./evaluation.js";
 
-// Charts of their own, above the others.
+// Large charts, above the others.
 const LARGE = {
-  reward: { title: "Reward", about: "Mean over a step's trajectories", hue: "--blue", height: 210 },
+  reward: { title: "Reward", caption: "Mean over the step's rollouts", hue: "--blue", height: 210 },
   success: {
     title: "Success",
-    about: "Share of a step's trajectories",
+    caption: "Share of the step's rollouts",
     hue: "--green",
     height: 210,
     format: percent,
@@ -21,32 +21,32 @@ const LARGE = {
     ceiling: 1,
   },
 };
-// A line below the metric's name; a metric without one is drawn too.
+// Captions by metric; other metrics get charts without a caption.
 const CAPTIONS = {
-  call_reward: "Mean over the calls that have one of their own",
-  loss: "What the optimizer minimised",
-  kl_ref: "From the start weights",
-  kl_old: "From the weights that sampled",
-  entropy: "How undecided the policy is, in nats",
-  mismatch: "Engine and learner, on a fixed text",
-  logprob_gap: "Engine and learner, on trained tokens",
-  clip_fraction: "Share of tokens at the clip",
-  ratio: "New probability by old",
+  call_reward: "Mean over calls with their own reward",
+  loss: "Minimized by the optimizer",
+  kl_ref: "KL from the start weights",
+  kl_old: "KL from the sampling weights",
+  entropy: "Of the policy, in nats",
+  mismatch: "Engine vs. learner, on a fixed text",
+  logprob_gap: "Engine vs. learner, on trained tokens",
+  clip_fraction: "Share of clipped tokens",
+  ratio: "Mean ratio of new to old probabilities",
   grad_norm: "Before clipping",
-  learning_rate: "AdamW's",
-  groups_with_contrast: "Groups that teach something",
-  staleness: "Optimizer steps behind, mean",
-  seconds: "Of the whole step",
-  sampled_tokens: "Tokens that the policy wrote",
-  calls: "Model calls of a step",
-  failed: "Trajectories that ended in an error",
-  tokens_per_second: "Of the learner",
-  cache_hit_rate: "Prompt tokens computed before",
-  untrained: "Share of the tokens left out",
-  forced: "Share of the tokens that a grammar forced",
+  learning_rate: "AdamW",
+  groups_with_contrast: "Groups with unequal rewards",
+  staleness: "Mean age of the sampling weights, in steps",
+  seconds: "Duration of the step",
+  sampled_tokens: "Tokens sampled by the policy",
+  calls: "Model calls in the step",
+  failed: "Rollouts that ended with an error",
+  tokens_per_second: "Learner throughput",
+  cache_hit_rate: "Share of prompt tokens cached",
+  untrained: "Share of tokens not trained",
+  forced: "Share of tokens forced by a grammar",
 };
-// Until the reader chooses others.
-const SHOWN_AT_FIRST = [
+// Shown until the user chooses others.
+const DEFAULT_METRICS = [
   "call_reward",
   "loss",
   "kl_ref",
@@ -64,96 +64,101 @@ const SMOOTHINGS = [
   ["20", "20 steps"],
   ["50", "50 steps"],
 ];
-const CHOICE = "art-metrics",
-  SMOOTHING = "art-smoothing",
-  ROWS = 200;
+const METRICS_KEY = "art-metrics",
+  SMOOTHING_KEY = "art-smoothing",
+  TABLE_ROWS = 200;
 
 class Overview {
   constructor(context, steps) {
     this.context = context;
     this.steps = steps;
     this.charts = new Map();
-    this.chosen = remembered(CHOICE);
+    this.selected = storedSet(METRICS_KEY);
     this.status = h("span");
-    this.why = h("div");
+    this.reason = h("div");
     this.tiles = h("dl", { class: "tiles" });
     this.large = h("div", { class: "charts large" });
     this.small = h("div", { class: "charts" });
-    this.list = h("div", { class: "checks" });
+    this.checkboxes = h("div", { class: "checks" });
     this.table = h("div", { class: "metrics-table" });
-    this.nothing = h("div");
-    const smoothing = select(SMOOTHINGS, localStorage.getItem(SMOOTHING) ?? "auto", (value) => {
-      localStorage.setItem(SMOOTHING, value);
+    this.emptyBox = h("div");
+    const smoothing = select(SMOOTHINGS, localStorage.getItem(SMOOTHING_KEY) ?? "auto", (value) => {
+      localStorage.setItem(SMOOTHING_KEY, value);
       this.draw();
     });
-    smoothing.prepend(h("option", { value: "auto", selected: !localStorage.getItem(SMOOTHING) }, "auto"));
+    smoothing.prepend(h("option", { value: "auto", selected: !localStorage.getItem(SMOOTHING_KEY) }, "auto"));
     this.tableBox = h(
       "details",
       { class: "card", ontoggle: () => this.drawTable() },
-      h("summary", {}, "The numbers as a table"),
+      h("summary", {}, "Metrics as a table"),
       this.table,
     );
-    this.choiceBox = h("details", { class: "card" }, h("summary", {}, "Choose metrics"), this.list);
+    this.metricsBox = h("details", { class: "card" }, h("summary", {}, "Choose metrics"), this.checkboxes);
     this.node = h(
       "section",
       { class: "overview" },
-      h("div", { class: "head" }, h("div", { class: "row" }, h("h1", {}, context.run), this.status), field("Smoothing", smoothing)),
-      this.why,
+      h(
+        "div",
+        { class: "head" },
+        h("div", { class: "row" }, h("h1", {}, context.run), this.status),
+        field("Smoothing", smoothing),
+      ),
+      this.reason,
       this.tiles,
-      this.nothing,
+      this.emptyBox,
       this.large,
       this.small,
-      this.choiceBox,
+      this.metricsBox,
       this.tableBox,
     );
-    const redraw = () => this.charts.forEach((it) => it.draw());
+    const redraw = () => this.charts.forEach((chart) => chart.draw());
     addEventListener("art-theme", redraw);
     context.onStop(() => {
       removeEventListener("art-theme", redraw);
-      this.charts.forEach((it) => it.destroy());
+      this.charts.forEach((chart) => chart.destroy());
     });
   }
 
   async update(run) {
     this.context.info = run;
     const last = this.steps.length ? this.steps[this.steps.length - 1].step : -1;
-    if (run.last_step !== null && run.last_step < last) this.steps = []; // gone on from an earlier checkpoint
-    const fresh =
+    if (run.last_step !== null && run.last_step < last) this.steps = []; // the run was resumed from an earlier checkpoint
+    const newSteps =
       run.last_step === last ? [] : await stepsAfter(run.name, this.steps.length ? last : -1, this.context.signal);
-    this.steps.push(...fresh);
-    if (fresh.length || run.evaluations.length !== this.evaluated) this.draw();
+    this.steps.push(...newSteps);
+    if (newSteps.length || run.evaluations.length !== this.evaluationCount) this.draw();
     else this.drawTiles();
   }
 
   names() {
-    const found = new Set();
-    for (const it of this.steps) for (const name of Object.keys(it.metrics)) found.add(name);
-    return [...found].sort();
+    const names = new Set();
+    for (const step of this.steps) for (const name of Object.keys(step.metrics)) names.add(name);
+    return [...names].sort();
   }
 
   values(name) {
-    return this.steps.map((it) => it.metrics[name] ?? null);
+    return this.steps.map((step) => step.metrics[name] ?? null);
   }
 
-  smooth() {
-    const asked = localStorage.getItem(SMOOTHING);
-    if (asked && asked !== "auto") return Number(asked);
+  smoothing() {
+    const setting = localStorage.getItem(SMOOTHING_KEY);
+    if (setting && setting !== "auto") return Number(setting);
     return this.steps.length > 300 ? 20 : this.steps.length > 30 ? 5 : 0;
   }
 
   draw() {
     const names = this.names(),
-      across = this.steps.map((it) => it.step);
-    this.evaluated = this.context.info.evaluations.length;
+      stepNumbers = this.steps.map((each) => each.step);
+    this.evaluationCount = this.context.info.evaluations.length;
     this.drawTiles();
-    fill(this.nothing, this.steps.length ? null : this.waiting());
-    this.choiceBox.hidden = this.tableBox.hidden = !this.steps.length;
-    const shown = this.chosen ?? new Set(SHOWN_AT_FIRST);
+    fill(this.emptyBox, this.steps.length ? null : this.emptyState());
+    this.metricsBox.hidden = this.tableBox.hidden = !this.steps.length;
+    const selected = this.selected ?? new Set(DEFAULT_METRICS);
     const run = this.context.info;
-    const marks = run.evaluations.filter((it) => it && typeof it.success === "number");
+    const marks = run.evaluations.filter((result) => result && typeof result.success === "number");
     const wanted = [
-      ...Object.keys(LARGE).filter((it) => names.includes(it) || (it === "success" && marks.length)),
-      ...order(names).filter((it) => shown.has(it) && !(it in LARGE)),
+      ...Object.keys(LARGE).filter((name) => names.includes(name) || (name === "success" && marks.length)),
+      ...inOrder(names).filter((name) => selected.has(name) && !(name in LARGE)),
     ];
     for (const [name, chart] of this.charts) {
       if (!wanted.includes(name)) {
@@ -165,53 +170,58 @@ class Overview {
     for (const name of wanted) {
       let chart = this.charts.get(name);
       if (!chart) {
-        chart = new Chart(LARGE[name] ?? { title: name, about: CAPTIONS[name] ?? "" });
+        chart = new Chart(LARGE[name] ?? { title: name, caption: CAPTIONS[name] ?? "" });
         this.charts.set(name, chart);
       }
       (name in LARGE ? this.large : this.small).append(chart.node);
-      const counts = name === "success" && marks.every((it) => it.counts_successes);
-      if (name === "success" && counts) chart.tell(heldOutLegend(run.pairs));
-      chart.set(across, this.values(name), this.smooth(), counts ? marks.map((it) => point(it, run.pairs)) : []);
+      const comparable = name === "success" && marks.every((mark) => mark.counts_successes);
+      if (name === "success" && comparable) chart.setCaption(heldOutLegend(run.pairs));
+      chart.set(
+        stepNumbers,
+        this.values(name),
+        this.smoothing(),
+        comparable ? marks.map((mark) => point(mark, run.pairs)) : [],
+      );
     }
-    this.drawChoice(
-      names.filter((it) => !(it in LARGE)),
-      shown,
+    this.drawCheckboxes(
+      names.filter((name) => !(name in LARGE)),
+      selected,
     );
     this.drawTable();
   }
 
   drawTiles() {
     const run = this.context.info,
-      ofCalls = this.values("call_reward").some((it) => it !== null) && !this.values("reward").some(Boolean),
-      rewards = this.values(ofCalls ? "call_reward" : "reward").filter((it) => it !== null);
+      ofCalls = this.values("call_reward").some((value) => value !== null) && !this.values("reward").some(Boolean),
+      rewards = this.values(ofCalls ? "call_reward" : "reward").filter((value) => value !== null);
     const planned = run.planned_steps,
       done = run.last_step ?? 0,
       progress = run.progress;
     const expected = progress?.expected ? ` of ${Math.max(progress.expected, progress.begun)}` : "";
-    const under = progress && `step ${progress.step}: ${progress.finished}${expected} runs done`;
+    const current = progress && `step ${progress.step}: ${progress.finished}${expected} rollouts finished`;
     const recent = mean(rewards.slice(-4)),
       first = mean(rewards.slice(0, 4));
     fill(this.status, statusChip(run));
-    fill(this.why, reason(run));
-    this.why.hidden = !run.reason;
-    const spent = this.steps.reduce((sum, it) => sum + (it.metrics.seconds ?? 0), 0);
+    fill(this.reason, reason(run));
+    this.reason.hidden = !run.reason;
+    const totalSeconds = this.steps.reduce((sum, step) => sum + (step.metrics.seconds ?? 0), 0);
     const last = this.steps.length ? this.steps[this.steps.length - 1].metrics : {};
     fill(
       this.tiles,
       tile(
         "Steps",
         [num(done), planned ? h("small", {}, ` of ${planned}`) : null],
-        under || (planned && done >= planned ? "all done" : `loss ${run.loss ?? "–"}`),
+        current || (planned && done >= planned ? "finished" : `loss ${run.loss ?? "–"}`),
         planned ? done / planned : null,
       ),
       tile(
-        ofCalls ? "Reward of calls" : "Reward",
+        ofCalls ? "Call reward" : "Reward",
         num(recent),
         rewards.length > 4
           ? `last 4 steps; first 4: ${num(first)} (${signed(recent - first)})`
           : "mean of the last steps",
       ),
-      run.pairs.length ? run.pairs.map(heldOut) : tile("Held-out success", "–", "held-out tasks: none measured"),
+      run.pairs.length ? run.pairs.map(heldOut) : tile("Held-out success", "–", "no held-out evaluation"),
       tile(
         "Groups with contrast",
         [
@@ -219,35 +229,43 @@ class Overview {
           last.groups_sampled ? h("small", {}, ` of ${num(last.groups_sampled)}`) : null,
         ],
         this.steps.length
-          ? `of the last step; ${duration(last.seconds)} a step, ${duration(spent)} in all`
-          : "what there is to learn from",
+          ? `in the last step; ${duration(last.seconds)} per step, ${duration(totalSeconds)} in total`
+          : "groups with unequal rewards",
       ),
     );
   }
 
-  waiting() {
+  emptyState() {
     const run = this.context.info;
-    const seen = h("a", { href: this.context.link(run.name, "rollouts") }, "See the trajectories");
+    const trajectoriesLink = h("a", { href: this.context.link(run.name, "rollouts") }, "See the trajectories");
     if (run.status === "dry run")
-      return empty("A dry run", "One group of trajectories was made and scored; a dry run takes no step.", seen);
-    if (run.splits.length && !run.open)
-      return empty("No step here", "The agent was run, and no optimizer step was taken; nobody has this run open.", seen);
-    if (run.splits.length)
-      return empty(
-        "No step yet",
-        "Trajectories are being made; the curves begin with the first optimizer step.",
-        seen,
+      return emptyCard(
+        "Dry run",
+        "One group of rollouts was collected and scored. A dry run makes no optimizer step.",
+        trajectoriesLink,
       );
-    return empty(
-      "Nothing in this run yet",
-      "As soon as the agent is run, its trajectories are here, and a point on every curve for each optimizer step.",
+    if (run.splits.length && !run.open)
+      return emptyCard(
+        "No steps",
+        "Rollouts were collected, but no optimizer step was made, and the run is no longer open.",
+        trajectoriesLink,
+      );
+    if (run.splits.length)
+      return emptyCard(
+        "No steps yet",
+        "The first rollouts are being collected. Charts appear after the first optimizer step.",
+        trajectoriesLink,
+      );
+    return emptyCard(
+      "This run is empty",
+      "Trajectories appear when the first rollout starts, and charts after the first optimizer step.",
     );
   }
 
-  drawChoice(names, shown) {
-    if (this.list.contains(document.activeElement)) return;
+  drawCheckboxes(names, selected) {
+    if (this.checkboxes.contains(document.activeElement)) return;
     fill(
-      this.list,
+      this.checkboxes,
       names.length
         ? names.map((name) =>
             h(
@@ -255,34 +273,34 @@ class Overview {
               {},
               h("input", {
                 type: "checkbox",
-                checked: shown.has(name),
-                onchange: (event) => this.choose(name, event.target.checked),
+                checked: selected.has(name),
+                onchange: (event) => this.toggleMetric(name, event.target.checked),
               }),
               name,
             ),
           )
-        : h("p", { class: "soft" }, "Metrics come with the first step."),
+        : h("p", { class: "soft" }, "Metrics appear after the first step."),
     );
   }
 
-  choose(name, on) {
-    this.chosen = new Set(this.chosen ?? SHOWN_AT_FIRST);
-    this.chosen[on ? "add" : "delete"](name);
-    localStorage.setItem(CHOICE, JSON.stringify([...this.chosen]));
+  toggleMetric(name, isSelected) {
+    this.selected = new Set(this.selected ?? DEFAULT_METRICS);
+    this.selected[isSelected ? "add" : "delete"](name);
+    localStorage.setItem(METRICS_KEY, JSON.stringify([...this.selected]));
     this.draw();
   }
 
   drawTable() {
     if (!this.tableBox.open) return;
     const names = [...this.charts.keys()],
-      rows = this.steps.slice(-ROWS).reverse();
+      rows = this.steps.slice(-TABLE_ROWS).reverse();
     fill(
       this.table,
-      this.steps.length > ROWS
+      this.steps.length > TABLE_ROWS
         ? h(
             "p",
             { class: "soft small" },
-            `The last ${ROWS} steps; all are at `,
+            `The last ${TABLE_ROWS} steps. For all steps, see `,
             h("a", { href: `api/runs/${encodeURIComponent(this.context.run)}/metrics` }, "api/…/metrics"),
           )
         : null,
@@ -296,7 +314,7 @@ class Overview {
             "tr",
             {},
             h("th", { class: "num", scope: "col" }, "step"),
-            names.map((it) => h("th", { class: "num", scope: "col" }, it)),
+            names.map((name) => h("th", { class: "num", scope: "col" }, name)),
           ),
         ),
         h(
@@ -316,36 +334,39 @@ class Overview {
   }
 }
 
-const point = (it, pairs) => ({
-  x: it.step,
-  y: it.success,
-  low: it.interval?.[0] ?? null,
-  high: it.interval?.[1] ?? null,
-  shape: pairs.findIndex((pair) => pair.temperature === it.temperature),
+const point = (result, pairs) => ({
+  x: result.step,
+  y: result.success,
+  low: result.interval?.[0] ?? null,
+  high: result.interval?.[1] ?? null,
+  shape: pairs.findIndex((pair) => pair.temperature === result.temperature),
 });
 const heldOutLegend = (pairs) => {
-  const names = pairs.map((it, index) => `${SHAPES[index % SHAPES.length]} ${temperatureName(it.temperature)}`);
-  return pairs.length > 1 ? `${names.join(", ")}: held-out tasks` : `${LARGE.success.about}; held-out tasks: ${names}`;
+  const names = pairs.map((pair, index) => `${SHAPES[index % SHAPES.length]} ${temperatureName(pair.temperature)}`);
+  return pairs.length > 1 ? `Held-out tasks: ${names.join(", ")}` : `${LARGE.success.caption}; held-out tasks: ${names}`;
 };
-const mean = (values) => (values.length ? values.reduce((sum, it) => sum + it, 0) / values.length : null);
+const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
-// Before and after at one temperature: numbers of different ones are not compared.
+// The evaluations before and after training at one temperature; results of different temperatures aren't comparable.
 function heldOut({ temperature, before, after }) {
-  const now = after ?? before,
-    since = after && before ? `; before: ${measured(before)}` : "";
+  const newest = after ?? before,
+    baseline = after && before ? `; before: ${evaluationResult(before)}` : "";
   return tile(
-    now.counts_successes === false ? "Held-out reward" : "Held-out success",
-    measured(now),
-    `${temperatureName(temperature)}${since}; ${plural(now.n, "task")}, ${after ? `step ${now.step}` : "before training"}`,
+    newest.counts_successes === false ? "Held-out reward" : "Held-out success",
+    evaluationResult(newest),
+    `${temperatureName(temperature)}${baseline}; ${plural(newest.n, "task")}, ${after ? `step ${newest.step}` : "before training"}`,
   );
 }
 
-const order = (names) => [...SHOWN_AT_FIRST.filter((it) => names.includes(it)), ...names.filter((it) => !SHOWN_AT_FIRST.includes(it))];
+const inOrder = (names) => [
+  ...DEFAULT_METRICS.filter((name) => names.includes(name)),
+  ...names.filter((name) => !DEFAULT_METRICS.includes(name)),
+];
 
-function remembered(key) {
+function storedSet(key) {
   try {
-    const found = JSON.parse(localStorage.getItem(key));
-    return Array.isArray(found) ? new Set(found) : null;
+    const items = JSON.parse(localStorage.getItem(key));
+    return Array.isArray(items) ? new Set(items) : null;
   } catch {
     return null;
   }

@@ -1,70 +1,71 @@
-// A table of runs of the agent, by step, split, group or task.
+// A table of rollouts, filtered by step, split, group or task.
 
 import { get, runPath } from "../api.js";
-import { empty, field, fill, h, inUse, pager, select } from "../dom.js";
-import { duration, num, plural, short, signed, splitsOf, stateOf, taskText } from "../format.js";
+import { emptyCard, field, fill, h, inUse, pager, select } from "../dom.js";
+import { duration, num, plural, signed, splitsOf, stateOf, taskText, truncate } from "../format.js";
 
 const LIMIT = 50;
 
 export async function rollouts(context) {
-  const from = (name, otherwise = "") => context.parameters.get(name) ?? otherwise;
-  const asked = {
-    step: from("step"),
-    split: from("split"),
-    group: from("group"),
-    task_id: from("task_id"),
-    order: from("order", "newest"),
-    offset: Number(from("offset", 0)),
+  const parameter = (name, fallback = "") => context.parameters.get(name) ?? fallback;
+  const filters = {
+    step: parameter("step"),
+    split: parameter("split"),
+    group: parameter("group"),
+    task_id: parameter("task_id"),
+    order: parameter("order", "newest"),
+    offset: Number(parameter("offset", 0)),
   };
   const rows = h("tbody", { "data-list": true }),
-    said = h("p", { class: "soft" }),
-    foot = h("div"),
+    summary = h("p", { class: "soft" }),
+    footer = h("div"),
     chips = h("div", { class: "row" });
   const splits = splitsOf(context.info);
-  const change = async (next) => {
-    Object.assign(asked, next);
-    context.keep({ ...asked, offset: asked.offset || null, order: asked.order === "newest" ? null : asked.order });
+  const change = async (changes) => {
+    Object.assign(filters, changes);
+    context.saveParameters({
+      ...filters,
+      offset: filters.offset || null,
+      order: filters.order === "newest" ? null : filters.order,
+    });
     await load();
   };
-  const load = async (quietly = false) => {
-    const page = await get(runPath(context.run, "/trajectories"), { ...asked, limit: LIMIT }, context.signal);
-    if (quietly && inUse(rows)) return;
-    fill(said, plural(page.total, "trajectory", "trajectories"));
+  const load = async (inBackground = false) => {
+    const page = await get(runPath(context.run, "/trajectories"), { ...filters, limit: LIMIT }, context.signal);
+    if (inBackground && inUse(rows)) return;
+    fill(summary, plural(page.total, "trajectory", "trajectories"));
     fill(
       rows,
       page.items.length
-        ? page.items.map((it) => row(it, context))
+        ? page.items.map((rollout) => row(rollout, context))
         : h(
             "tr",
             {},
             h(
               "td",
               { colspan: 10 },
-              empty(
-                "No trajectory here",
-                "Take a filter away, or wait: a run of the agent is listed as soon as it begins.",
-              ),
+              emptyCard("No trajectories", "Remove a filter, or wait: a rollout is listed as soon as it starts."),
             ),
           ),
     );
     fill(
-      foot,
+      footer,
       pager(page, (offset) => change({ offset })),
     );
     fill(
       chips,
       ["group", "task_id"]
-        .filter((it) => asked[it])
+        .filter((name) => filters[name])
         .map((name) =>
           h(
             "span",
             { class: "chip accent" },
-            `${name === "group" ? "group" : "task"} ${asked[name].slice(0, 8)}`,
+            `${name === "group" ? "group" : "task"} ${filters[name].slice(0, 8)}`,
             h(
               "button",
               {
                 type: "button",
-                "aria-label": `Show all, not only this ${name === "group" ? "group" : "task"}`,
+                "aria-label": `Remove the filter by ${name === "group" ? "group" : "task"}`,
                 onclick: () => change({ [name]: "", offset: 0 }),
               },
               "✕",
@@ -76,14 +77,14 @@ export async function rollouts(context) {
   const step = h("input", {
     type: "number",
     min: 0,
-    value: asked.step,
+    value: filters.step,
     placeholder: "all",
     onchange: () => change({ step: step.value, offset: 0 }),
   });
   await load();
-  const heads = ["Task", "State", "Split"].map((it) => h("th", { scope: "col" }, it));
-  const numbers = ["Step", "Reward", "Success", "Advantage", "Calls", "Tokens", "Time"].map((it) =>
-    h("th", { scope: "col", class: "num" }, it),
+  const textColumns = ["Task", "State", "Split"].map((name) => h("th", { scope: "col" }, name));
+  const numberColumns = ["Step", "Reward", "Success", "Advantage", "Calls", "Tokens", "Time"].map((name) =>
+    h("th", { scope: "col", class: "num" }, name),
   );
   const controls = h(
     "div",
@@ -91,7 +92,7 @@ export async function rollouts(context) {
     chips,
     field(
       "Split",
-      select(splits, asked.split, (split) => change({ split, offset: 0 })),
+      select(splits, filters.split, (split) => change({ split, offset: 0 })),
     ),
     field("Step", step),
     field(
@@ -101,7 +102,7 @@ export async function rollouts(context) {
           ["newest", "newest first"],
           ["oldest", "oldest first"],
         ],
-        asked.order,
+        filters.order,
         (order) => change({ order, offset: 0 }),
       ),
     ),
@@ -110,25 +111,25 @@ export async function rollouts(context) {
     node: h(
       "section",
       {},
-      h("div", { class: "head" }, h("div", {}, h("h1", {}, "Trajectories"), said), controls),
+      h("div", { class: "head" }, h("div", {}, h("h1", {}, "Trajectories"), summary), controls),
       h(
         "div",
         { class: "card groups scroll" },
-        h("table", { class: "stack" }, h("thead", {}, h("tr", {}, heads, numbers)), rows),
-        foot,
+        h("table", { class: "stack" }, h("thead", {}, h("tr", {}, textColumns, numberColumns)), rows),
+        footer,
       ),
     ),
     update: (run) => {
       context.info = run;
-      if (!asked.offset && asked.order === "newest") return load(true);
+      if (!filters.offset && filters.order === "newest") return load(true);
     },
   };
 }
 
-function row(it, context) {
-  const text = taskText(it.task),
-    address = context.link(context.run, "rollout", it.rollout_id);
-  const [name, kind] = stateOf(it.state, context.info);
+function row(rollout, context) {
+  const task = taskText(rollout.task),
+    address = context.link(context.run, "rollout", rollout.rollout_id);
+  const [name, kind] = stateOf(rollout.state, context.info);
   return h(
     "tr",
     {
@@ -140,17 +141,17 @@ function row(it, context) {
     h(
       "td",
       { class: "wide" },
-      h("a", { href: address, class: "task", title: text, "data-item": true }, short(text, 200)),
-      it.error && h("p", { class: "small soft" }, short(it.error, 120)),
+      h("a", { href: address, class: "task", title: task, "data-item": true }, truncate(task, 200)),
+      rollout.error && h("p", { class: "small soft" }, truncate(rollout.error, 120)),
     ),
     h("td", {}, h("span", { class: `chip ${kind}` }, name)),
-    h("td", { "data-name": "Split" }, it.split ?? "–"),
-    h("td", { class: "num", "data-name": "Step" }, it.step ?? "–"),
-    h("td", { class: "num", "data-name": "Reward" }, num(it.reward)),
-    h("td", { class: "num", "data-name": "Success" }, num(it.metrics.success)),
-    h("td", { class: "num", "data-name": "Advantage" }, it.advantage === null ? "–" : signed(it.advantage)),
-    h("td", { class: "num", "data-name": "Calls" }, it.calls),
-    h("td", { class: "num", "data-name": "Tokens" }, num(it.sampled_tokens)),
-    h("td", { class: "num", "data-name": "Time" }, it.state === "running" ? "…" : duration(it.seconds)),
+    h("td", { "data-name": "Split" }, rollout.split ?? "–"),
+    h("td", { class: "num", "data-name": "Step" }, rollout.step ?? "–"),
+    h("td", { class: "num", "data-name": "Reward" }, num(rollout.reward)),
+    h("td", { class: "num", "data-name": "Success" }, num(rollout.metrics.success)),
+    h("td", { class: "num", "data-name": "Advantage" }, rollout.advantage === null ? "–" : signed(rollout.advantage)),
+    h("td", { class: "num", "data-name": "Calls" }, rollout.calls),
+    h("td", { class: "num", "data-name": "Tokens" }, num(rollout.sampled_tokens)),
+    h("td", { class: "num", "data-name": "Time" }, rollout.state === "running" ? "…" : duration(rollout.seconds)),
   );
 }

@@ -1,23 +1,23 @@
-// All runs of a folder.
+// The list of runs.
 
 import { get } from "../api.js";
-import { empty, fill, h } from "../dom.js";
+import { emptyCard, fill, h } from "../dom.js";
 import { ago, num } from "../format.js";
-import { measured, reason, statusChip, temperatureName } from "../outcome.js";
+import { evaluationResult, reason, statusChip, temperatureName } from "../outcome.js";
 
 export async function runs(context) {
   const rows = h("tbody", { "data-list": true });
-  const draw = (found) =>
+  const draw = (items) =>
     fill(
       rows,
-      found.map((run) => row(run, context)),
+      items.map((run) => row(run, context)),
     );
-  draw(context.known);
-  if (!context.known.length) {
+  draw(context.runs);
+  if (!context.runs.length) {
     return {
-      node: empty(
-        "No run here yet",
-        "A run folder appears as soon as a run begins. To make one:",
+      node: emptyCard(
+        "No runs yet",
+        "A run is listed as soon as it starts. To start one:",
         h("code", {}, "art train agent.py:agent tasks.jsonl --reward agent.py:reward --model tiny"),
       ),
     };
@@ -29,12 +29,12 @@ export async function runs(context) {
   }, 5000);
   context.onStop(() => clearInterval(timer));
   const column = (name, kind, title) => h("th", { scope: "col", class: kind, title }, name);
-  const heads = [
-    ...["Run", "Status", "Model, loss and reward"].map((it) => column(it)),
+  const columns = [
+    ...["Run", "Status", "Model, loss and reward"].map((name) => column(name)),
     column("Steps", "num"),
-    column("Held-out", "num", "Success or mean reward on held-out tasks, before training and since"),
+    column("Held-out", "num", "Success or mean reward on held-out tasks, before and after training"),
     column("Final reward", "num", "Mean training reward of the last 4 steps"),
-    column("Last written", "num"),
+    column("Last updated", "num"),
   ];
   return {
     node: h(
@@ -44,7 +44,7 @@ export async function runs(context) {
       h(
         "div",
         { class: "card scroll" },
-        h("table", { class: "stack runs" }, h("thead", {}, h("tr", {}, heads)), rows),
+        h("table", { class: "stack runs" }, h("thead", {}, h("tr", {}, columns)), rows),
       ),
     ),
   };
@@ -59,31 +59,36 @@ function row(run, { link }) {
   );
   if (run.problem) return h("tr", {}, name, h("td", { colspan: 6 }));
   const steps = `${run.last_step ?? 0}${run.planned_steps ? ` / ${run.planned_steps}` : ""}`;
-  const evaluates = run.kind === "evaluation",
-    made = [evaluates ? null : run.loss, run.reward].filter(Boolean).join(" · ");
+  const isEvaluation = run.kind === "evaluation",
+    lossAndReward = [isEvaluation ? null : run.loss, run.reward].filter(Boolean).join(" · ");
   return h(
     "tr",
     {},
     name,
     h("td", { "data-name": "Status" }, statusChip(run) ?? "–"),
-    h("td", { "data-name": "Model" }, short(run.model ?? "–"), made && short(made, "small soft")),
-    h("td", { class: "num", "data-name": "Steps" }, evaluates ? "evaluation" : steps),
+    h(
+      "td",
+      { "data-name": "Model" },
+      ellipsis(run.model ?? "–"),
+      lossAndReward && ellipsis(lossAndReward, "small soft"),
+    ),
+    h("td", { class: "num", "data-name": "Steps" }, isEvaluation ? "evaluation" : steps),
     h(
       "td",
       { class: "num pairs", "data-name": "Held-out" },
-      evaluates ? measured(run.measured) : run.pairs.length ? run.pairs.map(change) : "–",
+      isEvaluation ? evaluationResult(run.measured) : run.pairs.length ? run.pairs.map(change) : "–",
     ),
     h("td", { class: "num", "data-name": "Final reward" }, num(run.final_reward)),
-    h("td", { class: "num", "data-name": "Written" }, run.written ? ago(run.written) : "–"),
+    h("td", { class: "num", "data-name": "Updated" }, run.written ? ago(run.written) : "–"),
   );
 }
 
-const short = (text, kind = "") => h("span", { class: `short ${kind}`, title: text }, text);
+const ellipsis = (text, kind = "") => h("span", { class: `short ${kind}`, title: text }, text);
 
 const change = (pair) =>
   h(
     "div",
     { class: "change" },
-    `${measured(pair.before)} → ${measured(pair.after)} `,
+    `${evaluationResult(pair.before)} → ${evaluationResult(pair.after)} `,
     h("small", {}, temperatureName(pair.temperature)),
   );

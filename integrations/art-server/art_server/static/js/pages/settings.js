@@ -1,12 +1,12 @@
-// What the run was begun with.
+// The run's settings and evaluations.
 
 import { h } from "../dom.js";
 import { json, num } from "../format.js";
-import { measured } from "../outcome.js";
+import { evaluationResult } from "../outcome.js";
 
 export async function settings(context) {
   const run = context.info;
-  const made = [
+  const components = [
     ["model", run.model],
     ["loss", run.loss],
     ["reward", run.reward],
@@ -19,8 +19,8 @@ export async function settings(context) {
       "section",
       {},
       h("div", { class: "head" }, h("h1", {}, "Settings")),
-      h("div", { class: "card" }, h("h2", {}, "Made of"), pairs(made)),
-      h("div", { class: "card" }, h("h2", {}, "Settings"), pairs(Object.entries(run.config).sort())),
+      h("div", { class: "card" }, h("h2", {}, "Components"), definitions(components)),
+      h("div", { class: "card" }, h("h2", {}, "Settings"), definitions(Object.entries(run.config).sort())),
       evaluations.length
         ? h(
             "div",
@@ -36,25 +36,29 @@ export async function settings(context) {
                   "tr",
                   {},
                   h("th", { scope: "col" }, "Name"),
-                  ["Step", "Temperature", "Result", "95 %", "Tasks", "Unscored"].map((it) =>
-                    h("th", { scope: "col", class: "num" }, it),
+                  ["Step", "Temperature", "Result", "95 % interval", "Tasks", "Unscored"].map((name) =>
+                    h("th", { scope: "col", class: "num" }, name),
                   ),
                 ),
               ),
               h(
                 "tbody",
                 {},
-                evaluations.map((it) =>
+                evaluations.map((evaluation) =>
                   h(
                     "tr",
                     {},
-                    h("td", {}, it.name),
-                    h("td", { class: "num" }, it.step),
-                    h("td", { class: "num" }, it.temperature ?? "agent's own"),
-                    h("td", { class: "num" }, measured(it)),
-                    h("td", { class: "num" }, it.interval ? it.interval.map((x) => num(x)).join(" – ") : "–"),
-                    h("td", { class: "num" }, it.n),
-                    h("td", { class: "num" }, it.unscored),
+                    h("td", {}, evaluation.name),
+                    h("td", { class: "num" }, evaluation.step),
+                    h("td", { class: "num" }, evaluation.temperature ?? "agent's own"),
+                    h("td", { class: "num" }, evaluationResult(evaluation)),
+                    h(
+                      "td",
+                      { class: "num" },
+                      evaluation.interval ? evaluation.interval.map((bound) => num(bound)).join(" – ") : "–",
+                    ),
+                    h("td", { class: "num" }, evaluation.n),
+                    h("td", { class: "num" }, evaluation.unscored),
                   ),
                 ),
               ),
@@ -65,11 +69,11 @@ export async function settings(context) {
   };
 }
 
-const pairs = (found) =>
+const definitions = (entries) =>
   h(
     "dl",
     { class: "settings" },
-    found.map(([name, value]) =>
+    entries.map(([name, value]) =>
       h("div", {}, h("dt", {}, name), h("dd", {}, value === null || value === undefined ? "–" : json(value))),
     ),
   );

@@ -1,4 +1,4 @@
-// One run of the agent: what was said, why it got its reward, and what training made of every token.
+// One rollout: its conversation, the reasons for its reward, and its tokens with advantages and logprobs.
 
 import { get, rolloutPath, runPath } from "../api.js";
 import { CallTree } from "../calltree.js";
@@ -8,32 +8,33 @@ import { ago, duration, json, num, plural, signed, stateOf, taskText } from "../
 import { TokenView } from "../tokens.js";
 
 export async function trajectory(context) {
-  const it = await get(rolloutPath(context.run, context.argument), {}, context.signal);
+  const rollout = await get(rolloutPath(context.run, context.argument), {}, context.signal);
   const body = h("div", { class: "body" });
-  const asked = { view: context.parameters.get("view") ?? "messages", call: context.parameters.get("call") };
-  const tokens = new TokenView(context.run, it, context.signal);
-  const tree = new CallTree(it.call_list, (call) => {
-    asked.call = String(call.index);
-    context.keep(asked);
+  const selection = { view: context.parameters.get("view") ?? "messages", call: context.parameters.get("call") };
+  const tokens = new TokenView(context.run, rollout, context.signal);
+  const tree = new CallTree(rollout.call_list, (call) => {
+    selection.call = String(call.index);
+    context.saveParameters(selection);
     draw();
   });
-  const chosen = () =>
-    it.call_list.find((call) => String(call.index) === asked.call) ?? it.call_list[it.call_list.length - 1];
-  if (asked.call !== null && chosen()) tree.pick(chosen().index);
+  const selectedCall = () =>
+    rollout.call_list.find((call) => String(call.index) === selection.call) ??
+    rollout.call_list[rollout.call_list.length - 1];
+  if (selection.call !== null && selectedCall()) tree.select(selectedCall().index);
   const views = {
-    messages: () => said(it, chosen()),
+    messages: () => callConversation(rollout, selectedCall()),
     tokens: () => {
-      tokens.open(asked.call === null ? 0 : chosen().index);
+      tokens.open(selection.call === null ? 0 : selectedCall().index);
       return tokens.node;
     },
-    request: () => request(it, chosen()),
+    request: () => request(rollout, selectedCall()),
   };
-  if (!views[asked.view]) asked.view = "messages";
-  const draw = () => fill(body, views[asked.view]());
+  if (!views[selection.view]) selection.view = "messages";
+  const draw = () => fill(body, views[selection.view]());
   const tabs = h("div");
   const show = (view) => {
-    asked.view = view;
-    context.keep(asked);
+    selection.view = view;
+    context.saveParameters(selection);
     fill(tabs, switches());
     draw();
   };
@@ -45,38 +46,38 @@ export async function trajectory(context) {
         ["tokens", "Tokens"],
         ["request", "Request"],
       ],
-      asked.view,
+      selection.view,
       show,
     );
   fill(tabs, switches());
   draw();
-  context.onKey("v", () => show(asked.view === "messages" ? "tokens" : "messages"));
+  context.onKey("v", () => show(selection.view === "messages" ? "tokens" : "messages"));
   context.onKey("c", () => {
-    if (asked.view === "tokens") tokens.change();
+    if (selection.view === "tokens") tokens.switchColour();
     else show("tokens");
   });
   context.onKey("x", () => {
-    location.hash = compareLink(context, it);
+    location.hash = compareLink(context, rollout);
   });
-  const beside = await neighbours(context, it);
+  const neighbours = await findNeighbours(context, rollout);
   for (const [key, other] of [
-    ["[", beside.before],
-    ["]", beside.after],
+    ["[", neighbours.previous],
+    ["]", neighbours.next],
   ])
     context.onKey(key, () => {
-      if (other) location.hash = context.link(context.run, "rollout", other, { view: asked.view });
+      if (other) location.hash = context.link(context.run, "rollout", other, { view: selection.view });
     });
-  const grown = async () => {
-    const now = await get(rolloutPath(context.run, it.rollout_id), {}, context.signal);
-    if (now.calls !== it.calls || now.state !== it.state) context.again();
+  const refresh = async () => {
+    const current = await get(rolloutPath(context.run, rollout.rollout_id), {}, context.signal);
+    if (current.calls !== rollout.calls || current.state !== rollout.state) context.reload();
   };
   return {
-    update: it.state === "running" ? grown : null,
+    update: rollout.state === "running" ? refresh : null,
     node: h(
       "section",
       { class: "trajectory" },
-      head(context, it, beside),
-      reasons(it),
+      head(context, rollout, neighbours),
+      reasons(rollout),
       h(
         "div",
         { class: "split" },
@@ -84,8 +85,8 @@ export async function trajectory(context) {
           "aside",
           { class: "card side" },
           tree.node,
-          it.omitted_calls
-            ? h("p", { class: "small soft" }, `${plural(it.omitted_calls, "later call")} left out`)
+          rollout.omitted_calls
+            ? h("p", { class: "small soft" }, `${plural(rollout.omitted_calls, "later call")} not shown`)
             : null,
         ),
         h(
@@ -98,7 +99,7 @@ export async function trajectory(context) {
             h(
               "span",
               { class: "small soft" },
-              chosen() ? `${plural(it.calls, "call")}, ${num(it.sampled_tokens)} sampled tokens` : "",
+              selectedCall() ? `${plural(rollout.calls, "call")}, ${num(rollout.sampled_tokens)} sampled tokens` : "",
             ),
           ),
           body,
@@ -108,16 +109,16 @@ export async function trajectory(context) {
   };
 }
 
-const compareLink = (context, it) =>
-  context.link(context.run, "compare", "", { task_id: it.task_id, a: it.rollout_id });
+const compareLink = (context, rollout) =>
+  context.link(context.run, "compare", "", { task_id: rollout.task_id, a: rollout.rollout_id });
 
-function head(context, it, { before, after, at, of }) {
-  const [name, kind] = stateOf(it.state, context.info);
-  const go = (id, text, about) =>
+function head(context, rollout, { previous, next, index, count }) {
+  const [name, kind] = stateOf(rollout.state, context.info);
+  const navigation = (id, text, label) =>
     id
       ? h(
           "a",
-          { class: "button", href: context.link(context.run, "rollout", id), title: about, "aria-label": about },
+          { class: "button", href: context.link(context.run, "rollout", id), title: label, "aria-label": label },
           text,
         )
       : null;
@@ -131,55 +132,55 @@ function head(context, it, { before, after, at, of }) {
         "div",
         { class: "row small soft" },
         h("span", { class: `chip ${kind}` }, name),
-        [it.split, it.step !== null && `step ${it.step}`].filter(Boolean).join(" · "),
-        it.group &&
+        [rollout.split, rollout.step !== null && `step ${rollout.step}`].filter(Boolean).join(" · "),
+        rollout.group &&
           h(
             "a",
-            { href: context.link(context.run, "rollouts", "", { group: it.group }) },
-            of > 1 ? `run ${at + 1} of ${of} in its group` : "its group",
+            { href: context.link(context.run, "rollouts", "", { group: rollout.group }) },
+            count > 1 ? `rollout ${index + 1} of ${count} in its group` : "its group",
           ),
-        h("span", {}, ago(it.started)),
+        h("span", {}, ago(rollout.started)),
       ),
       h(
         "div",
         { class: "row" },
-        go(before, "←", "The run before in its group"),
-        go(after, "→", "The run after in its group"),
-        it.task_id && h("a", { class: "button", href: compareLink(context, it) }, "Compare"),
+        navigation(previous, "←", "Previous rollout in the group"),
+        navigation(next, "→", "Next rollout in the group"),
+        rollout.task_id && h("a", { class: "button", href: compareLink(context, rollout) }, "Compare"),
       ),
     ),
-    h("h1", {}, taskText(it.task)),
+    h("h1", {}, taskText(rollout.task)),
     h(
       "dl",
       { class: "facts" },
-      fact("Reward", num(it.reward)),
-      fact("Advantage", it.advantage === null ? "–" : signed(it.advantage)),
-      fact("Time", duration(it.seconds)),
-      Object.entries(it.metrics).map(([metric, value]) => fact(metric, num(value))),
+      fact("Reward", num(rollout.reward)),
+      fact("Advantage", rollout.advantage === null ? "–" : signed(rollout.advantage)),
+      fact("Time", duration(rollout.seconds)),
+      Object.entries(rollout.metrics).map(([metric, value]) => fact(metric, num(value))),
     ),
-    it.error && h("p", { class: "chip bad" }, it.error),
+    rollout.error && h("p", { class: "chip bad" }, rollout.error),
     h(
       "details",
       {},
-      h("summary", {}, "Task and output in full"),
+      h("summary", {}, "Full task and output"),
       h("h3", {}, "Task"),
-      h("pre", {}, json(it.task)),
+      h("pre", {}, json(rollout.task)),
       h("h3", {}, "Output"),
-      h("pre", {}, json(it.output) ?? "null"),
-      h("p", { class: "hash" }, it.rollout_id),
+      h("pre", {}, json(rollout.output) ?? "null"),
+      h("p", { class: "hash" }, rollout.rollout_id),
     ),
   );
 }
 
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
 
-// Why the reward is what it is; second opinions stand apart, because they never count.
-export function reasons(it) {
-  const notes = Object.entries(it.notes).map(([name, text]) =>
+// The explanations of the reward. Second opinions are shown separately, because they never count.
+export function reasons(rollout) {
+  const notes = Object.entries(rollout.notes).map(([name, text]) =>
     h("div", { class: "note" }, h("p", { class: "who" }, name), h("p", {}, text)),
   );
-  const counted = it.scores.filter((score) => !score.aside).pop();
-  const opinions = it.scores
+  const counted = rollout.scores.filter((score) => !score.aside).pop();
+  const opinions = rollout.scores
     .filter((score) => score.aside)
     .map((score) =>
       h(
@@ -188,7 +189,7 @@ export function reasons(it) {
         h(
           "p",
           { class: "who" },
-          `second opinion${score.by ? ` of ${score.by}` : ""}, does not count: ${num(score.reward)}`,
+          `second opinion${score.by ? ` by ${score.by}` : ""}, doesn't count: ${num(score.reward)}`,
         ),
         Object.values(score.notes).map((text) => h("p", {}, text)),
       ),
@@ -200,7 +201,7 @@ export function reasons(it) {
     h(
       "h2",
       {},
-      `Why ${it.reward === null ? "there is no reward" : `the reward is ${num(it.reward)}`}`,
+      `Why ${rollout.reward === null ? "there is no reward" : `the reward is ${num(rollout.reward)}`}`,
       counted?.by && h("span", { class: "soft small" }, ` by ${counted.by}`),
     ),
     notes,
@@ -208,46 +209,46 @@ export function reasons(it) {
   );
 }
 
-// The conversation of one call with its answer; who answered what is known where another call of the run did.
-export function said(it, call) {
+// A call's prompt and answer; messages that earlier calls of the rollout sampled have their call's details.
+export function callConversation(rollout, call) {
   if (!call) return conversation([]);
-  const messages = [...call.messages, call.answer].map((place) => it.messages[place]);
+  const messages = [...call.messages, call.answer].map((index) => rollout.messages[index]);
   const calls = new Map();
-  for (const other of it.call_list) {
-    if (other.index <= call.index) calls.set(it.messages[other.answer], other);
+  for (const other of rollout.call_list) {
+    if (other.index <= call.index) calls.set(rollout.messages[other.answer], other);
   }
   return conversation(messages, { calls });
 }
 
-function request(it, call) {
+function request(rollout, call) {
   if (!call) return conversation([]);
   const { messages, answer, tools, request: settings, ...facts } = call;
   return h(
     "div",
     {},
     h("h3", {}, "Answer"),
-    h("pre", {}, json(it.messages[answer])),
+    h("pre", {}, json(rollout.messages[answer])),
     h("h3", {}, "Settings"),
     h("pre", {}, json(settings)),
     h("h3", {}, "Tools"),
-    h("pre", {}, tools === null ? "none" : json(it.tools[tools])),
+    h("pre", {}, tools === null ? "none" : json(rollout.tools[tools])),
     h("h3", {}, "Call"),
     h("pre", {}, json(facts)),
     h("h3", {}, plural(messages.length, "message")),
-    h("pre", {}, json(messages.map((place) => it.messages[place]))),
+    h("pre", {}, json(messages.map((index) => rollout.messages[index]))),
   );
 }
 
-async function neighbours(context, it) {
-  if (!it.group) return { of: 1, at: 0 };
+async function findNeighbours(context, rollout) {
+  if (!rollout.group) return { count: 1, index: 0 };
   const page = await get(
     runPath(context.run, "/trajectories"),
-    { group: it.group, order: "oldest", limit: 200 },
+    { group: rollout.group, order: "oldest", limit: 200 },
     context.signal,
   );
   const ids = page.items
-      .filter((other) => other.state !== "lost" || other.rollout_id === it.rollout_id)
+      .filter((other) => other.state !== "lost" || other.rollout_id === rollout.rollout_id)
       .map((other) => other.rollout_id),
-    at = ids.indexOf(it.rollout_id);
-  return { before: ids[at - 1], after: ids[at + 1], at, of: ids.length };
+    index = ids.indexOf(rollout.rollout_id);
+  return { previous: ids[index - 1], next: ids[index + 1], index, count: ids.length };
 }

@@ -1,4 +1,4 @@
-"""The answers of the read-only routes, also used for OpenAPI."""
+"""The responses of the read-only routes, also used for OpenAPI."""
 
 from __future__ import annotations
 
