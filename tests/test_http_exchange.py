@@ -32,6 +32,13 @@ async def failed(error: Exception) -> Asked:
 def test_headers_are_read_by_name():
     exchange = exchange_of(Asked(path="/x", method="GET", headers={"a": "1", "b": "\xe4"}))
     assert (exchange.method, exchange.path, exchange.headers) == ("GET", "/x", {"a": "1", "b": "\xe4"})
+    assert (exchange.started, exchange.finished) == (False, False)
+
+
+def test_a_name_is_percent_decoded_and_none_if_its_header_is_missing_or_empty():
+    exchange = exchange_of(Asked(headers={"x-art-agent": "b%C3%BCro/a%20b", "x-art-thread": ""}))
+    names = [exchange.name(header) for header in ("x-art-agent", "x-art-thread", "x-art-run")]
+    assert names == ["b\u00fcro/a b", None, None]
 
 
 @pytest.mark.parametrize("parts", [[b""], [b"abc"], [b"a", b"", b"bc"], [b"abcd", b"e"]], ids=repr)
