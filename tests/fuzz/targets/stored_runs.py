@@ -17,7 +17,7 @@ from art_core.learner.checkpoint import read_manifest, read_state
 from art_core.store import Store
 from art_core.store.digest import call_digest, chain_digest
 from art_core.types import Call, Trajectory
-from art_server.store_view import RolloutFilter, StoreView, look
+from art_server.store_view import RolloutFilter, StoreView, read_snapshot
 from fuzz.choices import ODD, Choices, changed, written
 
 ROLLOUTS = ("r0", "r1")
@@ -110,7 +110,7 @@ def _change_cell(file: Path, choices: Choices) -> None:
 def _check(file: Path, *, opens: bool, writes: bool) -> None:
     for question in QUESTIONS:
         with suppress(StoreError):
-            json.dumps(look(file, question), default=str)
+            json.dumps(read_snapshot(file, question), default=str)
     if not opens:
         return
     try:
