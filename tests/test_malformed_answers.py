@@ -128,6 +128,11 @@ def test_an_index_is_an_integer_within_its_limit(place, end, what):
     assert refused(changed(place, index=True)) == f"'index' of {what} is True"
 
 
+@pytest.mark.parametrize(("answer", "shown"), [(3, "3"), (None, "None"), ([], "of type list"), ("x", "of type str")])
+def test_an_answer_must_be_an_object(answer, shown):
+    assert refused(answer) == f"an answer is {shown}"
+
+
 def test_unread_fields_may_be_anything():
     check_answer(changed((), id=3, model=[], choices=[{"message": {"audio": 3}, "stop_reason": 5}]))
 
