@@ -91,7 +91,10 @@ class Plugins:
             function = getattr(plugin, hook, None)
             own = inspect.ismethod(function) or getattr(function, "__module__", "") == getattr(plugin, "__name__", None)
             if own and self.manager.parse_hookimpl_opts(plugin, hook) is None:
-                raise PluginError(f"{hook} in the plugin {name!r} isn't marked @hookimpl, so it would never be called")
+                raise PluginError(
+                    f"{hook} in the plugin {name!r} isn't marked @hookimpl, so it would never be called; mark or rename it, or "
+                    f"leave the plugin out with ART_DISABLE_PLUGINS={name}"
+                )
 
     def describe(self, name: str) -> Installed:
         """Return the name, distribution, version and hooks of a plugin."""

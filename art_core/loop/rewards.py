@@ -181,8 +181,8 @@ def _made(name: str, factory: Callable[[], Reward | GroupReward]) -> Reward | Gr
     ]
     if required:
         raise ConfigError(
-            f"the plugin of the reward {name!r} registered {factory.__qualname__}, which needs arguments; it must register a "
-            f"factory: register({name!r}, lambda: {factory.__name__})"
+            f"the plugin of the reward {name!r} registered {reward_name(factory)}, which needs arguments; it must register a "
+            f"factory: register({name!r}, lambda: {reward_name(factory)})"
         )
     return factory()
 
