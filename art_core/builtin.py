@@ -6,6 +6,8 @@ Heavy modules are imported when they are first needed.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import importlib
 import inspect
 import logging
@@ -17,10 +19,11 @@ from art_core.hookspecs import Register, hookimpl
 from art_core.learner import unsloth
 from art_core.runtime.memory import no_garbage_collection
 from art_core.runtime.threads import daemon_future
+from art_core.types import RolloutAddress, RunAgent
 
 if TYPE_CHECKING:
     from art_core.config import TrainConfig
-from art_core.types import Learner, Loss, RolloutAddress, RunAgent
+    from art_core.types import Learner, Loss
 
 log = logging.getLogger("art_core.learner")
 
@@ -41,8 +44,9 @@ def adapt_agent(agent: object) -> RunAgent | None:
 
     async def run_in_thread(task_input: Any, address: RolloutAddress) -> Any:
         arguments = (task_input, address) if takes_address else (task_input,)
+        call = functools.partial(contextvars.copy_context().run, agent, *arguments)
         # A pool would make it wait for others. After a timeout the thread runs on until the agent returns.
-        output = await asyncio.wrap_future(daemon_future(f"rollout {address.rollout_id}", agent, *arguments))
+        output = await asyncio.wrap_future(daemon_future(f"rollout {address.rollout_id}", call))
         return await output if inspect.isawaitable(output) else output
 
     return run_in_thread

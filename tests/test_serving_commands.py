@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextvars
 import socket
 import threading
 import time
@@ -83,6 +84,17 @@ async def post(url, text="hello", **headers):
 
 def weights(version):
     return Weights(version=version, path=None)
+
+
+async def test_a_serving_thread_does_not_inherit_the_context_that_starts_it():
+    class Notes(EchoEngine):
+        async def start(self):
+            seen.append(caller.get())
+
+    caller, seen = contextvars.ContextVar("caller", default="nobody"), []
+    caller.set("a rollout")
+    async with await ServingProxy.start(Notes, ListRecorder, process=False):
+        assert seen == ["nobody"]
 
 
 async def test_an_engine_without_optional_methods_gets_the_defaults():

@@ -20,7 +20,7 @@ from art_core.types import Group
 Metrics = Mapping[str, float]
 
 STEPS_IN_A_ROW = 3
-"""Dropped or out-of-bounds steps that are no accident any more."""
+"""Dropped or out-of-bounds steps in a row that end training."""
 LOST_GAIN = 0.5
 """A collapse loses at least this share of what the best window gained over the first."""
 LOST_REWARD = 0.1

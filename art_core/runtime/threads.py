@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -92,13 +91,13 @@ def running_future() -> Future[Any]:
     return future
 
 
-def daemon_future(name: str, function: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Run a function in its own daemon thread, in a copy of this context; if it hangs, the program can still end."""
-    future, context = running_future(), contextvars.copy_context()
+def daemon_future(name: str, function: Callable[[], T]) -> Future[T]:
+    """Run a function in its own daemon thread, with an empty context; if it hangs, the program can still end."""
+    future = running_future()
 
     def run() -> None:
         try:
-            future.set_result(context.run(function, *arguments))
+            future.set_result(function())
         except BaseException as error:  # noqa: BLE001  the thread's boundary: the future's waiter raises it
             future.set_exception(error)
 
