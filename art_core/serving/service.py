@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from art_core.capture.admission import CallsSnapshot
@@ -17,8 +17,6 @@ from art_core.capture.server import CaptureApp
 from art_core.errors import CaptureError
 from art_core.runtime.threads import daemon_future, running_future
 from art_core.types import Call, Engine, EngineBase, Recorder, Sampling, Weights, with_defaults
-
-T = TypeVar("T")
 
 
 class Serving:
