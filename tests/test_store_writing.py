@@ -209,6 +209,17 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         Store(tmp_path / "file" / "run.sqlite")
 
 
+def test_a_new_store_waits_for_a_process_that_is_creating_it_too(tmp_path):
+    path = tmp_path / "run.sqlite"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.1, lambda: other.execute("ROLLBACK"))
+    release.start()
+    Store(path).close()
+    release.join()
+    other.close()
+
+
 @pytest.mark.smoke
 @pytest.mark.system
 def test_several_processes_may_make_the_same_store(tmp_path):

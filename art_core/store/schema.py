@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from art_core.errors import StoreError
 VERSION = 5
 """In ``PRAGMA user_version``; a file of another version is refused."""
 APPLICATION = 0x61727431
+LOCKED_SECONDS = 30.0
+"""How long a statement waits for another process or thread that has locked the file."""
 
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -96,7 +99,7 @@ def connect(path: Path) -> sqlite3.Connection:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path, timeout=LOCKED_SECONDS, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"cannot open {path}: {error}; check that the folder exists and is writable") from error
     try:
@@ -138,13 +141,26 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
     # Another process may have created ours since the version was read; tables and version are committed together.
     if has_tables and connection.execute("PRAGMA user_version").fetchone() == (0,):
         raise StoreError(f"{path} is an SQLite file, but not an art store; pass another run folder")
-    connection.execute("PRAGMA journal_mode = WAL")
+    _use_write_ahead_log(connection)
     connection.execute("BEGIN IMMEDIATE")
     if connection.execute("PRAGMA user_version").fetchone() == (0,):
         for statement in (*TABLES.split(";\n"), f"PRAGMA application_id = {APPLICATION}"):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Try until it succeeds: if two processes switch at once, SQLite doesn't wait as for other statements, but fails in one."""
+    until = time.monotonic() + LOCKED_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+        time.sleep(0.01)
 
 
 def unreadable(path: Path, error: Exception) -> StoreError:
