@@ -24,6 +24,7 @@ UPSTREAM = [
         "retry_after_is_passed_on_if_it_is_a_number_of_seconds",
         "a_long_request_reaches_the_server_whole",
         "a_raw_prompt_is_answered_in_the_shape_of_a_chat_completion",
+        "proxy_settings_of_the_machine_are_not_used",
     )
 ]
 """The quick ones of a file that waits for servers to be late."""

@@ -73,6 +73,7 @@ async def refused(server: Server, **options) -> UpstreamError:
 async def test_a_request_is_the_agents_plus_the_request_for_tokens():
     server = Server({"choices": []})
     async with asking(server, "/v1/") as upstream:
+        assert upstream.policy_version == 0
         await upstream.chat(ASKING | {"model": "mine", "logprobs": False, "n": 2})
         await upstream.stop()
         await upstream.chat(ASKING)
@@ -218,8 +219,10 @@ async def test_other_requests_are_posted_or_got():
     assert all(headers["authorization"] == "Bearer secret" for _, headers, _ in server.requests)
 
 
-def event(index: int = 0, reason: str | None = None, line: bytes = b"\n\n") -> bytes:
+def event(index: int | None = 0, reason: str | None = None, line: bytes = b"\n\n") -> bytes:
     choice = {"index": index, "delta": {"content": "x"}, "finish_reason": reason}
+    if index is None:
+        del choice["index"]
     return b"data: " + json.dumps({"choices": [choice]}).encode() + line
 
 
@@ -229,9 +232,11 @@ def event(index: int = 0, reason: str | None = None, line: bytes = b"\n\n") -> b
         ([b": hello\n\n", event(), event(reason="stop"), b"data: [DONE]\n\n", event()], 2),
         ([event()[:9], event()[9:] + event()[:-2], b"\n\n" + event(reason="stop")], 3),
         ([event(), event(reason="stop", line=b"")], 2),
+        ([event(), b"data:" + event(reason="stop", line=b"")[6:]], 2),
         ([event(line=b"\r\n\r\n") + b"event: x\ndata:" + event(reason="stop")[6:]], 2),
+        ([event(None), event(0), event(None, "stop")], 3),
     ],
-    ids=["comments and an end", "cut anywhere", "no last line", "other line ends"],
+    ids=["comments and an end", "cut anywhere", "no last line", "no blank", "other line ends", "no index"],
 )
 async def test_events_are_read_whatever_the_packets(pieces, chunks):
     async with asking(Server(pieces=pieces)) as upstream:
@@ -246,10 +251,11 @@ async def test_events_are_read_whatever_the_packets(pieces, chunks):
         (Server(b"bad", "400 X"), 400, None, "^bad$"),
         (Server(b'data: {"error": {"message": "died", "code": "oom"}}\n\n'), 502, "oom", "^died$"),
         (Server(event()), 502, "upstream_unreachable", "ended its stream in the middle"),
+        (Server(event(reason="stop") + event(1)), 502, "upstream_unreachable", "ended its stream in the middle"),
         (Server(b""), 502, "upstream_unreachable", "ended its stream in the middle"),
         (Server(b"data: hello\n\n"), 502, None, "is not JSON"),
     ],
-    ids=["refused", "bad", "died", "half", "empty", "no json"],
+    ids=["refused", "bad", "died", "half", "half of the second choice", "empty", "no json"],
 )
 async def test_a_failing_stream_says_how(server, status, code, why):
     async with asking(server) as upstream:
