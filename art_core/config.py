@@ -76,6 +76,8 @@ class TrainConfig:
     learning_rate: float | None = at_least(0, None)
     """Peak learning rate of AdamW; None: 1e-4 for LoRA, 5e-4 for full fine-tuning of models under 10M parameters, else 1e-5."""
     warmup_steps: int = at_least(0, 3)
+    decay_steps: int = at_least(0, 0)
+    """Last steps over which the learning rate falls linearly, to 1 / (decay_steps + 1) of its peak at the last one."""
     max_grad_norm: float = at_least(0, 1.0)
     max_tokens_per_pass: int | None = at_least(1, None)
     """Tokens whose activations the learner keeps at a time. Trees are packed up to this size; a larger tree is computed in
@@ -145,6 +147,11 @@ class TrainConfig:
     it, it is refused. The changes are recorded."""
     command: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The arguments and folder of ``art train``, for ``art train --resume``; empty if a script began the run."""
+
+    def rate_share(self, step: int) -> float:
+        """Return the share of the peak learning rate that a step, counted from 1, is taken with (MiniCPM, arXiv 2404.06395)."""
+        left = max(1, self.steps + 1 - step)
+        return min(1.0, step / max(1, self.warmup_steps), left / (self.decay_steps + 1))
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}

@@ -140,6 +140,13 @@ def test_the_learning_rate_warms_up(model_folder):
     assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 3e-4])
 
 
+def test_the_learning_rate_decays_over_the_last_steps_and_never_to_zero(model_folder):
+    learner = make_learner(model_folder, steps=4, decay_steps=2, learning_rate=0.3e-3)
+    trees = make_trees(learner)
+    rates = [learner.step(trees)["learning_rate"] for _ in range(5)]
+    assert rates == pytest.approx([3e-4, 3e-4, 2e-4, 1e-4, 1e-4])
+
+
 @pytest.mark.parametrize(("rank", "rate"), [(0, 5e-4), (2, 1e-4)])
 def test_the_learning_rate_fits_what_is_trained(model_folder, rank, rate):
     assert make_learner(model_folder, lora_rank=rank).learning_rate == rate

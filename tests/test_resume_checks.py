@@ -43,6 +43,7 @@ async def test_a_learner_that_serves_in_place_is_refused_if_rollouts_run_ahead(t
         {"learning_rate": 1e-3},
         {"max_tokens_per_pass": 100},
         {"warmup_steps": 0},
+        {"decay_steps": 2},
         {"max_grad_norm": 2.0},
         {"load_in_4bit": True},
     ],
@@ -55,6 +56,13 @@ async def test_a_learner_with_other_settings_than_the_run_is_refused_whichever_s
                 pass
     async with run_of(tmp_path, learner=Configured(TrainConfig(**setting)), **setting):
         pass
+
+
+async def test_a_learner_whose_learning_rate_would_decay_over_other_steps_is_refused(tmp_path):
+    learner = Configured(TrainConfig(decay_steps=2, steps=10))
+    with pytest.raises(ConfigError, match="was made with steps=10 and the run with steps=30"):
+        async with run_of(tmp_path, learner=learner, decay_steps=2, steps=30):
+            pass
 
 
 async def test_settings_that_may_not_reach_a_learner_without_config_are_logged(tmp_path, caplog):

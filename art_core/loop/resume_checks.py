@@ -24,14 +24,14 @@ from art_core.types import Learner, Loss
 log = logging.getLogger("art_core.run")
 
 LEARNER_SETTINGS = (
-    "learning_rate", "warmup_steps", "max_grad_norm", "max_tokens_per_pass", "lora_rank", "load_in_4bit", "kl",
-    "importance_cap", "max_staleness",
+    "learning_rate", "warmup_steps", "decay_steps", "max_grad_norm", "max_tokens_per_pass", "lora_rank", "load_in_4bit",
+    "kl", "importance_cap", "max_staleness",
 )  # fmt: skip
 """Settings that a learner reads from its own config."""
 FIXED_SETTINGS = (
     "seed", "tasks_per_step", "group_size", "temperature", "advantage", "overlong", "dynamic_sampling", "learning_rate",
-    "warmup_steps", "max_grad_norm", "lora_rank", "load_in_4bit", "kl", "importance_cap", "max_staleness", "train_nodes",
-    "other_nodes", "frozen_model",
+    "warmup_steps", "decay_steps", "max_grad_norm", "lora_rank", "load_in_4bit", "kl", "importance_cap", "max_staleness",
+    "train_nodes", "other_nodes", "frozen_model",
 )  # fmt: skip
 """Settings that define the experiment: with another value it is another experiment."""
 EVALUATION_PARTS = ("eval_tasks", "eval_reward")
@@ -168,9 +168,8 @@ def check_learner(learner: Learner, config: TrainConfig, loss: Loss, loss_name: 
     """
     kind, own = type(learner).__name__, getattr(learner, "config", None)
     other = TrainConfig() if own is None else own
-    differing = [
-        name for name in LEARNER_SETTINGS if getattr(other, name, getattr(config, name)) != getattr(config, name)
-    ]
+    names = (*LEARNER_SETTINGS, "steps") if config.decay_steps else LEARNER_SETTINGS
+    differing = [name for name in names if getattr(other, name, getattr(config, name)) != getattr(config, name)]
     passed = ", ".join(f"{name}={getattr(config, name)}" for name in differing)
     if differing and own is None:
         log.warning("learner=%s(...) has no config, so these settings may not reach it: %s", kind, passed)

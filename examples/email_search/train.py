@@ -26,8 +26,8 @@ def run(
         os.environ["ART_JUDGE"] = judge
     return art.train_sync(
         build_agent(), training_tasks(240, seed), model="tiny", reward="ruler" if judge else reward, steps=steps,
-        learning_rate=learning_rate, seed=seed, run_dir=run_dir, eval_tasks=held_out_tasks(eval_tasks), eval_reward=reward,
-        eval_temperatures=(1.0, None), **settings,
+        learning_rate=learning_rate, decay_steps=steps // 3, seed=seed, run_dir=run_dir, eval_reward=reward,
+        eval_tasks=held_out_tasks(eval_tasks), eval_temperatures=(1.0, None), **settings,
     )  # fmt: skip
 
 
