@@ -16,7 +16,9 @@ from typing import Any
 from art_core.errors import ConfigError
 
 MODELS = "art.models"
-"""Entry points of this group give the folder of a model that a distribution ships, under a name of one word."""
+"""Entry points of this group give the folder of a model under a name of one word: a path, or a function that returns it."""
+MODEL_FILES = "art.model_files"
+"""Entry points of this group, named by a file's suffix, turn such a file, or a folder that has one, into a model folder."""
 PARTS = ("loss", "learner", "engine", "executor", "plugins")
 """Keywords of ``train`` and ``open_run`` beside the config: what a run is made of."""
 
@@ -229,8 +231,9 @@ def check_settings(settings: Mapping[str, Any], caller: Callable[..., Any]) -> N
 
 @functools.cache
 def shipped_model(name: str) -> Path | None:
-    """Return the folder of a model that an installed distribution ships under ``name``; None if there is none."""
-    return next((entry.load() for entry in importlib.metadata.entry_points(group=MODELS, name=name)), None)
+    """Return the folder of a model that an installed distribution provides under ``name``; None if there is none."""
+    folder = next((entry.load() for entry in importlib.metadata.entry_points(group=MODELS, name=name)), None)
+    return folder() if callable(folder) else folder
 
 
 def model_folder(model: str) -> str:
@@ -238,17 +241,21 @@ def model_folder(model: str) -> str:
     if (shipped := shipped_model(model)) is not None:
         return str(shipped)
     path = Path(model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(
-                f"{path} is a folder without config.json, so it is not a Hugging Face model; "
-                "pass a folder that save_pretrained wrote, or model='tiny'"
-            )
+    if (path / "config.json").is_file():
         return str(path)
+    suffixes = {file.suffix for file in ([path] if path.is_file() else path.glob("*.*"))}
+    for entry in importlib.metadata.entry_points(group=MODEL_FILES):
+        if f".{entry.name}" in suffixes:
+            return str(entry.load()(path))
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder without config.json, so it is not a Hugging Face model; "
+            "pass a folder that save_pretrained wrote, or model='tiny'"
+        )
     if model.startswith((".", "/", "~")) or model.count("/") != 1 or path.parent.is_dir():
         raise ConfigError(
             f"there is no model folder {model}; pass an existing folder, a Hugging Face name such as "
-            "'Qwen/Qwen2.5-0.5B-Instruct', or 'tiny', which comes with the embedded engine"
+            "'Qwen/Qwen2.5-0.5B-Instruct', or 'tiny', which comes with the embedded engine (other files: docs/models.md)"
         )
     return model
 

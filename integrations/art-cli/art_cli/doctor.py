@@ -30,6 +30,8 @@ NEEDED_BY = {
     "litellm": f"RULER, the LLM judge: {how_to_install(PROVIDERS['ruler'])}",
 }
 """Importable package -> what it is for and how to get it."""
+MODEL_INSTALLERS = "art.model_installers"
+"""Entry points of this group, ``install(say)``, install a model that no distribution ships."""
 
 
 @dataclass(frozen=True)
@@ -139,14 +141,18 @@ def _engines() -> list[Finding]:
 
 
 def install(name: str, say: Callable[[str], None]) -> None:
-    """Install what the engine ``name`` needs. Raises ConfigError if it registered no ``install(say)``."""
+    """Install a model, or what an engine needs. Raises ConfigError if ``name`` has no ``install(say)``."""
+    models = {entry.name: entry for entry in importlib.metadata.entry_points(group=MODEL_INSTALLERS)}
+    if name in models:
+        return models[name].load()(say)
     plugins = Plugins()
     offer = plugins.offer("register_engines", name)
     if offer.install is None:
         engines = plugins.offers("register_engines")
-        installable = sorted(engine for engine, other in engines.items() if other.install)
-        names = ", ".join(installable) or "none (art-vllm adds vllm)"
-        raise ConfigError(f"the engine {name!r} has nothing to install; engines that do: {names}")
+        names = ", ".join(sorted([*models, *(engine for engine, other in engines.items() if other.install)]))
+        raise ConfigError(
+            f"the engine {name!r} has nothing to install; what has: {names or 'nothing (art-vllm adds vllm)'}"
+        )
     offer.install(say)
 
 

@@ -270,10 +270,10 @@ def new_plugin(
     Console(highlight=False, soft_wrap=True).print(plugin.next_steps(), markup=False)
 
 
-@app.command(epilog="Example: `art doctor`; `art doctor --install vllm`")
+@app.command(epilog="Example: `art doctor`; `art doctor --install smollm2`")
 def doctor(
     install: Annotated[
-        str | None, typer.Option(help="An engine such as vllm: install what it needs, in an environment of its own.")
+        str | None, typer.Option(help="The engine vllm, in an environment of its own, or the model smollm2.")
     ] = None,
 ) -> None:
     """Show what is installed, what is missing and for which plugin, and whether a GPU is usable."""
