@@ -126,6 +126,8 @@ class TrainConfig:
     """Of torch, in the serving process and in the learner; None: 1 for models under 10M parameters, else torch's default."""
     tool_parser: str | None = None
     """Format of the model's tool calls, by vLLM's names (``hermes``, ``llama3_json``, ...); None: what suits the model."""
+    tool_format: str | None = one_of(None, "hermes", "none", default=None)
+    """How tools are written into the prompt: None leaves it to the chat template, or, if that has no tools, is ``hermes``."""
     reasoning_parser: str | None = None
     """Format of the model's thinking, by vLLM's names (``qwen3``, ...), which is then answered as ``reasoning_content``;
     ``none`` leaves it in the content; None: what suits the model."""

@@ -30,8 +30,6 @@ ARGUMENTS = {
 }
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "strict": True, "parameters": ARGUMENTS}}]
 """A call to it is short whatever the weights. vLLM enforces the schema only if the tool is strict."""
-FORM = {"type": "json_schema", "json_schema": {"name": "weather", "schema": ARGUMENTS}}
-"""The form of the first answer of a model without tools."""
 QUESTION = {"role": "user", "content": "What is the weather in Rome?"}
 KEPT = ("role", "content", "tool_calls")
 """The parts of an answer that OpenAI's client sends back; thinking isn't among them."""
@@ -73,14 +71,11 @@ class Seen:
 class Agent:
     """Calls the model over plain HTTP, like any client: a forced tool call, its result, and an answer."""
 
-    def __init__(self, client: httpx.AsyncClient, *, tools: bool, **request: Any) -> None:
-        self._client, self._tools, self._request = client, tools, request
+    def __init__(self, client: httpx.AsyncClient, **request: Any) -> None:
+        self._client, self._request = client, request
 
     async def run(self, address: str) -> list[JsonDict]:
         """Return the answers."""
-        if not self._tools:
-            first = await self.ask(address, [QUESTION], response_format=FORM)
-            return [first, await self.ask(address, [QUESTION, first, {"role": "user", "content": "And in Oslo?"}])]
         first = await self.ask(address, [QUESTION], tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
         [call] = first["tool_calls"]
         result = {"role": "tool", "tool_call_id": call["id"], "name": "get_weather", "content": '{"sun": true}'}
@@ -118,7 +113,7 @@ async def take_through(
     settings = {"lora_rank": 4, "learning_rate": 1e-2, "max_grad_norm": 10.0, "keep_checkpoints": None, **settings}
     run_of = art.open_run(run_dir, model=folder, engine=engine, learner="torch", **settings)
     async with run_of as run, httpx.AsyncClient(timeout=120) as client:
-        agent = Agent(client, tools=FAMILIES[name].tools is not None, **request or {})
+        agent = Agent(client, **request or {})
         for _ in range(RUNS):
             async with run.rollout("weather", group_id="one") as rollout:
                 seen.answers.append(await agent.run(rollout.base_url))

@@ -76,8 +76,6 @@ class Family:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     """Written over the saved ``config.json``."""
-    tools: str | None = None
-    """The format of its calls; None: no tools."""
     thinks: bool = False
 
 
@@ -89,7 +87,7 @@ MISTRAL_TOKENS = (
 
 
 def _chatml(config: str, template: str = templates.CHATML, thinks: bool = False, **sizes: Any) -> Family:
-    return Family(config, template, "<|im_end|>", CHATML, sizes, tools="hermes", thinks=thinks)
+    return Family(config, template, "<|im_end|>", CHATML, sizes, thinks=thinks)
 
 
 def _gemma(config: str) -> Family:
@@ -100,19 +98,17 @@ def _gemma(config: str) -> Family:
 FAMILIES: dict[str, Family] = {
     "qwen2.5": _chatml("Qwen2Config"),
     "qwen3": _chatml("Qwen3Config", templates.QWEN3, thinks=True),
-    "llama3": Family(
-        "LlamaConfig", templates.LLAMA3, "<|eot_id|>", LLAMA_TOKENS, {"rope_parameters": LLAMA3_ROPE}, tools="llama3_json"
-    ),
+    "llama3": Family("LlamaConfig", templates.LLAMA3, "<|eot_id|>", LLAMA_TOKENS, {"rope_parameters": LLAMA3_ROPE}),
     "kimi-k2": Family(
         "DeepseekV3Config", templates.KIMI, "<|im_end|>", KIMI_TOKENS, DEEPSEEK | {"rope_parameters": YARN},
-        {"model_type": "kimi_k2", **DEEPSEEK_WRITTEN}, tools="kimi_k2",
+        {"model_type": "kimi_k2", **DEEPSEEK_WRITTEN},
     ),
     "moonlight": Family(
         "DeepseekV3Config", templates.MOONLIGHT, "<|im_end|>", KIMI_TOKENS, DEEPSEEK | {"q_lora_rank": None},
         DEEPSEEK_WRITTEN,
     ),
     "qwen3-moe": _chatml("Qwen3MoeConfig", templates.QWEN3, thinks=True, **EXPERTS),
-    "mistral": Family("MistralConfig", templates.MISTRAL, "</s>", MISTRAL_TOKENS, {"sliding_window": None}, tools="mistral"),
+    "mistral": Family("MistralConfig", templates.MISTRAL, "</s>", MISTRAL_TOKENS, {"sliding_window": None}),
     "gemma2": _gemma("Gemma2Config"),
     "gemma3": _gemma("Gemma3TextConfig"),
     "phi3": _chatml("Phi3Config"),

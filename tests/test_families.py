@@ -51,12 +51,9 @@ async def test_a_family_goes_the_whole_way(name, tmp_path):
     check_learnt(seen)
     assert seen.extends, "nothing of the first turn is dropped, so the second goes on from its very ids"
     for message in messages_of(seen):
-        if FAMILIES[name].tools is None:
-            assert set(json.loads(message["content"])) == {"city", "days"}
-        else:
-            [call] = message["tool_calls"]
-            assert call["function"]["name"] == "get_weather"
-            assert set(json.loads(call["function"]["arguments"])) == {"city", "days"}
+        [call] = message["tool_calls"]
+        assert call["function"]["name"] == "get_weather"
+        assert set(json.loads(call["function"]["arguments"])) == {"city", "days"}
 
 
 @pytest.mark.system

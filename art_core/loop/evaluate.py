@@ -34,7 +34,7 @@ from art_core.types import Engine, GroupReward, Reward, Sampling, Weights
 EVALUATION = "evaluation"
 """The name of the result of ``evaluate``; those of a training run are ``before``, ``step N`` and ``after``."""
 SERVING = (
-    "train_nodes", "other_nodes", "frozen_model", "tool_parser", "reasoning_parser", "engine_args", "lora_rank",
+    "train_nodes", "other_nodes", "frozen_model", "tool_parser", "tool_format", "reasoning_parser", "engine_args", "lora_rank",
     "max_context", "max_tokens",
 )  # fmt: skip
 """Settings that the evaluation of a run's model takes from the run."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,9 @@ from art_core.types import JsonDict
 from art_embedded.formats import HERMES, Formats
 from art_embedded.overtime import Overtime, interrupted_after
 from art_embedded.requests import refuse
+from art_embedded.tool_format import shows_tools
+
+log = logging.getLogger("art_core.engine")
 
 RENDER_SECONDS = 10.0
 """Time limit of a chat template, which runs in the event loop that answers all calls."""
@@ -42,6 +46,9 @@ class Chat:
         ends = [tokenizer.convert_ids_to_tokens(stop_id) for stop_id in sorted(stop_ids)]
         self._ends = {end for end in ends if end is not None and self._splits_at(end)}
         self._texts: OrderedDict[str, list[int]] = OrderedDict()
+        template = tokenizer.chat_template
+        self._drops_tools = isinstance(template, str) and not shows_tools(template)
+        """Whether to warn of tools that the model isn't shown; once."""
         self._takes_text_arguments = bool(tokenizer.chat_template) and self._accepts_text_arguments()
 
     def render(
@@ -55,6 +62,12 @@ class Chat:
             raise refuse(
                 f"{self.tokenizer.name_or_path} has no chat template, so messages can't be rendered; "
                 "use an instruction-tuned model, or save a chat template with its tokenizer"
+            )
+        if tools and self._drops_tools:
+            self._drops_tools = False
+            log.warning(
+                "requests have tools, but the model's chat template leaves them out, so the model doesn't see them; drop "
+                "tool_format='none', or send no tools"
             )
         plain = [self._plain(message) for message in messages]
         try:

@@ -140,6 +140,6 @@ class Grammars:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Return llguidance's message without positions in the grammar, which users never see."""
+    """Return llguidance's message without its state and positions in the grammar, which users never see."""
     message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", matcher.get_error())
-    return re.split(r"\n +\d+ \| ", message)[0]
+    return re.split(r"\n +\d+ \| |\n<state>", message)[0]

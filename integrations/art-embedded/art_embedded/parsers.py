@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from art_core.errors import ConfigError
+from art_embedded.tool_format import shows_tools
 
 TOOL_PARSERS = {
     "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v31", "deepseek_v32",
@@ -110,13 +111,22 @@ NAMES = (
 """Case-insensitive pattern in a model's name -> its formats; the first match counts."""
 
 
-def tool_parser(model_folder: str, chosen: str | None = None) -> str | None:
+def tool_parser(model_folder: str, chosen: str | None = None, tool_format: str | None = None) -> str | None:
     """Return the format of the model's tool calls; None if it has none.
 
     ``model_folder`` is a folder or a hub name; nothing is downloaded. ``chosen`` takes precedence; ``"none"`` means no format.
-    Raises ConfigError for a name that vLLM doesn't know either.
+    ``tool_format`` is the setting. Raises ConfigError for a name that vLLM doesn't know either.
     """
-    return _detected(model_folder).tools if chosen is None else _checked("tool_parser", chosen, TOOL_PARSERS)
+    if chosen is not None:
+        return _checked("tool_parser", chosen, TOOL_PARSERS)
+    return "hermes" if needs_tool_format(model_folder, tool_format) else _detected(model_folder).tools
+
+
+def needs_tool_format(model_folder: str, tool_format: str | None) -> bool:
+    """Whether art writes tools into the prompt: if ``tool_format`` says so, or if it is None and the chat template has none."""
+    calls, template = _detected(model_folder).tools, _template(model_folder)
+    missing = bool(template) and calls is None and not shows_tools(template)
+    return missing if tool_format is None else tool_format != "none"
 
 
 def reasoning_parser(model_folder: str, chosen: str | None = None) -> str | None:
@@ -159,7 +169,7 @@ def _calls_in_template(template: str, kind: str) -> str | None:
         return CALLS_OF_TYPES.get(kind, "granite") if kind.startswith("granite") else "hermes"
     # A template without tools belongs to a model that wasn't trained to call them, such as Moonlight, whose type is
     # that of DeepSeek V3.
-    return CALLS_OF_TYPES.get(kind) if re.search(r"\btools\b", template) else None
+    return CALLS_OF_TYPES.get(kind) if shows_tools(template) else None
 
 
 def _thinking_in_template(template: str, kind: str) -> str | None:

@@ -30,9 +30,13 @@ class Renderer:
         from art_embedded.chat import Chat
         from art_embedded.formats import find_formats
         from art_embedded.loading import stop_ids
+        from art_embedded.parsers import needs_tool_format
+        from art_embedded.tool_format import template_with_tools
 
         self.model, folder = model, model_folder(model)
         tokenizer = load_tokenizer(folder)
+        if needs_tool_format(folder, None):
+            tokenizer.chat_template = template_with_tools(tokenizer)
         ends = stop_ids(load_generation_config(folder), tokenizer.eos_token_id)
         self._chat = Chat(tokenizer, ends, find_formats(folder, TrainConfig(model=model)))
         self._limit = positions(load_config(folder))

@@ -16,7 +16,8 @@ import psutil
 from art_core import TrainConfig
 from art_core.errors import ConfigError
 from art_core.learner.sizes import LORA_FROM, LORA_RANK, SMALL_MODEL
-from art_embedded.parsers import reasoning_parser, tool_parser
+from art_embedded.parsers import needs_tool_format, reasoning_parser, tool_parser
+from art_embedded.tool_format import template_with_tools
 
 BASE = "policy@0"
 """The name of the start weights on the server."""
@@ -54,7 +55,8 @@ def options(model_folder: str, config: TrainConfig, *, cuda: bool) -> Options:
         "enable-prompt-tokens-details": True,
         "logprobs-mode": "raw_logprobs" if config.temperature == 1 else "processed_logprobs",
         "disable-uvicorn-access-log": True,
-        **parsers(model_folder, config.tool_parser, config.reasoning_parser),
+        **parsers(model_folder, config.tool_parser, config.tool_format, config.reasoning_parser),
+        "chat-template": chat_template(model_folder, config.tool_format),
         **_lora(model_folder, config),
     }
     if cuda:
@@ -80,9 +82,18 @@ def concurrency(config: TrainConfig) -> int:
     return min(config.max_concurrent, config.tasks_per_step * config.group_size * (1 + config.max_staleness))
 
 
-def parsers(model: str, tools: str | None, thinking: str | None) -> Options:
+def chat_template(model: str, tool_format: str | None) -> str | None:
+    """Return the chat template to use instead of the model's own, which has no tools; None: its own."""
+    if not needs_tool_format(model, tool_format):
+        return None
+    from art_core.learner.pretrained import load_tokenizer
+
+    return template_with_tools(load_tokenizer(model))
+
+
+def parsers(model: str, tools: str | None, tool_format: str | None, thinking: str | None) -> Options:
     """Return the parser options for tool calls and thinking: ``tools`` and ``thinking``, else the model's own formats."""
-    calls = tool_parser(model, tools)
+    calls = tool_parser(model, tools, tool_format)
     return {
         "enable-auto-tool-choice": True if calls else None,
         "tool-call-parser": calls,

@@ -20,9 +20,10 @@ from art_core.errors import ArtError, ConfigError, StoreError
 from art_core.learner import checkpoint
 from art_core.learner.replay import load_weights
 from art_core.store.run_folder import hold
+from art_vllm.command_line import chat_template
 from art_vllm.export_check import Check, Comparison
 from art_vllm.export_source import Source, find_source
-from art_vllm.how_to_serve import how_to_serve
+from art_vllm.how_to_serve import TEMPLATE, how_to_serve
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TRAINED_IN_4BIT = (
@@ -171,6 +172,9 @@ def _write(
     if dtype is not None:
         progress("merging and writing the model")
         _write_merged(folder / "merged", model, dtype, source)
+    if template := chat_template(source.start, source.config.get("tool_format")):
+        for kind in folder.iterdir():
+            (kind / TEMPLATE).write_text(template)
     del model
     if comparison is None:
         return None

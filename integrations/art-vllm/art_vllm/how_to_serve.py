@@ -10,6 +10,8 @@ from typing import Any
 from art_vllm.command_line import RANKS, arguments, parsers
 from art_vllm.export_source import Source
 
+TEMPLATE = "chat_template.jinja"
+"""In an export whose chat template isn't that of the start weights."""
 SERVER = ("python", "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1")
 
 
@@ -20,7 +22,8 @@ def how_to_serve(written: Path, folder: Path, source: Source, dtype: str) -> dic
     """
     kinds = [kind for kind in ("merged", "adapter") if (written / kind).is_dir()]
     model = source.start if source.adapter else str(source.checkpoint)
-    formats = arguments(parsers(model, source.config.get("tool_parser"), source.config.get("reasoning_parser")))
+    settings = (source.config.get(name) for name in ("tool_parser", "tool_format", "reasoning_parser"))
+    formats = arguments(parsers(model, *settings))
 
     def command(kind: str, root: Path) -> str:
         if kind == "merged":
@@ -29,6 +32,8 @@ def how_to_serve(written: Path, folder: Path, source: Source, dtype: str) -> dic
             arguments = ["--model", source.start, "--dtype", dtype, "--enable-lora"]
             arguments += ["--max-lora-rank", _max_rank(written)]
             arguments += ["--lora-modules", _module(source.name, root / "adapter")]
+            if (written / "adapter" / TEMPLATE).is_file():
+                arguments += ["--chat-template", str(root / "adapter" / TEMPLATE)]
         return shlex.join([*SERVER, *arguments, *formats])
 
     commands = {kind: command(kind, folder.resolve()) for kind in kinds}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -84,6 +85,14 @@ def test_parsers_can_be_named_and_left_out():
     assert (named["tool-call-parser"], named["reasoning-parser"]) == ("llama3_json", "qwen3")
     assert "--enable-auto-tool-choice" not in command_line.arguments(options(tool_parser="none"))
     assert options(reasoning_parser="none")["reasoning-parser"] is None
+
+
+def test_a_model_whose_template_has_no_tools_is_served_with_one_that_has(tmp_path):
+    folder = shutil.copytree(TINY, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    extended = options(model=str(folder))
+    assert extended["tool-call-parser"] == "hermes" and "<tool_call>" in extended["chat-template"]
+    assert options(model=str(folder), tool_format="none")["chat-template"] is options()["chat-template"] is None
 
 
 def test_a_foreign_python_is_not_given_our_modules(monkeypatch):

@@ -186,6 +186,26 @@ def test_every_way_to_serve_it_is_written_down(exported):
     assert f"rank8={exported.adapter}" in exported.commands["adapter"]
 
 
+async def test_tools_that_art_wrote_into_the_prompt_are_in_the_exports_template(tmp_path):
+    start = shutil.copytree(TINY, tmp_path / "model")
+    (start / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    await train(tmp_path / "run", str(start), steps=1, lora_rank=2)
+    exported = export(tmp_path / "run", tmp_path / "out")
+    tool = {"type": "function", "function": {"name": "get_weather"}}
+    for folder in (exported.merged, exported.adapter):
+        tokenizer = AutoTokenizer.from_pretrained(start, chat_template=(folder / "chat_template.jinja").read_text())
+        assert "get_weather" in tokenizer.apply_chat_template(
+            [{"role": "user", "content": "hi"}], [tool], tokenize=False
+        )
+    assert "get_weather" in AutoTokenizer.from_pretrained(exported.merged).apply_chat_template(
+        [{"role": "user", "content": "hi"}], [tool], tokenize=False
+    )
+    assert (
+        "--lora-modules run=adapter --chat-template adapter/chat_template.jinja"
+        in (exported.folder / "SERVE.md").read_text()
+    )
+
+
 @pytest.mark.engines
 async def test_the_merged_folder_is_a_model_to_evaluate(trained, exported, tmp_path):
     report = await art.evaluate(

@@ -56,7 +56,7 @@ HERMES = Formats()
 
 def find_formats(model_folder: str, config: TrainConfig) -> Formats:
     """Return the model's formats, or those that ``config`` names, and log them. Raises ConfigError for unknown names."""
-    calls = tool_parser(model_folder, config.tool_parser)
+    calls = tool_parser(model_folder, config.tool_parser, config.tool_format)
     thinking = reasoning_parser(model_folder, config.reasoning_parser)
     log.info(
         "model formats: %s for tool calls, %s for thinking (change them with tool_parser=, reasoning_parser=)",

@@ -1,0 +1,75 @@
+"""Tools for models whose chat template leaves them out: a Jinja prelude that writes them into the messages.
+
+The prelude rewrites ``messages`` and is followed by the model's own template. So any template works, every engine renders
+the same prompt, and an exported model keeps it. The format is that of Hermes: JSON between ``<tool_call>`` marks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SHOWN = re.compile(r"\btools\b")
+"""In a template that shows tools."""
+BEFORE = "You can call these functions:\n<tools>\n"
+AFTER = (
+    "</tools>\nTo call one, write its name and its arguments as JSON:\n"
+    '<tool_call>\n{"name": "the function", "arguments": {"the parameter": "its value"}}\n</tool_call>'
+)
+PRELUDE = """\
+{%- set art = namespace(messages=[], tools='', content='', results=false) -%}
+{%- if tools -%}
+{%- for tool in tools -%}{%- set art.tools = art.tools + (tool | tojson) + '\\n' -%}{%- endfor -%}
+{%- set art.tools = BEFORE + art.tools + AFTER -%}
+{%- endif -%}
+{%- if art.tools and ROLE == 'system' and messages[0]['role'] != 'system' -%}
+{%- set art.messages = [{'role': 'system', 'content': art.tools}] -%}{%- set art.tools = '' -%}
+{%- endif -%}
+{%- for message in messages -%}
+{%- set art.content = message['content'] or '' -%}
+{%- if art.tools and message['role'] == ROLE -%}
+{%- set art.content = ORDER -%}{%- set art.tools = '' -%}
+{%- endif -%}
+{%- for call in message['tool_calls'] or [] -%}
+{%- set name, arguments = call['function']['name'] | tojson, call['function']['arguments'] -%}
+{%- set call = '{"name": ' + name + ', "arguments": ' + (arguments if arguments is string else arguments | tojson) + '}' -%}
+{%- set art.content = art.content + ('\\n' if art.content else '') + '<tool_call>\\n' + call + '\\n</tool_call>' -%}
+{%- endfor -%}
+{%- if message['role'] == 'tool' -%}
+{%- set art.content = '<tool_response>\\n' + art.content + '\\n</tool_response>' -%}
+{%- if art.results -%}
+{%- set art.content = art.messages[-1]['content'] + '\\n' + art.content -%}{%- set art.messages = art.messages[:-1] -%}
+{%- endif -%}
+{%- set art.messages = art.messages + [{'role': 'user', 'content': art.content}] -%}{%- set art.results = true -%}
+{%- else -%}
+{%- set art.messages = art.messages + [dict(message, content=art.content, tool_calls=none)] -%}{%- set art.results = false -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set messages = art.messages -%}{%- set tools = none -%}
+"""
+
+
+def shows_tools(template: str) -> bool:
+    """Whether a chat template writes the tools of a request into the prompt."""
+    return SHOWN.search(template) is not None
+
+
+def template_with_tools(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the tokenizer's chat template with the prelude: tools are in the system message, or, if the template refuses one, in
+    the first user message."""
+    probe, system = "A system message?", "user"
+    try:
+        messages = [{"role": "system", "content": probe}, {"role": "user", "content": "Hi"}]
+        if probe in tokenizer.apply_chat_template(messages, tokenize=False):
+            system = "system"
+    except Exception:  # noqa: BLE001 - the template is the model's own code; many raise for a system message
+        pass
+    order = r"art.content + '\n\n' + art.tools" if system == "system" else r"art.tools + '\n\n' + art.content"
+    prelude = PRELUDE.replace("ORDER", order)
+    for name, text in (("BEFORE", BEFORE), ("AFTER", AFTER), ("ROLE", system)):
+        prelude = prelude.replace(name, json.dumps(text))
+    return prelude + tokenizer.chat_template

@@ -1,0 +1,105 @@
+"""Tools for chat templates that leave them out: what the prompt says, and that the next turn continues the sampled ids."""
+
+import pytest
+
+from art_embedded.parsers import tool_parser
+from art_embedded.rendering import Renderer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+STRICT = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": NOTHING}}
+ARGUMENTS = '{"city":  "Rome"}'
+CALL = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
+QUESTION = {"role": "user", "content": "Hi"}
+HISTORY = [
+    QUESTION,
+    {"role": "assistant", "content": "I look.", "tool_calls": [CALL, CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "sun"},
+    {"role": "tool", "tool_call_id": "1", "content": "rain"},
+]
+WRITTEN = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+
+
+@pytest.fixture
+def folder(save_with, tokenizer):
+    """A function template -> folder of a model with that template."""
+
+    def save(template: str) -> str:
+        tokenizer.chat_template = template
+        return save_with(tokenizer)
+
+    own = tokenizer.chat_template
+    yield save
+    tokenizer.chat_template = own
+
+
+async def prompt(engine, messages, **request) -> str:
+    answer = await engine.chat({"messages": messages, "max_tokens": 1, "tools": [TOOL], **request})
+    return engine._chat.tokenizer.decode(answer["prompt_token_ids"], skip_special_tokens=False)
+
+
+async def test_tools_are_added_to_the_system_message_or_become_one(open_engine, folder):
+    engine = await open_engine(folder=folder(CHATML))
+    alone = await prompt(engine, [QUESTION])
+    assert (
+        alone.startswith("<|im_start|>system\nYou can call")
+        and '{"type": "function", "function": {"name": "get_' in alone
+    )
+    added = await prompt(engine, [{"role": "system", "content": "Be kind."}, QUESTION])
+    assert added.startswith("<|im_start|>system\nBe kind.\n\nYou can call") and added.count("<tools>") == 1
+    assert await prompt(engine, [QUESTION], tools=None) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+async def test_a_template_that_refuses_system_messages_has_the_tools_before_the_first_question(open_engine, folder):
+    engine = await open_engine(folder=folder(STRICT))
+    text = await prompt(engine, [QUESTION, {"role": "assistant", "content": "Yes?"}, QUESTION])
+    assert text.startswith("<|im_start|>user\nYou can call") and text.count("<tools>") == 1
+    assert text.index("</tools>") < text.index("\n\nHi<|im_end|>") < text.index("Yes?")
+
+
+async def test_calls_are_written_letter_for_letter_and_their_results_are_one_message(open_engine, folder):
+    engine = await open_engine(folder=folder(CHATML))
+    text = await prompt(engine, HISTORY)
+    assert f"<|im_start|>assistant\nI look.\n{WRITTEN}\n{WRITTEN}<|im_end|>" in text
+    results = "<tool_response>\nsun\n</tool_response>\n<tool_response>\nrain\n</tool_response>"
+    assert text.endswith(f"<|im_start|>user\n{results}<|im_end|>\n<|im_start|>assistant\n")
+    assert WRITTEN in await prompt(engine, HISTORY, tools=None), "calls of earlier turns are shown without tools too"
+
+
+@pytest.mark.parametrize("template", [CHATML, STRICT])
+async def test_the_turn_after_a_forced_call_continues_the_sampled_ids(open_engine, folder, template):
+    engine = await open_engine(folder=folder(template))
+    request = {"messages": [QUESTION], "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    first = await engine.chat({**request, "max_tokens": 200})
+    message = first["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "sun"}
+    second = await engine.chat({"messages": [QUESTION, message, result], "tools": [TOOL], "max_tokens": 1})
+    before = [*first["prompt_token_ids"], *first["choices"][0]["token_ids"]]
+    assert second["prompt_token_ids"][: len(before)] == before
+
+
+async def test_tools_that_the_template_leaves_out_on_request_are_warned_of_once(open_engine, folder, caplog):
+    model = folder(CHATML)
+    engine = await open_engine(folder=model, tool_format="none")
+    for _ in range(2):
+        assert "get_weather" not in await prompt(engine, [QUESTION])
+    assert caplog.text.count("requests have tools, but the model's chat template leaves them out") == 1
+    assert (tool_parser(model), tool_parser(model, None, "none")) == ("hermes", None)
+
+
+async def test_a_named_format_replaces_the_templates_own(open_engine):
+    engine = await open_engine(tool_format="hermes")
+    assert "You can call these functions" in await prompt(engine, [QUESTION])
+
+
+def test_recorded_conversations_are_rendered_the_same_way(folder):
+    renderer = Renderer(folder(CHATML))
+    first = renderer.call(HISTORY[:1], HISTORY[1], tools=[TOOL])
+    second = renderer.call(HISTORY, {"role": "assistant", "content": "Sun."}, tools=[TOOL])
+    whole = first.prompt_ids + first.sampled_ids
+    assert second.prompt_ids[: len(whole)] == whole
