@@ -21,6 +21,7 @@ from art_core.loop.report import Report, TrainResult
 from art_core.loop.rewards import weighted
 from art_core.loop.run import Run
 from art_core.loop.sft import load_trajectories
+from art_core.loop.tasks import tasks
 from art_core.loop.train import train, train_sync
 from art_core.types import Call, Group, Trajectory
 
@@ -44,6 +45,7 @@ __all__ = [
     "name_agents",
     "name_threads",
     "open_run",
+    "tasks",
     "train",
     "train_sync",
     "weighted",

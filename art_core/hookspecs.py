@@ -38,7 +38,7 @@ class Offer:
     prepare: Callable[[], None] = _no_op
     """Called in a thread while the engine starts, to import libraries. Learners."""
     install: Callable[[Callable[[str], None]], None] | None = None
-    """``install(say)`` installs what it needs, for ``art doctor --install NAME``. Engines."""
+    """``install(say)`` installs what it needs, for ``art doctor --install NAME``. Engines, task suites."""
     describe: Callable[[], tuple[str, str]] | None = None
     """Returns its state and what to do about it, a row of ``art doctor``. Engines."""
 
@@ -81,6 +81,14 @@ def register_rewards(register: Register) -> None:
     Called once, when a run starts. The factory is called without arguments if a run uses the name, and returns a function of
     a trajectory or an object with ``async score(group)``; a reward that costs something is a ``MeteredReward``. The return
     value is ignored.
+    """
+
+
+@hookspec
+def register_tasks(register: Register) -> None:
+    """Offer task suites by name: ``register("mine", suite)``, for ``tasks("mine/some-tasks")``.
+
+    A suite is a ``TaskSuite``. Import its library in its methods. Option: ``install``. The return value is ignored.
     """
 
 

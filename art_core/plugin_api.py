@@ -16,6 +16,7 @@ from art_core.plugins import Plugins, redirect_clients
 from art_core.redaction import LEFT_OUT, describe_error, left_out, printable, without_access, without_keys
 from art_core.runtime.gathering import gather_limited
 from art_core.runtime.memory import bound_heap, machine_memory, no_garbage_collection
+from art_core.runtime.packages import cache_folder, install_packages
 from art_core.runtime.threads import in_thread
 from art_core.serving import start_early
 
@@ -29,6 +30,7 @@ __all__ = [
     "Tracker",
     "Trackers",
     "bound_heap",
+    "cache_folder",
     "check_settings",
     "check_tasks",
     "describe_error",
@@ -37,6 +39,7 @@ __all__ = [
     "gather_limited",
     "in_thread",
     "inside_rollout",
+    "install_packages",
     "left_out",
     "machine_memory",
     "model_folder",

@@ -22,6 +22,8 @@ from art_core.hookspecs import Offer
 from art_core.types import RunAgent
 
 GROUP = "art"
+KINDS = {"register_losses": "loss", "register_tasks": "task suite"}
+"""Hook -> what it registers, if its name without the final s isn't that."""
 log = logging.getLogger("art_core.plugins")
 
 
@@ -162,7 +164,7 @@ class Plugins:
         """Return what is registered as ``name`` through ``hook``. Raises ConfigError with the choices if nothing is."""
         offers = self.offers(hook)
         if name not in offers:
-            kind = {"register_losses": "loss"}.get(hook, hook.removeprefix("register_").removesuffix("s"))
+            kind = KINDS.get(hook, hook.removeprefix("register_").removesuffix("s"))
             advice = self._suggestion(kind, name)
             hint = f" ({advice})" if advice else ""
             if near := difflib.get_close_matches(name, offers, n=1):

@@ -1,4 +1,4 @@
-"""Which tasks a step trains on: a function of seed and step alone, so a resumed run draws the tasks that it would have drawn."""
+"""Tasks by name, and which of them a step trains on: a function of seed and step, so a resumed run draws the same."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from itertools import cycle
 from typing import Any
 
 from art_core.config import TrainConfig
+from art_core.errors import ConfigError
+from art_core.plugins import Plugins
+from art_core.types import Tasks
+
+
+def tasks(name: str, split: str = "train", **options: Any) -> Tasks:
+    """Return tasks of an installed suite: ``tasks("bfcl/simple")``, ``tasks("reasoning-gym/chain_sum", split="test", size=200)``.
+
+    ``split`` is ``"train"`` or ``"test"``, which have no task in common. The result is a list, with ``reward``, ``agent()`` and
+    ``origin``. ``art tasks`` lists the suites with their options. Raises ConfigError for a name or option that doesn't exist.
+    """
+    if split not in ("train", "test"):
+        raise ConfigError(f"split must be 'train' or 'test', got {split!r}")
+    suite, _, inside = name.partition("/")
+    return Plugins().choose("register_tasks", suite).load(inside, split, **options)
 
 
 def batch_of_step(tasks: Sequence[Any], step: int, config: TrainConfig) -> list[Any]:

@@ -5,7 +5,7 @@ A part inherits the base class to override what it can do; one that doesn't inhe
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -207,6 +207,33 @@ class MeteredReward(GroupReward, Protocol):
     def exhausted(self) -> str | None:
         """Return why nothing more can be scored, and what to change; None while it can. Training with this reward then ends
         after the step, and its evaluations are skipped."""
+        ...
+
+
+class Tasks(list[Any]):
+    """Tasks of a suite, with what belongs to them."""
+
+    def __init__(self, tasks: Iterable[Any], reward: Reward, agent: Callable[[], Any], origin: str) -> None:
+        super().__init__(tasks)
+        self.reward = reward
+        """The suite's own check; adds the metric ``success``, 0 or 1."""
+        self.agent = agent
+        """Returns a new reference agent."""
+        self.origin = origin
+        """Where the tasks come from, with their licence."""
+
+
+class TaskSuite(Protocol):
+    """Tasks that somebody else wrote, by name."""
+
+    origin: str
+
+    def names(self) -> Sequence[str]:
+        """Return what can be loaded. Raises ConfigError, with what to do, if the suite isn't installed."""
+        ...
+
+    def load(self, name: str, split: str, **options: Any) -> Tasks:
+        """Return the ``"train"`` or ``"test"`` tasks of ``name``, the same every time. Raises ConfigError."""
         ...
 
 

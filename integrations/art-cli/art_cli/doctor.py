@@ -141,19 +141,17 @@ def _engines() -> list[Finding]:
 
 
 def install(name: str, say: Callable[[str], None]) -> None:
-    """Install a model, or what an engine needs. Raises ConfigError if ``name`` has no ``install(say)``."""
+    """Install a model, or what an engine or a task suite needs. Raises ConfigError for a name that can't be installed."""
+    plugins = Plugins()
+    offers = plugins.offers("register_engines") | plugins.offers("register_tasks")
+    installers = {offered: offer.install for offered, offer in offers.items() if offer.install}
     models = {entry.name: entry for entry in importlib.metadata.entry_points(group=MODEL_INSTALLERS)}
     if name in models:
         return models[name].load()(say)
-    plugins = Plugins()
-    offer = plugins.offer("register_engines", name)
-    if offer.install is None:
-        engines = plugins.offers("register_engines")
-        names = ", ".join(sorted([*models, *(engine for engine, other in engines.items() if other.install)]))
-        raise ConfigError(
-            f"the engine {name!r} has nothing to install; what has: {names or 'nothing (art-vllm adds vllm)'}"
-        )
-    offer.install(say)
+    if name not in installers:
+        names = ", ".join(sorted([*installers, *models])) or "nothing (art-vllm adds vllm)"
+        raise ConfigError(f"art doctor can't install {name!r}; it can install: {names}")
+    installers[name](say)
 
 
 def _gpu() -> Finding:

