@@ -152,10 +152,13 @@ class TrainConfig:
     command: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The arguments and folder of ``art train``, for ``art train --resume``; empty if a script began the run."""
 
-    def rate_share(self, step: int) -> float:
-        """Return the share of the peak learning rate that a step, counted from 1, is taken with (MiniCPM, arXiv 2404.06395)."""
-        left = max(1, self.steps + 1 - step)
-        return min(1.0, step / max(1, self.warmup_steps), left / (self.decay_steps + 1))
+    def rate_share(self, update: int, step: int | None = None) -> float:
+        """Return the learning rate of an optimizer update as a share of its peak: warm-up, constant, decay (arXiv 2404.06395).
+
+        ``update`` is its number, ``step`` the run's step that it is taken in, both from 1; None: they are the same.
+        """
+        left = max(1, self.steps + 1 - (update if step is None else step))
+        return min(1.0, update / max(1, self.warmup_steps), left / (min(self.decay_steps, self.steps) + 1))
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}

@@ -61,7 +61,7 @@ def train(options: argparse.Namespace, folder: str, judge: str | None = None) ->
     for seed in options.seeds:
         run_dir = options.out / f"{folder}{seed}"
         run(
-            options.steps, seed, judge, run_dir, options.tasks, learning_rate=options.learning_rate
+            options.steps, seed, judge, run_dir, options.tasks, options.learning_rate, options.decay_steps
         )  # fmt: skip
         reports.append(json.loads((run_dir / "report.json").read_text()))
     return reports
@@ -93,6 +93,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--decay-steps", type=int, default=10)
     parser.add_argument("--tasks", type=int, default=200, help="held-out tasks")
     parser.add_argument("--judge", choices=["scripted"], help="train every seed on this judge's scores as well")
     parser.add_argument("--out", type=Path, default=Path("runs/demo-seeds"))

@@ -69,7 +69,7 @@ def train(which: str, seed: int, options: argparse.Namespace) -> Path:
         learner = CallByCallLearner(TINY, config, losses.grpo)
     run(
         steps=options.steps, seed=seed, run_dir=folder, eval_tasks=options.tasks, eval_every=options.eval_every,
-        learner=learner, learning_rate=LEARNING_RATE,
+        learner=learner, learning_rate=LEARNING_RATE, decay_steps=0,
     )  # fmt: skip
     return folder
 

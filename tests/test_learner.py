@@ -147,6 +147,15 @@ def test_the_learning_rate_decays_over_the_last_steps_and_never_to_zero(model_fo
     assert rates == pytest.approx([3e-4, 3e-4, 2e-4, 1e-4, 1e-4])
 
 
+def test_the_decay_follows_the_runs_steps_and_the_warm_up_the_updates(model_folder):
+    learner = make_learner(model_folder, steps=10, decay_steps=2, warmup_steps=2, learning_rate=0.6e-3)
+    trees, rates = make_trees(learner), []
+    for run_step in (7, 9, 10):
+        learner.begin_step(run_step)
+        rates.append(learner.step(trees)["learning_rate"])
+    assert rates == pytest.approx([3e-4, 4e-4, 2e-4])
+
+
 @pytest.mark.parametrize(("rank", "rate"), [(0, 5e-4), (2, 1e-4)])
 def test_the_learning_rate_fits_what_is_trained(model_folder, rank, rate):
     assert make_learner(model_folder, lora_rank=rank).learning_rate == rate

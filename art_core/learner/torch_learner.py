@@ -290,7 +290,7 @@ class TorchLearner(LearnerBase):
             return self._compute(tree_logprobs, self.model, tree, weighted_only=True)
 
     def _update(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        rate = self.learning_rate * self.config.rate_share(self.version + 1)
+        rate = self.learning_rate * self.config.rate_share(self.version + 1, self.run_step)
         gradients = [parameter.grad for parameter in self._trained.values() if parameter.grad is not None]
         total = torch.nn.utils.get_total_norm(gradients)
         norm = full_tensor(total).item()

@@ -31,7 +31,7 @@ LEARNER_SETTINGS = (
 FIXED_SETTINGS = (
     "seed", "tasks_per_step", "group_size", "temperature", "advantage", "overlong", "dynamic_sampling", "learning_rate",
     "warmup_steps", "decay_steps", "max_grad_norm", "lora_rank", "load_in_4bit", "kl", "importance_cap", "max_staleness",
-    "train_nodes", "other_nodes", "frozen_model",
+    "train_nodes", "other_nodes", "frozen_model", "tool_format",
 )  # fmt: skip
 """Settings that define the experiment: with another value it is another experiment."""
 EVALUATION_PARTS = ("eval_tasks", "eval_reward")

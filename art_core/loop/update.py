@@ -46,6 +46,7 @@ class Updater:
         try:
             if loss is None:  # a loss of its own, for imitation, reads neither logprobs nor advantages
                 nonfinite_steps.check_inputs(trees, trajectories)
+            await in_thread(learner.begin_step, step)
             metrics = await self._step(trees, loss)
             if learner.version != before:
                 store = functools.partial(self._store.add_update, targets=metrics.get("targets"))

@@ -167,6 +167,12 @@ class LearnerBase:
 
     choice = ""
     """A line for the person who trains: which learner was chosen and why."""
+    run_step: int | None = None
+    """The step of the run that the next ``step`` takes, from 1; ahead of ``version`` if steps were skipped."""
+
+    def begin_step(self, run_step: int) -> None:
+        """Called before ``step``."""
+        self.run_step = run_step
 
     def score(self, ids: Sequence[int]) -> list[float] | None:
         """Return the logprob (nats, temperature 1) of every token but the first, under the weights of this version. None:

@@ -15,7 +15,7 @@ from .tasks import held_out_tasks, training_tasks
 
 def run(
     steps: int = 30, seed: int = 0, judge: str | None = None, run_dir: Path | None = None, eval_tasks: int = 200,
-    learning_rate: float = 1e-3, **settings: Any,
+    learning_rate: float = 1e-3, decay_steps: int = 10, **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
     """Train on the reward from the known answer, or on RULER's scores by ``judge``; evaluate by the known answer.
 
@@ -26,7 +26,7 @@ def run(
         os.environ["ART_JUDGE"] = judge
     return art.train_sync(
         build_agent(), training_tasks(240, seed), model="tiny", reward="ruler" if judge else reward, steps=steps,
-        learning_rate=learning_rate, decay_steps=steps // 3, seed=seed, run_dir=run_dir, eval_reward=reward,
+        learning_rate=learning_rate, decay_steps=decay_steps, seed=seed, run_dir=run_dir, eval_reward=reward,
         eval_tasks=held_out_tasks(eval_tasks), eval_temperatures=(1.0, None), **settings,
     )  # fmt: skip
 

@@ -66,8 +66,8 @@ class Chat:
         if tools and self._drops_tools:
             self._drops_tools = False
             log.warning(
-                "requests have tools, but the model's chat template leaves them out, so the model doesn't see them; drop "
-                "tool_format='none', or send no tools"
+                "requests have tools, but the model's chat template leaves them out, so the model doesn't see them; pass "
+                "tool_format='hermes', or send no tools"
             )
         plain = [self._plain(message) for message in messages]
         try:

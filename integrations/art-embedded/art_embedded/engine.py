@@ -28,12 +28,11 @@ from art_embedded.formats import HERMES, find_formats
 from art_embedded.formats.thinking import Place
 from art_embedded.grammar import Grammars
 from art_embedded.loading import bind, load_adapter, load_model, make_key_values, memory_budget, stop_ids
-from art_embedded.parsers import needs_tool_format
+from art_embedded.parsers import extend_template
 from art_embedded.requests import ChatRequest, parse, refuse
 from art_embedded.sampling import Draw, Sampled
 from art_embedded.scheduler import Generation, Scheduler
 from art_embedded.score import MAX_SCORED, score
-from art_embedded.tool_format import template_with_tools
 
 STOP_WINDOW = 8
 """Tokens that are decoded to search for a stop string, in addition to one per character of it."""
@@ -70,8 +69,7 @@ class EmbeddedEngine(EngineBase):
         tokenizer = load_tokenizer(self._folder)
         # After the tokenizer, because loading it downloads a hub model's chat template.
         self._formats = find_formats(self._folder, self._config)
-        if needs_tool_format(self._folder, self._config.tool_format):
-            tokenizer.chat_template = template_with_tools(tokenizer)
+        extend_template(tokenizer, self._folder, self._config.tool_format)
         model = load_model(self._folder)
         if self._config.threads or model.num_parameters() < SMALL_MODEL:
             torch.set_num_threads(self._config.threads or 1)

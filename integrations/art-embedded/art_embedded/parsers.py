@@ -10,10 +10,13 @@ import difflib
 import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from art_core.errors import ConfigError
-from art_embedded.tool_format import shows_tools
+from art_embedded.tool_format import MARK, shows_tools, template_with_tools
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOOL_PARSERS = {
     "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v31", "deepseek_v32",
@@ -124,9 +127,18 @@ def tool_parser(model_folder: str, chosen: str | None = None, tool_format: str |
 
 def needs_tool_format(model_folder: str, tool_format: str | None) -> bool:
     """Whether art writes tools into the prompt: if ``tool_format`` says so, or if it is None and the chat template has none."""
-    calls, template = _detected(model_folder).tools, _template(model_folder)
-    missing = bool(template) and calls is None and not shows_tools(template)
-    return missing if tool_format is None else tool_format != "none"
+    calls, template = _detected(model_folder).tools, _template(model_folder) or ""
+    if MARK in template or tool_format == "none":
+        return False
+    return tool_format is not None or (bool(template) and calls is None and not shows_tools(template))
+
+
+def extend_template(tokenizer: PreTrainedTokenizerBase, model_folder: str, tool_format: str | None) -> bool:
+    """Add tools to the tokenizer's chat template if art writes them; return whether it does."""
+    needed = needs_tool_format(model_folder, tool_format)
+    if needed:
+        tokenizer.chat_template = template_with_tools(tokenizer)
+    return needed
 
 
 def reasoning_parser(model_folder: str, chosen: str | None = None) -> str | None:
@@ -158,6 +170,8 @@ def _detected(model: str) -> Spoken:
 
 
 def _calls_in_template(template: str, kind: str) -> str | None:
+    if MARK in template:
+        return "hermes"
     for marker, name in WRITES_CALLS:
         if marker in template:
             return name
@@ -196,9 +210,9 @@ def _config(model: str) -> dict[str, Any]:
 
 def _template(model: str) -> str | None:
     """Return the model's chat templates, joined; None if its tokenizer isn't on this machine."""
-    jinja = _file(model, "chat_template.jinja")
-    if jinja is not None:
-        return _read_text(jinja)
+    jinja = (_file(model, name) for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja"))
+    if found := [_read_text(file) for file in jinja if file]:
+        return "\n".join(found)
     files = [_file(model, name) for name in ("tokenizer_config.json", "chat_template.json")]
     if not any(files):
         return None

@@ -21,24 +21,22 @@ NO_POLICY = -1
 class Renderer:
     """Renders conversations with the chat template and tokenizer of the model to train.
 
-    Later calls of a conversation continue the ids of earlier ones, as they do in the engine. Raises ConfigError if ``model`` has
-    no tokenizer.
+    Later calls of a conversation continue the ids of earlier ones, as they do in the engine. ``tool_format`` is the run's
+    setting. Raises ConfigError if ``model`` has no tokenizer.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, tool_format: str | None = None) -> None:
         from art_core.learner.pretrained import load_config, load_generation_config, load_tokenizer, positions
         from art_embedded.chat import Chat
         from art_embedded.formats import find_formats
         from art_embedded.loading import stop_ids
-        from art_embedded.parsers import needs_tool_format
-        from art_embedded.tool_format import template_with_tools
+        from art_embedded.parsers import extend_template
 
         self.model, folder = model, model_folder(model)
         tokenizer = load_tokenizer(folder)
-        if needs_tool_format(folder, None):
-            tokenizer.chat_template = template_with_tools(tokenizer)
+        extend_template(tokenizer, folder, tool_format)
         ends = stop_ids(load_generation_config(folder), tokenizer.eos_token_id)
-        self._chat = Chat(tokenizer, ends, find_formats(folder, TrainConfig(model=model)))
+        self._chat = Chat(tokenizer, ends, find_formats(folder, TrainConfig(model=model, tool_format=tool_format)))
         self._limit = positions(load_config(folder))
 
     def call(

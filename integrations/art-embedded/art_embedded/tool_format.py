@@ -10,6 +10,8 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from art_core.errors import ConfigError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -20,8 +22,10 @@ AFTER = (
     "</tools>\nTo call one, write its name and its arguments as JSON:\n"
     '<tool_call>\n{"name": "the function", "arguments": {"the parameter": "its value"}}\n</tool_call>'
 )
+MARK = "{#- tools in the format of Hermes, written by art -#}"
+"""At the start of an extended template."""
 PRELUDE = """\
-{%- set art = namespace(messages=[], tools='', content='', results=false) -%}
+{%- set art = namespace(messages=[], tools='', content='', joins=false) -%}
 {%- if tools -%}
 {%- for tool in tools -%}{%- set art.tools = art.tools + (tool | tojson) + '\\n' -%}{%- endfor -%}
 {%- set art.tools = BEFORE + art.tools + AFTER -%}
@@ -31,26 +35,31 @@ PRELUDE = """\
 {%- endif -%}
 {%- for message in messages -%}
 {%- set art.content = message['content'] or '' -%}
+{%- if art.content is not string -%}
+{%- set art.content = art.content | map(attribute='text') | join -%}
+{%- endif -%}
 {%- if art.tools and message['role'] == ROLE -%}
 {%- set art.content = ORDER -%}{%- set art.tools = '' -%}
 {%- endif -%}
 {%- for call in message['tool_calls'] or [] -%}
-{%- set name, arguments = call['function']['name'] | tojson, call['function']['arguments'] -%}
+{%- set name, arguments = call['function']['name'] | tojson, call['function']['arguments'] or {} -%}
 {%- set call = '{"name": ' + name + ', "arguments": ' + (arguments if arguments is string else arguments | tojson) + '}' -%}
 {%- set art.content = art.content + ('\\n' if art.content else '') + '<tool_call>\\n' + call + '\\n</tool_call>' -%}
 {%- endfor -%}
-{%- if message['role'] == 'tool' -%}
+{%- set result = message['role'] == 'tool' -%}
+{%- if result -%}
 {%- set art.content = '<tool_response>\\n' + art.content + '\\n</tool_response>' -%}
-{%- if art.results -%}
+{%- endif -%}
+{%- if art.joins and message['role'] in ('tool', 'user') -%}
 {%- set art.content = art.messages[-1]['content'] + '\\n' + art.content -%}{%- set art.messages = art.messages[:-1] -%}
 {%- endif -%}
-{%- set art.messages = art.messages + [{'role': 'user', 'content': art.content}] -%}{%- set art.results = true -%}
-{%- else -%}
-{%- set art.messages = art.messages + [dict(message, content=art.content, tool_calls=none)] -%}{%- set art.results = false -%}
-{%- endif -%}
+{%- set art.joins = result or (art.joins and message['role'] == 'user') -%}
+{%- set kept = dict(message.items() | rejectattr(0, 'equalto', 'tool_calls')) -%}
+{%- set art.messages = art.messages + [dict(kept, role='user' if result else message['role'], content=art.content)] -%}
 {%- endfor -%}
 {%- set messages = art.messages -%}{%- set tools = none -%}
 """
+"""Results, and what the user says after them, become one message, because many templates require that roles alternate."""
 
 
 def shows_tools(template: str) -> bool:
@@ -60,16 +69,23 @@ def shows_tools(template: str) -> bool:
 
 def template_with_tools(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the tokenizer's chat template with the prelude: tools are in the system message, or, if the template refuses one, in
-    the first user message."""
-    probe, system = "A system message?", "user"
+    the first user message. Raises ConfigError if the tokenizer has no single template."""
+    template = tokenizer.chat_template
+    if not isinstance(template, str):
+        has = "several chat templates" if template else "no chat template"
+        raise ConfigError(
+            f"{tokenizer.name_or_path} has {has}, which tool_format can't extend; drop tool_format=, or save one chat template "
+            "with the tokenizer"
+        )
+    probe, role = "A system message?", "user"
     try:
         messages = [{"role": "system", "content": probe}, {"role": "user", "content": "Hi"}]
         if probe in tokenizer.apply_chat_template(messages, tokenize=False):
-            system = "system"
+            role = "system"
     except Exception:  # noqa: BLE001 - the template is the model's own code; many raise for a system message
         pass
-    order = r"art.content + '\n\n' + art.tools" if system == "system" else r"art.tools + '\n\n' + art.content"
+    order = r"art.content + '\n\n' + art.tools" if role == "system" else r"art.tools + '\n\n' + art.content"
     prelude = PRELUDE.replace("ORDER", order)
-    for name, text in (("BEFORE", BEFORE), ("AFTER", AFTER), ("ROLE", system)):
+    for name, text in (("BEFORE", BEFORE), ("AFTER", AFTER), ("ROLE", role)):
         prelude = prelude.replace(name, json.dumps(text))
-    return prelude + tokenizer.chat_template
+    return MARK + prelude + template

@@ -1,9 +1,16 @@
 """Tools for chat templates that leave them out: what the prompt says, and that the next turn continues the sampled ids."""
 
-import pytest
+import json
+from pathlib import Path
 
-from art_embedded.parsers import tool_parser
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from art_core.errors import ConfigError
+from art_embedded.parsers import extend_template, tool_parser
 from art_embedded.rendering import Renderer
+from art_embedded.tool_format import template_with_tools
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -94,7 +101,76 @@ async def test_tools_that_the_template_leaves_out_on_request_are_warned_of_once(
 
 async def test_a_named_format_replaces_the_templates_own(open_engine):
     engine = await open_engine(tool_format="hermes")
-    assert "You can call these functions" in await prompt(engine, [QUESTION])
+    text = await prompt(engine, [QUESTION])
+    assert "You can call these functions" in text and text.count("get_weather") == 1
+
+
+def load_tokenizer_of(model: str) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(model)
+
+
+def rendered(template: str, messages, tools=(TOOL,)) -> str:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=template)
+    tokenizer.chat_template = template_with_tools(tokenizer)
+    return tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False)
+
+
+ALTERNATING = STRICT.replace(
+    "{% for m in messages %}",
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}{% endif %}",
+)
+CALLS_IF_THERE = CHATML.replace(
+    "{{ m['content'] }}", "{% if 'tool_calls' in m %}{{ m['tool_calls'] | length }}{% endif %}{{ m['content'] }}"
+)
+PARTS = CHATML.replace(
+    "{{ m['content'] }}",
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endif %}",
+)
+
+
+def test_what_the_user_says_after_results_is_in_their_message():
+    text = rendered(ALTERNATING, [*HISTORY, {"role": "user", "content": "And?"}])
+    assert "rain\n</tool_response>\nAnd?<|im_end|>" in text
+
+
+def test_templates_that_ask_for_tool_calls_are_given_none():
+    assert rendered(CALLS_IF_THERE, HISTORY).count(WRITTEN) == 2
+
+
+def test_content_in_parts_is_text():
+    parts = [
+        {"role": message["role"], "content": [{"type": "text", "text": "Hi"}]} for message in [QUESTION, HISTORY[2]]
+    ]
+    assert "<|im_start|>user\nHi<|im_end|>" in rendered(PARTS, parts)
+    assert "<tool_response>\nHi\n</tool_response>" in rendered(PARTS, parts)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"arguments": None}, {"arguments": ""}, {"arguments": {}}, {"arguments": "{}"}]
+)
+def test_a_call_without_arguments_is_written_with_none(arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "f", **arguments}}
+    text = rendered(CHATML, [QUESTION, {"role": "assistant", "tool_calls": [call]}], tools=())
+    assert '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>' in text
+
+
+@pytest.mark.parametrize("kind", ["granite", "llama", "mistral", "kimi_k2"])
+def test_an_extended_template_is_read_in_the_format_that_it_writes_and_not_extended_again(kind, folder):
+    model = folder(CHATML)
+    (Path(model) / "config.json").write_text(json.dumps({"model_type": kind}))
+    tokenizer = load_tokenizer_of(model)
+    assert extend_template(tokenizer, model, "hermes")
+    (Path(model) / "chat_template.jinja").write_text(tokenizer.chat_template)
+    assert tool_parser(model) == "hermes"
+    assert not extend_template(tokenizer, model, "hermes")
+
+
+def test_a_model_with_several_templates_keeps_them_and_cannot_be_given_another(folder, tokenizer):
+    model = folder({"default": CHATML, "tool_use": CHATML + "{{ tools }}"})
+    assert not extend_template(load_tokenizer_of(model), model, None)
+    with pytest.raises(ConfigError, match="several chat templates, which tool_format can't extend"):
+        extend_template(load_tokenizer_of(model), model, "hermes")
 
 
 def test_recorded_conversations_are_rendered_the_same_way(folder):

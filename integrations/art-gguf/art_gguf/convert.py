@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
 
 from art_core.errors import ConfigError
 from art_core.plugin_api import cache_folder
@@ -29,6 +31,8 @@ WORDS = ("smollm", "qwen2")
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+CONTROL, USER_DEFINED = 3, 4
+"""Types of tokens that are never split."""
 SAMPLE = "It costs 1,234.50 in 2026 (naïve),  isn't it?\n\tdef f(x): return x**2  # 日本 😀"
 
 
@@ -46,7 +50,8 @@ def file_hash(file: Path) -> str:
 def convert(path: Path, say: Callable[[str], None] | None = None) -> Path:
     """Return the folder of the model in a GGUF file, or in the one GGUF file of a folder; converts it if that isn't done yet.
 
-    All weights become float32: what quantization lost stays lost. Raises ConfigError for a file that can't be converted.
+    All weights become float32: what quantization lost stays lost. Raises ConfigError for a file that can't be converted, and if
+    the cache can't be written.
     """
     file = _the_file(path)
     folder = folder_of(file.stem, file_hash(file))
@@ -54,19 +59,25 @@ def convert(path: Path, say: Callable[[str], None] | None = None) -> Path:
         return folder
     if say:
         say(f"converting {file} to float32 in {folder}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        _write(file, unfinished)
-        unfinished.chmod(0o755)
-        try:
-            unfinished.rename(folder)
-        except OSError:  # another process was faster
-            if not (folder / "config.json").is_file():
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".unfinished-{folder.name}-", dir=folder.parent) as temporary:
+            written = Path(temporary, "model")
+            _write(file, written)
+            _publish(written, folder)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{folder} can't be written: {error}; check disk space and permissions, or set ART_CACHE"
+        ) from error
     return folder
+
+
+def _publish(written: Path, folder: Path) -> None:
+    try:
+        written.rename(folder)
+    except OSError:
+        if not (folder / "config.json").is_file():  # else another process was faster
+            raise
 
 
 def _the_file(path: Path) -> Path:
@@ -95,17 +106,12 @@ def _write(file: Path, folder: Path) -> None:
     from art_core.learner.pretrained import no_progress_bars
 
     where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    try:
+    with _reading(file):
         fields = _fields(GGUFReader(file))
-        _check_tokenizer(file, fields)
-        with no_progress_bars():
-            tokenizer = AutoTokenizer.from_pretrained(**where)
-            model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    except (ValueError, KeyError, NotImplementedError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"{file} cannot be converted: {reason}; pass a model folder written by save_pretrained"
-        ) from error
+    _check_tokenizer(file, fields)
+    with _reading(file), no_progress_bars():
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     for quantized in ("hf_quantizer", "quantization_method"):
         setattr(model, quantized, None)
     model.is_quantized = False
@@ -117,25 +123,45 @@ def _write(file: Path, folder: Path) -> None:
     _check_round_trip(file, folder)
 
 
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Turn the libraries' errors inside the block into a ConfigError."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, NotImplementedError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{file} cannot be converted: {reason}; pass a model folder written by save_pretrained"
+        ) from error
+
+
 def _fields(reader: GGUFReader) -> dict[str, Any]:
-    """Return the file's metadata without its long lists."""
-    return {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
+    """Return the file's metadata; of its lists, only the tokens and their types."""
+    return {
+        name: field.contents()
+        for name, field in reader.fields.items()
+        if len(field.data) == 1 or name in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
+    }
 
 
 def _check_tokenizer(file: Path, fields: Mapping[str, Any]) -> None:
     kind, rule = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
     if kind != "gpt2" or rule not in WORDS:
         raise ConfigError(
-            f"{file} has a tokenizer of kind {kind!r} that splits texts by the rules {rule!r}; exactly converted are those of "
-            f"kind 'gpt2' with {' or '.join(map(repr, WORDS))}. Pass the original model, by its name or as a folder written by "
-            "save_pretrained"
+            f"{file} has a tokenizer of kind {kind!r} that splits texts by the rules {rule!r}; only "
+            f"{' and '.join(map(repr, WORDS))} of kind 'gpt2' are converted exactly. Pass the original model, by name or as a "
+            "folder written by save_pretrained"
         )
 
 
 def _correct(tokenizer: PreTrainedTokenizerBase, fields: Mapping[str, Any]) -> None:
     """Set what transformers reads from a GGUF file differently than the model was trained with."""
-    from tokenizers import decoders
+    from tokenizers import AddedToken, decoders
 
+    # transformers only adds the control tokens that it knows; the text of the others would be split.
+    kinds = zip(fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"], strict=True)
+    whole = [(token, kind == CONTROL) for token, kind in kinds if kind in (CONTROL, USER_DEFINED)]
+    tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in whole])
     tokenizer.backend_tokenizer.pre_tokenizer = _words(fields["tokenizer.ggml.pre"])
     tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
     tokenizer.clean_up_tokenization_spaces = False

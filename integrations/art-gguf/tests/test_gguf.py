@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 import torch
-from gguf_files import small_model, write_gguf
+from gguf_files import DEFINED, small_model, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import art_core as art
@@ -32,9 +32,19 @@ def logits(model) -> torch.Tensor:
     return model(input_ids=torch.arange(40)[None]).logits
 
 
-def test_a_converted_model_computes_what_the_original_did(file):
-    folder = model_folder(str(file))
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(small_model()))
+@pytest.mark.parametrize(("kind", "rule"), [("llama", "smollm"), ("qwen2", "qwen2")])
+def test_a_converted_model_computes_what_the_original_did_and_splits_no_token(kind, rule, tmp_path):
+    folder = model_folder(str(write_gguf(tmp_path / "small.gguf", small_model(kind), rule)))
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(small_model(kind)))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.tokenize("<tool_call>a</tool_call><|fim_prefix|>") == [
+        *DEFINED[:1],
+        "a",
+        DEFINED[1],
+        "<|fim_prefix|>",
+    ]
+    kept = tokenizer.decode(tokenizer.encode("<tool_call>a<|fim_prefix|>"), skip_special_tokens=True)
+    assert kept == "<tool_call>a", "tokens that a user defined are text"
 
 
 def test_each_digit_is_a_token_and_every_text_comes_back(file):
@@ -48,7 +58,7 @@ def test_each_digit_is_a_token_and_every_text_comes_back(file):
 def test_qwens_words_are_those_of_its_own_tokenizer(tmp_path):
     from transformers import Qwen2Tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(convert(write_gguf(tmp_path / "q.gguf", small_model(), "qwen2")))
+    tokenizer = AutoTokenizer.from_pretrained(convert(write_gguf(tmp_path / "q.gguf", small_model("qwen2"), "qwen2")))
     own = Qwen2Tokenizer(vocab=None, merges=None).backend_tokenizer.pre_tokenizer
     for text in ("I'LL pay $1,234.50 for it\r\n\n  now", "naïve_name = f(x)**2  # 日本 12"):
         assert tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text) == own.pre_tokenize_str(text)
@@ -72,14 +82,21 @@ def test_another_file_of_the_same_name_is_another_model(file):
 @pytest.mark.parametrize(
     ("rule", "kind", "why"),
     [
-        ("starcoder", "gpt2", "splits texts by the rules 'starcoder'; exactly converted are .*'smollm' or 'qwen2'"),
-        ("default", "llama", "has a tokenizer of kind 'llama'"),
+        ("starcoder", "gpt2", "splits texts by the rules 'starcoder'; only 'smollm' and 'qwen2' of kind 'gpt2'"),
+        ("default", "llama", "of kind 'llama'"),
     ],
 )
 def test_a_tokenizer_that_would_split_otherwise_is_refused(tmp_path, rule, kind, why, cache):
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(ConfigError, match=f"^\\S*small.gguf has a tokenizer.*{why}"):
         convert(write_gguf(tmp_path / "small.gguf", small_model(), rule, kind))
     assert not list(cache.iterdir())
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_variable(file, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ART_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"can't be written: .*set ART_CACHE"):
+        convert(file)
 
 
 def test_what_is_no_whole_gguf_file_is_refused(file, tmp_path):

@@ -90,6 +90,10 @@ class RayLearner(LearnerBase):
                 "learner_args={'processes': N, 'cpus': N}, or for fewer executor_args={'workers': N}"
             )
 
+    def begin_step(self, run_step: int) -> None:
+        """Tell all processes which step of the run follows."""
+        self._all("begin_step", run_step)
+
     def step(self, trees: Sequence[TokenTree], *, loss: Loss | None = None) -> dict[str, float]:
         """Make one optimizer step on all ``trees``; return the metrics of the whole step. See ``TorchLearner.step``.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from art_core.plugin_api import shipped_model
+from art_core.errors import ConfigError
+from art_core.plugin_api import model_folder
 from art_core.store.run_folder import checkpoints
 
 if TYPE_CHECKING:
@@ -51,10 +53,10 @@ class TokenTexts:
 
 def tokenizer_file(run_dir: Path, model: str | None) -> Path | None:
     """Return a run's tokenizer file: from the model's folder, the hub's cache, or a checkpoint; else None."""
-    folders = [shipped_model(model) or Path(model).expanduser()] if model else []
-    for folder in folders:
-        if (folder / FILE).is_file():
-            return folder / FILE
+    if model:
+        with suppress(ConfigError):  # the model is gone; the checkpoints have a tokenizer too
+            if (file := Path(model_folder(model), FILE)).is_file():
+                return file
     is_hub_name = model and model.count("/") == 1 and not model.startswith((".", "/", "~"))
     if is_hub_name and (cached := _cached(model)):
         return cached

@@ -17,6 +17,7 @@ from art_core import TrainConfig
 from art_core.capture.upstream import UNREACHABLE
 from art_core.errors import ArtError, ConfigError, UpstreamError
 from art_core.types import JsonDict, Weights
+from art_embedded.tool_format import MARK
 from art_vllm import command_line
 from art_vllm import environment as environments
 from art_vllm.address import AddressEngine
@@ -73,6 +74,9 @@ class VllmEngine(AddressEngine):
         self._cuda = vllm.cuda
         if not vllm.cuda:
             self._reload = command_line.CPU_RELOAD
+        if (template := options["chat-template"]) and template.startswith(MARK):  # else engine_args names a file
+            options["chat-template"] = str(self._log_file.with_name("chat_template.jinja"))
+            Path(options["chat-template"]).write_text(template, encoding="utf-8")
         arguments = command_line.arguments(options)
         self._command = [vllm.python, "-m", "vllm.entrypoints.openai.api_server", *arguments]
         self._variables = command_line.environment(self._model_folder, cuda=vllm.cuda, own=vllm.own)

@@ -172,9 +172,10 @@ def _write(
     if dtype is not None:
         progress("merging and writing the model")
         _write_merged(folder / "merged", model, dtype, source)
-    if template := chat_template(source.start, source.config.get("tool_format")):
+    tokenizer_of = source.start if source.adapter else str(source.checkpoint)
+    if template := chat_template(tokenizer_of, source.config.get("tool_format")):
         for kind in folder.iterdir():
-            (kind / TEMPLATE).write_text(template)
+            (kind / TEMPLATE).write_text(template, encoding="utf-8")
     del model
     if comparison is None:
         return None

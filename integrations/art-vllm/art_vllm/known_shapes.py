@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from art_core.errors import ConfigError
-from art_core.plugin_api import shipped_model
+from art_core.plugin_api import model_folder, shipped_model
 from art_vllm.shapes import Experts, Latent, Shape, refuse_non_text, shape_of
 
 QWEN2_5 = {
@@ -76,6 +76,8 @@ def find_shape(model: str) -> Shape:
     Raises ConfigError if it is none of these, with similar names, or if it isn't a text model.
     """
     folder = shipped_model(model) or Path(model).expanduser()
+    if folder.is_file():
+        folder = Path(model_folder(model))
     if model and folder.is_dir():
         return _from_folder(folder, model)
     if model.startswith((".", "/", "~")):
