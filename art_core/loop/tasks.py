@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import random
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -23,7 +24,12 @@ def tasks(name: str, split: str = "train", **options: Any) -> Tasks:
     if split not in ("train", "test"):
         raise ConfigError(f"split must be 'train' or 'test', got {split!r}")
     suite, _, inside = name.partition("/")
-    return Plugins().choose("register_tasks", suite).load(inside, split, **options)
+    load = Plugins().choose("register_tasks", suite).load
+    try:
+        inspect.signature(load).bind(inside, split, **options)
+    except TypeError as error:
+        raise ConfigError(f"tasks of {suite!r}: {error}; art tasks lists the suites") from None
+    return load(inside, split, **options)
 
 
 def batch_of_step(tasks: Sequence[Any], step: int, config: TrainConfig) -> list[Any]:

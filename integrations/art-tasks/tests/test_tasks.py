@@ -120,6 +120,7 @@ def test_puzzles_are_the_same_every_time_and_no_test_puzzle_is_trained():
         ("reasoning-gym/letter_counting", {"min_words": 9, "max_words": 3}, "refuses .*max_words must be"),
         ("reasoning-gym/coin_flip", {"size": 10**4, "min_trials": 1, "max_trials": 1}, "smaller size="),
         ("bfcl/java", {}, "no tasks 'java'; choose one of simple, multiple"),
+        ("bfcl/simple", {"size": 3}, "tasks of 'bfcl': got an unexpected keyword argument 'size'"),
     ],
 )
 def test_what_cannot_be_loaded_says_what_can(name, options, why):
