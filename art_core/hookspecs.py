@@ -88,7 +88,8 @@ def register_rewards(register: Register) -> None:
 def register_tasks(register: Register) -> None:
     """Offer task suites by name: ``register("mine", suite)``, for ``tasks("mine/some-tasks")``.
 
-    A suite is a ``TaskSuite``. Import its library in its methods. Option: ``install``. The return value is ignored.
+    Called when tasks are loaded. A suite is a ``TaskSuite``. Import its library in its methods. Option: ``install``. The return
+    value is ignored.
     """
 
 

@@ -17,7 +17,7 @@ HOOKS = sorted(
 
 
 def test_there_are_hooks():
-    assert "adapt_agent" in HOOKS and len(HOOKS) == 11
+    assert "adapt_agent" in HOOKS and len(HOOKS) == 12
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -7,8 +7,9 @@ import pytest
 
 import art_core as art
 from art_core.errors import ConfigError
+from art_core.plugin_api import Plugins
 from art_core.testing import FakeEngine
-from art_core.types import Trajectory
+from art_core.types import Tasks, Trajectory
 from art_tasks import bfcl
 from art_tasks.reasoning_gym import ReasoningGym
 
@@ -35,6 +36,30 @@ def test_a_suite_or_split_that_does_not_exist_is_refused():
         art.tasks("bflc/simple")
     with pytest.raises(ConfigError, match="split must be 'train' or 'test', got 'dev'"):
         art.tasks("bfcl/simple", split="dev")
+
+
+class Mine:
+    """A plugin with a suite of its own."""
+
+    origin = "made here"
+
+    def names(self):
+        return ("hard",)
+
+    def load(self, name, split, size=2):
+        return Tasks([f"{name} {split} {number}" for number in range(size)], len, list, self.origin)
+
+    @art.hookimpl
+    def register_tasks(self, register):
+        register("mine", self)
+
+
+def test_a_plugin_registers_a_suite(monkeypatch):
+    monkeypatch.setattr("art_core.loop.tasks.Plugins", lambda: Plugins(Mine(), installed=False))
+    found = art.tasks("mine/hard", split="test", size=1)
+    assert (found, found.origin, found.reward) == (["hard test 0"], "made here", len)
+    with pytest.raises(ConfigError, match="tasks of 'mine': got an unexpected keyword argument 'sise'"):
+        art.tasks("mine/hard", sise=1)
 
 
 def test_a_package_that_is_missing_is_named_with_the_command(monkeypatch, tmp_path):
