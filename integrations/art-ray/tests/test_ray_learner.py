@@ -161,7 +161,9 @@ async def test_after_the_death_of_a_process_the_run_goes_on_from_its_checkpoint(
     async with art.open_run(tmp_path / "run", engine=FakeEngine(), **settings) as run:
         await run.learn([group()])
         os.kill((await run.learner()).process_ids()[0], signal.SIGKILL)
-        with pytest.raises(ArtError, match=r"process \d of 2 failed \((begin_)?step\).*train again with the same run_dir"):
+        with pytest.raises(
+            ArtError, match=r"process \d of 2 failed \((begin_)?step\).*train again with the same run_dir"
+        ):
             await run.learn([group()])
     async with art.open_run(tmp_path / "run", engine=FakeEngine(), **settings) as run:
         assert (run.step, (await run.learner()).version) == (1, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import re
 import signal
 import socket
@@ -18,6 +19,8 @@ from art_core.errors import ConfigError, StoreError
 from art_vllm.client import VllmClient
 
 GUARD = Path(__file__).with_name("guard.py")
+PORTS = range(20_000, 32_000)
+"""Below the ephemeral ports of Linux (from 32768) and macOS (from 49152)."""
 LOG_PERIOD = 10.0
 """Seconds between log lines during a start."""
 POLL_PERIOD = 0.25
@@ -135,6 +138,15 @@ class Server:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Return a port that is free now, and stays free until the server binds it, many seconds later, unless somebody names it.
+
+    From the range that systems never give to connections or to listeners on port 0.
+    """
+    tried = random.SystemRandom().sample(PORTS, min(100, len(PORTS)))
+    for port in tried:
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise ConfigError(
+        f"none of {len(tried)} ports between {PORTS[0]} and {PORTS[-1]} is free on 127.0.0.1; end what uses them"
+    )

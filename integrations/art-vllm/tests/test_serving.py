@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -413,3 +414,18 @@ async def test_an_adapter_that_the_server_was_not_started_for_is_refused_with_th
     async with fake.running(fake.engine(lora_rank=None)) as it:
         with pytest.raises(ConfigError, match="pass lora_rank=16"):
             await it.load(Weights(1, fake.adapter("1")))
+
+
+def test_a_servers_port_is_none_that_the_system_hands_out(monkeypatch):
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    lowest = int(ephemeral.read_text().split()[0]) if ephemeral.exists() else 49_152
+    assert process.free_port() < lowest
+    with socket.socket() as one, socket.socket() as other:
+        for listener in (one, other):
+            listener.bind(("127.0.0.1", process.free_port()))
+        ports = sorted(listener.getsockname()[1] for listener in (one, other))
+        monkeypatch.setattr(process, "PORTS", ports)
+        with pytest.raises(ConfigError, match=f"none of 2 ports between {ports[0]} and {ports[1]} is free"):
+            process.free_port()
+        other.close()
+        assert process.free_port() in ports
