@@ -151,7 +151,7 @@ def _create(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Try until it succeeds: if two processes switch at once, SQLite doesn't wait as for other statements, but fails in one."""
+    """Retry for LOCKED_SECONDS: while another process writes, this statement fails at once instead of waiting."""
     until = time.monotonic() + LOCKED_SECONDS
     while True:
         try:

@@ -149,8 +149,10 @@ def install(name: str, say: Callable[[str], None]) -> None:
     if name in models:
         return models[name].load()(say)
     if name not in installers:
-        names = ", ".join(sorted([*installers, *models])) or "nothing (art-vllm adds vllm)"
-        raise ConfigError(f"art doctor can't install {name!r}; it can install: {names}")
+        names = ", ".join(sorted([*installers, *models])) or "nothing"
+        raise ConfigError(
+            f"art doctor can't install {name!r}; it can install: {names} (art-vllm adds vllm, art-gguf smollm2, art-tasks bfcl)"
+        )
     installers[name](say)
 
 

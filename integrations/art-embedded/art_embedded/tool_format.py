@@ -6,15 +6,19 @@ the same prompt, and an exported model keeps it. The format is that of Hermes: J
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import TYPE_CHECKING
 
 from art_core.errors import ConfigError
+from art_embedded.overtime import interrupted_after
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+PROBE_SECONDS = 10.0
+"""Time limit of the template when it is asked whether it accepts a system message."""
 SHOWN = re.compile(r"\btools\b")
 """In a template that shows tools."""
 BEFORE = "You can call these functions:\n<tools>\n"
@@ -80,7 +84,8 @@ def template_with_tools(tokenizer: PreTrainedTokenizerBase) -> str:
     probe, role = "A system message?", "user"
     try:
         messages = [{"role": "system", "content": probe}, {"role": "user", "content": "Hi"}]
-        if probe in tokenizer.apply_chat_template(messages, tokenize=False):
+        render = functools.partial(tokenizer.apply_chat_template, messages, tokenize=False)
+        if probe in interrupted_after(PROBE_SECONDS, render):
             role = "system"
     except Exception:  # noqa: BLE001 - the template is the model's own code; many raise for a system message
         pass

@@ -61,9 +61,8 @@ def write_gguf(file: Path, model: PreTrainedModel, rule: str = "smollm", kind: s
         if name == "lm_head.weight":
             continue
         for projection, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
-            if (
-                projection in name and config.model_type == "llama"
-            ):  # llama.cpp rotates neighbouring numbers, transformers the two halves
+            # llama.cpp rotates neighbouring numbers, transformers the two halves.
+            if projection in name and config.model_type == "llama":
                 tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), tensor.contiguous().numpy())
     writer.write_header_to_file()
