@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import typer
+from typing import TYPE_CHECKING
 
 from art_core import hookimpl
 from art_core.plugin_api import Register
+
+if TYPE_CHECKING:
+    import typer
 
 
 @hookimpl

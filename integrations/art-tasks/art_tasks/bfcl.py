@@ -8,7 +8,7 @@ folder of its own.
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import json
 import random
 import sys
@@ -143,7 +143,7 @@ def reward(trajectory: Trajectory) -> float:
 
 
 def _calls(output: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Return the calls in an agent's output: the last message in LangChain's or OpenAI's form, or a list of calls."""
+    """Return the calls of the last message in an agent's output, ``{"messages": [...]}`` in LangChain's or OpenAI's form."""
     from langchain_core.messages import AIMessage, convert_to_messages
 
     messages = convert_to_messages(output["messages"]) if output else []

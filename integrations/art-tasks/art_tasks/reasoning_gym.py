@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import warnings
 from collections.abc import Sequence
@@ -76,10 +77,14 @@ class ReasoningGym:
 def _library() -> Any:
     if importlib.util.find_spec("reasoning_gym") is None:
         raise ConfigError("reasoning-gym is not installed; run: pip install reasoning-gym")
+    return _imported()
+
+
+@functools.cache
+def _imported() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it imports
-        import reasoning_gym
-    return reasoning_gym
+        return importlib.import_module("reasoning_gym")
 
 
 def _plain(entry: JsonDict) -> JsonDict:

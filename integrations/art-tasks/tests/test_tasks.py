@@ -1,11 +1,13 @@
-"""The suites with their real packages, which make test-engines installs; and what is said where they are missing."""
+"""The suites with their real packages, which make test-engines installs, and the errors if a package is missing."""
 
-import importlib.util
+import importlib
 import json
+import sys
 
 import pytest
 
 import art_core as art
+import art_tasks
 from art_core.errors import ConfigError
 from art_core.plugin_api import Plugins
 from art_core.testing import FakeEngine
@@ -52,6 +54,11 @@ class Mine:
     @art.hookimpl
     def register_tasks(self, register):
         register("mine", self)
+
+
+def test_the_plugin_loads_without_the_art_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "typer", None)
+    importlib.reload(art_tasks)
 
 
 def test_a_plugin_registers_a_suite(monkeypatch):
