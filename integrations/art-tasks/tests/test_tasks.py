@@ -1,6 +1,6 @@
 """The suites with their real packages, which make test-engines installs, and the errors if a package is missing."""
 
-import importlib
+import importlib.util
 import json
 import sys
 
