@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import hashlib
 import importlib.metadata
 import inspect
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,8 @@ MODELS = "art.models"
 """Entry points of this group give the folder of a model under a name of one word: a path, or a function that returns it."""
 MODEL_FILES = "art.model_files"
 """Entry points of this group, named by a file's suffix, turn such a file, or a folder that has one, into a model folder."""
+PRETRAINED_FROM, SMALL_BELOW = 10_000_000, 1_000_000_000
+"""Parameters: pretrained models between these sizes are small ones, for which other defaults hold."""
 PARTS = ("loss", "learner", "engine", "executor", "plugins")
 """Keywords of ``train`` and ``open_run`` beside the config: what a run is made of."""
 
@@ -57,8 +62,9 @@ class TrainConfig:
     """Optimizer steps by which the weights that sampled a trained call may be older than those being trained. 0: rollouts and
     learning take turns; from 1 on, rollouts of up to that many later steps run meanwhile."""
     seed: int = at_least(0, 0)
-    temperature: float = at_least(0, 1.0)
-    """Of every training rollout, whatever the agent asks for: at temperature 0 a group has nothing to compare."""
+    temperature: float | None = at_least(0, None)
+    """Of every training rollout, whatever the agent asks for: at temperature 0 a group has nothing to compare. None: 0.6 for a
+    pretrained model of less than 1B parameters, which samples nonsense too often at 1 to learn from it, else 1.0."""
     max_concurrent: int = at_least(1, 64)
     """Rollouts running at the same time."""
     max_concurrent_scores: int = at_least(1, 16)
@@ -76,7 +82,8 @@ class TrainConfig:
     watchdog_seconds: float | None = at_least(0, 300.0)
     """Seconds without progress after which the log says what the run waits for; None: never."""
     learning_rate: float | None = at_least(0, None)
-    """Peak learning rate of AdamW; None: 1e-4 for LoRA, 5e-4 for full fine-tuning of models under 10M parameters, else 1e-5."""
+    """Peak learning rate of AdamW; None: for LoRA 5e-4 below 1B parameters, else 1e-4; for full fine-tuning 5e-4 below 10M
+    parameters, else 1e-5."""
     warmup_steps: int = at_least(0, 3)
     decay_steps: int = at_least(0, 0)
     """Last steps over which the learning rate falls linearly, to 1 / (decay_steps + 1) of its peak at the last one."""
@@ -217,8 +224,10 @@ def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
         raise ConfigError("tracker_timeout=None would let a tracker keep a run from ending; pass a number of seconds")
     if config.group_size == 1 and "group_size" in values:
         raise ConfigError("group_size=1 leaves nothing to compare a rollout with; pass at least 2 (8 is usual)")
-    if config.temperature <= 0:
-        raise ConfigError(f"temperature={config.temperature}: training samples, so it must be above 0 (1.0 is usual)")
+    if config.temperature is not None and config.temperature <= 0:
+        raise ConfigError(
+            f"temperature={config.temperature}: training samples, so it must be above 0 (0.6 to 1.0 is usual)"
+        )
 
 
 def check_choice(name: str, value: object) -> None:
@@ -263,6 +272,38 @@ def model_folder(model: str) -> str:
             "'Qwen/Qwen2.5-0.5B-Instruct', or 'tiny', which comes with the embedded engine (other files: docs/models.md)"
         )
     return model
+
+
+def with_model_defaults(config: TrainConfig, folder: str) -> TrainConfig:
+    """Return ``config`` with the settings that depend on the size of the model in ``folder``, which may be a hub name."""
+    if config.temperature is not None:
+        return config
+    small = PRETRAINED_FROM <= (parameter_count(folder) or 0) < SMALL_BELOW
+    return dataclasses.replace(config, temperature=0.6 if small else 1.0)
+
+
+def parameter_count(folder: str) -> int | None:
+    """Return the number of weights of the model in ``folder``, or of a hub name; None if neither files nor the hub say."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not Path(folder).is_dir():
+        import httpx
+
+        # The library may be missing, the network too, and an engine may know names that the hub doesn't.
+        with contextlib.suppress(ImportError, OSError, ValueError, httpx.HTTPError):
+            from huggingface_hub import model_info, try_to_load_from_cache
+
+            cached = try_to_load_from_cache(folder, "model.safetensors")
+            if not isinstance(cached, str):
+                return getattr(model_info(folder, timeout=10).safetensors, "total", None)
+            files = [Path(cached)]
+    return sum(map(_count_weights, files)) if files else None
+
+
+def _count_weights(file: Path) -> int:
+    """Return the number of weights in a safetensors file, which begins with the length of its JSON header."""
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
 def weights_hash(folder: str | Path) -> str:

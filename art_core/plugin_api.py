@@ -14,8 +14,9 @@ from art_core.loop.rollout import API_KEY, task_id, task_input
 from art_core.loop.trackers import Tracker, Trackers
 from art_core.plugins import Plugins, redirect_clients
 from art_core.redaction import LEFT_OUT, describe_error, left_out, printable, without_access, without_keys
+from art_core.runtime.cpu import onednn_products
 from art_core.runtime.gathering import gather_limited
-from art_core.runtime.memory import bound_heap, machine_memory, no_garbage_collection
+from art_core.runtime.memory import machine_memory, no_garbage_collection, return_freed_memory
 from art_core.runtime.packages import cache_folder, install_packages
 from art_core.runtime.threads import in_thread
 from art_core.serving import start_early
@@ -29,7 +30,6 @@ __all__ = [
     "Register",
     "Tracker",
     "Trackers",
-    "bound_heap",
     "cache_folder",
     "check_settings",
     "check_tasks",
@@ -44,9 +44,11 @@ __all__ = [
     "machine_memory",
     "model_folder",
     "no_garbage_collection",
+    "onednn_products",
     "plural",
     "printable",
     "redirect_clients",
+    "return_freed_memory",
     "reward_name",
     "run_in_child_processes",
     "score_all",

@@ -156,8 +156,11 @@ def test_the_decay_follows_the_runs_steps_and_the_warm_up_the_updates(model_fold
     assert rates == pytest.approx([3e-4, 4e-4, 2e-4])
 
 
-@pytest.mark.parametrize(("rank", "rate"), [(0, 5e-4), (2, 1e-4)])
-def test_the_learning_rate_fits_what_is_trained(model_folder, rank, rate):
+@pytest.mark.parametrize(
+    ("rank", "size", "rate"), [(0, 10**6, 5e-4), (0, 10**8, 1e-5), (2, 10**8, 5e-4), (2, 2 * 10**9, 1e-4)]
+)
+def test_the_learning_rate_fits_what_is_trained(model_folder, monkeypatch, rank, size, rate):
+    monkeypatch.setattr(transformers.PreTrainedModel, "num_parameters", lambda _: size)
     assert make_learner(model_folder, lora_rank=rank).learning_rate == rate
 
 

@@ -7,6 +7,7 @@ used, and peft only for an adapter.
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ConfigError
@@ -24,6 +25,8 @@ def __getattr__(name: str) -> Any:
     # Looked up, not imported: importing peft takes a second, and only adapters need it.
     if missing := [name for name in ("torch", "transformers", "peft") if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"the learner needs {', '.join(missing)}; install art-core[train] (docs/install.md)")
+    # Read when torch is loaded: OpenMP threads that wait must not spin on cores that engine and agents need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from art_core.learner.torch_learner import TorchLearner
     from art_core.learner.tree_forward import tree_logprobs
 

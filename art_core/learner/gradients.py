@@ -5,8 +5,7 @@ A pass computes a forest (a tree with several roots), so nothing is padded: pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -205,14 +204,3 @@ def tokens_that_fit(model: PreTrainedModel, ratio: float = 1.0) -> int:
     # Of the total, not the free memory: a resumed run must make the same passes.
     memory = torch.cuda.mem_get_info()[1] if model.device.type == "cuda" else machine_memory()
     return min(MOST_TOKENS, max(LEAST_TOKENS, int(MEMORY_SHARE * memory / (ratio * token_bytes(model)))))
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Let torch compute the block with ``count`` threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

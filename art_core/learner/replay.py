@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from art_core.errors import StoreError
 from art_core.learner import checkpoint
-from art_core.learner.gradients import torch_threads
 from art_core.learner.pretrained import load_adapter, load_causal_lm
 from art_core.learner.sizes import SMALL_MODEL
 from art_core.learner.tree_forward import tree_logprobs
+from art_core.runtime.cpu import onednn_products, torch_threads
 from art_core.types import TokenTree
 
 if TYPE_CHECKING:
@@ -43,5 +43,5 @@ def load_weights(start: str | Path, folder: Path | None) -> PreTrainedModel | Pe
 def replay(model: torch.nn.Module, tree: TokenTree) -> np.ndarray:
     """Return the logprob of every target: (num_targets,) float32."""
     small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL
-    with torch_threads(1 if small else torch.get_num_threads()):
+    with torch_threads(1) if small else onednn_products():
         return tree_logprobs(model, tree).float().cpu().numpy()

@@ -6,7 +6,8 @@ import inspect
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,16 +18,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from art_core.config import TrainConfig
+from art_core.config import SMALL_BELOW, TrainConfig
 from art_core.errors import ConfigError, NotFiniteError
 from art_core.learner import checkpoint
 from art_core.learner.alone import Alone, empty_pass, full_tensor
-from art_core.learner.gradients import MeasuredForward, Totals, accumulate, pack, tokens_that_fit, torch_threads
+from art_core.learner.gradients import MeasuredForward, Totals, accumulate, pack, tokens_that_fit
 from art_core.learner.pretrained import has_adapter, load_causal_lm
 from art_core.learner.sizes import LORA_FROM, LORA_RANK, SMALL_MODEL
 from art_core.learner.tree_forward import tree_logprobs, tree_outputs, way_of
 from art_core.learner.tree_support import Support
-from art_core.runtime.memory import bound_heap
+from art_core.runtime.cpu import onednn_products, torch_threads
+from art_core.runtime.memory import return_freed_memory
 from art_core.token_tree import build_tree
 from art_core.types import Call, LearnerBase, Loss, TokenTree, Trajectory, Weights
 
@@ -58,7 +60,6 @@ class TorchLearner(LearnerBase):
     """
 
     def __init__(self, model_folder: str | Path, config: TrainConfig, loss: Loss, group: Alone | None = None) -> None:
-        bound_heap()
         torch.manual_seed(config.seed)
         self.group = group or Alone()
         self.version = 0
@@ -66,9 +67,9 @@ class TorchLearner(LearnerBase):
         self.model_folder = str(model_folder)
         self.loss = _with_settings(loss, kl=config.kl, importance_cap=config.importance_cap)
         model = self._load().eval()
-        size = model.num_parameters()
+        self._size = size = model.num_parameters()
         rank = self._rank(size)
-        usual_rate = 1e-4 if rank else 5e-4 if size < SMALL_MODEL else 1e-5
+        usual_rate = (5e-4 if size < SMALL_BELOW else 1e-4) if rank else 5e-4 if size < SMALL_MODEL else 1e-5
         self.learning_rate = usual_rate if config.learning_rate is None else config.learning_rate
         self._threads = config.threads or (1 if size < SMALL_MODEL else torch.get_num_threads())
         self._reference = deepcopy(model).requires_grad_(False) if config.kl and not rank else None
@@ -84,6 +85,11 @@ class TorchLearner(LearnerBase):
         self._set_pass_tokens(1.0)
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(self._trained.values(), betas=(0.9, 0.95), weight_decay=0.0)
+
+    @contextmanager
+    def _settings(self) -> Iterator[None]:
+        with torch_threads(self._threads), onednn_products() if self._size >= SMALL_MODEL else nullcontext():
+            yield
 
     def _load(self) -> PreTrainedModel:
         if self.config.load_in_4bit:
@@ -118,9 +124,10 @@ class TorchLearner(LearnerBase):
         if not trees:
             return {"skipped": 1.0}
         started = time.perf_counter()
-        with torch_threads(self._threads):
+        with self._settings():
             metrics = self._accumulate(trees, loss)
             metrics |= self._update(metrics)
+        return_freed_memory()
         if self.model.device.type == "cuda" and not self.config.max_staleness:
             torch.cuda.empty_cache()  # an engine on the same GPU needs the memory of the step's activations
         seconds = time.perf_counter() - started
@@ -129,7 +136,7 @@ class TorchLearner(LearnerBase):
     def measure(self, trees: Sequence[TokenTree]) -> float:
         """Return the seconds of a forward and backward pass over ``trees``; no weight changes."""
         started = time.perf_counter()
-        with torch_threads(self._threads):
+        with self._settings():
             self._accumulate([tree for tree in trees if tree.weights.any()])
         self._optimizer.zero_grad()
         return time.perf_counter() - started
@@ -182,7 +189,7 @@ class TorchLearner(LearnerBase):
     def score(self, ids: Sequence[int]) -> list[float]:
         """Return the logprob in nats, at temperature 1, of every token of ``ids`` but the first."""
         call = Call(prompt_ids=tuple(ids[:1]), sampled_ids=tuple(ids[1:]), logprobs=(0.0,) * (len(ids) - 1))
-        with torch.no_grad(), torch_threads(self._threads):
+        with torch.no_grad(), self._settings():
             tree = build_tree([Trajectory(task=None, calls=(call,))])
             return self._compute(tree_logprobs, self.model, tree).tolist()
 

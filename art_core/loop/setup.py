@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from art_core.config import TrainConfig, model_folder
+from art_core.config import TrainConfig, model_folder, with_model_defaults
 from art_core.errors import ConfigError
 from art_core.loop import resume_checks
 from art_core.loop.rewards import Rewards
@@ -32,7 +32,6 @@ class Setup:
         executor: str | object | None = None,
         plugins: Plugins | None = None,
     ) -> None:
-        self.config = config
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(config.model)
         if not isinstance(plugins, Plugins | None):
             raise ConfigError(
@@ -41,6 +40,7 @@ class Setup:
         self.plugins = plugins or Plugins()
         self.model_folder = model_folder(config.model)
         """Where the start weights are."""
+        self.config = config = with_model_defaults(config, self.model_folder)
         self.engine = PolicyEngine(engine, functools.partial(self.plugins.offer, "register_engines"))
         self.loss_name = resume_checks.loss_name_of(loss)
         self.loss: Loss = self.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss

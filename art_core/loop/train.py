@@ -39,7 +39,7 @@ async def train(
     engine: str | Engine = "embedded",
     learner: str | Learner = "auto",
     executor: str | object | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     trackers: Sequence[str | Tracker] = (),
     run_dir: str | Path | None = None,
     eval_tasks: Sequence[Any] | None = None,

@@ -1,4 +1,4 @@
-"""How much memory the machine has, how much it swaps, and when memory is freed."""
+"""How much memory the machine has, how much it swaps, and returning freed memory to it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memo
 VMSTAT = Path("/proc/vmstat")
 """Counts the pages that the whole machine has swapped in and out."""
 
-MMAP_THRESHOLD, TRIM_THRESHOLD = 2**20, 2**27
-"""Bytes: blocks from the first on get a mapping of their own; the heap keeps at most the second free at its end."""
-HEAP_SETTINGS = ("mmap_threshold", "trim_threshold", "mmap_max", "top_pad")
-"""glibc's settings that turn its moving thresholds off."""
-
 
 def machine_memory() -> int:
     """Return the bytes of the machine's memory, or the container's limit if that is smaller."""
@@ -31,25 +26,15 @@ def machine_memory() -> int:
     return min(sizes)
 
 
-def bound_heap() -> None:
-    """Make glibc return large freed blocks to the system; call it in every process that holds tensors, before it has many.
+def return_freed_memory() -> None:
+    """Return freed blocks to the system, those between used ones too. Does nothing without glibc.
 
-    By default, glibc raises the size from which a block gets its own mapping to that of the largest block freed so far, up
-    to 32 MiB. Activations then lie in the heap. Trees differ from step to step, and so do their blocks: freed ones leave
-    holes that the next step's don't fit, and the process grows until the machine is out of memory. Setting either threshold
-    fixes both.
-
-    Does nothing if the environment sets the heap (``MALLOC_MMAP_THRESHOLD_`` and its kin, or ``GLIBC_TUNABLES``), or if the
-    C library has no such thresholds (macOS, musl).
+    glibc keeps large freed blocks for reuse. Trees differ from step to step, and so do their blocks: freed ones leave holes that
+    the next step's don't fit, and the process grows until the machine is out of memory. So a process that holds tensors calls
+    this between steps. Within a step, reuse is needed: getting new pages for every block takes as long as the step itself.
     """
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    chosen = any(
-        f"MALLOC_{name.upper()}_" in os.environ or f"glibc.malloc.{name}=" in tunables for name in HEAP_SETTINGS
-    )
-    mallopt = None if chosen or sys.platform != "linux" else getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(-3, MMAP_THRESHOLD)  # M_MMAP_THRESHOLD of malloc.h
-        mallopt(-1, TRIM_THRESHOLD)  # M_TRIM_THRESHOLD
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def swapped_bytes() -> int:

@@ -11,7 +11,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import torch
 from transformers import PreTrainedModel
@@ -20,7 +20,7 @@ from art_core import TrainConfig
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
 from art_core.learner.pretrained import load_tokenizer, positions
 from art_core.learner.sizes import SMALL_MODEL
-from art_core.plugin_api import bound_heap
+from art_core.plugin_api import onednn_products, return_freed_memory
 from art_core.types import EngineBase, JsonDict, Weights
 from art_embedded.answer import Answer, message
 from art_embedded.chat import Chat, Detokenizer
@@ -51,6 +51,7 @@ class EmbeddedEngine(EngineBase):
         self._formats = HERMES
         self._grammars: Grammars | None = None
         self._model: PreTrainedModel | None = None
+        self._settings = ExitStack()
         self.max_context = 0
         """Most tokens of prompt plus answer; set by ``start``."""
 
@@ -65,7 +66,6 @@ class EmbeddedEngine(EngineBase):
         self._scheduler = scheduler
 
     def _open(self, scheduler: Scheduler) -> None:
-        bound_heap()
         tokenizer = load_tokenizer(self._folder)
         # After the tokenizer, because loading it downloads a hub model's chat template.
         self._formats = find_formats(self._folder, self._config)
@@ -73,6 +73,8 @@ class EmbeddedEngine(EngineBase):
         model = load_model(self._folder)
         if self._config.threads or model.num_parameters() < SMALL_MODEL:
             torch.set_num_threads(self._config.threads or 1)
+        if model.num_parameters() >= SMALL_MODEL:
+            self._settings.enter_context(onednn_products())
         limit = positions(model.config)
         if self._config.max_context and limit and self._config.max_context > limit:
             raise ConfigError(
@@ -111,6 +113,7 @@ class EmbeddedEngine(EngineBase):
         else:
             self._serve(load_model(str(weights.path)), scheduler)
         self._version = weights.version
+        return_freed_memory()
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """Return the logprob of every token except the first, as in ``EngineBase.score``; waits for running answers to end.
@@ -132,11 +135,13 @@ class EmbeddedEngine(EngineBase):
         """Stop the decode thread; running requests fail. A second call does nothing."""
         if self._scheduler is not None:
             await self._scheduler.stop()
+        self._settings.close()
 
     def close(self) -> None:
         """Like ``stop``, but without an event loop: for the exit of the process."""
         if self._scheduler is not None:
             self._scheduler.close()
+        self._settings.close()
 
     def _started(self) -> Scheduler:
         if self._scheduler is None:

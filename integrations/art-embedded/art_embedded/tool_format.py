@@ -26,24 +26,49 @@ AFTER = (
     "</tools>\nTo call one, write its name and its arguments as JSON:\n"
     '<tool_call>\n{"name": "the function", "arguments": {"the parameter": "its value"}}\n</tool_call>'
 )
+VALUES = {"integer": "1", "number": "1.5", "boolean": "true", "object": "{}", "null": "null"}
+"""By JSON type, what stands for an argument in the demonstration; ``"..."`` for every other."""
 MARK = "{#- tools in the format of Hermes, written by art -#}"
 """At the start of an extended template."""
 PRELUDE = """\
-{%- set art = namespace(messages=[], tools='', content='', joins=false) -%}
+{%- set art = namespace(messages=[], content='', joins=false) -%}
 {%- if tools -%}
-{%- for tool in tools -%}{%- set art.tools = art.tools + (tool | tojson) + '\\n' -%}{%- endfor -%}
-{%- set art.tools = BEFORE + art.tools + AFTER -%}
+{%- set function = tools[0]['function'] or tools[0] -%}
+{%- set shown = namespace(tools=BEFORE, pairs=[]) -%}
+{%- for tool in tools -%}{%- set shown.tools = shown.tools + (tool | tojson) + '\\n' -%}{%- endfor -%}
+{%- set shown.tools = shown.tools + AFTER -%}
+{%- set parameters = function['parameters'] or {} -%}
+{%- set schemas = parameters['properties'] or {} -%}
+{%- for name in parameters['required'] or schemas -%}
+{%- set schema = schemas[name] or {} -%}
+{%- set kind = schema['type'] | string -%}
+{%- set value = VALUES[kind] or '"..."' -%}
+{%- if schema['enum'] -%}{%- set value = schema['enum'][0] | tojson -%}
+{%- elif kind == 'array' -%}{%- set value = '[' + (VALUES[(schema['items'] or {})['type'] | string] or '"..."') + ']' -%}
 {%- endif -%}
-{%- if art.tools and ROLE == 'system' and messages[0]['role'] != 'system' -%}
-{%- set art.messages = [{'role': 'system', 'content': art.tools}] -%}{%- set art.tools = '' -%}
+{%- set shown.pairs = shown.pairs + [(name | tojson) + ': ' + value] -%}
+{%- endfor -%}
+{%- set call = '{"name": ' + (function['name'] | tojson) + ', "arguments": {' + shown.pairs | join(', ') + '}}' -%}
+{%- set question = 'Show me how to call ' + (function['name'] | string) + '.' -%}
+{%- if ROLE == 'user' -%}
+{%- set question = shown.tools + '\\n\\n' + question -%}
+{%- elif messages[0]['role'] == 'system' -%}
+{%- set art.content = messages[0]['content'] -%}
+{%- if art.content is not string -%}
+{%- set art.content = (art.content or []) | map(attribute='text') | join -%}
+{%- endif -%}
+{%- set art.messages = [dict(messages[0], content=art.content + '\\n\\n' + shown.tools)] -%}
+{%- set messages = messages[1:] -%}
+{%- else -%}
+{%- set art.messages = [{'role': 'system', 'content': shown.tools}] -%}
+{%- endif -%}
+{%- set answer = '<tool_call>\\n' + call + '\\n</tool_call>' -%}
+{%- set art.messages = art.messages + [{'role': 'user', 'content': question}, {'role': 'assistant', 'content': answer}] -%}
 {%- endif -%}
 {%- for message in messages -%}
 {%- set art.content = message['content'] or '' -%}
 {%- if art.content is not string -%}
 {%- set art.content = art.content | map(attribute='text') | join -%}
-{%- endif -%}
-{%- if art.tools and message['role'] == ROLE -%}
-{%- set art.content = ORDER -%}{%- set art.tools = '' -%}
 {%- endif -%}
 {%- for call in message['tool_calls'] or [] -%}
 {%- set name, arguments = call['function']['name'] | tojson, call['function']['arguments'] or {} -%}
@@ -89,8 +114,7 @@ def template_with_tools(tokenizer: PreTrainedTokenizerBase) -> str:
             role = "system"
     except Exception:  # noqa: BLE001 - the template is the model's own code; many raise for a system message
         pass
-    order = r"art.content + '\n\n' + art.tools" if role == "system" else r"art.tools + '\n\n' + art.content"
-    prelude = PRELUDE.replace("ORDER", order)
-    for name, text in (("BEFORE", BEFORE), ("AFTER", AFTER), ("ROLE", role)):
-        prelude = prelude.replace(name, json.dumps(text))
+    prelude = PRELUDE
+    for name, value in (("BEFORE", BEFORE), ("AFTER", AFTER), ("ROLE", role), ("VALUES", VALUES)):
+        prelude = prelude.replace(name, json.dumps(value))
     return MARK + prelude + template

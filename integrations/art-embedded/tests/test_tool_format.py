@@ -65,7 +65,30 @@ async def test_a_template_that_refuses_system_messages_has_the_tools_before_the_
     engine = await open_engine(folder=folder(STRICT))
     text = await prompt(engine, [QUESTION, {"role": "assistant", "content": "Yes?"}, QUESTION])
     assert text.startswith("<|im_start|>user\nYou can call") and text.count("<tools>") == 1
-    assert text.index("</tools>") < text.index("\n\nHi<|im_end|>") < text.index("Yes?")
+    assert text.index("</tools>") < text.index("\nHi<|im_end|>") < text.index("Yes?")
+
+
+def test_a_call_of_the_first_tool_is_shown_with_a_value_of_each_arguments_type():
+    properties = {
+        "city": {"type": "string"}, "days": {"type": "integer"}, "degrees": {"type": "number"}, "dark": {"type": "boolean"},
+        "years": {"type": "array", "items": {"type": "integer"}}, "names": {"type": "array"}, "unit": {"enum": ["C", "F"]},
+        "either": {"type": ["string", "null"]}, "more": {"type": "object"}, "any": True,
+    }  # fmt: skip
+    shown = (
+        '{"name": "f", "arguments": {"city": "...", "days": 1, "degrees": 1.5, "dark": true, "years": [1], "names": ["..."], '
+        '"unit": "C", "either": "...", "more": {}, "any": "..."}}'
+    )
+    for function, call in (
+        ({"name": "f", "parameters": {"type": "object", "properties": properties}}, shown),
+        (
+            {"name": "f", "parameters": {"properties": properties, "required": ["days"]}},
+            '{"name": "f", "arguments": {"days": 1}}',
+        ),
+        ({"name": "f"}, '{"name": "f", "arguments": {}}'),
+    ):  # fmt: skip
+        text = rendered(CHATML, [QUESTION], tools=[{"type": "function", "function": function}, TOOL])
+        exchange = f"user\nShow me how to call f.<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{call}\n</tool_call><|im_end|>"
+        assert f"</tool_call><|im_end|>\n<|im_start|>{exchange}\n<|im_start|>user\nHi<|im_end|>" in text
 
 
 async def test_calls_are_written_letter_for_letter_and_their_results_are_one_message(open_engine, folder):
@@ -102,7 +125,7 @@ async def test_tools_that_the_template_leaves_out_on_request_are_warned_of_once(
 async def test_a_named_format_replaces_the_templates_own(open_engine):
     engine = await open_engine(tool_format="hermes")
     text = await prompt(engine, [QUESTION])
-    assert "You can call these functions" in text and text.count("get_weather") == 1
+    assert "You can call these functions" in text and text.count('"type": "function"') == 1
 
 
 def load_tokenizer_of(model: str) -> PreTrainedTokenizerFast:
