@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from art_cli.hints import hints_of
+from art_cli.hints import NORMAL_95, hints_of
 from art_core import Report, TrainResult
 from art_core.plugin_api import plural, printable
 from art_core.types import JsonDict, Trajectory
@@ -26,6 +27,7 @@ def print_result(result: TrainResult, console: Console) -> None:
     if report.get("evaluations"):
         console.print(evaluation_table(report))
     if result.before and result.after:
+        console.print(verdict(result.before, result.after), markup=False, highlight=False, soft_wrap=True)
         print_change(result.before, result.after, console)
     console.print(
         f"{plural(report['steps'], 'step')} in {report['seconds']:.0f} s of training, seed {report['seed']}, "
@@ -62,6 +64,18 @@ def evaluation_table(report: Mapping[str, Any]) -> Table:
             *[str(evaluation.get("unscored", 0))] * unscored,
         )
     return table
+
+
+def verdict(before: Report, after: Report) -> str:
+    """Return whether the tasks are solved better than before, from the differences on the same tasks with a 95 % interval."""
+    differences = np.array(after.successes) - np.array(before.successes)
+    change, count = float(differences.mean()), len(differences)
+    margin = NORMAL_95 * float(differences.std(ddof=1)) / np.sqrt(count) if count > 1 else np.inf
+    low, high = change - margin, change + margin
+    said = "better" if low > 0 else "worse" if high < 0 else "can't tell whether it is better"
+    scale, unit = (100, "points of success") if after.counts_successes else (1, "of mean reward")
+    change, low, high = (scale * value for value in (change, low, high))
+    return f"{said}: {change:+.3g} {unit} (95 %: {low:+.3g} to {high:+.3g}) on the same {plural(count, 'task')}"
 
 
 def print_change(before: Report, after: Report, console: Console) -> None:
