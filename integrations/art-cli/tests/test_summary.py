@@ -7,7 +7,9 @@ from art_core import Report, Trajectory
 
 
 def report(*successes: float, **added: float) -> Report:
-    made = (Trajectory(task=index, calls=(), reward=value, metrics=dict(added)) for index, value in enumerate(successes))
+    made = (
+        Trajectory(task=index, calls=(), reward=value, metrics=dict(added)) for index, value in enumerate(successes)
+    )
     return Report(trajectories=tuple(made), temperature=None)
 
 

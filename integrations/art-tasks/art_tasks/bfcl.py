@@ -57,7 +57,7 @@ class Bfcl:
         """Install bfcl-eval without its dependencies. Raises ConfigError."""
         folder = cache_folder(FOLDER)
         say(f"installing {PACKAGE} without its dependencies in {folder}")
-        if not install_packages("--no-deps", "--target", str(folder), PACKAGE):
+        if not install_packages("--no-deps", "--upgrade", "--target", str(folder), PACKAGE):
             raise ConfigError(f"{PACKAGE} could not be installed, for the reason above; to try again, run: {INSTALL}")
         say(f"installed {PACKAGE}; art tasks bfcl/simple shows what is in it")
 
