@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from art_audit import command
-from art_audit.audit import TOLERANCE, audit
+from art_audit.audit import audit
 from art_audit.report import Audit, Problem
 from art_core import hookimpl
 
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["TOLERANCE", "Audit", "Problem", "audit"]
+__all__ = ["Audit", "Problem", "audit"]
 
 
 @hookimpl

@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from art_audit.audit import TOLERANCE
 from art_audit.audit import audit as examine
 from art_audit.report import Audit
 from art_core.errors import ConfigError
@@ -31,7 +30,8 @@ def audit(
         float | None,
         typer.Option(
             min=0,
-            help="Largest acceptable difference of a logprob, in nats; default: 0.0001. Use 0.5 for engines in bfloat16.",
+            help="Largest acceptable difference of a logprob, in nats; default: 0.0001, or 0.001 from 10M parameters. Use 0.5 "
+            "for engines in bfloat16.",
         ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -44,7 +44,7 @@ def audit(
     and the records of the steps against each other.
     """
     try:
-        result = examine(run, sample=sample, tolerance=TOLERANCE if tolerance is None else tolerance)
+        result = examine(run, sample=sample, tolerance=tolerance)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error  # exit code 2: nothing was audited
     if json_:

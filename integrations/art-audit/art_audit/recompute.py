@@ -26,7 +26,7 @@ Batch = list[tuple[Place, Call]]
 
 def recompute(
     store: Store, run_dir: Path, by_version: Mapping[int | None, list[Place]], findings: Findings, screen: Display,
-    sample: int | None, tolerance: float,
+    sample: int | None,
 ) -> None:  # fmt: skip
     """Compare the stored logprobs with those of the weights that still exist."""
     start = _start_weights(store, findings)
@@ -36,13 +36,12 @@ def recompute(
     findings.counts["not_drawn"] += sum(len(by_version[version]) - len(drawn[version]) for version in drawn)
     screen.phase("recomputing calls", sum(map(len, drawn.values())))
     for version in sorted(drawn):
-        _recompute_version(store, start, folders[version], drawn[version], findings, screen, tolerance)
+        _recompute_version(store, start, folders[version], drawn[version], findings, screen)
 
 
 def _recompute_version(
-    store: Store, start: str | None, folder: Path | None, places: list[Place], findings: Findings, screen: Display,
-    tolerance: float,
-) -> None:  # fmt: skip
+    store: Store, start: str | None, folder: Path | None, places: list[Place], findings: Findings, screen: Display
+) -> None:
     from art_core.learner.replay import load_weights, replay
 
     try:
@@ -51,6 +50,7 @@ def _recompute_version(
         findings.add("weights", str(error))
         findings.counts["not_kept"] += len(places)
         return
+    findings.parameters = sum(parameter.numel() for parameter in model.parameters())
     ids = model.get_input_embeddings().num_embeddings
     for batch in _batches(store, places):
         unknown = [place for place, call in batch if not _within(call, ids)]
@@ -66,7 +66,7 @@ def _recompute_version(
         for (place, call), end in zip(batch, ends, strict=True):
             free = np.setdiff1d(np.arange(len(call.sampled_ids)), np.array(call.forced, dtype=np.int64))
             recomputed = logprobs[end - len(call.sampled_ids) : end]
-            findings.compare(place, np.array(call.logprobs), recomputed, free, tolerance)
+            findings.compare(place, np.array(call.logprobs), recomputed, free)
             screen.advance()
 
 

@@ -11,6 +11,11 @@ from typing import Any
 
 import numpy as np
 
+TOLERANCE = {0: 1e-4, 10_000_000: 1e-3}
+"""Nats, by the parameters from which they hold. If engine and audit both compute in float32, logprobs of a small model differ by
+1e-6 to 2e-5 because of the order of summation, those of a model of 135M parameters by up to 1e-4. Those of an engine in bfloat16
+(on a GPU, vLLM) differ by hundredths for a small model and by some tenths for a large one: use 0.5."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -83,6 +88,10 @@ class Audit:
 class Findings:
     """Collects the results of an audit."""
 
+    tolerance: float | None = None
+    """As passed; None: ``TOLERANCE``."""
+    parameters: int = 0
+    """Of the model that is recomputed."""
     problems: list[Problem] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     """Integer fields of ``Audit``, by name."""
@@ -93,17 +102,21 @@ class Findings:
     """Sums over the checked tokens."""
 
     @property
+    def accepted(self) -> float:
+        """The largest acceptable difference of a token's logprob, in nats."""
+        usual = max(value for parameters, value in TOLERANCE.items() if self.parameters >= parameters)
+        return usual if self.tolerance is None else self.tolerance
+
+    @property
     def calls(self) -> int:
         return self.counts["calls"]
 
     def add(self, kind: str, text: str, rollout_id: str | None = None, call: int | None = None) -> None:
         self.problems.append(Problem(kind, text, rollout_id, call))
 
-    def compare(
-        self, place: tuple[str, int], stored: np.ndarray, recomputed: np.ndarray, free: np.ndarray, tolerance: float
-    ) -> None:
+    def compare(self, place: tuple[str, int], stored: np.ndarray, recomputed: np.ndarray, free: np.ndarray) -> None:
         """Compare a call's stored and recomputed logprobs at the positions ``free``, which no grammar forced."""
-        differences = (recomputed - stored)[free]
+        differences, tolerance = (recomputed - stored)[free], self.accepted
         self.counts["checked"] += 1
         self.counts["checked_tokens"] += len(free)
         if not len(free):
@@ -124,13 +137,13 @@ class Findings:
             )
             self.problems.append(Problem("logprob", text, *place, position=position))
 
-    def report(self, run_dir: Path, tolerance: float) -> Audit:
+    def report(self, run_dir: Path) -> Audit:
         tokens = self.counts["checked_tokens"]
         names = {each.name for each in dataclasses.fields(Audit) if each.type == "int"}
         return Audit(
             run_dir=run_dir,
             **{name: self.counts[name] for name in names},
-            tolerance=tolerance,
+            tolerance=self.accepted,
             mismatch_mean=self.absolute / tokens if tokens else math.nan,
             mismatch_max=self.largest if tokens else math.nan,
             kl_k1=self.k1 / tokens if tokens else math.nan,

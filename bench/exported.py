@@ -1,0 +1,106 @@
+"""Held-out success of a run's exported model with plain transformers: python -m bench.exported runs/my-run tools
+
+``generate`` samples, the model's own chat template renders, and the suite's reward scores; art's engine isn't used. The run's
+own evaluation is printed beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import art_core as art
+from art_core.plugin_api import wilson_interval
+from art_vllm.export import export
+from bench.demo_seeds import evaluation, shown
+from examples.pretrained.train import SUITES, TEMPERATURES
+
+BATCH = 20
+CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+
+
+def answers(folder: Path, tasks: list[Any], temperature: float, max_tokens: int) -> list[str]:
+    """Return the text that the model in ``folder`` answers to each task."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    sampling = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        if temperature
+        else {"do_sample": False}
+    )
+    texts = []
+    for start in range(0, len(tasks), BATCH):
+        inputs = [messages_and_tools(task) for task in tasks[start : start + BATCH]]
+        prompts = [
+            tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+            for messages, tools in inputs
+        ]
+        batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+        with torch.inference_mode():
+            output = model.generate(**batch, max_new_tokens=max_tokens, **sampling)
+        texts += tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    return texts
+
+
+def messages_and_tools(task: Any) -> tuple[list[Any], list[Any] | None]:
+    """Return what the reference agent sends."""
+    return (
+        (task["input"], None)
+        if isinstance(task["input"], list)
+        else (task["input"]["messages"], task["input"]["tools"])
+    )
+
+
+def outcome(task: Any, text: str) -> Any:
+    """Return what the reference agent returns for an answer."""
+    if isinstance(task["input"], list):
+        return text.strip()
+    calls = []
+    for number, call in enumerate(CALL.findall(text)):
+        try:
+            read = json.loads(call)
+            function = {"name": read["name"], "arguments": json.dumps(read["arguments"])}
+        except (ValueError, LookupError, TypeError):
+            continue
+        calls.append({"id": str(number), "type": "function", "function": function})
+    return {"messages": [*task["input"]["messages"], {"role": "assistant", "content": "", "tool_calls": calls}]}
+
+
+def main(options: argparse.Namespace) -> None:
+    """Export, sample, score and print."""
+    torch.manual_seed(0)
+    name, difficulty = SUITES[options.suite]
+    suite = art.tasks(name, split="test", **difficulty)
+    tasks = list(suite[: options.tasks])
+    with tempfile.TemporaryDirectory() as folder:
+        exported = export(options.run, Path(folder, "export")).merged
+        for temperature in TEMPERATURES:
+            texts = answers(exported, tasks, temperature, 128 if options.suite == "tools" else 64)
+            solved = 0.0
+            for task, text in zip(tasks, texts, strict=True):
+                trajectory = art.Trajectory(task=task, calls=(), output=outcome(task, text))
+                suite.reward(trajectory)
+                solved += trajectory.metrics["success"]
+            low, high = wilson_interval(share := solved / len(tasks), len(tasks))
+            report = json.loads((options.run / "report.json").read_text())
+            print(
+                f"temperature {temperature:g}: generate {share:.1%} ({low:.1%} to {high:.1%}), the run's engine "
+                f"{shown(evaluation(report, 'after', temperature))}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--tasks", type=int, default=200)
+    main(parser.parse_args())
