@@ -1,10 +1,8 @@
 """Steps without end with a model that is learnt and served: how much memory the trainer and the engine's process hold after each.
 
     python -m tests.soak_learner --steps 40
-    MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=67108864 python -m tests.soak_learner --steps 40
 
-The second has the thresholds at which glibc by itself ends. Prompts, answers and batches have random sizes, so that freed blocks
-do not fit the next ones.
+Prompts, answers and batches have random sizes, so that freed blocks do not fit the next ones.
 """
 
 from __future__ import annotations
