@@ -17,7 +17,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import art_core as art
-from art_core.plugin_api import wilson_interval
 from art_vllm.export import export
 from bench.demo_seeds import evaluation, shown
 from examples.pretrained.train import SUITES, TEMPERATURES
@@ -31,11 +30,9 @@ def answers(folder: Path, tasks: list[Any], temperature: float, max_tokens: int)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if temperature
-        else {"do_sample": False}
-    )
+    sampling = {"do_sample": False}
+    if temperature:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     texts = []
     for start in range(0, len(tasks), BATCH):
         inputs = [messages_and_tools(task) for task in tasks[start : start + BATCH]]
@@ -52,11 +49,9 @@ def answers(folder: Path, tasks: list[Any], temperature: float, max_tokens: int)
 
 def messages_and_tools(task: Any) -> tuple[list[Any], list[Any] | None]:
     """Return what the reference agent sends."""
-    return (
-        (task["input"], None)
-        if isinstance(task["input"], list)
-        else (task["input"]["messages"], task["input"]["tools"])
-    )
+    if isinstance(task["input"], list):
+        return task["input"], None
+    return task["input"]["messages"], task["input"]["tools"]
 
 
 def outcome(task: Any, text: str) -> Any:
@@ -80,22 +75,18 @@ def main(options: argparse.Namespace) -> None:
     name, difficulty = SUITES[options.suite]
     suite = art.tasks(name, split="test", **difficulty)
     tasks = list(suite[: options.tasks])
+    report = json.loads((options.run / "report.json").read_text())
     with tempfile.TemporaryDirectory() as folder:
         exported = export(options.run, Path(folder, "export")).merged
         for temperature in TEMPERATURES:
             texts = answers(exported, tasks, temperature, 128 if options.suite == "tools" else 64)
-            solved = 0.0
-            for task, text in zip(tasks, texts, strict=True):
-                trajectory = art.Trajectory(task=task, calls=(), output=outcome(task, text))
+            answered = zip(tasks, texts, strict=True)
+            trajectories = [art.Trajectory(task=task, calls=(), output=outcome(task, text)) for task, text in answered]
+            for trajectory in trajectories:
                 suite.reward(trajectory)
-                solved += trajectory.metrics["success"]
-            low, high = wilson_interval(share := solved / len(tasks), len(tasks))
-            report = json.loads((options.run / "report.json").read_text())
-            print(
-                f"temperature {temperature:g}: generate {share:.1%} ({low:.1%} to {high:.1%}), the run's engine "
-                f"{shown(evaluation(report, 'after', temperature))}",
-                flush=True,
-            )
+            found = shown(art.Report(tuple(trajectories), temperature).as_json())
+            own = shown(evaluation(report, "after", temperature))
+            print(f"temperature {temperature:g}: generate {found}, the run's engine {own}", flush=True)
 
 
 if __name__ == "__main__":

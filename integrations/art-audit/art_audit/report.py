@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-TOLERANCE = {0: 1e-4, 10_000_000: 1e-3}
+from art_core.learner.sizes import SMALL_MODEL
+
+TOLERANCE = {0: 1e-4, SMALL_MODEL: 1e-3}
 """Nats, by the parameters from which they hold. If engine and audit both compute in float32, logprobs of a small model differ by
 1e-6 to 2e-5 because of the order of summation, those of a model of 135M parameters by up to 1e-4. Those of an engine in bfloat16
 (on a GPU, vLLM) differ by hundredths for a small model and by some tenths for a large one: use 0.5."""

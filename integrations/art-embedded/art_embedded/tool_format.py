@@ -48,22 +48,21 @@ PRELUDE = """\
 {%- endif -%}
 {%- set shown.pairs = shown.pairs + [(name | tojson) + ': ' + value] -%}
 {%- endfor -%}
-{%- set call = '{"name": ' + (function['name'] | tojson) + ', "arguments": {' + shown.pairs | join(', ') + '}}' -%}
+{%- set call = {'function': {'name': function['name'], 'arguments': '{' + shown.pairs | join(', ') + '}'}} -%}
 {%- set question = 'Show me how to call ' + (function['name'] | string) + '.' -%}
 {%- if ROLE == 'user' -%}
 {%- set question = shown.tools + '\\n\\n' + question -%}
+{%- endif -%}
+{%- set exchange = [{'role': 'user', 'content': question}, {'role': 'assistant', 'content': '', 'tool_calls': [call]}] -%}
+{%- if ROLE == 'user' -%}
+{%- set messages = exchange + messages -%}
 {%- elif messages[0]['role'] == 'system' -%}
-{%- set art.content = messages[0]['content'] -%}
-{%- if art.content is not string -%}
-{%- set art.content = (art.content or []) | map(attribute='text') | join -%}
-{%- endif -%}
-{%- set art.messages = [dict(messages[0], content=art.content + '\\n\\n' + shown.tools)] -%}
-{%- set messages = messages[1:] -%}
+{%- set content, added = messages[0]['content'] or '', '\\n\\n' + shown.tools -%}
+{%- set content = content + (added if content is string else [{'text': added}]) -%}
+{%- set messages = [dict(messages[0], content=content)] + exchange + messages[1:] -%}
 {%- else -%}
-{%- set art.messages = [{'role': 'system', 'content': shown.tools}] -%}
+{%- set messages = [{'role': 'system', 'content': shown.tools}] + exchange + messages -%}
 {%- endif -%}
-{%- set answer = '<tool_call>\\n' + call + '\\n</tool_call>' -%}
-{%- set art.messages = art.messages + [{'role': 'user', 'content': question}, {'role': 'assistant', 'content': answer}] -%}
 {%- endif -%}
 {%- for message in messages -%}
 {%- set art.content = message['content'] or '' -%}
