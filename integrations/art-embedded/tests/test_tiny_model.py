@@ -34,7 +34,7 @@ def test_it_is_small_and_loads_in_32_bits():
     assert sum(file.stat().st_size for file in TINY.iterdir()) < 5_000_000
     model = AutoModelForCausalLM.from_pretrained(TINY)
     assert {str(parameter.dtype) for parameter in model.parameters()} == {"torch.float32"}
-    assert model.config.max_position_embeddings == TOKENIZER.model_max_length == 1024
+    assert model.config.max_position_embeddings == TOKENIZER.model_max_length == 16_384
     assert model.config.vocab_size == len(TOKENIZER)
 
 

@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Tokens 0, 1 and 2: padding, start of turn, end of turn."""
+POSITIONS = 16_384
+"""More than the lessons have, so that prompts of any framework fit. What the model says after 1,000 tokens has no quality."""
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
 """Single tokens that remain when text is decoded without special tokens."""
 PIECES = Regex(r"\p{L}+|\p{N}|\n|[^\p{L}\p{N}\n]+")
@@ -51,7 +53,7 @@ def make_tokenizer(
         pad_token=CONTROL[0],
         eos_token=CONTROL[2],
         chat_template=CHAT_TEMPLATE,
-        model_max_length=1024,
+        model_max_length=POSITIONS,
     )
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tiny.lessons import Batch
+from tiny.tokenizer import POSITIONS
 
-MAX_LENGTH = 1024
 MUON_LEARNING_RATE = 0.02
 ADAM_LEARNING_RATE = 1e-3
 EMBEDDING_STD = 0.1
@@ -29,7 +29,7 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
-    "max_position_embeddings": MAX_LENGTH,
+    "max_position_embeddings": POSITIONS,
 }
 
 

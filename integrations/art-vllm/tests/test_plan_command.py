@@ -152,8 +152,10 @@ def test_a_small_model_is_counted_in_millions():
     assert "tiny: 0.90M parameters" in run("--model", "tiny", "--gpu", "T4", "--context", "1024")
 
 
-def test_the_context_is_what_the_model_has_where_that_is_less_than_usual():
-    assert "max_context=1024" in run("--model", "tiny", "--gpu", "T4")
+def test_the_context_is_what_the_model_has_where_that_is_less_than_usual(tmp_path):
+    config = json.loads(Path(TINY, "config.json").read_text()) | {"max_position_embeddings": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "max_context=1024" in run("--model", str(tmp_path), "--gpu", "T4")
     assert "max_context=8192" in run(*SEVEN_B, "--gpu", "H100")
 
 
