@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from art_core.redaction import printable
+from art_core.runtime.memory import machine_memory
 
 ENGINE_LOG = logging.getLogger("art_core.engine")
 """Its records from level INFO on, and those of its children, are shown while a display is open."""
@@ -162,6 +163,8 @@ def _step_parts(metrics: Mapping[str, float]) -> list[str]:
         parts.append(f"{metrics['sampled_tokens'] / metrics['rollout_seconds']:6.0f} tokens/s sampled")
     if "cache_hit_rate" in metrics:
         parts.append(f"prompts cached {metrics['cache_hit_rate']:4.0%}")
+    if metrics.get("memory_bytes"):
+        parts.append(f"memory {metrics['memory_bytes'] / 2**30:.1f} of {machine_memory() / 2**30:.0f} GiB")
     if "seconds" in metrics:
         parts.append(f"{metrics['seconds']:5.1f} s")
     return parts

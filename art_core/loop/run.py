@@ -32,6 +32,7 @@ from art_core.loop.rollout import Rollout, task_input
 from art_core.loop.rollout_batch import RolloutBatch
 from art_core.loop.setup import Setup
 from art_core.loop.watchdog import Watchdog
+from art_core.runtime.memory import used_memory
 from art_core.runtime.threads import finished, in_thread
 from art_core.serving import ServingProxy
 from art_core.store import Store
@@ -241,6 +242,7 @@ class Run:
     async def _finish_step(self, metrics: dict[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
         metrics |= seconds_of_step({**seconds, **self._timer.taken()})
         metrics = merge_metrics(metrics, self.rewards.account(), "account")
+        metrics["memory_bytes"] = float(used_memory())
         metrics |= {k: v for k, v in (await self._throughput.taken()).items() if k == "cache_hit_rate"}
         self.store.add_step(self.step + 1, metrics)
         await in_thread(self.store.flush)

@@ -161,6 +161,8 @@ class Training:
         self.screen.log(step, metrics)
         if text := advice.untrained_advice(step, metrics):
             self.screen.say_once(text, about="skipped" if metrics.get("skipped") else "untrained")
+        if text := advice.one_answer_advice(self.history, self.run.config.learning_rate):
+            self.screen.say(text)
         stop = self._stop(since)
         if (text := advice.flat_advice(self.history, self.groups)) and not (stop and stop.may_pass):
             self.screen.say(text)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """The container's limit in bytes: control groups version 2 and version 1."""
+MEMINFO = Path("/proc/meminfo")
 VMSTAT = Path("/proc/vmstat")
 """Counts the pages that the whole machine has swapped in and out."""
 
@@ -24,6 +25,15 @@ def machine_memory() -> int:
         with suppress(OSError, ValueError):
             sizes.append(int(path.read_text()))
     return min(sizes)
+
+
+def used_memory() -> int:
+    """Return the bytes that all programs use, without what the system can reclaim; 0 if the system doesn't tell."""
+    try:
+        sizes = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
+        return 1024 * sum(sign * int(sizes[name].split()[0]) for name, sign in (("MemTotal", 1), ("MemAvailable", -1)))
+    except (OSError, KeyError, ValueError):
+        return 0
 
 
 def return_freed_memory() -> None:
