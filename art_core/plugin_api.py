@@ -14,7 +14,7 @@ from art_core.loop.rollout import API_KEY, task_id, task_input
 from art_core.loop.trackers import Tracker, Trackers
 from art_core.plugins import Plugins, redirect_clients
 from art_core.redaction import LEFT_OUT, describe_error, left_out, printable, without_access, without_keys
-from art_core.runtime.cpu import onednn_products
+from art_core.runtime import cpu
 from art_core.runtime.gathering import gather_limited
 from art_core.runtime.memory import machine_memory, no_garbage_collection, return_freed_memory
 from art_core.runtime.packages import cache_folder, install_packages
@@ -33,6 +33,7 @@ __all__ = [
     "cache_folder",
     "check_settings",
     "check_tasks",
+    "cpu",
     "describe_error",
     "display",
     "flat_advice",
@@ -44,7 +45,6 @@ __all__ = [
     "machine_memory",
     "model_folder",
     "no_garbage_collection",
-    "onednn_products",
     "plural",
     "printable",
     "redirect_clients",

@@ -28,6 +28,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
+from art_core.runtime.cpu import attention_of
+
 ATTENTION = "art_tree"
 """The name under which models find ``attend``."""
 WINDOW_QUERIES = 512
@@ -146,7 +148,8 @@ class _TreeAttention(torch.autograd.Function):
         lse = torch.full(q.shape[:-1], float("-inf"), dtype=precise)
         for block in blocks:
             mask = block.mask(depths, q.shape[2], q.dtype)
-            part, part_lse = _flash(*_slices(block, q, k, v), 0.0, block.causal, attn_mask=mask, scale=scale)
+            with attention_of(block.q1 - block.q0):
+                part, part_lse = _flash(*_slices(block, q, k, v), 0.0, block.causal, attn_mask=mask, scale=scale)
             _merge(out[:, :, block.q0 : block.q1], lse[:, :, block.q0 : block.q1], part, part_lse)
         if sinks is not None:
             total = torch.logaddexp(lse, _per_head(sinks, lse))
@@ -162,15 +165,15 @@ class _TreeAttention(torch.autograd.Function):
         query, key, value, out, lse, sinks = ctx.saved_tensors
         q, k, v = _grouped(query, key.shape[1]), key[0].unsqueeze(1), value[0].unsqueeze(1)
         grad = _grouped(grad, key.shape[1])
-        dq = torch.zeros(q.shape, dtype=q.dtype)
-        dk, dv = torch.zeros(k.shape, dtype=k.dtype), torch.zeros(v.shape, dtype=v.dtype)
+        dq, dk, dv = (torch.zeros(states.shape, dtype=states.dtype) for states in (q, k, v))
         for block in ctx.blocks:
             rows, columns = slice(block.q0, block.q1), slice(block.k0, block.k1)
             mask = block.mask(ctx.depths, q.shape[2], q.dtype)
-            parts = _flash_backward(
-                grad[:, :, rows], *_slices(block, q, k, v), out[:, :, rows], lse[:, :, rows],
-                0.0, block.causal, attn_mask=mask, scale=ctx.scale,
-            )  # fmt: skip
+            with attention_of(block.q1 - block.q0):
+                parts = _flash_backward(
+                    grad[:, :, rows], *_slices(block, q, k, v), out[:, :, rows], lse[:, :, rows],
+                    0.0, block.causal, attn_mask=mask, scale=ctx.scale,
+                )  # fmt: skip
             dq[:, :, rows] += parts[0]
             dk[:, :, columns] += parts[1].sum(1, keepdim=True)
             dv[:, :, columns] += parts[2].sum(1, keepdim=True)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+FEW_QUERIES = 128
+_open = 0
+"""Blocks of ``onednn_products`` that are open, in all threads."""
+
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
@@ -28,12 +32,37 @@ def onednn_products() -> Iterator[None]:
     """
     import torch
 
-    setting = getattr(torch.backends.mkldnn, "matmul", None)  # from torch 2.9 on
-    if not setting or torch.cpu._is_amx_tile_supported() or not torch.cpu._is_avx512_bf16_supported():
+    global _open
+    if torch.cpu._is_amx_tile_supported() or not torch.cpu._is_avx512_bf16_supported():
         yield
         return
-    before, setting.fp32_precision = setting.fp32_precision, "bf16"
+    _open += 1
+    _use_onednn(True)
     try:
         yield
     finally:
-        setting.fp32_precision = before
+        _open -= 1
+        _use_onednn(_open > 0)
+
+
+@contextmanager
+def attention_of(queries: int) -> Iterator[None]:
+    """Let MKL compute the products of attention with few queries in the block, even inside ``onednn_products``.
+
+    oneDNN takes up to seven times as long for them, and less than MKL only from some 200 queries on.
+    """
+    if not _open or queries > FEW_QUERIES:
+        yield
+        return
+    _use_onednn(False)
+    try:
+        yield
+    finally:
+        _use_onednn(_open > 0)  # not what was before: another thread may be in such a block too
+
+
+def _use_onednn(on: bool) -> None:
+    import torch
+
+    if hasattr(torch.backends.mkldnn, "matmul"):  # from torch 2.9 on
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16" if on else "none"

@@ -20,7 +20,7 @@ from art_core import TrainConfig
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
 from art_core.learner.pretrained import load_tokenizer, positions
 from art_core.learner.sizes import SMALL_MODEL
-from art_core.plugin_api import onednn_products, return_freed_memory
+from art_core.plugin_api import cpu, return_freed_memory
 from art_core.types import EngineBase, JsonDict, Weights
 from art_embedded.answer import Answer, message
 from art_embedded.chat import Chat, Detokenizer
@@ -74,7 +74,7 @@ class EmbeddedEngine(EngineBase):
         if self._config.threads or model.num_parameters() < SMALL_MODEL:
             torch.set_num_threads(self._config.threads or 1)
         if model.num_parameters() >= SMALL_MODEL:
-            self._settings.enter_context(onednn_products())
+            self._settings.enter_context(cpu.onednn_products())
         limit = positions(model.config)
         if self._config.max_context and limit and self._config.max_context > limit:
             raise ConfigError(

@@ -6,13 +6,18 @@ Works with every transformers model whose attention uses ``AttentionInterface``;
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
+
+from art_core.plugin_api import cpu
+from art_embedded.shared_prefixes import LONGEST_REST, Shared, SharedAttention
 
 ATTENTION = "art_packed"
 """Registered name of ``_attend``. transformers builds no mask for attention that it doesn't know, which saves building an unused
@@ -34,6 +39,8 @@ class Batch:
     """(start, stop) in ``ids`` of each run of prompt tokens; a run has one row and consecutive positions."""
     outputs: list[int] = field(default_factory=list)
     """Indices of the tokens whose logits are needed, ascending."""
+    shared: Sequence[Shared] = ()
+    """Prefixes that decoding rows have in common; each row is in at most one."""
 
 
 class KeyValues(Protocol):
@@ -151,6 +158,21 @@ class _Step:
         self.longest = max(batch.positions[: batch.decoding], default=0) + 1
         self.masks: dict[tuple[int, int, int | None], Tensor | None] = {}
         """Masks are the same in all layers of one kind, so they are built once."""
+        self.shared, self.alone = self._divided()
+
+    def _divided(self) -> tuple[SharedAttention | None, list[slice]]:
+        """Return the attention of the decoding rows that share prefixes, and the runs of rows that don't."""
+        positions, count = self.batch.positions, self.batch.decoding
+        groups = [
+            group
+            for group in self.batch.shared
+            if max(positions[row] + 1 for row in group.rows) <= (1 + LONGEST_REST) * group.length
+        ]
+        if not groups or self.kv.device.type != "cpu":
+            return None, [slice(0, count)]
+        borders = [-1, *sorted(row for group in groups for row in group.rows), count]
+        alone = [slice(a + 1, b) for a, b in pairwise(borders) if b > a + 1]
+        return SharedAttention(groups, self.positions, self.kv.layers, self.kv.capacity), alone
 
     def views(self, layer: int, rows: slice, length: int, heads: int) -> list[Tensor]:
         """Return views of keys and values, each (rows, heads, length, head size)."""
@@ -159,14 +181,28 @@ class _Step:
     def decode(self, layer: int, query: Tensor, heads: int, window: int | None, attention: _Attention) -> Tensor:
         """Attend with one query per row; ``query`` is (heads, rows, head size)."""
         count = self.batch.decoding
-        key, value = self.views(layer, slice(0, count), self.longest, heads)
         # The queries that share a key head use the sequence dimension, so that no key is repeated.
         grouped = query[:, :count].transpose(0, 1).reshape(count, heads, -1, query.shape[-1])
-        mask_key = (-1, self.longest, window)
-        if mask_key not in self.masks:
-            self.masks[mask_key] = _mask(self.positions[:count, None, None, None], self.longest, window, query.dtype)
-        mixed = attention(grouped, key, value, self.masks[mask_key])
+        with cpu.attention_of(queries=1):
+            if self.shared is None or window is not None or not attention.is_plain:
+                return self._decode_alone(layer, slice(0, count), grouped, window, attention).reshape(
+                    count, query.shape[0], -1
+                )
+            mixed = torch.empty_like(grouped)
+            mixed[self.shared.rows] = self.shared(grouped[self.shared.rows], self.kv.stored, layer, attention.scaling)
+            for rows in self.alone:
+                mixed[rows] = self._decode_alone(layer, rows, grouped[rows], None, attention)
         return mixed.reshape(count, query.shape[0], -1)
+
+    def _decode_alone(
+        self, layer: int, rows: slice, query: Tensor, window: int | None, attention: _Attention
+    ) -> Tensor:
+        """Attend with the queries of some rows, (rows, key heads, queries, head size)."""
+        key, value = self.views(layer, rows, self.longest, query.shape[1])
+        mask_key = (-1 - rows.start, self.longest, window)
+        if mask_key not in self.masks:
+            self.masks[mask_key] = _mask(self.positions[rows, None, None, None], self.longest, window, query.dtype)
+        return attention(query, key, value, self.masks[mask_key])
 
     def run(
         self, layer: int, start: int, stop: int, query: Tensor, heads: int, window: int | None, attention: _Attention
@@ -195,9 +231,13 @@ class _Attention:
     sinks: Tensor | None
     """(query heads,): a logit per head that absorbs attention weight without a value (gpt-oss)."""
 
+    @property
+    def is_plain(self) -> bool:
+        return self.softcap is None and self.sinks is None
+
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return (rows, heads, queries, head size). ``mask`` is added to the scores."""
-        if self.softcap is None and self.sinks is None:
+        if self.is_plain:
             return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.scaling)
         scale = self.scaling if self.scaling is not None else query.shape[-1] ** -0.5
         scores = (query @ key.transpose(-1, -2)).float() * scale

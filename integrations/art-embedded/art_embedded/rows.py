@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from art_embedded.kv import KeyValues
+from art_embedded.shared_prefixes import Shared, find_shared
 
 WORTH_WAITING = 16
 """Prompt tokens that justify waiting one step, so that they can be copied from a request that is computing them."""
@@ -59,6 +60,8 @@ class Rows:
     """(count,): when the row was last assigned or released, in ticks of ``clock``, which counts these events."""
     occupants: list[Occupant | None] = field(default_factory=list)
     clock: int = 0
+    _shared: tuple[tuple[int, int], list[Shared]] = ((0, 0), [])
+    """Of which clock and number of rows, and which prefixes they share."""
 
     def place(self, occupant: Occupant, prompt: np.ndarray, longest: int) -> bool:
         """Assign ``occupant`` a row that holds as much of ``prompt`` (tokens,) as any row does.
@@ -159,6 +162,15 @@ class Rows:
         outside = [occupant.row for occupant in front if occupant.row >= len(front)]
         for hole, row in zip(holes, outside, strict=True):
             self._swap(hole, row)
+
+    def shared(self, count: int) -> list[Shared]:
+        """Return the prefixes that the first ``count`` rows have in common, as of when a row was last assigned or released."""
+        if not self.kv.shares_prefixes:
+            return []
+        if self._shared[0] != (self.clock, count):
+            found = find_shared(self.history[:count], self.lengths[:count]) if count else []
+            self._shared = (self.clock, count), found
+        return self._shared[1]
 
     def _swap(self, a: int, b: int) -> None:
         self.kv.swap(a, b, (int(self.lengths[a]), int(self.lengths[b])))

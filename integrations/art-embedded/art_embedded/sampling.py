@@ -13,6 +13,8 @@ from torch import Tensor
 
 from art_embedded.grammar import Grammar
 
+BLOCK = 256
+"""Tokens whose probabilities are summed at once."""
 LOWEST = -1e30
 """Logprob that replaces minus infinity, so that a row whose legal tokens all have zero probability doesn't become NaN."""
 
@@ -92,16 +94,35 @@ def _choose(logprobs: Tensor, draws: Sequence[Draw]) -> Tensor:
     greedy = [draw.temperature == 0 for draw in draws]
     if all(greedy):
         return logprobs.argmax(-1)
-    # Inverse transform sampling needs one random number per row, whatever the vocabulary. With numbers in (0, 1] and
-    # searchsorted's left side, a token of zero probability is never chosen.
     uniform = torch.tensor([1.0 - draw.random.random() for draw in draws], dtype=torch.float64, device=logprobs.device)
-    cumulative = _truncate(logprobs, draws).exp().cumsum(-1, dtype=torch.float64)
-    tokens = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:])[:, 0]
-    # A NaN row, from a broken model, must not break the other rows.
-    tokens = tokens.clamp(max=logprobs.shape[-1] - 1)
+    tokens = _invert(_truncate(logprobs, draws).exp(), uniform)
     if any(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logprobs.device), logprobs.argmax(-1), tokens)
     return tokens
+
+
+def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Return the token (rows,) of each row at which the cumulative probability reaches ``uniform``, in (0, 1], of its sum.
+
+    Inverse transform sampling needs one random number per row, whatever the vocabulary. Only one block is summed token by token:
+    in float64, which the whole vocabulary would need too, that takes longer than the model's head. With numbers above 0 and
+    searchsorted's left side, a token of zero probability is never chosen.
+    """
+    blocks = torch.nn.functional.pad(probabilities, (0, -probabilities.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    block, rest = _first_reaching(blocks.sum(-1).double(), uniform)
+    inside = blocks[torch.arange(len(blocks), device=blocks.device), block].double()
+    place, _ = _first_reaching(inside, rest / inside.sum(-1))
+    # A NaN row, from a broken model, must not break the other rows.
+    return (block * BLOCK + place).clamp(max=probabilities.shape[-1] - 1)
+
+
+def _first_reaching(masses: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index (rows,) at which the cumulative mass of each row reaches ``share`` of the sum, and what of that share its
+    own mass covers."""
+    cumulative = masses.cumsum(-1)
+    wanted = share.clamp(max=1.0)[:, None] * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, wanted).clamp(max=masses.shape[-1] - 1)
+    return index[:, 0], (wanted - cumulative.gather(1, index) + masses.gather(1, index))[:, 0]
 
 
 def _truncate(logprobs: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -201,6 +201,7 @@ class Scheduler:
             batch.rows = list(range(count))
             batch.decoding = count
             batch.outputs = list(range(count))
+            batch.shared = rows.shared(count)
             rows.history[np.arange(count), batch.positions] = batch.ids
         fed, answering = [(generation, 1) for generation in self._decoding], list(self._decoding)
         budget = PROMPT_TOKENS_PER_STEP
