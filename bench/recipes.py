@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from bench import word_judge
 from bench.demo_seeds import evaluation, shown
+from bench.judge_server import serving
 from bench.tables import table
 from examples.pretrained.train import STEPS, SUITES, TEMPERATURES, run
 
+JUDGED = "RULER"
+"""On the scores of RULER, whose judge is a script behind its own server that sees no more than any judge. For words only."""
 RECIPES: dict[str, dict[str, Any]] = {
     "default": {},
     "temperature 1": {"temperature": 1.0},
@@ -30,6 +36,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "KL": {"kl": 0.02},
     "dynamic sampling": {"dynamic_sampling": True},
     "all weights": {"lora_rank": 0},
+    JUDGED: {"reward": "ruler"},
 }
 HEAD = [
     "recipe",
@@ -49,9 +56,19 @@ def train(recipe: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     run_dir = options.out / f"{options.suite}-{recipe.replace(' ', '-')}-{seed}"
     report = run_dir / "report.json"
     if not (report.is_file() and json.loads(report.read_text())["after"]):
-        run(options.suite, options.steps, seed, run_dir, model=options.model, **RECIPES[recipe])
+        with judge() if recipe == JUDGED else nullcontext():
+            run(options.suite, options.steps, seed, run_dir, model=options.model, **RECIPES[recipe])
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return json.loads(report.read_text()) | {"by_step": steps}
+
+
+@contextmanager
+def judge() -> Iterator[None]:
+    """Serve the scripted judge and let RULER ask it."""
+    with serving(word_judge.judge) as server:
+        os.environ["OPENAI_API_BASE"], os.environ["OPENAI_API_KEY"] = f"{server.url}/v1", "the judge's"
+        os.environ["ART_JUDGE"] = "openai/scripted"
+        yield
 
 
 def row(recipe: str, report: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from art_ruler import Ruler
-from bench import bad_judge, demo_seeds, judge, scripted_judge
+from bench import bad_judge, demo_seeds, judge, scripted_judge, word_judge
 from bench.judge_server import runs_shown, serving
 from bench.judge_sides import OurSide, Outcome, make_runs
 
@@ -152,3 +152,15 @@ def test_what_judging_costs_is_measured_beside_litellm_alone(capsys, tmp_path):
     assert "| LiteLLM alone, with a schema " in said
     assert re.search(r"import art_core, art_ruler +\| \S+ +\| no ", said)
     assert (tmp_path / "cost.md").read_text() == said
+
+
+def test_the_judge_of_words_knows_the_right_list_and_gives_credit_for_words_in_their_places():
+    solved = "[user] Reverse this list of words: up, down\nAnswer with the solution alone.\n[assistant] down, up"
+    asked = (
+        f"<shared>\n{solved}\n[user] Reverse this list of words: a, b, c\nAnswer with the solution alone.\n</shared>"
+    )
+    answers = {"bbbbb": "c, b, a", "ccccc": "c, a, b", "ddddd": "a, b, c, d", "fffff": "no"}
+    runs = [f'<trajectory id="{label}">\n[assistant] {answer}\n</trajectory>' for label, answer in answers.items()]
+    with serving(word_judge.judge) as server:
+        scores = ask(f"{server.url}/v1", "Grade them.", "\n\n".join([asked, *runs]))
+    assert [round(score, 3) for score in scores.values()] == [1.0, 0.167, 0.125, 0.0]

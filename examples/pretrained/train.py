@@ -22,14 +22,17 @@ TEMPERATURES = (0.6, 0.0)
 
 def run(
     suite: str, steps: int | None = None, seed: int = 0, run_dir: Path | None = None, eval_tasks: int = 200,
-    model: str = "smollm2-135m", **settings: Any,
+    model: str = "smollm2-135m", reward: Any = None, **settings: Any,
 ) -> art.TrainResult:  # fmt: skip
-    """Train with the defaults of ``art.train``; ``settings`` are further keywords of it."""
+    """Train with the defaults of ``art.train``; ``settings`` are further keywords of it.
+
+    With ``reward`` that is trained on, such as ``"ruler"``; success is always what the suite's own check says.
+    """
     name, difficulty = SUITES[suite]
     tasks, held_out = art.tasks(name, **difficulty), art.tasks(name, split="test", **difficulty)
     return art.train_sync(
-        tasks.agent(), tasks, model=model, reward=tasks.reward, steps=steps or STEPS[suite], seed=seed, run_dir=run_dir,
-        eval_tasks=held_out[:eval_tasks], eval_temperatures=TEMPERATURES, **settings,
+        tasks.agent(), tasks, model=model, reward=reward or tasks.reward, steps=steps or STEPS[suite], seed=seed, run_dir=run_dir,
+        eval_tasks=held_out[:eval_tasks], eval_temperatures=TEMPERATURES, eval_reward=tasks.reward, **settings,
     )  # fmt: skip
 
 

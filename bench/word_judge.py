@@ -1,0 +1,36 @@
+"""Grades answers to reasoning-gym's word_sequence_reversal by what a reader of their text can see: the question and the answer.
+
+Like ``scripted_judge``, it relies on messages as ``[role] text``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from bench.judge_server import Answer, runs_shown, scores_json, shared_shown
+
+QUESTION = re.compile(r"Reverse this list of words: (.+)")
+ANSWER = re.compile(r"^\[assistant\] ?(.*?)(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def judge(path: str, messages: list[dict[str, Any]]) -> Answer:
+    """Return the scores that ``messages`` ask for."""
+    shared = shared_shown(messages)
+    scores = []
+    for label, own in runs_shown(messages):
+        score, why = grade(f"{shared}\n{own}")
+        scores.append({"trajectory_id": label, "explanation": why, "score": score})
+    return Answer(scores_json(scores))
+
+
+def grade(text: str) -> tuple[float, str]:
+    """Return a rollout's score and the reason: 1 for the right list, else up to 0.5 for words in their places."""
+    questions, answers = QUESTION.findall(text), ANSWER.findall(text)
+    if not questions or not answers:
+        return 0.0, "no question or no answer"
+    wanted, given = questions[-1].strip().split(", ")[::-1], answers[-1].strip().split(", ")
+    if given == wanted:
+        return 1.0, "the right list"
+    right = sum(a == b for a, b in zip(wanted, given, strict=False))
+    return 0.5 * right / max(len(wanted), len(given)), f"{right} of {len(wanted)} words in their places"
