@@ -65,6 +65,9 @@ class TrainConfig:
     temperature: float | None = at_least(0, None)
     """Of every training rollout, whatever the agent asks for: at temperature 0 a group has nothing to compare. None: 0.6 for a
     pretrained model of less than 1B parameters, which samples nonsense too often at 1 to learn from it, else 1.0."""
+    max_temperature: float | None = at_least(0, None)
+    """The temperature rises by 0.05 up to this after each step whose entropy is below half of the first steps': a policy that has
+    become sure of itself has groups without contrast. None: 1.0 if ``temperature`` is 0.6 by default, else it stays."""
     max_concurrent: int = at_least(1, 64)
     """Rollouts running at the same time."""
     max_concurrent_scores: int = at_least(1, 16)
@@ -85,8 +88,9 @@ class TrainConfig:
     """Peak learning rate of AdamW; None: for LoRA 5e-4 below 1B parameters, else 1e-4; for full fine-tuning 5e-4 below 10M
     parameters, else 1e-5."""
     warmup_steps: int = at_least(0, 3)
-    decay_steps: int = at_least(0, 0)
-    """Last steps over which the learning rate falls linearly, to 1 / (decay_steps + 1) of its peak at the last one."""
+    decay_steps: int | None = at_least(0, None)
+    """Last steps over which the learning rate falls linearly, to 1 / (decay_steps + 1) of its peak at the last one. None: 10 for
+    a pretrained model of less than 1B parameters, else 0."""
     max_grad_norm: float = at_least(0, 1.0)
     max_tokens_per_pass: int | None = at_least(1, None)
     """Tokens whose activations the learner keeps at a time. Trees are packed up to this size; a larger tree is computed in
@@ -165,7 +169,7 @@ class TrainConfig:
         ``update`` is its number, ``step`` the run's step that it is taken in, both from 1; None: they are the same.
         """
         left = max(1, self.steps + 1 - (update if step is None else step))
-        return min(1.0, update / max(1, self.warmup_steps), left / (min(self.decay_steps, self.steps) + 1))
+        return min(1.0, update / max(1, self.warmup_steps), left / (min(self.decay_steps or 0, self.steps) + 1))
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
@@ -276,10 +280,25 @@ def model_folder(model: str) -> str:
 
 def with_model_defaults(config: TrainConfig, folder: str) -> TrainConfig:
     """Return ``config`` with the settings that depend on the size of the model in ``folder``, which may be a hub name."""
-    if config.temperature is not None:
-        return config
-    small = PRETRAINED_FROM <= (parameter_count(folder) or 0) < SMALL_BELOW
-    return dataclasses.replace(config, temperature=0.6 if small else 1.0)
+    if None not in (config.temperature, config.decay_steps):
+        small = False
+    else:
+        small = PRETRAINED_FROM <= (parameter_count(folder) or 0) < SMALL_BELOW
+    chosen = dataclasses.replace(
+        config,
+        temperature=(0.6 if small else 1.0) if config.temperature is None else config.temperature,
+        decay_steps=(10 if small else 0) if config.decay_steps is None else config.decay_steps,
+    )
+    most = (
+        (1.0 if config.temperature is None else chosen.temperature)
+        if config.max_temperature is None
+        else config.max_temperature
+    )
+    if most < chosen.temperature:
+        raise ConfigError(
+            f"max_temperature={most:g} is below the temperature, {chosen.temperature:g}; pass a higher one, or drop it"
+        )
+    return dataclasses.replace(chosen, max_temperature=most)
 
 
 def parameter_count(folder: str) -> int | None:

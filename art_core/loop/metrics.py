@@ -18,7 +18,7 @@ STEP_METRICS = frozenset(
     {
         "step", "reward", "call_reward", "trajectories", "failed", "unscored", "calls", "sampled_tokens", "groups_sampled",
         "groups_unscored", "groups_with_contrast", "groups_stale", "same_answer", "staleness", "staleness_max", "seconds",
-        "rollout_seconds", "score_seconds", "wait_seconds", "learn_seconds", "memory_bytes",
+        "temperature", "rollout_seconds", "score_seconds", "wait_seconds", "learn_seconds", "memory_bytes",
     }
 )  # fmt: skip
 """If a reward's metric has one of these names, it becomes ``reward/...``; a learner's becomes ``learner/...``."""
@@ -35,6 +35,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     Every name belongs in ``STEP_METRICS``, so that no reward's metric hides it.
     """
     trajectories = [t for g in groups for t in g.trajectories]
+    temperatures = [call.temperature for t in trajectories for call in t.calls]
     answers = Counter(t.calls[-1].sampled_ids for t in trajectories if t.calls)
     values: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
@@ -54,6 +55,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "failed": float(sum(t.error is not None for t in trajectories)),
         "unscored": float(sum(t.reward is None for t in trajectories)),
         "calls": float(sum(len(t.calls) for t in trajectories)),
+        "temperature": sum(temperatures) / max(1, len(temperatures)),
         "same_answer": max(answers.values(), default=0) / max(1, len(trajectories)),
         "sampled_tokens": float(sum(len(c.sampled_ids) for t in trajectories for c in t.calls)),
     }

@@ -31,6 +31,7 @@ from art_core.loop.rewards import keep_scores, reward_name, score_all
 from art_core.loop.rollout import Rollout, task_input
 from art_core.loop.rollout_batch import RolloutBatch
 from art_core.loop.setup import Setup
+from art_core.loop.temperature import temperature_after
 from art_core.loop.watchdog import Watchdog
 from art_core.runtime.memory import used_memory
 from art_core.runtime.threads import finished, in_thread
@@ -55,6 +56,8 @@ class Run:
         """Called after every finished rollout, for progress displays."""
         self._nodes_seen = False
         """Whether ``train_nodes`` have made a call: a step in which they make none is then not a mistake of the set-up."""
+        self._temperature = -1, self.config, 0.0
+        """Of which step and settings, and the temperature."""
         self._timer = Timer()
         self._throughput = self.throughput()
         # Shared by all that is under way at a time: steps may overlap.
@@ -120,7 +123,7 @@ class Run:
             self.serving,
             self.store,
             # Training imposes these, whatever the agent requests.
-            sampling=sampling or Sampling(self.config.temperature, top_p=1.0, top_k=0),
+            sampling=sampling or Sampling(self.temperature, top_p=1.0, top_k=0),
             split=split,
             step=step,
             group_id=group_id or uuid.uuid4().hex,
@@ -128,6 +131,14 @@ class Run:
             passthrough=frozenset(self.config.passthrough),
             nodes=self.config.train_nodes if self.config.other_nodes == "passthrough" else (),
         )
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of training rollouts that begin now."""
+        if self._temperature[:2] != (self.step, self.config):
+            temperature = temperature_after([metrics for _, metrics in self.history()], self.config)
+            self._temperature = self.step, self.config, temperature
+        return self._temperature[2]
 
     async def collect(
         self,

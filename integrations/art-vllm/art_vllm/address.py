@@ -157,7 +157,7 @@ class AddressEngine(EngineBase):
     @property
     def _raw(self) -> bool:
         """Whether the server reports logprobs at temperature 1, whatever the sampling temperature."""
-        return self.config.temperature in (None, 1)
+        return {self.config.temperature, self.config.max_temperature} <= {None, 1}
 
     def _stamp(self, request: JsonDict, version: int) -> JsonDict:
         """Return the version that answered, and the logprobs' temperature if it differs from the request's."""

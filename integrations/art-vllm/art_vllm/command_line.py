@@ -53,7 +53,9 @@ def options(model_folder: str, config: TrainConfig, *, cuda: bool) -> Options:
         "max-num-seqs": concurrency(config),
         "enable-prefix-caching": True,
         "enable-prompt-tokens-details": True,
-        "logprobs-mode": "raw_logprobs" if config.temperature in (None, 1) else "processed_logprobs",
+        "logprobs-mode": "raw_logprobs"
+        if {config.temperature, config.max_temperature} <= {None, 1}
+        else "processed_logprobs",
         "disable-uvicorn-access-log": True,
         **parsers(model_folder, config.tool_parser, config.tool_format, config.reasoning_parser),
         "chat-template": chat_template(model_folder, config.tool_format),
