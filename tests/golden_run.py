@@ -100,8 +100,8 @@ def trained(folder: Path) -> dict[str, Any]:
 
 
 def _compared(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what depends on the machine: seconds, and tokens per second."""
-    return {key: value for key, value in sorted(metrics.items()) if "second" not in key}
+    """Leave out what depends on the machine: seconds, tokens per second, and memory."""
+    return {key: value for key, value in sorted(metrics.items()) if "second" not in key and key != "memory_bytes"}
 
 
 def _row(trajectory: art.Trajectory) -> dict[str, Any]:

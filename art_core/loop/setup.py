@@ -40,7 +40,8 @@ class Setup:
         self.plugins = plugins or Plugins()
         self.model_folder = model_folder(config.model)
         """Where the start weights are."""
-        self.config = config = with_model_defaults(config, self.model_folder)
+        given, self.config = config, with_model_defaults(config, self.model_folder)
+        config = self.config
         self.engine = PolicyEngine(engine, functools.partial(self.plugins.offer, "register_engines"))
         self.loss_name = resume_checks.loss_name_of(loss)
         self.loss: Loss = self.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss
@@ -53,7 +54,7 @@ class Setup:
         if isinstance(learner, str):
             self.plugins.offer("register_learners", learner).check()
         else:
-            resume_checks.check_learner(learner, config, self.loss, self.loss_name)
+            resume_checks.check_learner(learner, given, self.loss, self.loss_name)
         self.rewards = Rewards(self.plugins, self.run_dir)
         self.expected = resume_checks.ExpectedExperiment()
         """What the run is opened for; compared with what its folder was started with."""
