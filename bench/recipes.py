@@ -27,10 +27,11 @@ JUDGED = "RULER"
 """On the scores of RULER, whose judge is a script behind its own server that sees no more than any judge. For words only."""
 RECIPES: dict[str, dict[str, Any]] = {
     "default": {},
+    "temperature 0.6": {"temperature": 0.6},
     "temperature 1": {"temperature": 1.0},
     "rate 1e-4": {"learning_rate": 1e-4},
     "rate 1e-3": {"learning_rate": 1e-3},
-    "decay": {"decay_steps": 10},
+    "no decay": {"decay_steps": 0},
     "mean": {"advantage": "mean"},
     "dapo": {"loss": "dapo"},
     "KL": {"kl": 0.02},
