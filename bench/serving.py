@@ -35,7 +35,7 @@ from art_embedded.engine import EmbeddedEngine
 from bench.engine_speed import conversation
 from bench.tables import table
 
-CLIENTS = (1, 8, 32)
+CLIENTS = (1, 8, 32, 64)
 COMPARED = 64
 """Answers per side whose logprobs are compared."""
 
