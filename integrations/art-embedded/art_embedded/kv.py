@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from art_core.plugin_api import cpu
+from art_embedded.few_rows import FewRows
 from art_embedded.shared_prefixes import LONGEST_REST, Shared, SharedAttention
 
 ATTENTION = "art_packed"
@@ -73,8 +74,8 @@ class PackedKeyValues:
 
     shares_prefixes = True
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, few_rows: FewRows) -> None:
+        self.model, self.few_rows = model, few_rows
         self.device = model.device
         text_config = model.config.get_text_config()
         self.layers: int = text_config.num_hidden_layers
@@ -121,18 +122,19 @@ class PackedKeyValues:
             keep = torch.tensor(batch.outputs, dtype=torch.long, device=device)
         _running.step = _Step(self, batch, positions, flat)
         try:
-            output = self.model(
-                input_ids=torch.tensor([batch.ids], device=device),
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=keep,
-            )
+            with self.few_rows.apart(len(batch.ids)):
+                output = self.model(
+                    input_ids=torch.tensor([batch.ids], device=device),
+                    position_ids=positions[None],
+                    use_cache=False,
+                    logits_to_keep=keep,
+                )
         finally:
             _running.step = None
         return output.logits[0].float()
 
     def fresh(self) -> PackedKeyValues:
-        return PackedKeyValues(self.model)
+        return PackedKeyValues(self.model, self.few_rows)
 
     def store(self, layer: int, flat: Tensor, key: Tensor, value: Tensor) -> None:
         """Write the batch's keys and values, each (1, heads, tokens, head size), to the flat indices ``flat``."""
@@ -183,7 +185,7 @@ class _Step:
         count = self.batch.decoding
         # The queries that share a key head use the sequence dimension, so that no key is repeated.
         grouped = query[:, :count].transpose(0, 1).reshape(count, heads, -1, query.shape[-1])
-        with cpu.attention_of(queries=1):
+        with cpu.attention_of(queries=1), self.kv.few_rows.parallel():
             if self.shared is None or window is not None or not attention.is_plain:
                 return self._decode_alone(layer, slice(0, count), grouped, window, attention).reshape(
                     count, query.shape[0], -1
@@ -284,8 +286,9 @@ def _attend(
     mixed = []
     if batch.decoding:
         mixed.append(step.decode(layer, query[0], heads, window, attention))
-    for start, stop in batch.runs:
-        mixed.append(step.run(layer, start, stop, query[0], heads, window, attention))
+    with kv.few_rows.parallel():
+        for start, stop in batch.runs:
+            mixed.append(step.run(layer, start, stop, query[0], heads, window, attention))
     return (mixed[0] if len(mixed) == 1 else torch.cat(mixed))[None].contiguous(), None
 
 

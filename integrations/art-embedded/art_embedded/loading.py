@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from art_core.errors import ConfigError
 from art_core.learner import pretrained
 from art_core.plugin_api import machine_memory
+from art_embedded.few_rows import FewRows
 from art_embedded.kv import ATTENTION, Batch, KeyValues, PackedKeyValues
 from art_embedded.plain import PlainKeyValues
 
@@ -95,12 +96,13 @@ def make_key_values(model: PreTrainedModel) -> KeyValues:
     model.set_attn_implementation("eager")
     ids = [(7 * position + 3) % model.config.get_text_config().vocab_size for position in range(24)]
     expected = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0].float()
+    few_rows = FewRows(model)
     try:
-        reason = _packed_differs(model, ids, expected)
+        reason = _packed_differs(model, few_rows, ids, expected)
     except Exception as error:  # noqa: BLE001 - models may fail here in any way; the plain cache can still serve them
         reason = f"{type(error).__name__}: {error}"
     if reason is None:
-        packed = PackedKeyValues(model)
+        packed = PackedKeyValues(model, few_rows)
         packed.resize(1, 1)
         packed.forward(Batch(ids=[ids[0]], positions=[0], rows=[0], runs=[(0, 1)], outputs=[0]))
         return packed
@@ -109,7 +111,7 @@ def make_key_values(model: PreTrainedModel) -> KeyValues:
     return PlainKeyValues(model)
 
 
-def _packed_differs(model: PreTrainedModel, ids: list[int], expected: Tensor) -> str | None:
+def _packed_differs(model: PreTrainedModel, few_rows: FewRows, ids: list[int], expected: Tensor) -> str | None:
     """Run a prompt through the packed cache, as two rows in three pieces; return why it can't be used, or None."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -118,7 +120,7 @@ def _packed_differs(model: PreTrainedModel, ids: list[int], expected: Tensor) ->
     if not model._supports_attention_backend:
         return "its attention cannot be replaced"
     model.set_attn_implementation(ATTENTION)
-    packed = PackedKeyValues(model)
+    packed = PackedKeyValues(model, few_rows)
     packed.resize(2, len(ids))
     head, last = len(ids) // 2, len(ids) - 1
     positions = list(range(head))
