@@ -158,7 +158,7 @@ class _Step:
     def __init__(self, kv: PackedKeyValues, batch: Batch, positions: Tensor, flat: Tensor) -> None:
         self.kv, self.batch, self.positions, self.flat = kv, batch, positions, flat
         self.longest = max(batch.positions[: batch.decoding], default=0) + 1
-        self.masks: dict[tuple[int, int, int | None], Tensor | None] = {}
+        self.masks: dict[tuple[int | None, ...], Tensor | None] = {}
         """Masks are the same in all layers of one kind, so they are built once."""
         self.shared, self.alone = self._divided()
 
@@ -201,7 +201,7 @@ class _Step:
     ) -> Tensor:
         """Attend with the queries of some rows, (rows, key heads, queries, head size)."""
         key, value = self.views(layer, rows, self.longest, query.shape[1])
-        mask_key = (-1 - rows.start, self.longest, window)
+        mask_key = (rows.start, rows.stop, self.longest, window)
         if mask_key not in self.masks:
             self.masks[mask_key] = _mask(self.positions[rows, None, None, None], self.longest, window, query.dtype)
         return attention(query, key, value, self.masks[mask_key])
