@@ -25,12 +25,16 @@ def judge(path: str, messages: list[dict[str, Any]]) -> Answer:
 
 
 def grade(text: str) -> tuple[float, str]:
-    """Return a rollout's score and the reason: 1 for the right list, else up to 0.5 for words in their places."""
+    """Return a rollout's score and the reason: 1 for the right list, 0.2 for the right words in another order.
+
+    Credit for single words in their places taught SmolLM2-135M lists that begin right and never end: 0.5 % were solved.
+    """
     questions, answers = QUESTION.findall(text), ANSWER.findall(text)
     if not questions or not answers:
         return 0.0, "no question or no answer"
     wanted, given = questions[-1].strip().split(", ")[::-1], answers[-1].strip().split(", ")
     if given == wanted:
         return 1.0, "the right list"
-    right = sum(a == b for a, b in zip(wanted, given, strict=False))
-    return 0.5 * right / max(len(wanted), len(given)), f"{right} of {len(wanted)} words in their places"
+    if sorted(given) == sorted(wanted):
+        return 0.2, "the right words in another order"
+    return 0.0, "other words"
