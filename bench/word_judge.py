@@ -11,7 +11,8 @@ from typing import Any
 from bench.judge_server import Answer, runs_shown, scores_json, shared_shown
 
 QUESTION = re.compile(r"Reverse this list of words: (.+)")
-ANSWER = re.compile(r"^\[assistant\] ?(.*?)(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
+ANSWER = re.compile(r"^\[assistant\] ?(.*)$", re.MULTILINE)
+"""Its first line: RULER says how the rollout ended in the next ones."""
 
 
 def judge(path: str, messages: list[dict[str, Any]]) -> Answer:
@@ -25,10 +26,7 @@ def judge(path: str, messages: list[dict[str, Any]]) -> Answer:
 
 
 def grade(text: str) -> tuple[float, str]:
-    """Return a rollout's score and the reason: 1 for the right list, 0.2 for the right words in another order.
-
-    Credit for single words in their places taught SmolLM2-135M lists that begin right and never end: 0.5 % were solved.
-    """
+    """Return a rollout's score and the reason: 1 for the right list, 0.2 for the right words in another order."""
     questions, answers = QUESTION.findall(text), ANSWER.findall(text)
     if not questions or not answers:
         return 0.0, "no question or no answer"
