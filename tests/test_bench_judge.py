@@ -160,7 +160,10 @@ def test_the_judge_of_words_knows_the_right_list_and_gives_some_credit_for_the_r
         f"<shared>\n{solved}\n[user] Reverse this list of words: a, b, c\nAnswer with the solution alone.\n</shared>"
     )
     answers = {"bbbbb": "c, b, a", "ccccc": "c, a, b", "ddddd": "a, b, c, d", "fffff": "no"}
-    runs = [f'<trajectory id="{label}">\n[assistant] {answer}\nended: {answer}\n</trajectory>' for label, answer in answers.items()]
+    runs = [
+        f'<trajectory id="{label}">\n[assistant] {answer}\nended: {answer}\n</trajectory>'
+        for label, answer in answers.items()
+    ]
     with serving(word_judge.judge) as server:
         scores = ask(f"{server.url}/v1", "Grade them.", "\n\n".join([asked, *runs]))
     assert list(scores.values()) == [1.0, 0.2, 0.0, 0.0]
