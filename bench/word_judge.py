@@ -26,13 +26,14 @@ def judge(path: str, messages: list[dict[str, Any]]) -> Answer:
 
 
 def grade(text: str) -> tuple[float, str]:
-    """Return a rollout's score and the reason: 1 for the right list, 0.2 for the right words in another order."""
+    """Return a rollout's score and the reason: 1 for the right list, else 0.
+
+    0.2 for the right words in another order taught SmolLM2-135M to copy the list: 1 % solved after 20 steps, 6.5 % before.
+    """
     questions, answers = QUESTION.findall(text), ANSWER.findall(text)
     if not questions or not answers:
         return 0.0, "no question or no answer"
     wanted, given = questions[-1].strip().split(", ")[::-1], answers[-1].strip().split(", ")
     if given == wanted:
         return 1.0, "the right list"
-    if sorted(given) == sorted(wanted):
-        return 0.2, "the right words in another order"
-    return 0.0, "other words"
+    return 0.0, "another list"

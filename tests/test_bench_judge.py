@@ -154,7 +154,7 @@ def test_what_judging_costs_is_measured_beside_litellm_alone(capsys, tmp_path):
     assert (tmp_path / "cost.md").read_text() == said
 
 
-def test_the_judge_of_words_knows_the_right_list_and_gives_some_credit_for_the_right_words():
+def test_the_judge_of_words_knows_the_right_list():
     solved = "[user] Reverse this list of words: up, down\nAnswer with the solution alone.\n[assistant] down, up"
     asked = (
         f"<shared>\n{solved}\n[user] Reverse this list of words: a, b, c\nAnswer with the solution alone.\n</shared>"
@@ -166,4 +166,4 @@ def test_the_judge_of_words_knows_the_right_list_and_gives_some_credit_for_the_r
     ]
     with serving(word_judge.judge) as server:
         scores = ask(f"{server.url}/v1", "Grade them.", "\n\n".join([asked, *runs]))
-    assert list(scores.values()) == [1.0, 0.2, 0.0, 0.0]
+    assert list(scores.values()) == [1.0, 0.0, 0.0, 0.0]
