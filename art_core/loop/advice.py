@@ -25,8 +25,8 @@ SAME_ANSWER, SAME_STEPS = 0.9, 2
 
 ONE_ANSWER = (
     "{:.0%} of the answers of the last {} steps are the same, whatever the task (mean reward {:.3g}): the policy has collapsed. "
-    "Start again, or from an earlier checkpoint, with a lower learning_rate= (now {:g}) or with kl=0.02; a reward with partial "
-    "credit gives more groups contrast, so that rare ones weigh less"
+    "Start again, or from an earlier checkpoint, with a lower learning_rate={} or with kl=0.02; a reward with partial credit "
+    "also helps, because then more groups have contrast"
 )
 FRESH = (
     "the engine served the new weights after every step ({} of {} changed too little to tell); it differs from the learner by "
@@ -90,13 +90,14 @@ def taught(steps: Sequence[Metrics]) -> bool:
     )
 
 
-def one_answer_advice(steps: Sequence[Metrics], learning_rate: float) -> str | None:
+def one_answer_advice(steps: Sequence[Metrics], learning_rate: float | None) -> str | None:
     """Return what to do about a policy that has learned to answer every task alike; None unless that is new."""
     sampled = [step for step in sampled_steps(steps) if step["groups_sampled"] > 1]
     same = last_steps(sampled, lambda step: step.get("same_answer", 0.0) >= SAME_ANSWER > step.get("success", 0.0))
     if len(same) != SAME_STEPS or len(same) == len(sampled):
         return None
-    return ONE_ANSWER.format(same[-1]["same_answer"], SAME_STEPS, same[-1].get("reward", 0.0), learning_rate)
+    now = "" if learning_rate is None else f" (now {learning_rate:g})"
+    return ONE_ANSWER.format(same[-1]["same_answer"], SAME_STEPS, same[-1].get("reward", 0.0), now)
 
 
 def flat_advice(steps: Sequence[Metrics], groups: Sequence[Group], at: Container[int] = (FLAT_STEPS,)) -> str | None:
