@@ -12,6 +12,8 @@ from pathlib import Path
 
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """The container's limit in bytes: control groups version 2 and version 1."""
+CONTAINER_USE = Path("/sys/fs/cgroup/memory.stat")
+"""What a container with control groups version 2 uses, by kind, in bytes."""
 MEMINFO = Path("/proc/meminfo")
 VMSTAT = Path("/proc/vmstat")
 """Counts the pages that the whole machine has swapped in and out."""
@@ -28,10 +30,13 @@ def machine_memory() -> int:
 
 
 def used_memory() -> int:
-    """Return the bytes that all programs use, without what the system can reclaim; 0 if the system doesn't tell."""
+    """Return the bytes of ``machine_memory`` in use, without what the system can reclaim; 0 if the system doesn't tell."""
     try:
         sizes = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
-        return 1024 * sum(sign * int(sizes[name].split()[0]) for name, sign in (("MemTotal", 1), ("MemAvailable", -1)))
+        total, available = (1024 * int(sizes[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+        if machine_memory() < total:  # the container's limit, and MEMINFO is the machine's
+            return int(dict(line.split() for line in CONTAINER_USE.read_text().splitlines())["anon"])
+        return total - available
     except (OSError, KeyError, ValueError):
         return 0
 

@@ -94,6 +94,24 @@ def test_a_container_s_limit_counts_where_it_is_below_the_machine_s(limits, byte
     assert loading.memory_budget() == (machine if bytes_ is None else bytes_)
 
 
+def test_memory_in_use_is_the_container_s_where_its_limit_counts(tmp_path, monkeypatch):
+    files = {
+        "MEMINFO": "MemTotal: 100 kB\nMemAvailable: 40 kB\n",
+        "limit": "max\n",
+        "CONTAINER_USE": "anon 5000\nfile 9\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "MEMINFO")
+    monkeypatch.setattr(memory, "CONTAINER_USE", tmp_path / "CONTAINER_USE")
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", (tmp_path / "limit",))
+    assert memory.used_memory() == 60 * 1024
+    (tmp_path / "limit").write_text("8000\n")
+    assert memory.used_memory() == 5000
+    (tmp_path / "CONTAINER_USE").unlink()
+    assert memory.used_memory() == 0
+
+
 async def test_choices_of_one_request_share_the_prompt(open_engine):
     engine = await open_engine()
     answer = await engine.chat(ask(ROME * 4, n=4, max_tokens=8))
