@@ -122,7 +122,8 @@ def _first_reaching(masses: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     cumulative = masses.cumsum(-1)
     wanted = share.clamp(max=1.0)[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, wanted).clamp(max=masses.shape[-1] - 1)
-    return index[:, 0], (wanted - cumulative.gather(1, index) + masses.gather(1, index))[:, 0]
+    # Not what the cumulative mass at the index exceeds: rounded, that may leave 0.
+    return index[:, 0], (wanted - torch.nn.functional.pad(cumulative, (1, 0)).gather(1, index))[:, 0]
 
 
 def _truncate(logprobs: Tensor, draws: Sequence[Draw]) -> Tensor:
