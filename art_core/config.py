@@ -280,25 +280,20 @@ def model_folder(model: str) -> str:
 
 def with_model_defaults(config: TrainConfig, folder: str) -> TrainConfig:
     """Return ``config`` with the settings that depend on the size of the model in ``folder``, which may be a hub name."""
-    if None not in (config.temperature, config.decay_steps):
-        small = False
-    else:
-        small = PRETRAINED_FROM <= (parameter_count(folder) or 0) < SMALL_BELOW
-    chosen = dataclasses.replace(
-        config,
-        temperature=(0.6 if small else 1.0) if config.temperature is None else config.temperature,
-        decay_steps=(10 if small else 0) if config.decay_steps is None else config.decay_steps,
-    )
-    most = (
-        (1.0 if config.temperature is None else chosen.temperature)
-        if config.max_temperature is None
-        else config.max_temperature
-    )
-    if most < chosen.temperature:
+    temperature, most, decay_steps = config.temperature, config.max_temperature, config.decay_steps
+    unset = temperature is None or decay_steps is None
+    small = unset and PRETRAINED_FROM <= (parameter_count(folder) or 0) < SMALL_BELOW
+    if most is None:
+        most = 1.0 if temperature is None else temperature
+    if temperature is None:
+        temperature = 0.6 if small else 1.0
+    if decay_steps is None:
+        decay_steps = 10 if small else 0
+    if most < temperature:
         raise ConfigError(
-            f"max_temperature={most:g} is below the temperature, {chosen.temperature:g}; pass a higher one, or drop it"
+            f"max_temperature={most:g} is below the temperature, {temperature:g}; pass a higher one, or drop it"
         )
-    return dataclasses.replace(chosen, max_temperature=most)
+    return dataclasses.replace(config, temperature=temperature, max_temperature=most, decay_steps=decay_steps)
 
 
 def parameter_count(folder: str) -> int | None:

@@ -134,3 +134,16 @@ def text_of(message: dict[str, Any]) -> str:
 def scores_json(scores: list[dict[str, Any]]) -> str:
     """Return an answer in the requested form."""
     return json.dumps({"scores": scores})
+
+
+def judging_by(grade: Callable[[str], tuple[float, str]]) -> Judging:
+    """Return a judge that grades each rollout on its own: ``grade`` returns the score and the reason for its whole text."""
+
+    def judge(path: str, messages: list[dict[str, Any]]) -> Answer:
+        shared, scores = shared_shown(messages), []
+        for label, own in runs_shown(messages):
+            score, why = grade(f"{shared}\n{own}")
+            scores.append({"trajectory_id": label, "explanation": why, "score": score})
+        return Answer(scores_json(scores))
+
+    return judge

@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
-from bench.judge_server import Answer, runs_shown, scores_json, shared_shown
+from bench.judge_server import judging_by
 from examples.email_search.tasks import QUESTIONS
 
 MESSAGE = re.compile(r"^\[(system|user|assistant|tool)(?: \w+)?\] ?", re.MULTILINE)
@@ -31,16 +30,6 @@ class Seen:
     answer: str | None = None
     faults: int = 0
     """Messages without a tool call, and refused calls."""
-
-
-def judge(path: str, messages: list[dict[str, Any]]) -> Answer:
-    """Return the scores that ``messages`` ask for."""
-    shared = shared_shown(messages)
-    scores = []
-    for label, own in runs_shown(messages):
-        score, why = grade(f"{shared}\n{own}")
-        scores.append({"trajectory_id": label, "explanation": why, "score": score})
-    return Answer(scores_json(scores))
 
 
 def grade(text: str) -> tuple[float, str]:
@@ -66,6 +55,9 @@ def grade(text: str) -> tuple[float, str]:
     }
     why = ", ".join(name for name, points in parts.items() if points) or "did nothing"
     return round(max(sum(parts.values()) - 0.05 * seen.faults, 0.0), 3), f"{why}; not what was asked for"
+
+
+judge = judging_by(grade)
 
 
 def look(text: str, subject: str) -> Seen:

@@ -6,23 +6,12 @@ Like ``scripted_judge``, it relies on messages as ``[role] text``.
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from bench.judge_server import Answer, runs_shown, scores_json, shared_shown
+from bench.judge_server import judging_by
 
 QUESTION = re.compile(r"Reverse this list of words: (.+)")
 ANSWER = re.compile(r"^\[assistant\] ?(.*)$", re.MULTILINE)
 """Its first line: RULER says how the rollout ended in the next ones."""
-
-
-def judge(path: str, messages: list[dict[str, Any]]) -> Answer:
-    """Return the scores that ``messages`` ask for."""
-    shared = shared_shown(messages)
-    scores = []
-    for label, own in runs_shown(messages):
-        score, why = grade(f"{shared}\n{own}")
-        scores.append({"trajectory_id": label, "explanation": why, "score": score})
-    return Answer(scores_json(scores))
 
 
 def grade(text: str) -> tuple[float, str]:
@@ -37,3 +26,6 @@ def grade(text: str) -> tuple[float, str]:
     if given == wanted:
         return 1.0, "the right list"
     return 0.0, "another list"
+
+
+judge = judging_by(grade)

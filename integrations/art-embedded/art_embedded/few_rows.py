@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from art_core.plugin_api import cpu
+
 FEW = 128
 """Rows up to which one thread is faster."""
 IN_LINEAR = 0.9
@@ -26,12 +28,11 @@ class FewRows:
         self.threads = 0
         """0: not open."""
         linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-        weights = {id(module.weight): module.weight.numel() for module in linear}
-        embedded = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-        others = sum(p.numel() for p in model.parameters() if id(p) not in weights and id(p) not in embedded)
-        self.applies = model.device.type == "cpu" and sum(weights.values()) >= IN_LINEAR * (
-            sum(weights.values()) + others
-        )
+        inside = {id(module.weight) for module in linear}
+        embedded = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)} - inside
+        sizes = {id(p): p.numel() for p in model.parameters() if id(p) not in embedded}
+        share = sum(size for each, size in sizes.items() if each in inside) / sum(sizes.values())
+        self.applies = model.device.type == "cpu" and share >= IN_LINEAR
         for module in linear if self.applies else ():
             module.register_forward_pre_hook(self._begin)
             module.register_forward_hook(self._end)
@@ -44,12 +45,11 @@ class FewRows:
             yield
             return
         self.threads = threads
-        torch.set_num_threads(1)
         try:
-            yield
+            with cpu.torch_threads(1):
+                yield
         finally:
             self.threads = 0
-            torch.set_num_threads(threads)
 
     @contextmanager
     def parallel(self) -> Iterator[None]:

@@ -49,6 +49,8 @@ class KeyValues(Protocol):
 
     shares_prefixes: bool
     """Whether the front part of a row can be copied or kept; else rows can only be continued as a whole."""
+    reads_prefixes_once: bool
+    """Whether ``Batch.shared`` makes a forward pass faster."""
     token_bytes: int
     """Bytes per token."""
 
@@ -77,6 +79,7 @@ class PackedKeyValues:
     def __init__(self, model: PreTrainedModel, few_rows: FewRows) -> None:
         self.model, self.few_rows = model, few_rows
         self.device = model.device
+        self.reads_prefixes_once = self.device.type == "cpu"
         text_config = model.config.get_text_config()
         self.layers: int = text_config.num_hidden_layers
         self.windows = _windows(text_config)
@@ -170,7 +173,7 @@ class _Step:
             for group in self.batch.shared
             if max(positions[row] + 1 for row in group.rows) <= (1 + LONGEST_REST) * group.length
         ]
-        if not groups or self.kv.device.type != "cpu":
+        if not groups:
             return None, [slice(0, count)]
         borders = [-1, *sorted(row for group in groups for row in group.rows), count]
         alone = [slice(a + 1, b) for a, b in pairwise(borders) if b > a + 1]

@@ -25,7 +25,7 @@ class _Row:
 class PlainKeyValues:
     """One transformers cache per row. A state can't be truncated, so rows can only be continued or copied as a whole."""
 
-    shares_prefixes = False
+    shares_prefixes = reads_prefixes_once = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model

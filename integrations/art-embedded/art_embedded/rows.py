@@ -165,7 +165,7 @@ class Rows:
 
     def shared(self, count: int) -> list[Shared]:
         """Return the prefixes that the first ``count`` rows have in common, as of when a row was last assigned or released."""
-        if not self.kv.shares_prefixes:
+        if not self.kv.reads_prefixes_once:
             return []
         if self._shared[0] != (self.clock, count):
             found = find_shared(self.history[:count], self.lengths[:count]) if count else []
