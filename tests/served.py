@@ -53,7 +53,7 @@ async def served(tmp_path, token=None, app=None, **settings):
         yield app, host, http
 
 
-async def raw(host, *parts, pause=0.0, wait=5.0, enough=None):
+async def raw(host, *parts, pause=0.0, wait=60.0, enough=None):
     """Send bytes as they are and return what comes back until the connection ends or ``enough`` was said, at most so long."""
     reader, writer = await asyncio.open_connection(*host.split(":"))
     answer = b""

@@ -8,7 +8,7 @@ async def agent(question, address):
     import httpx
 
     messages, headers = [{"role": "user", "content": question}], {"authorization": f"Bearer {address.api_key}"}
-    async with httpx.AsyncClient(base_url=address.base_url, headers=headers) as client:
+    async with httpx.AsyncClient(base_url=address.base_url, headers=headers, timeout=60) as client:
         for node in ("team/planner", "team/writer"):
             body = {"model": "gpt-4.1", "messages": messages, "tools": [TOOL], "max_tokens": 32}
             answer = await client.post("/chat/completions", json=body, headers={"x-art-agent": node})

@@ -37,7 +37,7 @@ async def test_the_end_of_an_answer_waits_until_its_call_is_committed(stream):
     recorder = SlowRecorder()
     async with (
         await ServingProxy.start(EchoEngine, lambda: recorder, process=False) as serving,
-        httpx.AsyncClient() as client,
+        httpx.AsyncClient(timeout=60) as client,
     ):
         url = await serving.open("r1")
         asked = asyncio.create_task(client.post(f"{url}/chat/completions", json=chat("hello", stream=stream)))
@@ -59,7 +59,10 @@ from art_core.store import Store
 
 async def main(file, stream):
     store = Store(file)
-    async with await ServingProxy.start(EchoEngine, functools.partial(Store, file)) as serving, httpx.AsyncClient() as client:
+    async with (
+        await ServingProxy.start(EchoEngine, functools.partial(Store, file)) as serving,
+        httpx.AsyncClient(timeout=60) as client,
+    ):
         async def rollout(name):
             store.add_rollout(name, task=name)
             url = await serving.open(name)

@@ -28,7 +28,7 @@ class Desk:
         return self.clients[-1]
 
     async def post(self, url: str, body: object = None, **options) -> httpx.Response:
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             if body is None:
                 body = chat("hello")
             return await client.post(f"{url}/chat/completions", json=body, **options)
@@ -167,7 +167,7 @@ async def test_models_are_listed(desk):
 
 async def test_an_unknown_path_is_refused_with_the_known_ones(desk):
     url = await desk.serving.open("r1")
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         for request in (
             client.post(f"{url}/embeddings", json={}),
             client.get(f"{url}/chat/completions"),
@@ -195,7 +195,7 @@ async def test_a_rollout_that_is_not_open_is_refused(desk):
 )
 async def test_a_body_that_is_not_a_chat_request_is_a_400(desk, body):
     url = await desk.serving.open("r1")
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         response = await client.post(f"{url}/chat/completions", content=body)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
@@ -307,7 +307,7 @@ async def test_a_client_that_stops_reading_does_not_delay_a_swap(desk):
     url = await desk.serving.open("r1")
     request = chat("x" * 800, stream=True)
     async with (
-        httpx.AsyncClient(trust_env=False) as client,
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
         client.stream("POST", f"{url}/chat/completions", json=request),
     ):
         await desk.serving.swap(Weights(version=1, path=None))
@@ -349,7 +349,7 @@ async def test_an_id_cannot_be_open_twice(desk):
 async def test_two_hundred_connections_at_once_are_answered(desk):
     desk.engine.delay = 0.01
     url = await desk.serving.open("r1")
-    async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
         answers = await asyncio.gather(
             *(client.post(f"{url}/chat/completions", json=chat(f"{i:03}"), timeout=60) for i in range(200))
         )

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("cold_starts")
 
 
 async def say(url: str, text: str) -> str:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         body = {"messages": [{"role": "user", "content": text}]}
         response = await client.post(f"{url}/chat/completions", json=body, timeout=30)
         return response.json()["choices"][0]["message"]["content"]
@@ -204,7 +204,7 @@ async def test_calls_and_log_records_of_the_process_reach_this_one(tmp_path, cap
             url = await serving.open("r1", Sampling(temperature=1.0))
             body = {"messages": [{"role": "user", "content": "x" * 100}], "temperature": 0}
             headers = {"x-art-request-id": "q1"}
-            async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
+            async with httpx.AsyncClient(trust_env=False, timeout=60, headers=headers) as client:
                 with pytest.raises(httpx.ReadTimeout):
                     await client.post(f"{url}/chat/completions", json=body, timeout=0.3)
                 body["messages"][0]["content"] = "again"
@@ -236,7 +236,7 @@ async def test_a_failing_log_handler_does_not_break_replies(monkeypatch, error):
     async with asyncio.timeout(60), await ServingProxy.start(EchoEngine, ListRecorder) as serving:
         url = await serving.open("r1", Sampling(temperature=1.0))
         body = {"messages": [{"role": "user", "content": "one"}], "temperature": 0}
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             await client.post(f"{url}/chat/completions", json=body, timeout=30)
         await serving.close("r1")
         assert "temperature=0" in heard[0].getMessage()

@@ -36,7 +36,7 @@ class Talk:
 
     async def __call__(self, task, address):
         messages = [{"role": "system", "content": f"be kind{self.salt}"}]
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             for turn in range(3):
                 if self.cut == (task, turn):
                     self.stopped.set()
@@ -170,7 +170,7 @@ async def test_an_answer_that_is_given_again_is_the_same_to_the_client_and_in_th
     if stream:
         request["stream_options"] = {"include_usage": True}
     said, calls = [], []
-    async with art.open_run(tmp_path, engine=served) as run, httpx.AsyncClient() as client:
+    async with art.open_run(tmp_path, engine=served) as run, httpx.AsyncClient(timeout=60) as client:
         rollout_id = None
         for _ in range(2):
             async with run.rollout("t", continues=rollout_id) as rollout:

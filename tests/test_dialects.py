@@ -29,7 +29,7 @@ async def test_a_dialect_is_answered_beside_chat_completions_and_recorded_like_i
     dialects = {"/v1/shout": ShoutDialect()}
     async with await ServingProxy.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as serving:
         url = await serving.open("r1")
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             assert (await client.post(f"{url}/shout", json={"say": "hi"})).json() == {"loud": "HI"}
             streamed = (await client.post(f"{url}/shout", json={"say": "yo", "stream": True})).text
             assert "/v1/shout" in (await client.post(f"{url}/nothing")).text
@@ -46,7 +46,7 @@ class SlowDialect(ShoutDialect):
 
     def prepare(self):
         self.prepared += 1
-        assert self.may_go_on.wait(5)
+        assert self.may_go_on.wait(60)
 
     def error(self, message, status, code):
         return {"oops": f"{status} {code}: {message}"}
@@ -61,7 +61,7 @@ async def test_a_slow_prepare_does_not_delay_other_calls():
         EchoEngine, ListRecorder, process=False, dialects={"/v1/shout": dialect}
     ) as serving:
         url = await serving.open("r1")
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             slow = [asyncio.create_task(client.post(f"{url}/shout", json={"say": "hi"})) for _ in range(3)]
             await asyncio.to_thread(wait_until, lambda: dialect.prepared)
             assert (await client.post(f"{url}/chat/completions", json=chat("quick"))).status_code == 200
@@ -78,7 +78,7 @@ async def test_a_dialect_formats_errors():
         lambda: EchoEngine(0.01), ListRecorder, process=False, dialects=dialects
     ) as serving:
         url = await serving.open("r1")
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             refused = await client.post(f"{url}/shout", json={"say": "refuse 400 too_long"})
             assert (refused.status_code, refused.json()) == (400, {"oops": "400 too_long: refused with 400"})
             broken = await client.post(f"{url}/shout", json={"say": "ab!cd", "stream": True})
@@ -99,7 +99,7 @@ async def test_a_raw_prompt_is_a_text_or_token_ids(prompt):
         EchoEngine, ListRecorder, process=False, dialects={"/v1/raw": Raw()}
     ) as serving:
         url = await serving.open("r1")
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             refused = await client.post(f"{url}/raw", json={"prompt": prompt})
     assert refused.status_code == 400
     assert "'prompt' must be a string or a list of token ids" in refused.json()["error"]["message"]
@@ -120,7 +120,7 @@ async def test_an_answer_that_a_dialect_cannot_translate_is_not_recorded():
     dialects = {"/v1/unspeakable": Unspeakable()}
     async with (
         await ServingProxy.start(EchoEngine, lambda: recorder, process=False, dialects=dialects) as serving,
-        httpx.AsyncClient(trust_env=False) as client,
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
     ):
         url = await serving.open("r1")
         response = await client.post(f"{url}/unspeakable", json={"messages": [{"role": "user", "content": "hello"}]})

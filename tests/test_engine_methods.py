@@ -106,7 +106,7 @@ def planned(trajectory):
 
 
 async def ask(rollout, **headers):
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         (await client.post(f"{rollout.base_url}/chat/completions", json=body, headers=headers)).raise_for_status()
 

@@ -15,7 +15,7 @@ def run_of(tmp_path, **settings):
 
 
 async def ask(address):
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         body = {"messages": [{"role": "user", "content": "hi"}]}
         answer = await client.post(f"{address.base_url}/chat/completions", json=body)
         return answer.raise_for_status().json()["choices"][0]["message"]["content"]

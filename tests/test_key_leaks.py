@@ -103,7 +103,7 @@ async def test_a_run_whose_agent_judge_and_tracker_are_refused_keeps_no_key(
         """Asks the policy with keys in its headers, then a server of its own, which says its key back."""
         own = {"authorization": f"Bearer {keys['ANTHROPIC_API_KEY']}", "x-database": keys["MY_DATABASE_PASSWORD"]}
         body = {"model": "policy", "messages": [{"role": "user", "content": task}]}
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             for node in ("planner", "writer"):
                 answer = await client.post(
                     f"{address.base_url}/chat/completions", json=body, headers=own | {"x-art-agent": node}

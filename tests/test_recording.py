@@ -38,7 +38,7 @@ async def test_ids_that_are_not_numbers_are_refused_before_they_reach_the_store(
     recorder = ListRecorder()
     async with await ServingProxy.start(Words, lambda: recorder, process=False) as serving:
         url = await serving.open("r1")
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             refused = await client.post(f"{url}/chat/completions", json=chat("hi"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (502, "no_token_ids")
     assert recorder.calls == []
@@ -48,7 +48,7 @@ async def test_a_temperature_that_is_nearly_zero_is_recorded_as_zero():
     recorder, engine = ListRecorder(), EchoEngine()
     async with (
         await ServingProxy.start(lambda: engine, lambda: recorder, process=False) as serving,
-        httpx.AsyncClient(trust_env=False) as client,
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
     ):
         url = await serving.open("r1")
         body = {"messages": [{"role": "user", "content": "hello"}], "temperature": 1e-8}

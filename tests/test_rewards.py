@@ -40,7 +40,7 @@ async def test_parts_score_concurrently():
         await meeting.wait()
         return 1.0
 
-    scored = await asyncio.wait_for(score(group_of(0), art.weighted(a=(1, waits), b=(1, waits))), 5)
+    scored = await asyncio.wait_for(score(group_of(0), art.weighted(a=(1, waits), b=(1, waits))), 60)
     assert scored.trajectories[0].reward == 2.0
 
 

@@ -47,7 +47,7 @@ async def test_no_call_slips_in_between_the_step_and_the_swap(tmp_path):
         learning = asyncio.ensure_future(
             run.learn([art.Group(task="t", trajectories=(trajectory(0.0), trajectory(1.0)))])
         )
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             for _ in range(20):
                 body = {"messages": [{"role": "user", "content": "hi"}]}
                 (await client.post(f"{rollout.base_url}/chat/completions", json=body)).raise_for_status()
@@ -286,7 +286,7 @@ async def test_a_blocking_agent_that_never_returns_does_not_keep_the_others_wait
 
     def agent(task_input, address):
         body = {"messages": [{"role": "user", "content": "hi"}]}
-        httpx.post(f"{address.base_url}/chat/completions", json=body, trust_env=False).raise_for_status()
+        httpx.post(f"{address.base_url}/chat/completions", json=body, timeout=60, trust_env=False).raise_for_status()
         release.wait()
 
     async with run_of(tmp_path, rollout_timeout=4.0) as run:
@@ -363,7 +363,7 @@ async def test_a_retry_after_an_answer_that_was_lost_on_its_way_is_one_call(tmp_
     async with (
         art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run,
         run.rollout("x") as rollout,
-        httpx.AsyncClient(trust_env=False) as client,
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
     ):
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
         for request_id in ("one", "one", "two"):

@@ -55,7 +55,7 @@ async def test_async_rewards_of_a_group_run_at_the_same_time():
         await waiting.wait()
         return trajectory.output
 
-    scored = await asyncio.wait_for(score(make_group(None, None, None), reward), 5)
+    scored = await asyncio.wait_for(score(make_group(None, None, None), reward), 60)
     assert rewards_of(scored) == [0.0, 1.0, 2.0]
 
 

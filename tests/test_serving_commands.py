@@ -78,7 +78,7 @@ def opened(engine, recorder=None, **settings):
 
 
 async def post(url, text="hello", **headers):
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         return await client.post(f"{url}/chat/completions", json=chat(text), headers=headers)
 
 
@@ -322,7 +322,7 @@ async def test_settings_reach_the_server():
     settings = {"dialects": {"/v1/plain": Plain()}, "max_body": 500, "call_timeout": 0.3}
     async with await opened(EchoEngine(delay=0.01), **settings) as serving:
         url = await serving.open("r1")
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             assert (await client.post(f"{url}/plain", json={"text": "hi"})).json() == {"said": "hi"}
         assert (await post(url, "x" * 600)).status_code == 413
         late = await post(url, "x" * 300)

@@ -100,7 +100,7 @@ async def test_a_sync_agent_that_hangs_in_a_tool_is_named_with_its_line(tmp_path
 
     def agent(task, address):
         body = {"messages": [{"role": "user", "content": task}]}
-        httpx.post(f"{address.base_url}/chat/completions", json=body, trust_env=False).raise_for_status()
+        httpx.post(f"{address.base_url}/chat/completions", json=body, timeout=60, trust_env=False).raise_for_status()
         the_tool()
 
     message = await message_with("in the_tool", train(tmp_path, agent), messages, release)

@@ -244,7 +244,7 @@ async def test_a_call_that_is_given_up_is_recorded_as_far_as_it_came(leaves, sav
     async with await ServingProxy.start(lambda: engine, lambda: recorder, process=False) as serving:
         engine._scheduler.stop_ids = frozenset()
         url = await serving.open("r1")
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             body = ask(ROME, max_tokens=400, n=2)
             asking = asyncio.create_task(client.post(f"{url}/chat/completions", json=body, timeout=60))
             decoding = engine._scheduler._decoding

@@ -172,7 +172,7 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def gateway(folder, *urls, retries=4, timeout=5.0, limits=None, **options):
+async def gateway(folder, *urls, retries=4, timeout=60.0, limits=None, **options):
     listener = listen("127.0.0.1", 0)
     with listener, Store(folder / "run.sqlite") as store:
         pool = Pool.of([HttpUpstream(url, timeout=timeout) for url in urls], retries, first_pause=0.01)
@@ -208,7 +208,7 @@ def another_upstream():
     return Upstream
 
 
-async def until(true, seconds=5.0):
+async def until(true, seconds=60.0):
     async with asyncio.timeout(seconds):
         while not true():
             await asyncio.sleep(0.005)

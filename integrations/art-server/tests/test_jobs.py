@@ -12,7 +12,7 @@ from art_core.errors import CaptureError, StoreError
 
 
 async def agent(task, address):
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         body = {"messages": [{"role": "user", "content": task}]}
         answer = await client.post(f"{address.base_url}/chat/completions", json=body)
         return answer.raise_for_status().json()["choices"][0]["message"]["content"]

@@ -18,7 +18,7 @@ from art_server.remote import ServerError
 
 
 async def ask(address, text):
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         body = {"messages": [{"role": "user", "content": text}]}
         headers = {"authorization": f"Bearer {address.api_key}"}
         answer = await client.post(f"{address.base_url}/chat/completions", json=body, headers=headers)
@@ -256,7 +256,7 @@ async def test_the_second_worker_of_a_name_takes_over_and_the_first_says_why_it_
             await asyncio.sleep(0.01)
         async with server.worker("twin", agent):
             with pytest.raises(WorkerReplaced, match="start each worker with its own --id"):
-                await asyncio.wait_for(working, 5)
+                await asyncio.wait_for(working, 60)
             assert set(server.roster.active_clients) == {"twin"}
 
 
@@ -292,7 +292,7 @@ async def test_a_collection_with_an_agent_of_this_process_does_not_outlive_its_w
         while not server.roster.active_clients:
             await asyncio.sleep(0.01)
         [name] = server.roster.active_clients
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             await http.post(f"{server.url}/api/workers/{name}/shutdown")
         with pytest.raises(ServerError, match="shut down the worker in this process"):
             await asyncio.wait_for(collecting, 10)

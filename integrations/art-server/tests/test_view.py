@@ -125,7 +125,7 @@ async def test_the_command_says_its_address_and_ends_with_ctrl_c(recorded):
     line = (await process.stderr.readline()).decode()
     address = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
     assert str(recorded) in line
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         assert (await http.get(f"{address}api/runs")).json()["items"][0]["name"] == "run"
         assert "<title>art</title>" in (await http.get(address)).text
     process.send_signal(signal.SIGINT)

@@ -82,7 +82,7 @@ def test_every_sync_way_of_asking_is_covered(stub, client):
         assert chat.with_raw_response.create(model="m", messages=HELLO).parse().choices
         with chat.with_streaming_response.create(model="m", messages=HELLO, stream=True) as response:
             assert "[DONE]" in list(response.iter_lines())[-2]
-        assert client.with_options(timeout=5).chat.completions.create(model="m", messages=HELLO, tools=[TOOL]).choices
+        assert client.with_options(timeout=60).chat.completions.create(model="m", messages=HELLO, tools=[TOOL]).choices
         assert client.post("/chat/completions", cast_to=object, body={"model": "m", "messages": HELLO})
     assert len(stub.of("r")) == 8
     assert stub.of(None) == []
