@@ -1,4 +1,4 @@
-"""Train a pretrained model on tasks that others wrote, with several recipes and seeds, and print the tables of docs/results.md.
+"""Train a pretrained model on third-party tasks, with several recipes and seeds, and print the tables of docs/results.md.
 
     python -m bench.recipes tools --recipes default "temperature 1" --seeds 0 1 2 [--steps 40] [--out runs/recipes]
 

@@ -1,4 +1,4 @@
-"""Train a pretrained model on tasks that others wrote: python -m examples.pretrained.train tools"""
+"""Train a pretrained model on third-party tasks: python -m examples.pretrained.train tools"""
 
 import statistics
 from pathlib import Path

@@ -38,7 +38,7 @@ def audit(
 ) -> None:
     """Prove that exactly the sampled tokens were trained.
 
-    Exit codes: 0: clean; 1: problems; 2: no run to audit. docs/audit.md says what an audit cannot prove.
+    Exit codes: 0: clean; 1: problems; 2: no run to audit. docs/audit.md describes what an audit can't prove.
 
     Recomputes the stored calls with the weights that sampled them, if these still exist, and checks the store, its digests
     and the records of the steps against each other.

@@ -55,7 +55,7 @@ Model = Annotated[
 
 @app.command(epilog="Example: `art demo --steps 25 --seed 1`")
 def demo(
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps; default: as many as the example sets.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; default: the example's own number.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the tasks and of sampling.")] = 0,
     judge: Annotated[
         str | None, typer.Option(help="A LiteLLM model string: train on this judge's RULER scores.")
@@ -97,7 +97,8 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Resume this run folder with the arguments and working folder of its last start; other options given here win."
+            help="Resume this run folder with the arguments and working directory of its last start; options passed here "
+            "override them."
         ),
     ] = None,
     allow_changes: Annotated[

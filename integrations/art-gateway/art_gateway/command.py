@@ -47,7 +47,7 @@ def gateway(
         ),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Imposed on every call; default: the agent's own.")
+        float | None, typer.Option(min=0, help="Overrides the temperature of every call; default: the agent's own.")
     ] = None,
     max_calls: Annotated[int, typer.Option(min=1, help="Calls answered concurrently; others wait.")] = 1024,
     max_waiting: Annotated[int, typer.Option(min=0, help="Calls that may wait; further ones get a 429.")] = 8192,

@@ -1,4 +1,4 @@
-"""Task suites that others wrote, each with its own check as the reward and a reference agent."""
+"""Third-party task suites, each with its own check as the reward and a reference agent."""
 
 from __future__ import annotations
 
