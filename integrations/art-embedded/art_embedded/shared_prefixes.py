@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cache
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,27 +36,41 @@ def find_shared(history: np.ndarray, lengths: np.ndarray) -> list[Shared]:
 
     ``history`` (rows, capacity) has the rows' tokens; the first ``lengths`` (rows,) of each are stored.
     """
-    # Sorted, rows with a common prefix are neighbours, so a group is a run of rows and shares what all neighbours in it do.
+    # Sorted, rows with a common prefix are neighbours, so they share what all neighbours among them do.
     order = sorted(range(len(lengths)), key=lambda row: history[row, : lengths[row]].tobytes())
     common = [_common(history, lengths, *pair) for pair in pairwise(order)]
-    saved, begins = [0], [0]
-    for end in range(1, len(order) + 1):
-        best, begin, least = saved[-1], end - 1, len(history[0])
-        for first in range(end - 2, -1, -1):
-            least = min(least, common[first])
-            if least < SHORTEST:
-                break
-            if saved[first] + (end - 1 - first) * least > best:
-                best, begin = saved[first] + (end - 1 - first) * least, first
-        saved.append(best)
-        begins.append(begin)
-    found, end = [], len(order)
-    while end:
-        begin = begins[end]
-        if end - begin > 1:
-            found.append(Shared(tuple(sorted(order[begin:end])), min(common[begin : end - 1])))
-        end = begin
-    return found
+
+    @cache
+    def divide(first: int, end: int, outer: int) -> _Division:
+        """Divide ``order[first:end]``, of which each row may join a group that shares its first ``outer`` tokens."""
+        if end - first < 2:
+            return _Division(outer * (end - first), tuple(order[first:end]))
+        length = min(common[first : end - 1])
+        cuts = [first, *(at + 1 for at in range(first, end - 1) if common[at] == length), end]
+        apart, together = (
+            _joined([divide(*part, shared) for part in pairwise(cuts)]) for shared in (outer, max(outer, length))
+        )
+        if length < SHORTEST or together.saved - length <= apart.saved:
+            return apart
+        group = Shared(tuple(sorted(together.outer)), length)
+        return _Division(together.saved - length, (), (*together.groups, group))
+
+    return list(divide(0, len(order), 0).groups)
+
+
+class _Division(NamedTuple):
+    """How some rows are divided."""
+
+    saved: int
+    """Tokens that needn't be read again."""
+    outer: tuple[int, ...]
+    """Rows that join the outer group, or none if there is no outer group."""
+    groups: tuple[Shared, ...] = ()
+
+
+def _joined(parts: Sequence[_Division]) -> _Division:
+    saved, outer, groups = zip(*parts, strict=True)
+    return _Division(sum(saved), tuple(chain(*outer)), tuple(chain(*groups)))
 
 
 def _common(history: np.ndarray, lengths: np.ndarray, a: int, b: int) -> int:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from art_embedded import TINY
@@ -42,6 +42,11 @@ def saving(rows, group):
     return (len(group) - 1) * length if len(group) == 1 or length >= 128 else -1
 
 
+NESTED = [[(0, 180)], [(0, 128), (1, 60)], *[[(0, 133), (1, 60)]] * 3]
+"""The last three save most as a group of their own, and the first two are not neighbours."""
+
+
+@example(NESTED)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 1), st.integers(60, 130)), max_size=3), min_size=1, max_size=5))
 def test_the_groups_are_disjoint_truly_common_and_save_the_most(stretches):
     rows = [[token for token, count in parts for _ in range(count)] for parts in stretches]
