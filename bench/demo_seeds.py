@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 from pathlib import Path
 from typing import Any
 
 from bench import scripted_judge
-from bench.judge_server import serving
+from bench.judge_server import judging_for_ruler
 from bench.tables import table
 from examples.email_search.train import run
 
@@ -27,7 +26,7 @@ def row(report: dict[str, Any]) -> list[str]:
     cells = [str(report["seed"])]
     for temperature in (1.0, None):
         before, after = (evaluation(report, name, temperature) for name in ("before", "after"))
-        cells += [shown(before), shown(after), f"{100 * (after['success'] - before['success']):+.1f}"]
+        cells += [with_interval(before), with_interval(after), f"{100 * (after['success'] - before['success']):+.1f}"]
     return [*cells, str(report["steps"]), f"{report['seconds']:.0f}"]
 
 
@@ -36,8 +35,8 @@ def evaluation(report: dict[str, Any], name: str, temperature: float | None) -> 
     return next(it for it in report["evaluations"] if (it["name"], it["temperature"]) == (name, temperature))
 
 
-def shown(it: dict[str, Any]) -> str:
-    """Return a success rate with its interval."""
+def with_interval(it: dict[str, Any]) -> str:
+    """Return an evaluation's success rate with its interval."""
     low, high = it["interval"]
     return f"{it['success']:.1%} ({low:.1%} to {high:.1%})"
 
@@ -49,7 +48,7 @@ def compared(reports: dict[str, list[dict[str, Any]]]) -> str:
         after = {which: [evaluation(it, "after", temperature) for it in reports[which]] for which in (REWARD, JUDGE)}
         for report, *pair in zip(reports[REWARD], after[REWARD], after[JUDGE], strict=True):
             points = 100 * (pair[1]["success"] - pair[0]["success"])
-            lines.append([name, str(report["seed"]), *map(shown, pair), f"{points:+.1f}"])
+            lines.append([name, str(report["seed"]), *map(with_interval, pair), f"{points:+.1f}"])
         means = [statistics.fmean(it["success"] for it in after[which]) for which in (REWARD, JUDGE)]
         lines.append([name, "mean", *(f"{it:.1%}" for it in means), f"{100 * (means[1] - means[0]):+.1f}"])
     return table(["held out", "seed", f"after: {REWARD}", f"after: {JUDGE}", "points"], lines)
@@ -69,9 +68,8 @@ def train(options: argparse.Namespace, folder: str, judge: str | None = None) ->
 
 def train_by_scripted_judge(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Train every seed on the scores of a judge behind its own server."""
-    with serving(scripted_judge.judge) as server:
-        os.environ["OPENAI_API_BASE"], os.environ["OPENAI_API_KEY"] = f"{server.url}/v1", "the judge's"
-        return train(options, "judged-seed-", "openai/scripted")
+    with judging_for_ruler(scripted_judge.judge) as judge:
+        return train(options, "judged-seed-", judge)
 
 
 def main(options: argparse.Namespace) -> None:

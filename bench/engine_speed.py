@@ -66,7 +66,8 @@ async def measure_engine(
 @torch.inference_mode()
 def measure_generate(folder: str, clients: int, tokens: int) -> tuple[float, str]:
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     batch = tokenizer.apply_chat_template(
         [conversation(number, 0) for number in range(clients)],
         add_generation_prompt=True, return_tensors="pt", return_dict=True, padding=True,
@@ -84,7 +85,7 @@ def measure_generate(folder: str, clients: int, tokens: int) -> tuple[float, str
 @torch.inference_mode()
 def bound(folder: str, clients: int) -> float:
     """Return the tokens per second that the products of one decoding step with all linear layers alone allow."""
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     inputs = [torch.randn(clients, layer.in_features) for layer in layers]
     times = []

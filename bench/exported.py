@@ -1,14 +1,13 @@
 """Held-out success of a run's exported model with plain transformers: python -m bench.exported runs/my-run tools
 
-``generate`` samples, the model's own chat template renders, and the suite's reward scores; art's engine isn't used. The run's
-own evaluation is printed beside it.
+``generate`` samples, the model's own chat template renders, and the suite's reward scores; of art's engine only the parser of
+tool calls is used. The run's own evaluation is printed beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import art_core as art
+from art_embedded.answer import Answer, message
 from art_vllm.export import export
-from bench.demo_seeds import evaluation, shown
+from bench.demo_seeds import evaluation, with_interval
 from examples.pretrained.train import SUITES, TEMPERATURES
 
 BATCH = 20
-CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
 def answers(folder: Path, tasks: list[Any], temperature: float, max_tokens: int) -> list[str]:
@@ -58,15 +57,8 @@ def outcome(task: Any, text: str) -> Any:
     """Return what the reference agent returns for an answer."""
     if isinstance(task["input"], list):
         return text.strip()
-    calls = []
-    for number, call in enumerate(CALL.findall(text)):
-        try:
-            read = json.loads(call)
-            function = {"name": read["name"], "arguments": json.dumps(read["arguments"])}
-        except (ValueError, LookupError, TypeError):
-            continue
-        calls.append({"id": str(number), "type": "function", "function": function})
-    return {"messages": [*task["input"]["messages"], {"role": "assistant", "content": "", "tool_calls": calls}]}
+    answer = message(Answer(tools=True).feed(text, final=True))  # as the embedded engine parses it
+    return {"messages": [*task["input"]["messages"], answer]}
 
 
 def main(options: argparse.Namespace) -> None:
@@ -84,8 +76,8 @@ def main(options: argparse.Namespace) -> None:
             trajectories = [art.Trajectory(task=task, calls=(), output=outcome(task, text)) for task, text in answered]
             for trajectory in trajectories:
                 suite.reward(trajectory)
-            found = shown(art.Report(tuple(trajectories), temperature).as_json())
-            own = shown(evaluation(report, "after", temperature))
+            found = with_interval(art.Report(tuple(trajectories), temperature).as_json())
+            own = with_interval(evaluation(report, "after", temperature))
             print(f"temperature {temperature:g}: generate {found}, the run's engine {own}", flush=True)
 
 

@@ -6,6 +6,7 @@ It relies on the prompt's form: every rollout follows ``<trajectory id="LABEL">`
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest import mock
 
 RUN = re.compile(r'<trajectory id="([^"\s]+)">(.*?)(?=</trajectory>|<trajectory id="|\Z)', re.DOTALL)
 SHARED = re.compile(r"<shared>(.*?)</shared>", re.DOTALL)
@@ -111,6 +113,16 @@ def serving(judging: Judging) -> Iterator[JudgeServer]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def judging_for_ruler(judging: Judging) -> Iterator[str]:
+    """Serve ``judging`` as the judge that RULER asks, and yield its name; restore the environment afterwards."""
+    name = "openai/scripted"
+    with serving(judging) as server:
+        variables = {"OPENAI_API_BASE": f"{server.url}/v1", "OPENAI_API_KEY": "the judge's", "ART_JUDGE": name}
+        with mock.patch.dict(os.environ, variables):
+            yield name
 
 
 def runs_shown(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from bench import word_judge
-from bench.demo_seeds import evaluation, shown
-from bench.judge_server import serving
+from bench.demo_seeds import evaluation, with_interval
+from bench.judge_server import judging_for_ruler
 from bench.tables import table
 from examples.pretrained.train import STEPS, SUITES, TEMPERATURES, run
 
+MODEL = "smollm2-135m"
 JUDGED = "RULER"
 """On the scores of RULER, whose judge is a script behind its own server that sees no more than any judge. For words only."""
 RECIPES: dict[str, dict[str, Any]] = {
@@ -54,38 +55,52 @@ HEAD = [
 
 def train(recipe: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train once, unless it is done; return the report with the metrics of every step."""
-    run_dir = options.out / f"{options.suite}-{recipe.replace(' ', '-')}-{seed}"
+    run_dir = options.out / folder_name(recipe, seed, options)
     report = run_dir / "report.json"
     if not (report.is_file() and json.loads(report.read_text())["after"]):
-        with judge() if recipe == JUDGED else nullcontext():
+        with judging_for_ruler(word_judge.judge) if recipe == JUDGED else nullcontext():
             run(options.suite, options.steps, seed, run_dir, model=options.model, **RECIPES[recipe])
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return json.loads(report.read_text()) | {"by_step": steps}
 
 
-@contextmanager
-def judge() -> Iterator[None]:
-    """Serve the scripted judge and let RULER ask it."""
-    with serving(word_judge.judge) as server:
-        os.environ["OPENAI_API_BASE"], os.environ["OPENAI_API_KEY"] = f"{server.url}/v1", "the judge's"
-        os.environ["ART_JUDGE"] = "openai/scripted"
-        yield
+def folder_name(recipe: str, seed: int, options: argparse.Namespace) -> str:
+    """Return the name of a run's folder, with the model and the steps if they differ from the defaults."""
+    name = f"{options.suite}-{recipe.replace(' ', '-')}-{seed}"
+    if options.model != MODEL:
+        name += f"-{quote(options.model, safe='')}"
+    return name if options.steps == STEPS[options.suite] else f"{name}-{options.steps}-steps"
 
 
 def row(recipe: str, report: dict[str, Any]) -> list[str]:
     """Return a line of the table; entropy and groups with contrast are means of the first and the last five steps."""
     cells = [recipe, str(report["seed"])]
     for temperature in TEMPERATURES:
-        cells += [shown(evaluation(report, name, temperature)) for name in ("before", "after")]
+        cells += [with_interval(evaluation(report, name, temperature)) for name in ("before", "after")]
     for name in ("entropy", "groups_with_contrast"):
         values = [step[name] for step in report["by_step"] if name in step]
         cells.append(f"{statistics.fmean(values[:5]):.2f} to {statistics.fmean(values[-5:]):.2f}" if values else "-")
     return [*cells, f"{report['seconds']:.0f}"]
 
 
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=["default"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--out", type=Path, default=Path("runs/recipes"))
+    options = parser.parse_args(arguments)
+    if JUDGED in options.recipes and options.suite != "words":
+        parser.error(f"the recipe {JUDGED} is for words: its judge can't grade {options.suite}")
+    options.steps = options.steps or STEPS[options.suite]
+    return options
+
+
 def main(options: argparse.Namespace) -> None:
     """Train and print."""
-    options.steps = options.steps or STEPS[options.suite]
     lines: list[Sequence[str]] = []
     for recipe in options.recipes:
         for seed in options.seeds:
@@ -94,11 +109,4 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=["default"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--out", type=Path, default=Path("runs/recipes"))
-    main(parser.parse_args())
+    main(parse())

@@ -10,8 +10,8 @@ import re
 from bench.judge_server import judging_by
 
 QUESTION = re.compile(r"Reverse this list of words: (.+)")
-ANSWER = re.compile(r"^\[assistant\] ?(.*)$", re.MULTILINE)
-"""Its first line: RULER says how the rollout ended in the next ones."""
+ANSWER = "\n[assistant]"
+"""Begins a message. RULER indents what a message says after its first line, so no answer can imitate it."""
 
 
 def grade(text: str) -> tuple[float, str]:
@@ -19,11 +19,12 @@ def grade(text: str) -> tuple[float, str]:
 
     0.2 for the right words in another order taught SmolLM2-135M to copy the list: 1 % solved after 20 steps, 6.5 % before.
     """
-    questions, answers = QUESTION.findall(text), ANSWER.findall(text)
-    if not questions or not answers:
+    asked, _, answer = text.rpartition(ANSWER)
+    questions = QUESTION.findall(asked)
+    if not questions:
         return 0.0, "no question or no answer"
-    wanted, given = questions[-1].strip().split(", ")[::-1], answers[-1].strip().split(", ")
-    if given == wanted:
+    given = answer.partition("\n")[0]  # the next lines may say how the rollout ended
+    if given.strip().split(", ") == questions[-1].strip().split(", ")[::-1]:
         return 1.0, "the right list"
     return 0.0, "another list"
 

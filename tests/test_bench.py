@@ -20,7 +20,7 @@ from art_core.learner import TorchLearner, tree_logprobs
 from art_core.losses import grpo
 from art_core.token_tree import build_tree
 from art_embedded import TINY
-from bench import families, gpu_check, sample_efficiency, tables
+from bench import exported, families, gpu_check, recipes, sample_efficiency, tables
 from bench import tree as ours
 from bench.peers import memory, packing, step
 from bench.peers.__main__ import parse
@@ -167,3 +167,27 @@ def test_a_table_is_markdown():
     assert tables.table(["a", "b"], [["x", 1234.5], ["yy", None]]) == (
         "| a  | b     |\n|----|-------|\n| x  | 1,234 |\n| yy | -     |"
     )
+
+
+def test_runs_with_another_model_or_other_steps_have_folders_of_their_own():
+    def name(*arguments):
+        return recipes.folder_name("rate 1e-4", 0, recipes.parse(["words", *arguments]))
+
+    assert name() == name("--steps", "20", "--model", "smollm2-135m") == "words-rate-1e-4-0"
+    others = [name(*it) for it in (["--steps", "5"], ["--model", "a/b"], ["--model", "a-b"], ["--model", "/a/b"])]
+    assert len({name(), *others}) == 5
+    assert not any("/" in it for it in others)
+
+
+def test_the_judge_of_words_is_refused_for_tools(capsys):
+    with pytest.raises(SystemExit):
+        recipes.parse(["tools", "--recipes", "RULER"])
+    assert "the recipe RULER is for words" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["</tool_call>", ""])
+def test_a_last_call_counts_without_its_closing_marker(end):
+    task = {"input": {"messages": [{"role": "user", "content": "Add 1 and 2."}], "tools": []}}
+    text = f'<tool_call>\n{{"name": "add", "arguments": {{"a": 1, "b": 2}}}}\n{end}'
+    [call] = exported.outcome(task, text)["messages"][-1]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 1, "b": 2})

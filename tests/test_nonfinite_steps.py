@@ -163,12 +163,13 @@ async def test_a_learner_that_steps_and_then_raises_ends_the_run(tmp_path):
 @pytest.mark.system
 async def test_a_reward_may_have_metrics_with_the_names_of_the_updates(tmp_path):
     def reward(trajectory):
-        trajectory.metrics.update(dropped=1.0, skipped=1.0, mismatch=9.0)
+        trajectory.metrics.update(dropped=1.0, skipped=1.0, mismatch=9.0, entropy=9.0, logprob_gap=9.0, kl_ref=9.0)
         return float(trajectory.output)
 
     result = await art.train(ScriptedAgent(), ["a"], **settings(tmp_path, steps=5, reward=reward))
     assert result.report["steps"] == 5
     assert lines(tmp_path)[0]["reward/dropped"] == 1 and "dropped" not in lines(tmp_path)[0]
+    assert lines(tmp_path)[0]["reward/entropy"] == 9 and "entropy" not in lines(tmp_path)[0]
 
 
 @pytest.mark.system

@@ -10,14 +10,15 @@ from numbered_runs import lines, settings
 import art_core as art
 from art_core.config import TrainConfig, with_model_defaults
 from art_core.errors import ConfigError
+from art_core.loop.setup import Setup
 from art_core.loop.temperature import temperature_after
-from art_core.testing import CountingLearner, ScriptedAgent
+from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 
 RISING = TrainConfig(temperature=0.6, max_temperature=1.0)
 
 
 def after(*entropies, config=RISING):
-    return temperature_after([{"entropy": entropy} for entropy in entropies], config)
+    return temperature_after([{"entropy": entropy, "groups_with_contrast": 1.0} for entropy in entropies], config)
 
 
 def test_it_rises_after_each_step_with_less_than_half_of_the_first_entropy():
@@ -31,6 +32,11 @@ def test_it_rises_after_each_step_with_less_than_half_of_the_first_entropy():
 def test_it_never_falls_and_stays_within_its_bounds(entropies):
     found = [after(*entropies[:count]) for count in range(len(entropies) + 1)]
     assert found == sorted(found) and found[0] >= 0.6 and found[-1] <= 1.0
+
+
+def test_supervised_steps_do_not_count():
+    steps = [{"entropy": 2.0}, {"entropy": 2.0}, *({"entropy": 0.4, "groups_with_contrast": 1.0} for _ in range(5))]
+    assert temperature_after(steps, RISING) == 0.6
 
 
 def test_a_temperature_that_was_passed_stays():
@@ -63,6 +69,16 @@ def test_the_defaults_depend_on_the_models_size(tmp_path, weights, passed, tempe
 def test_a_maximum_below_the_temperature_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="max_temperature=0.5 is below the temperature, 1; pass a higher one"):
         with_model_defaults(TrainConfig(max_temperature=0.5), folder_of(tmp_path, 1000))
+
+
+async def test_the_recorded_decay_is_that_of_a_learner_object_not_the_models_default(tmp_path):
+    model = folder_of(tmp_path, 100_000_000)
+    (tmp_path / "config.json").write_text("{}")
+    learner = CountingLearner()
+    assert (
+        Setup(tmp_path / "run", TrainConfig(model=model), engine=FakeEngine(), learner=learner).config.decay_steps == 0
+    )
+    assert Setup(tmp_path / "run", TrainConfig(model=model), engine=FakeEngine()).config.decay_steps == 10
 
 
 class Surer(CountingLearner):

@@ -93,11 +93,15 @@ def taught(steps: Sequence[Metrics]) -> bool:
 def one_answer_advice(steps: Sequence[Metrics], learning_rate: float | None) -> str | None:
     """Return what to do about a policy that has learned to answer every task alike; None unless that is new."""
     sampled = [step for step in sampled_steps(steps) if step["groups_sampled"] > 1]
-    same = last_steps(sampled, lambda step: step.get("same_answer", 0.0) >= SAME_ANSWER > step.get("success", 0.0))
+    same = last_steps(sampled, lambda step: step.get("same_answer", 0.0) >= SAME_ANSWER > _success(step))
     if len(same) != SAME_STEPS or len(same) == len(sampled):
         return None
     now = "" if learning_rate is None else f" (now {learning_rate:g})"
     return ONE_ANSWER.format(same[-1]["same_answer"], SAME_STEPS, same[-1].get("reward", 0.0), now)
+
+
+def _success(step: Metrics) -> float:
+    return step.get("success", step.get("reward", 0.0))
 
 
 def flat_advice(steps: Sequence[Metrics], groups: Sequence[Group], at: Container[int] = (FLAT_STEPS,)) -> str | None:

@@ -31,7 +31,7 @@ class _EngineMessages(logging.Handler):
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        if next(handler for handler in ENGINE_LOG.handlers if isinstance(handler, _EngineMessages)) is self:
+        if next((each for each in ENGINE_LOG.handlers if isinstance(each, _EngineMessages)), None) is self:
             self._say(record.getMessage())
 
 

@@ -22,8 +22,8 @@ STEP_METRICS = frozenset(
     }
 )  # fmt: skip
 """If a reward's metric has one of these names, it becomes ``reward/...``; a learner's becomes ``learner/...``."""
-UPDATE_METRICS = frozenset({"dropped", "skipped", "mismatch", "cannot_tell"})
-"""They decide whether training continues, so a reward's metrics of these names become ``reward/...``."""
+UPDATE_METRICS = frozenset({"dropped", "skipped", "mismatch", "cannot_tell", "entropy", "kl_ref", "logprob_gap"})
+"""They decide whether and how training continues, so a reward's metrics of these names become ``reward/...``."""
 Z = 1.959963984540054
 """The 97.5 % point of the normal distribution, for intervals of 95 %."""
 
@@ -36,7 +36,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """
     trajectories = [t for g in groups for t in g.trajectories]
     temperatures = [call.temperature for t in trajectories for call in t.calls]
-    answers = Counter(t.calls[-1].sampled_ids for t in trajectories if t.calls)
+    answers = Counter(tuple(call.sampled_ids for call in t.calls) for t in trajectories if t.calls)
     values: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -40,8 +41,12 @@ class Setup:
         self.plugins = plugins or Plugins()
         self.model_folder = model_folder(config.model)
         """Where the start weights are."""
-        given, self.config = config, with_model_defaults(config, self.model_folder)
-        config = self.config
+        given = config
+        if not isinstance(learner, str) and config.decay_steps is None:
+            config = dataclasses.replace(
+                config, decay_steps=0
+            )  # as the object, which was made without the run's defaults
+        self.config = config = with_model_defaults(config, self.model_folder)
         self.engine = PolicyEngine(engine, functools.partial(self.plugins.offer, "register_engines"))
         self.loss_name = resume_checks.loss_name_of(loss)
         self.loss: Loss = self.plugins.choose("register_losses", loss) if isinstance(loss, str) else loss

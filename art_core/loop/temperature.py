@@ -7,6 +7,7 @@ from statistics import fmean
 
 from art_core.config import TrainConfig
 from art_core.loop.metrics import of_learner
+from art_core.loop.stopping import sampled_steps
 
 FIRST_STEPS, LOW, RISE = 2, 0.5, 0.05
 
@@ -18,7 +19,8 @@ def temperature_after(steps: Sequence[Mapping[str, float]], config: TrainConfig)
     ``FIRST_STEPS``. The entropy is that of what was sampled, so a higher temperature raises it, until it is high enough.
     """
     start, most = config.temperature or 0.0, config.max_temperature or 0.0
-    entropies = [of_learner(step, "entropy") for step in steps if {"entropy", "learner/entropy"} & step.keys()]
+    sampled = sampled_steps(steps)
+    entropies = [of_learner(step, "entropy") for step in sampled if {"entropy", "learner/entropy"} & step.keys()]
     if most <= start or not entropies:
         return start
     low = LOW * fmean(entropies[:FIRST_STEPS])

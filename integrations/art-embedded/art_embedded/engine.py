@@ -34,6 +34,8 @@ from art_embedded.sampling import Draw, Sampled
 from art_embedded.scheduler import Generation, Scheduler
 from art_embedded.score import MAX_SCORED, score
 
+THREADS = torch.get_num_threads()
+"""Of this process, before an engine sets its own: torch gives them to all threads that use it later."""
 STOP_WINDOW = 8
 """Tokens that are decoded to search for a stop string, in addition to one per character of it."""
 
@@ -71,10 +73,8 @@ class EmbeddedEngine(EngineBase):
         self._formats = find_formats(self._folder, self._config)
         extend_template(tokenizer, self._folder, self._config.tool_format)
         model = load_model(self._folder)
-        if self._config.threads or model.num_parameters() < SMALL_MODEL:
-            torch.set_num_threads(self._config.threads or 1)
-        if model.num_parameters() >= SMALL_MODEL:
-            self._settings.enter_context(cpu.onednn_products())
+        small = model.num_parameters() < SMALL_MODEL
+        torch.set_num_threads(self._config.threads or (1 if small else THREADS))
         limit = positions(model.config)
         if self._config.max_context and limit and self._config.max_context > limit:
             raise ConfigError(
@@ -86,6 +86,8 @@ class EmbeddedEngine(EngineBase):
         self._chat = Chat(tokenizer, scheduler.stop_ids, self._formats)
         self._grammars = Grammars(tokenizer, scheduler.stop_ids, _vocab_size(model), self._formats)
         self._serve(model, scheduler)
+        if not small:
+            self._settings.enter_context(cpu.onednn_products())
 
     def _serve(self, model: PreTrainedModel, scheduler: Scheduler) -> None:
         self._model = model

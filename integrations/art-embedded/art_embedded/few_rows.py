@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from art_core.plugin_api import cpu
@@ -31,11 +32,16 @@ class FewRows:
         inside = {id(module.weight) for module in linear}
         embedded = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)} - inside
         sizes = {id(p): p.numel() for p in model.parameters() if id(p) not in embedded}
-        share = sum(size for each, size in sizes.items() if each in inside) / sum(sizes.values())
+        share = sum(size for each, size in sizes.items() if each in inside) / max(1, sum(sizes.values()))
         self.applies = model.device.type == "cpu" and share >= IN_LINEAR
+        self._hooks: list[RemovableHandle] = []
         for module in linear if self.applies else ():
-            module.register_forward_pre_hook(self._begin)
-            module.register_forward_hook(self._end)
+            self._hooks += module.register_forward_pre_hook(self._begin), module.register_forward_hook(self._end)
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
 
     @contextmanager
     def apart(self, rows: int) -> Iterator[None]:

@@ -173,7 +173,8 @@ class _Step:
             for group in self.batch.shared
             if max(positions[row] + 1 for row in group.rows) <= (1 + LONGEST_REST) * group.length
         ]
-        if not groups:
+        # The values of latent attention are smaller than its keys, which SharedAttention can't compute.
+        if not groups or len({stored.shape[-1] for stored in self.kv.stored}) > 1:
             return None, [slice(0, count)]
         borders = [-1, *sorted(row for group in groups for row in group.rows), count]
         alone = [slice(a + 1, b) for a, b in pairwise(borders) if b > a + 1]
@@ -289,8 +290,8 @@ def _attend(
     mixed = []
     if batch.decoding:
         mixed.append(step.decode(layer, query[0], heads, window, attention))
-    with kv.few_rows.parallel():
-        for start, stop in batch.runs:
+    for start, stop in batch.runs:
+        with cpu.attention_of(queries=stop - start), kv.few_rows.parallel():
             mixed.append(step.run(layer, start, stop, query[0], heads, window, attention))
     return (mixed[0] if len(mixed) == 1 else torch.cat(mixed))[None].contiguous(), None
 

@@ -106,6 +106,7 @@ def make_key_values(model: PreTrainedModel) -> KeyValues:
         packed.resize(1, 1)
         packed.forward(Batch(ids=[ids[0]], positions=[0], rows=[0], runs=[(0, 1)], outputs=[0]))
         return packed
+    few_rows.remove()
     model.set_attn_implementation(original)
     log.warning("serving %s one sequence at a time, which is slow: %s", model.name_or_path, reason)
     return PlainKeyValues(model)

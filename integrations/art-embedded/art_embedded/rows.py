@@ -60,16 +60,16 @@ class Rows:
     """(count,): when the row was last assigned or released, in ticks of ``clock``, which counts these events."""
     occupants: list[Occupant | None] = field(default_factory=list)
     clock: int = 0
+    longest: int = 0
+    """Tokens of the longest row asked for since the last ``clear``."""
     _shared: tuple[tuple[int, int], list[Shared]] = ((0, 0), [])
     """Of which clock and number of rows, and which prefixes they share."""
 
-    def place(self, occupant: Occupant, prompt: np.ndarray, longest: int) -> bool:
-        """Assign ``occupant`` a row that holds as much of ``prompt`` (tokens,) as any row does.
+    def place(self, occupant: Occupant, prompt: np.ndarray) -> bool:
+        """Assign ``occupant`` a row that holds as much of ``prompt`` (tokens,) as any row does; call ``fit`` first.
 
-        ``longest`` is the length that the row may grow to. Returns False if no row is free, or if waiting a step saves work.
+        Returns False if no row is free, or if waiting a step saves work.
         """
-        if not self._fit(longest):
-            return False
         match = self.match(prompt)
         if self.kv.shares_prefixes and match.promised >= match.stored + WORTH_WAITING:
             return False
@@ -128,11 +128,10 @@ class Rows:
     def _limit(self, capacity: int, share: float = 1.0) -> int:
         return max(1, min(self.most, int(share * self.budget) // (capacity * self.kv.token_bytes)))
 
-    def _fit(self, length: int) -> bool:
+    def fit(self, length: int) -> bool:
         """Make rows long enough for ``length`` tokens; return False if too many rows are in use for that."""
-        capacity = max(self.capacity, SMALLEST_CAPACITY)
-        while capacity < length:
-            capacity *= 2
+        self.longest = max(self.longest, length)
+        capacity = max(self.capacity, _capacity(length))
         busy = sum(occupant is not None for occupant in self.occupants)
         limit = self._limit(capacity)
         if busy and busy >= limit:
@@ -183,6 +182,17 @@ class Rows:
                 occupant.row = row
 
     def clear(self) -> None:
-        """Drop everything stored, because the weights have changed."""
+        """Drop everything stored, because the weights have changed.
+
+        Rows become as short as the requests since the last time allow, because long ones leave room for fewer.
+        """
         self.lengths[:] = 0
         self.claimed[:] = 0
+        if self.count and not any(self.occupants) and _capacity(self.longest) < self.capacity:
+            self._resize(self.count, _capacity(self.longest))
+        self.longest = 0
+
+
+def _capacity(length: int) -> int:
+    """Return the tokens per row for rows of up to ``length`` tokens."""
+    return max(SMALLEST_CAPACITY, 1 << (length - 1).bit_length())

@@ -10,6 +10,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +77,7 @@ class Scheduler:
         self._post(lambda: self._waiting.extend(generations))
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run ``function`` on the decode thread once the generations submitted so far have ended."""
+        """Run ``function`` on the decode thread between the running generations and those that wait for a row."""
         future = asyncio.get_running_loop().create_future()
         self._post(lambda: self._calls.append((function, future)))
         return future
@@ -152,7 +153,7 @@ class Scheduler:
                 result, error = function(), None
             except Exception as failure:  # noqa: BLE001 - any exception goes to the caller that awaits the result
                 result, error = None, failure
-            future.get_loop().call_soon_threadsafe(_settle, future, result, error)
+            _call_soon(future.get_loop(), _settle, future, result, error)
 
     def _admit(self) -> None:
         if self._calls:
@@ -161,9 +162,10 @@ class Scheduler:
         postponed = []
         while self._waiting and budget > 0:
             generation = self._waiting.popleft()
-            if self.rows.place(
-                generation, np.array(generation.prompt, np.int32), len(generation.prompt) + generation.max_tokens
-            ):
+            if not self.rows.fit(len(generation.prompt) + generation.max_tokens):
+                postponed.append(generation)
+                break  # later ones wait too, or a long one would wait as long as short ones come
+            if self.rows.place(generation, np.array(generation.prompt, np.int32)):
                 generation.cached_tokens = int(self.rows.lengths[generation.row])
                 self.counts["prompt_tokens"] += generation.cached_tokens
                 self.counts["cached_tokens"] += generation.cached_tokens
@@ -271,7 +273,7 @@ class Scheduler:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
-    if not loop.is_closed():
+    with suppress(RuntimeError):  # the loop is closed, so nobody waits there any more
         loop.call_soon_threadsafe(function, *arguments)
 
 

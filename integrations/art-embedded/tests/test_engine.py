@@ -21,6 +21,7 @@ from art_core.types import Call, Weights
 from art_embedded import TINY, loading
 from art_embedded.engine import EmbeddedEngine
 from art_embedded.kv import PackedKeyValues
+from art_embedded.rows import SMALLEST_CAPACITY
 from art_embedded.sampling import sample
 
 ROME = "the weather in Rome is "
@@ -78,6 +79,29 @@ async def test_requests_wait_for_memory_instead_of_failing(open_engine, monkeypa
     engine = await open_engine()
     answers = await asyncio.gather(*[engine.chat(ask(ROME * n, max_tokens=4)) for n in (1, 30, 5)])
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [4, 4, 4]
+
+
+async def test_a_long_request_gets_its_turn_among_short_ones(open_engine):
+    engine = await open_engine()
+    rows = engine._scheduler.rows
+    rows.budget = 4 * SMALLEST_CAPACITY * rows.kv.token_bytes
+    ended = []
+
+    async def one(name, text):
+        await engine.chat(ask(text, max_tokens=4))
+        ended.append(name)
+
+    short = ["short"] * 10
+    await asyncio.gather(*(one(name, ROME * (60 if name == "long" else 1)) for name in [*short[:2], "long", *short]))
+    assert ended.index("long") < 5
+
+
+async def test_an_engine_beside_a_small_one_keeps_its_threads(open_engine, monkeypatch):
+    monkeypatch.setattr("art_embedded.engine.THREADS", 3)
+    await open_engine()
+    monkeypatch.setattr("art_embedded.engine.SMALL_MODEL", 0)
+    larger = await open_engine()
+    assert await larger._scheduler.call(torch.get_num_threads) == 3
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from art_embedded import TINY
 from art_embedded.few_rows import FEW, FewRows
 from art_embedded.kv import Batch
 from art_embedded.loading import load_model, make_key_values
+from art_embedded.plain import PlainKeyValues
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,12 @@ def test_a_pass_that_fails_gives_the_threads_back(model):
     with pytest.raises(ZeroDivisionError):
         cache.forward(Batch([5], [0], [0], decoding=1, outputs=[0]))
     assert torch.get_num_threads() == 3
+
+
+def test_a_model_that_cannot_be_packed_is_left_as_it_was(model):
+    model._supports_attention_backend = False
+    assert isinstance(make_key_values(model), PlainKeyValues)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_a_model_with_most_weights_outside_of_linear_layers_keeps_its_threads(model):

@@ -36,7 +36,7 @@ def prompt(number: int) -> np.ndarray:
 def serve(rows: Rows, number: int) -> int:
     """Run one prompt to its end; return how much of it was there already."""
     occupant = Occupant()
-    assert rows.place(occupant, prompt(number), 120)
+    assert rows.fit(120) and rows.place(occupant, prompt(number))
     there = int(rows.lengths[occupant.row])
     rows.lengths[occupant.row] = 100
     rows.release(occupant)
@@ -72,7 +72,18 @@ def test_the_row_that_was_used_least_recently_is_the_one_to_go(rows):
 
 def test_rows_in_use_may_take_the_whole_budget(rows):
     occupants = [Occupant() for _ in range(65)]
-    assert [rows.place(occupant, prompt(number), 120) for number, occupant in enumerate(occupants)] == [True] * 64 + [
-        False
-    ]
+    placed = [rows.fit(120) and rows.place(occupant, prompt(number)) for number, occupant in enumerate(occupants)]
+    assert placed == [True] * 64 + [False]
     assert rows.count == 64
+
+
+def test_rows_are_short_again_when_nothing_long_was_asked_for_since_the_last_weights(rows):
+    assert rows.fit(4 * SMALLEST_CAPACITY)
+    serve(rows, 0)
+    rows.clear()
+    assert rows.capacity == 4 * SMALLEST_CAPACITY, "it will be needed again"
+    serve(rows, 0)
+    rows.clear()
+    assert rows.capacity == SMALLEST_CAPACITY
+    for number in range(64):
+        assert rows.fit(120) and rows.place(Occupant(), prompt(number))

@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from art_embedded import TINY
-from art_embedded.kv import Batch
+from art_embedded.kv import Batch, PackedKeyValues
 from art_embedded.loading import load_model, make_key_values
 from art_embedded.shared_prefixes import Shared, find_shared
 
@@ -69,9 +70,21 @@ def test_without_rows_nothing_is_shared():
     assert find_shared(*stored([])) == []
 
 
-@pytest.fixture(scope="module")
-def model():
-    return load_model(str(TINY))
+def latent():
+    """A model whose attention has smaller values than keys, as DeepSeek's."""
+    config = DeepseekV3Config(
+        vocab_size=1000, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=4,
+        n_routed_experts=2, num_experts_per_tok=1, n_group=1, topk_group=1, moe_intermediate_size=8, n_shared_experts=1,
+        first_k_dense_replace=1, max_position_embeddings=512, initializer_range=0.3, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return DeepseekV3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module", params=[lambda: load_model(str(TINY)), latent], ids=["tiny", "latent"])
+def model(request):
+    return request.param()
 
 
 @pytest.mark.parametrize("rests", [(1, 2, 3, 4), (40, 1, 60, 7), (200, 3, 3, 3)], ids=str)
@@ -84,6 +97,7 @@ def test_rows_that_share_a_prefix_get_the_logits_of_rows_on_their_own(model, res
     rows += [prefixes[number % 2] + draw.integers(5, 800, rest).tolist() for number, rest in enumerate(rests)]
     rows += [draw.integers(5, 800, 130).tolist()]
     cache = make_key_values(model)
+    assert isinstance(cache, PackedKeyValues)
     cache.resize(len(rows), 512)
     for row, tokens in enumerate(rows):
         count = len(tokens)
