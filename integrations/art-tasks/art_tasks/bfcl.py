@@ -150,13 +150,13 @@ def _calls(output: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _share_of_right(task: JsonDict, name: str, arguments: Mapping[str, Any]) -> float:
-    """Return the share of right arguments among those that were passed or are required."""
+    """Return the share of right arguments among those that were passed or are required; 1 if there are none."""
     [(expected, values)] = task["answer"][0].items()
     required = {each for each, allowed in values.items() if "" not in allowed}
     considered = required | set(arguments)
     tried = ((each, {name: {each: arguments[each]}}) for each in considered & set(arguments) & set(values))
     right = sum(_accepted(task, call, {expected: {each: values[each]}}) for each, call in tried)
-    return right / max(1, len(considered))
+    return right / len(considered) if considered else 1.0
 
 
 def _accepted(task: JsonDict, call: JsonDict, answer: JsonDict) -> bool:

@@ -26,7 +26,7 @@ def tasks(
             try:
                 names = loaded.names()
                 listed = ", ".join(names) if len(names) < 10 else f"{len(names)}: art tasks {suite}"
-            except ConfigError as error:
+            except (ConfigError, ImportError) as error:
                 listed = str(error)
             table.add_row(suite, listed, loaded.origin)
         return console.print(table)

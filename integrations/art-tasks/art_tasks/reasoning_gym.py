@@ -6,14 +6,14 @@ import dataclasses
 import functools
 import importlib.util
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from art_core.errors import ConfigError
 from art_core.types import JsonDict, Tasks, Trajectory
 
 SEEDS = {"train": 1_000_000, "test": 2_000_000, "shots": 3_000_000}
-"""A puzzle is made from seed + index. A test puzzle whose text is among the training puzzles is left out."""
+"""A puzzle is made from seed + index. One that is among the solved ones is left out; for tests also one that is trained."""
 SIZES = {"train": 1000, "test": 200}
 INSTRUCTION = "Answer with the solution alone."
 MAX_TOKENS = 64
@@ -38,17 +38,17 @@ class ReasoningGym:
         tasks. Without any, a small model rambles and never ends with an answer.
         """
         size = SIZES[split] if size is None else size
-        before = [message for each in self._made(name, "shots", shots, difficulty) for message in _solved(each)]
-        # Compared with all that training can see by default, whatever size is trained.
-        known = set()
+        # Not all data sets can be of size 0.
+        solved = list(self._made(name, "shots", max(1, shots), difficulty))[:shots]
+        before = [message for each in solved for message in _solved(each)]
+        known = {each["question"] for each in solved}
         if split == "test":
-            known = {each["question"] for each in self._made(name, "train", SIZES["train"], difficulty)}
+            # What training takes by default, whatever size is trained.
+            known |= self._different(name, "train", SIZES["train"], difficulty, known).keys()
         tasks = []
-        for each in self._made(name, split, 2 * size, difficulty):
-            if each["question"] not in known and len(tasks) < size:
-                known.add(each["question"])
-                messages = [*before, {"role": "user", "content": _question(each)}]
-                tasks.append({"id": f"{name}-{split}-{len(tasks)}", "input": messages, "data_set": name, "entry": each})
+        for each in self._different(name, split, size, difficulty, known).values():
+            messages = [*before, {"role": "user", "content": _question(each)}]
+            tasks.append({"id": f"{name}-{split}-{len(tasks)}", "input": messages, "data_set": name, "entry": each})
         if len(tasks) < size:
             raise ConfigError(
                 f"reasoning-gym/{name} has only {len(tasks)} different {split} puzzles at this difficulty, not {size}; pass a "
@@ -56,7 +56,19 @@ class ReasoningGym:
             )
         return Tasks(tasks, reward, agent, self.origin)
 
-    def _made(self, name: str, split: str, size: int, difficulty: dict[str, Any]) -> list[JsonDict]:
+    def _different(
+        self, name: str, split: str, size: int, difficulty: dict[str, Any], known: Collection[str]
+    ) -> dict[str, JsonDict]:
+        """Return up to ``size`` puzzles by question, of twice as many, without those that are known."""
+        found: dict[str, JsonDict] = {}
+        for each in self._made(name, split, 2 * size, difficulty):
+            if each["question"] not in known:
+                found.setdefault(each["question"], each)
+            if len(found) == size:
+                break
+        return found
+
+    def _made(self, name: str, split: str, size: int, difficulty: dict[str, Any]) -> Iterator[JsonDict]:
         library = _library()
         from reasoning_gym.factory import DATASETS
 
@@ -71,7 +83,7 @@ class ReasoningGym:
             made = library.create_dataset(name, seed=SEEDS[split], size=size, **difficulty)
         except (AssertionError, TypeError) as error:
             raise ConfigError(f"reasoning-gym/{name} refuses {difficulty}: {error}") from error
-        return [_plain(made[index]) for index in range(size)]
+        yield from (_plain(made[index]) for index in range(size))
 
 
 def _library() -> Any:

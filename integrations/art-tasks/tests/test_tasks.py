@@ -5,16 +5,18 @@ import json
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 import art_core as art
 import art_tasks
+from art_cli.main import command
 from art_core.errors import ConfigError
 from art_core.plugin_api import Plugins
 from art_core.testing import FakeEngine
 from art_core.types import Tasks, Trajectory
 from art_tasks import bfcl
 from art_tasks.agentdojo import Desk
-from art_tasks.human_eval import passes
+from art_tasks.human_eval import completion, passes
 from art_tasks.reasoning_gym import ReasoningGym
 
 installed = pytest.mark.skipif(
@@ -75,6 +77,17 @@ def test_a_plugin_registers_a_suite(monkeypatch):
         art.tasks("mine/hard", sise=1)
 
 
+def test_a_suite_that_cannot_be_imported_is_listed_with_the_reason(monkeypatch):
+    def names(self):
+        raise ImportError("No module named 'numpy.core'")
+
+    monkeypatch.setattr(Mine, "names", names)
+    monkeypatch.setattr("art_tasks.command.Plugins", lambda: Plugins(Mine(), installed=False))
+    listed = CliRunner().invoke(command(), ["tasks"])
+    assert listed.exit_code == 0
+    assert "mine" in listed.stdout and "No module named 'numpy.core'" in listed.stdout
+
+
 def test_a_package_that_is_missing_is_named_with_the_command(monkeypatch, tmp_path):
     monkeypatch.setenv("ART_CACHE", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -129,6 +142,16 @@ def test_bfcls_own_checker_decides_and_a_wrong_call_has_partial_credit():
 
 @pytest.mark.engines
 @installed
+def test_a_right_call_without_arguments_has_the_full_reward():
+    tasks = art.tasks("bfcl/live-multiple")
+    bare = [task for task in tasks if not right_call(task)[1]]
+    assert bare
+    for task in bare:
+        assert tasks.reward(answered(task, right_call(task))) == pytest.approx(1.5), task["id"]
+
+
+@pytest.mark.engines
+@installed
 def test_a_rollout_that_failed_has_no_reward():
     task = art.tasks("bfcl/simple")[0]
     assert bfcl.reward(Trajectory(rollout_id="r", task=task, calls=(), output=None, error="it broke")) == 0.0
@@ -149,6 +172,27 @@ def test_puzzles_are_the_same_every_time_and_no_test_puzzle_is_trained():
     )
     assert (test.reward(right), test.reward(wrong)) == (1.0, 0.0)
     assert (right.metrics["success"], wrong.metrics["success"]) == (1.0, 0.0)
+
+
+@pytest.mark.engines
+@installed
+@pytest.mark.parametrize("shots", [3, 300])
+def test_no_puzzle_is_trained_and_tested_or_solved_for_the_model_even_if_there_are_few(shots):
+    train, test = (
+        {task["input"][-1]["content"]: task for task in art.tasks("reasoning-gym/lcm", split, shots=shots)}
+        for split in ("train", "test")
+    )
+    solved = {message["content"] for message in next(iter(train.values()))["input"][:-1] if message["role"] == "user"}
+    assert (len(train), len(test)) == (1000, 200)
+    assert not train.keys() & test.keys() and not solved & (train.keys() | test.keys())
+
+
+@pytest.mark.engines
+@installed
+@pytest.mark.parametrize("name", ["acre", "quantum_lock"])
+def test_puzzles_need_no_solved_ones_before_them(name):
+    tasks = art.tasks(f"reasoning-gym/{name}", size=2, shots=0)
+    assert [[message["role"] for message in task["input"]] for task in tasks] == [["user"]] * 2
 
 
 @pytest.mark.engines
@@ -197,12 +241,12 @@ def test_the_names_of_the_suites_are_listed():
 
 def acted(task, calls, text):
     """A trajectory whose agent made these calls, one after the other, and ended with ``text``."""
-    messages = [
-        {"role": "assistant", "content": "", "tool_calls": [
-            {"type": "tool_call", "id": str(number), "name": call.function, "args": dict(call.args)}
-        ]}
-        for number, call in enumerate(calls)
-    ]  # fmt: skip
+    messages = []
+    for call in calls:
+        # A parser may number the calls of each message anew.
+        made = {"type": "tool_call", "id": "0", "name": call.function, "args": dict(call.args)}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [made]})
+        messages.append({"role": "tool", "content": "done", "tool_call_id": "0"})
     said = [*task["input"]["messages"], *messages, {"role": "assistant", "content": text}]
     return Trajectory(rollout_id="r", task=task, calls=(), output={"messages": said})
 
@@ -255,6 +299,39 @@ async def test_agentdojos_agent_uses_its_tools_until_it_answers(tmp_path):
         assert trajectory.metrics["tool_calls"] == 1.0
 
 
+@pytest.mark.engines
+@needs_agentdojo
+def test_calls_that_agentdojos_agent_did_not_run_do_not_count():
+    tasks = art.tasks("agentdojo/workspace")
+    task = next(task for task in tasks if task["input"]["user_task"] == "user_task_6")
+    desk = Desk("workspace", "user_task_6")
+    trajectory = acted(task, desk.user_task.ground_truth(desk.environment), desk.user_task.GROUND_TRUTH_OUTPUT)
+    assert tasks.reward(trajectory) == 1.0
+    done = trajectory.metrics["tool_calls"]
+    del trajectory.output["messages"][-2]  # the result of the last call
+    assert tasks.reward(trajectory) == 0.0
+    assert trajectory.metrics["tool_calls"] == done - 1
+
+
+@pytest.mark.engines
+@needs_agentdojo
+async def test_agentdojos_agent_has_as_many_rounds_as_in_the_package(tmp_path):
+    tasks = art.tasks("agentdojo/workspace")
+    today = {"id": "1", "type": "function", "function": {"name": "get_current_day", "arguments": "{}"}}
+    report = await art.evaluate(
+        tasks.agent(),
+        tasks[:1],
+        model="tiny",
+        reward=tasks.reward,
+        engine=FakeEngine(lambda request: {"content": None, "tool_calls": [today]}),
+        run_dir=tmp_path / "run",
+        progress=False,
+    )
+    [trajectory] = report.trajectories
+    assert [message.type for message in trajectory.output["messages"][2:]] == ["ai", "tool"] * 15 + ["ai"]
+    assert trajectory.metrics["tool_calls"] == 15.0
+
+
 @needs_agentdojo
 @pytest.mark.engines
 def test_a_tool_that_fails_says_why():
@@ -262,6 +339,12 @@ def test_a_tool_that_fails_says_why():
     assert desk.run("no_such_tool", {}).startswith("ToolNotFoundError")
     assert desk.run("get_day_calendar_events", {}).startswith("ValidationError")
     assert "Networking Event" in desk.run("search_calendar_events", {"query": "Networking event", "date": "2024-05-26"})
+
+
+@pytest.mark.parametrize("fence", ["```", "```python", "```Python", "```python3", "```python ", "``` py", "```py\r"])
+def test_the_code_of_an_answer_is_found_whatever_the_fence_says(fence):
+    assert completion(f"Call ```f()``` so:\n{fence}\n    return 1\n```\nIt works.") == "\n    return 1\n"
+    assert completion("    return 1") == "\n    return 1"
 
 
 @pytest.mark.engines
@@ -275,6 +358,8 @@ def test_a_tool_that_fails_says_why():
         ("```python\n{prompt}    return None\n```", 0.0),
         ("    while True: pass", 0.0),
         ("    return bytearray(1 << 40)", 0.0),
+        ("    import os; os._exit(0)", 0.0),
+        ("```\n{prompt}    pass\nimport sys\nprint(sys.__stdin__.read(), file=sys.__stdout__)\n```", 0.0),
         ("I do not know.", 0.0),
         ("", 0.0),
     ],
