@@ -46,6 +46,13 @@ def cold_starts(monkeypatch):
     monkeypatch.setattr(process, "_begin", warm.cold_begin)
 
 
+@pytest.fixture
+def not_at_the_wire(monkeypatch):
+    """In this test art-http redirects nothing."""
+    monkeypatch.setattr("art_http.SENDERS", {})
+    monkeypatch.setattr("art_core.attribution.guard._senders", {})
+
+
 # The first client that asks for it would start a process, uname, in whichever test comes first. Python keeps the answer.
 platform.processor()
 

@@ -3,7 +3,7 @@
 Everything else in the core may change between versions. docs/extending.md says what each kind of plugin needs of this.
 """
 
-from art_core.attribution import inside_rollout, run_in_child_processes, use_rollout_executor
+from art_core.attribution import Target, inside_rollout, redirect_requests, run_in_child_processes, use_rollout_executor
 from art_core.config import check_settings, check_tasks, model_folder, shipped_model, weights_hash
 from art_core.hookspecs import Register
 from art_core.loop.advice import flat_advice, untrained_advice
@@ -14,9 +14,8 @@ from art_core.loop.rollout import API_KEY, task_id, task_input
 from art_core.loop.trackers import Tracker, Trackers
 from art_core.plugins import Plugins, redirect_clients
 from art_core.redaction import LEFT_OUT, describe_error, left_out, printable, without_access, without_keys
-from art_core.runtime import cpu
+from art_core.runtime import cpu, memory
 from art_core.runtime.gathering import gather_limited
-from art_core.runtime.memory import machine_memory, no_garbage_collection, return_freed_memory
 from art_core.runtime.packages import cache_folder, install_packages
 from art_core.runtime.threads import in_thread
 from art_core.serving import start_early
@@ -28,6 +27,7 @@ __all__ = [
     "Output",
     "Plugins",
     "Register",
+    "Target",
     "Tracker",
     "Trackers",
     "cache_folder",
@@ -42,13 +42,12 @@ __all__ = [
     "inside_rollout",
     "install_packages",
     "left_out",
-    "machine_memory",
+    "memory",
     "model_folder",
-    "no_garbage_collection",
     "plural",
     "printable",
     "redirect_clients",
-    "return_freed_memory",
+    "redirect_requests",
     "reward_name",
     "run_in_child_processes",
     "score_all",

@@ -27,6 +27,8 @@ from art_core.loop.display import Display
 from art_core.testing import CountingLearner, FakeEngine, ScriptedAgent
 from art_core.types import RolloutAddress
 
+pytestmark = pytest.mark.usefixtures("not_at_the_wire")
+
 URL = "https://api.anthropic.com/v1/messages"
 BODY = {"model": "claude", "messages": [{"role": "user", "content": "hi"}]}
 

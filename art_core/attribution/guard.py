@@ -1,4 +1,5 @@
-"""Inside a rollout, a model call that was not redirected and may not leave is refused before it is sent.
+"""Inside a rollout, a model call that its client library's plugin did not redirect and that may not leave is sent to the
+rollout's address, if a plugin can, or else refused.
 
 The functions that send HTTP requests are wrapped and, as the last resort for clients with sockets of their own, those that
 begin TLS.
@@ -8,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from art_core.attribution.names import caller_headers
 from art_core.attribution.providers import at_provider, model_call
 from art_core.attribution.rollouts import assigned, current_rollout, destination, exempted, live
 from art_core.attribution.wrapping import Function, Wrap, lock, wrap_while_live
@@ -31,32 +34,67 @@ _checked: ContextVar[bool] = ContextVar("art_checked", default=False)
 """Whether this context is sending a request that may leave, so that the layers below need not check it again."""
 
 
+class Target(NamedTuple):
+    """Where a rollout answers a request."""
+
+    url: str
+    headers: dict[str, str]
+    """To be set beside the request's own, without the keys of its provider."""
+
+
+Sender = Callable[..., Any]
+_path_of: Callable[[str], str | None] = lambda _: None  # noqa: E731 - replaced by redirect_requests
+_senders: dict[str, Sender] = {}
+
+
+def redirect_requests(path_of: Callable[[str], str | None], senders: Mapping[str, Sender]) -> None:
+    """Send requests that belong to a rollout to its address instead of refusing them; for a plugin.
+
+    ``path_of(path)`` returns the path below the rollout's address that answers a provider's ``path``, or None. ``senders`` are
+    called as ``sender(target, send, *args, **kwargs)`` with the arguments of the wrapped function ``send``: by library,
+    ``httpx`` (also for httpx2), ``http``, ``urllib3`` and ``aiohttp``; the result of an async one is awaited.
+    """
+    global _path_of
+    _path_of = path_of
+    _senders.update(senders)
+
+
 def elsewhere(rollout_id: str) -> dict[str, dict[str, int]]:
     """Return how many model calls of a live rollout were ``refused``, and how many ``passed`` through, by destination."""
     counts = next((each.elsewhere for each in list(live.values()) if each.address.rollout_id == rollout_id), {})
     return {kind: dict(counts.get(kind, {})) for kind in ("refused", "passed")}
 
 
-def _check(method: str, url: str, body: Callable[[], Any], client: str) -> None:
-    """Raise CallRefused if a request must not leave. A rollout's model calls are counted either way."""
+def _check(method: str, url: str, body: Callable[[], Any], client: str) -> Target | None:
+    """Return where a request goes instead, or None if it may leave. Raises CallRefused if neither.
+
+    A rollout's model calls that leave or are refused are counted.
+    """
     parts = urlsplit(url)
     call = model_call(method, parts.hostname or "", parts.path, body)
     if call is None or _endpoint(url) in map(_endpoint, list(live)):
-        return
+        return None
     address = current_rollout.get()
     if address is None and not call.at_provider:
-        return
+        return None
     passing = {_short(name): name for name in address.passthrough} if address else {}
     model = passing.get(_short(call.model or ""), call.model)
     where = f"{method} {parts.hostname}{parts.path}"
-    _check_leaves(address, model, where, f"{where} (model {call.model!r}, sent by {client})")
+    path = _path_of(parts.path) if client.removesuffix("2") in _senders else None
+    return _check_leaves(address, model, where, f"{where} (model {call.model!r}, sent by {client})", path)
 
 
-def _check_leaves(address: RolloutAddress | None, model: str | None, where: str, what: str) -> None:
+def _check_leaves(
+    address: RolloutAddress | None, model: str | None, where: str, what: str, path: str | None = None
+) -> Target | None:
     try:
-        refused = destination(model) is not None
+        owner = destination(model)
     except CaptureError as error:
         raise CallRefused(str(error)) from error
+    if owner is not None and path is not None:
+        ours = {"Authorization": f"Bearer {owner.api_key}", "x-art-request-id": uuid.uuid4().hex}
+        return Target(f"{owner.base_url}{path}", ours | caller_headers())
+    refused = owner is not None
     if address is not None and (rollout := live.get(address.base_url)):
         with lock:
             rollout.elsewhere["refused" if refused else "passed"][where] += 1
@@ -65,6 +103,7 @@ def _check_leaves(address: RolloutAddress | None, model: str | None, where: str,
             f"{what} was refused before it left: inside a rollout the policy answers model calls, and this one was not "
             f"redirected; {TO_DO}"
         )
+    return None
 
 
 @functools.lru_cache(1024)
@@ -81,7 +120,7 @@ def _short(model: str) -> str:
 def _check_httpx(_transport: Any, request: Any) -> Any:
     library = sys.modules[type(request).__module__.partition(".")[0]]
     try:
-        _check(request.method, str(request.url), lambda: _content(request), library.__name__)
+        return _check(request.method, str(request.url), lambda: _content(request), library.__name__)
     except CallRefused as refusal:
         if "x-stainless-lang" not in request.headers:
             raise
@@ -98,18 +137,18 @@ def _content(request: Any) -> Any:
         return None
 
 
-def _check_http(self: Any, method: str, url: str, body: Any = None, *_args: Any, **_kwargs: Any) -> None:
+def _check_http(self: Any, method: str, url: str, body: Any = None, *_args: Any, **_kwargs: Any) -> Target | None:
     """For connections of ``http.client`` and pools of urllib3, which connect before they request."""
     if not url.startswith("http"):  # a whole URL is for a proxy
         scheme = getattr(self, "scheme", None) or ("https" if self.default_port == 443 else "http")
         host = (getattr(self, "_tunnel_host", None) or self.host).strip("[]")
         port = getattr(self, "_tunnel_port", None) or self.port
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{url}"
-    _check(method, url, lambda: body, type(self).__module__.partition(".")[0])
+    return _check(method, url, lambda: body, type(self).__module__.partition(".")[0])
 
 
-def _check_aiohttp(self: Any, method: str, url: Any, **kwargs: Any) -> None:
-    _check(method, str(self._build_url(url)), lambda: kwargs.get("json") or kwargs.get("data"), "aiohttp")
+def _check_aiohttp(self: Any, method: str, url: Any, **kwargs: Any) -> Target | None:
+    return _check(method, str(self._build_url(url)), lambda: kwargs.get("json") or kwargs.get("data"), "aiohttp")
 
 
 def _check_tls(position: int) -> Function:
@@ -134,18 +173,22 @@ def _guarding(check: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             yield answer
 
 
-def _guarded(check: Function, *, is_async: bool = False) -> Wrap:
-    """Call ``check`` with the arguments first: it raises, or returns an answer that is returned instead, or None."""
+def _guarded(check: Function, library: str = "", *, is_async: bool = False) -> Wrap:
+    """Call ``check`` with the arguments first: it raises, or returns a Target, an answer that is returned instead, or None."""
 
     def wrap_function(send: Function) -> Function:
         @functools.wraps(send)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             with _guarding(check, args, kwargs) as answer:
+                if isinstance(answer, Target):
+                    return _senders[library](answer, send, *args, **kwargs)
                 return send(*args, **kwargs) if answer is None else answer
 
         @functools.wraps(send)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
             with _guarding(check, args, kwargs) as answer:
+                if isinstance(answer, Target):
+                    return await _senders[library](answer, send, *args, **kwargs)
                 return await send(*args, **kwargs) if answer is None else answer
 
         return async_wrapper if is_async else wrapper
@@ -153,12 +196,11 @@ def _guarded(check: Function, *, is_async: bool = False) -> Wrap:
     return wrap_function
 
 
-for library in ("httpx", "httpx2"):
-    wrap_while_live(_guarded(_check_httpx), f"{library}:HTTPTransport.handle_request")
-    wrap_while_live(_guarded(_check_httpx, is_async=True), f"{library}:AsyncHTTPTransport.handle_async_request")
-wrap_while_live(
-    _guarded(_check_http), "http.client:HTTPConnection.request", "urllib3.connectionpool:HTTPConnectionPool.urlopen"
-)
-wrap_while_live(_guarded(_check_aiohttp, is_async=True), "aiohttp:ClientSession._request")
+for module in ("httpx", "httpx2"):
+    wrap_while_live(_guarded(_check_httpx, "httpx"), f"{module}:HTTPTransport.handle_request")
+    wrap_while_live(_guarded(_check_httpx, "httpx", is_async=True), f"{module}:AsyncHTTPTransport.handle_async_request")
+wrap_while_live(_guarded(_check_http, "http"), "http.client:HTTPConnection.request")
+wrap_while_live(_guarded(_check_http, "urllib3"), "urllib3.connectionpool:HTTPConnectionPool.urlopen")
+wrap_while_live(_guarded(_check_aiohttp, "aiohttp", is_async=True), "aiohttp:ClientSession._request")
 wrap_while_live(_guarded(_check_tls(5)), "ssl:SSLContext.wrap_socket")
 wrap_while_live(_guarded(_check_tls(4)), "ssl:SSLContext.wrap_bio")

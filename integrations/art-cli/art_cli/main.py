@@ -22,7 +22,7 @@ from art_cli.arguments import load_agent, load_example, load_reward, load_tasks,
 from art_cli.new_plugin import Kind, write_plugin
 from art_cli.variables import load_env_file, warn_refused
 from art_core.errors import ArtError, ConfigError, Terminated
-from art_core.plugin_api import LEFT_OUT, Plugins, left_out, no_garbage_collection, printable, start_early, without_keys
+from art_core.plugin_api import LEFT_OUT, Plugins, left_out, memory, printable, start_early, without_keys
 from art_core.store import Store
 from art_core.store.run_folder import new_run_dir, store_file
 
@@ -140,7 +140,7 @@ def _starting_engine(engine: str | None = None) -> Iterator[None]:
     warn_refused()
     if engine in (None, "embedded"):
         start_early("art_embedded.engine")
-    with no_garbage_collection():
+    with memory.no_garbage_collection():
         yield
 
 

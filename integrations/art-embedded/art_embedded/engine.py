@@ -20,7 +20,7 @@ from art_core import TrainConfig
 from art_core.errors import TOO_LONG, ConfigError, UpstreamError
 from art_core.learner.pretrained import load_tokenizer, positions
 from art_core.learner.sizes import SMALL_MODEL
-from art_core.plugin_api import cpu, return_freed_memory
+from art_core.plugin_api import cpu, memory
 from art_core.types import EngineBase, JsonDict, Weights
 from art_embedded.answer import Answer, message
 from art_embedded.chat import Chat, Detokenizer
@@ -115,7 +115,7 @@ class EmbeddedEngine(EngineBase):
         else:
             self._serve(load_model(str(weights.path)), scheduler)
         self._version = weights.version
-        return_freed_memory()
+        memory.return_freed_memory()
 
     async def score(self, ids: Sequence[int]) -> list[float]:
         """Return the logprob of every token except the first, as in ``EngineBase.score``; waits for running answers to end.

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from art_core.errors import ConfigError
 from art_core.learner import pretrained
-from art_core.plugin_api import machine_memory
+from art_core.plugin_api import memory
 from art_embedded.few_rows import FewRows
 from art_embedded.kv import ATTENTION, Batch, KeyValues, PackedKeyValues
 from art_embedded.plain import PlainKeyValues
@@ -85,7 +85,7 @@ def memory_budget() -> int:
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
         return int(0.4 * free)
-    return machine_memory() // 4
+    return memory.machine_memory() // 4
 
 
 @torch.inference_mode()

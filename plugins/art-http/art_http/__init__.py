@@ -1,0 +1,35 @@
+"""The plugin for agents with any HTTP client: inside a rollout, their requests to a model go to the rollout's address.
+
+It sends what the clients of other plugins do not redirect, whichever library or SDK made it. Imports no client.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from art_core import hookimpl
+from art_core.plugin_api import redirect_requests
+from art_http.clients import SENDERS
+
+__all__ = ["redirect_clients"]
+
+CHAT = "/chat/completions"
+OTHERS = ("/completions", "/responses", "/v1/messages")
+"""Ends of the paths that art-gateway translates."""
+
+
+@hookimpl
+def redirect_clients() -> None:
+    """Send the requests of httpx, urllib3, aiohttp and http.client to the rollout that they belong to."""
+    redirect_requests(path_of, SENDERS)
+
+
+def path_of(path: str) -> str | None:
+    """Return the path below a rollout's address that answers a provider's ``path``; None if there is none."""
+    path = path.rstrip("/")
+    if path.endswith(CHAT):
+        return CHAT
+    end = next((end for end in OTHERS if path.endswith(end)), None)
+    if end is None or importlib.util.find_spec("art_gateway") is None:
+        return None
+    return end.removeprefix("/v1")

@@ -1,0 +1,305 @@
+"""Agents with plain HTTP clients keep every rule of an adapter, and what is not a rollout's is left alone."""
+
+import asyncio
+import http.client
+import json
+import urllib.error
+import urllib.request
+
+import aiohttp
+import anthropic
+import art_http
+import httpx
+import httpx2
+import pytest
+import requests
+from http_server import serving
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+import art_core as art
+from art_core.attribution import elsewhere
+from art_core.plugin_api import inside_rollout
+from art_core.testing import CountingLearner, FakeEngine, check_adapter
+from art_core.types import RolloutAddress
+from framework_table import assert_documented, failing, nested, threaded, user
+
+KEY = {"authorization": "Bearer the-providers-own"}
+
+
+def body(text, **more):
+    return {"model": "m", "messages": user(text), **more}
+
+
+def said(answer):
+    if "choices" not in answer:
+        raise ValueError(answer)
+    return answer["choices"][0]["message"]["content"]
+
+
+def with_httpx(library):
+    def blocking(base_url):
+        url = f"{base_url}/chat/completions"
+        return lambda text: said(library.post(url, json=body(text), headers=KEY, timeout=60).json())
+
+    def asynchronous(base_url):
+        async def agent(text):
+            async with library.AsyncClient(headers=KEY, timeout=60) as client:
+                return said((await client.post(f"{base_url}/chat/completions", json=body(text))).json())
+
+        return agent
+
+    def streaming(base_url):
+        async def agent(text):
+            request = "POST", f"{base_url}/chat/completions"
+            async with (
+                library.AsyncClient(timeout=60) as client,
+                client.stream(*request, json=body(text, stream=True)) as answer,
+            ):
+                if answer.status_code != 200:
+                    raise ValueError(await answer.aread())
+                return streamed([line async for line in answer.aiter_lines()])
+
+        return agent
+
+    return agents(asynchronous, blocking, streaming)
+
+
+def with_requests():
+    def blocking(base_url):
+        url = f"{base_url}/chat/completions"
+        return lambda text: said(requests.post(url, json=body(text), headers=KEY, timeout=60).json())
+
+    def streaming(base_url):
+        def agent(text):
+            url = f"{base_url}/chat/completions"
+            with requests.post(url, json=body(text, stream=True), stream=True, timeout=60) as answer:
+                answer.raise_for_status()
+                return streamed([line.decode() for line in answer.iter_lines()])
+
+        return agent
+
+    return agents(in_thread(blocking), blocking, streaming)
+
+
+def with_urllib():
+    def blocking(base_url):
+        def agent(text):
+            return said(json.loads(b"".join(lines_of(base_url, body(text)))))
+
+        return agent
+
+    def streaming(base_url):
+        def agent(text):
+            return streamed([line.decode().strip() for line in lines_of(base_url, body(text, stream=True))])
+
+        return agent
+
+    return agents(in_thread(blocking), blocking, streaming)
+
+
+def lines_of(base_url, content):
+    headers = {**KEY, "content-type": "application/json"}
+    request = urllib.request.Request(f"{base_url}/chat/completions", json.dumps(content).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return list(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ValueError(error.read()) from None
+
+
+def with_aiohttp():
+    def asynchronous(base_url):
+        async def agent(text):
+            url = f"{base_url}/chat/completions"
+            async with aiohttp.ClientSession(headers=KEY) as session, session.post(url, json=body(text)) as answer:
+                return said(await answer.json())
+
+        return agent
+
+    def streaming(base_url):
+        async def agent(text):
+            content = body(text, stream=True)
+            async with (
+                aiohttp.ClientSession(raise_for_status=True) as session,
+                session.post(f"{base_url}/chat/completions", json=content) as answer,
+            ):
+                return streamed([line.decode().strip() async for line in answer.content])
+
+        return agent
+
+    return agents(asynchronous, None, streaming)
+
+
+def with_anthropic():
+    """The SDK, which has a plugin of its own nowhere."""
+
+    def blocking(base_url):
+        client = anthropic.Anthropic(api_key="k", base_url=base_url.removesuffix("/v1"), max_retries=0)
+        return lambda text: client.messages.create(model="m", max_tokens=64, messages=user(text)).content[0].text
+
+    def client_of(base_url):
+        return anthropic.AsyncAnthropic(api_key="k", base_url=base_url.removesuffix("/v1"), max_retries=0)
+
+    def asynchronous(base_url):
+        async def agent(text):
+            async with client_of(base_url) as client:
+                return (await client.messages.create(model="m", max_tokens=64, messages=user(text))).content[0].text
+
+        return agent
+
+    def streaming(base_url):
+        async def agent(text):
+            asked = {"model": "m", "max_tokens": 64, "messages": user(text)}
+            async with client_of(base_url) as client, client.messages.stream(**asked) as stream:
+                return "".join([piece async for piece in stream.text_stream])
+
+        return agent
+
+    return agents(asynchronous, blocking, streaming)
+
+
+def agents(asynchronous, blocking, streaming):
+    made = {"async": asynchronous, "stream": streaming, "failing": failing(asynchronous)}
+    made["nested agents"] = nested(asynchronous, asynchronous)
+    return made | ({"sync": blocking, "threads": threaded(blocking)} if blocking else {})
+
+
+def in_thread(blocking):
+    def make(base_url):
+        ask = blocking(base_url)
+
+        async def agent(text):
+            return await asyncio.to_thread(ask, text)
+
+        return agent
+
+    return make
+
+
+def streamed(lines):
+    events = [json.loads(line[5:]) for line in lines if line.startswith("data:") and "[DONE]" not in line]
+    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
+
+
+CLIENTS = {
+    "httpx": lambda: with_httpx(httpx),
+    "httpx2": lambda: with_httpx(httpx2),
+    "requests": with_requests,
+    "urllib": with_urllib,
+    "aiohttp": with_aiohttp,
+    "Anthropic client": with_anthropic,
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_agents_with_this_client_keep_every_rule_of_an_adapter(client):
+    packages = {"httpx", "requests", "aiohttp", "anthropic"}
+    assert_documented(await check_adapter(CLIENTS[client](), framework=client, plugin=art_http, packages=packages))
+
+
+CHAT = "https://api.groq.com/openai/v1/chat/completions"
+MESSAGES = "https://api.anthropic.com/v1/messages"
+
+
+def post_with_aiohttp(url, content, **options):
+    async def ask():
+        async with aiohttp.ClientSession(**options) as session, session.post(url, json=content) as answer:
+            return await answer.json()
+
+    return asyncio.run(ask())
+
+
+def post_with_urllib(url, content):
+    request = urllib.request.Request(url, json.dumps(content).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
+def post_with_async_httpx(url, content, **options):
+    async def ask():
+        async with httpx.AsyncClient(**options) as client:
+            return (await client.post(url, json=content)).json()
+
+    return asyncio.run(ask())
+
+
+NOWHERE = "http://127.0.0.1:1"
+POSTS = {
+    "httpx": lambda url, content: httpx.post(url, json=content).json(),
+    "httpx, async": post_with_async_httpx,
+    "httpx behind a proxy": lambda url, content: httpx.post(url, json=content, proxy=NOWHERE).json(),
+    "httpx behind a proxy, async": lambda *call: post_with_async_httpx(*call, proxy=NOWHERE),
+    "httpx over a socket": lambda *call: post_with_async_httpx(*call, transport=httpx.AsyncHTTPTransport(uds="/none")),
+    "httpx2": lambda url, content: httpx2.post(url, json=content).json(),
+    "requests": lambda url, content: requests.post(url, json=content).json(),
+    "requests behind a proxy": lambda url, content: requests.post(url, json=content, proxies={"https": NOWHERE}).json(),
+    "urllib": post_with_urllib,
+    "aiohttp": post_with_aiohttp,
+    "aiohttp behind a proxy": lambda *call: post_with_aiohttp(*call, proxy=NOWHERE),
+}
+
+
+@pytest.fixture
+async def run(tmp_path):
+    async with art.open_run(tmp_path / "run", engine=FakeEngine("four"), learner=CountingLearner()) as opened:
+        yield opened
+
+
+async def rolled_out(run, function):
+    """The trajectory of one rollout of ``function``, in a thread as a user's."""
+    [group] = await run.collect(lambda task: function(), ["a"], group_size=1, allow_no_calls=True)
+    return group.trajectories[0]
+
+
+@pytest.mark.parametrize("client", POSTS)
+async def test_a_call_to_a_provider_is_answered_by_the_policy_whatever_sends_it(client, run):
+    content = {"model": "m", "max_tokens": 9, "messages": user("hi")}
+    trajectory = await rolled_out(run, lambda: [POSTS[client](CHAT, content), POSTS[client](MESSAGES, content)])
+    assert trajectory.error is None
+    chat, message = trajectory.output
+    assert (said(chat), message["content"][0]["text"]) == ("four", "four")
+    assert len(trajectory.calls) == 2
+
+
+async def test_what_no_dialect_answers_is_refused(run):
+    url = "https://generativelanguage.googleapis.com/v1beta/models/gemini-3-pro:generateContent"
+    trajectory = await rolled_out(run, lambda: httpx.post(url, json={"contents": []}))
+    assert "gemini-3-pro" in trajectory.error and "was refused before it left" in trajectory.error
+
+
+def test_a_model_that_passes_through_and_calls_outside_of_rollouts_keep_address_and_keys(monkeypatch):
+    sent = []
+
+    def send(self, request):
+        sent.append((str(request.url), request.headers.get("authorization")))
+        return httpx.Response(200, json={}, request=request)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", send)
+    art_http.redirect_clients()
+    address = RolloutAddress("r1", f"{NOWHERE}/rollouts/r1/v1", "key", "policy", frozenset({"other"}))
+    with inside_rollout(address):
+        httpx.post(CHAT, json={"model": "other", "messages": []}, headers=KEY)
+        assert elsewhere("r1")["passed"] == {"POST api.groq.com/openai/v1/chat/completions": 1}
+        httpx.post(CHAT, json={"model": "m", "messages": []}, headers=KEY)
+    httpx.post(CHAT, json={"model": "m", "messages": []}, headers=KEY)
+    ours = f"{NOWHERE}/rollouts/r1/v1/chat/completions", "Bearer key"
+    assert sent == [(CHAT, KEY["authorization"]), ours, (CHAT, KEY["authorization"])]
+
+
+async def test_a_connection_of_http_client_reaches_its_own_host_again_afterwards(run):
+    def both(host):
+        connection = http.client.HTTPConnection(host)
+        answers = []
+        for path, content in (("/v1/chat/completions", body("hi")), ("/tools", {})):
+            connection.request("POST", path, json.dumps(content))
+            answers.append(json.load(connection.getresponse()))
+        connection.close()
+        return answers
+
+    own = Route("/{path:path}", lambda _: JSONResponse({"own": True}), methods=["POST"])
+    with serving(own) as url:
+        trajectory = await rolled_out(run, lambda: both(url.removeprefix("http://")))
+    assert said(trajectory.output[0]) == "four" and trajectory.output[1] == {"own": True}
