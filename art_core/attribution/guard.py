@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -65,7 +65,7 @@ def elsewhere(rollout_id: str) -> dict[str, dict[str, int]]:
     return {kind: dict(counts.get(kind, {})) for kind in ("refused", "passed")}
 
 
-def _check(method: str, url: str, body: Callable[[], Any], client: str) -> Target | None:
+def _check(library: str, method: str, url: str, body: Callable[[], Any], client: str) -> Target | None:
     """Return where a request goes instead, or None if it may leave. Raises CallRefused if neither.
 
     A rollout's model calls that leave or are refused are counted.
@@ -80,7 +80,9 @@ def _check(method: str, url: str, body: Callable[[], Any], client: str) -> Targe
     passing = {_short(name): name for name in address.passthrough} if address else {}
     model = passing.get(_short(call.model or ""), call.model)
     where = f"{method} {parts.hostname}{parts.path}"
-    path = _path_of(parts.path) if client.removesuffix("2") in _senders else None
+    # Of a body that can't be read here, such as a stream, the model may be one that passes through.
+    known = call.model is not None or not passing
+    path = _path_of(parts.path) if known and library in _senders else None
     return _check_leaves(address, model, where, f"{where} (model {call.model!r}, sent by {client})", path)
 
 
@@ -117,17 +119,17 @@ def _short(model: str) -> str:
     return model.rpartition("/")[2]
 
 
-def _check_httpx(_transport: Any, request: Any) -> Any:
-    library = sys.modules[type(request).__module__.partition(".")[0]]
+def _check_httpx(library: str, _transport: Any, request: Any) -> Any:
+    module = sys.modules[type(request).__module__.partition(".")[0]]
     try:
-        return _check(request.method, str(request.url), lambda: _content(request), library.__name__)
+        return _check(library, request.method, str(request.url), lambda: _content(request), module.__name__)
     except CallRefused as refusal:
         if "x-stainless-lang" not in request.headers:
             raise
         # The SDKs that send this header take an exception for a lost connection and retry.
         error = {"type": "permission_error", "code": "not_captured", "message": str(refusal)}
         answer = {"type": "error", "error": error}
-        return library.Response(403, json=answer, headers={"x-should-retry": "false"}, request=request)
+        return module.Response(403, json=answer, headers={"x-should-retry": "false"}, request=request)
 
 
 def _content(request: Any) -> Any:
@@ -137,24 +139,27 @@ def _content(request: Any) -> Any:
         return None
 
 
-def _check_http(self: Any, method: str, url: str, body: Any = None, *_args: Any, **_kwargs: Any) -> Target | None:
+def _check_http(
+    library: str, self: Any, method: str, url: str, body: Any = None, *_args: Any, **_kwargs: Any
+) -> Target | None:
     """For connections of ``http.client`` and pools of urllib3, which connect before they request."""
     if not url.startswith("http"):  # a whole URL is for a proxy
         scheme = getattr(self, "scheme", None) or ("https" if self.default_port == 443 else "http")
         host = (getattr(self, "_tunnel_host", None) or self.host).strip("[]")
         port = getattr(self, "_tunnel_port", None) or self.port
-        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{url}"
-    return _check(method, url, lambda: body, type(self).__module__.partition(".")[0])
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}{url}"
+    return _check(library, method, url, lambda: body, type(self).__module__.partition(".")[0])
 
 
-def _check_aiohttp(self: Any, method: str, url: Any, **kwargs: Any) -> Target | None:
-    return _check(method, str(self._build_url(url)), lambda: kwargs.get("json") or kwargs.get("data"), "aiohttp")
+def _check_aiohttp(library: str, self: Any, method: str, url: Any, **kwargs: Any) -> Target | None:
+    body = kwargs.get("json") or kwargs.get("data")
+    return _check(library, method, str(self._build_url(url)), lambda: body, "aiohttp")
 
 
 def _check_tls(position: int) -> Function:
     """Check the host, which is ``server_hostname`` or the argument at ``position``; the model is not known."""
 
-    def check(*args: Any, server_hostname: Any = None, **_: Any) -> None:
+    def check(_library: str, *args: Any, server_hostname: Any = None, **_: Any) -> None:
         host = args[position] if len(args) > position else server_hostname
         address = current_rollout.get()
         if address is not None and isinstance(host, str) and at_provider(host):
@@ -164,7 +169,7 @@ def _check_tls(position: int) -> Function:
 
 
 @contextmanager
-def _guarding(check: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+def _guarding(check: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
     if not live or exempted.get() or _checked.get():
         yield None
     else:
@@ -174,19 +179,19 @@ def _guarding(check: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def _guarded(check: Function, library: str = "", *, is_async: bool = False) -> Wrap:
-    """Call ``check`` with the arguments first: it raises, or returns a Target, an answer that is returned instead, or None."""
+    """Call ``check`` with the library and the arguments first: it raises, or returns a Target, the answer, or None."""
 
     def wrap_function(send: Function) -> Function:
         @functools.wraps(send)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with _guarding(check, args, kwargs) as answer:
+            with _guarding(check, library, *args, **kwargs) as answer:
                 if isinstance(answer, Target):
                     return _senders[library](answer, send, *args, **kwargs)
                 return send(*args, **kwargs) if answer is None else answer
 
         @functools.wraps(send)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            with _guarding(check, args, kwargs) as answer:
+            with _guarding(check, library, *args, **kwargs) as answer:
                 if isinstance(answer, Target):
                     return await _senders[library](answer, send, *args, **kwargs)
                 return await send(*args, **kwargs) if answer is None else answer

@@ -16,6 +16,8 @@ __all__ = ["redirect_clients"]
 CHAT = "/chat/completions"
 OTHERS = ("/completions", "/responses", "/v1/messages")
 """Ends of the paths that art-gateway translates."""
+UNLIKE = ("/agents/completions", "/fim/completions")
+"""Mistral's, which are not OpenAI's completions."""
 
 
 @hookimpl
@@ -30,6 +32,6 @@ def path_of(path: str) -> str | None:
     if path.endswith(CHAT):
         return CHAT
     end = next((end for end in OTHERS if path.endswith(end)), None)
-    if end is None or importlib.util.find_spec("art_gateway") is None:
+    if end is None or path.endswith(UNLIKE) or importlib.util.find_spec("art_gateway") is None:
         return None
     return end.removeprefix("/v1")

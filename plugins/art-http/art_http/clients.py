@@ -1,11 +1,12 @@
 """How each client library sends a request to another address than its caller's.
 
 The caller's own client sends it if it can, so that connections live as long as the client, and answers and streams are those of
-the library. A proxy, a socket of its own or a pool for one host can't reach a rollout's address; then a pool of ours sends.
+the library. A proxy, a socket of its own or a pool for one host can't reach a rollout's address; then one of ours sends.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import socket
@@ -17,19 +18,27 @@ from urllib.parse import SplitResult, urlsplit
 
 from art_core.plugin_api import Target
 
-KEYS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key", "host"})
+KEYS = frozenset(
+    {
+        "authorization", "x-api-key", "api-key", "x-goog-api-key", "ocp-apim-subscription-key", "cf-aig-authorization",
+        "x-portkey-api-key", "x-amz-security-token", "proxy-authorization", "cookie", "host",
+    }
+)  # fmt: skip
 """Headers of the provider, which are replaced or left out."""
+_forked = False
 
 
 def _httpx(target: Target, send: Callable[..., Any], transport: Any, request: Any) -> Any:
     """For ``handle_request`` and ``handle_async_request`` of httpx and httpx2; the latter's result is an awaitable."""
     library = sys.modules[type(request).__module__.partition(".")[0]]
-    headers = _headers(dict(request.headers), target) | {"host": urlsplit(target.url).netloc}
-    extensions = {name: value for name, value in request.extensions.items() if name != "sni_hostname"}
+    # As bytes, because a header may have any.
+    headers = [(name, value) for name, value in request.headers.raw if name.decode("latin-1").lower() not in KEYS]
+    ours = {**target.headers, "host": urlsplit(target.url).netloc}
+    headers += ((name.encode(), value.encode()) for name, value in ours.items())
+    extensions = {name: value for name, value in request.extensions.items() if name not in ("sni_hostname", "target")}
     stream = request.stream
     redirected = library.Request(request.method, target.url, headers=headers, stream=stream, extensions=extensions)
-    pool = transport._pool
-    if type(pool).__name__ not in ("ConnectionPool", "AsyncConnectionPool") or getattr(pool, "_uds", None):
+    if _forked or target.url.startswith("https:") or not _reaches_any_host(transport._pool):
         kind = library.HTTPTransport if isinstance(transport, library.HTTPTransport) else library.AsyncHTTPTransport
         # Its connection ends with the answer, because nobody will close the transport.
         limits = library.Limits(max_keepalive_connections=0)
@@ -37,14 +46,23 @@ def _httpx(target: Target, send: Callable[..., Any], transport: Any, request: An
     return send(transport, redirected)
 
 
+def _reaches_any_host(pool: Any) -> bool:
+    """Whether a pool of httpcore is without proxy and socket of its own, and speaks HTTP/1.1 without TLS."""
+    plain = type(pool).__name__ in ("ConnectionPool", "AsyncConnectionPool") and getattr(pool, "_http1", True)
+    return plain and not getattr(pool, "_uds", None) and not getattr(pool, "_proxy", None)
+
+
 def _urllib3(
     target: Target, send: Callable[..., Any], pool: Any, method: str, url: str, body: Any = None, headers: Any = None,
     *args: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
-    """For ``HTTPConnectionPool.urlopen``, which requests and botocore use too."""
+    """For ``HTTPConnectionPool.urlopen``, which requests and botocore use too; ``args`` begin with retries, redirect."""
     address = urlsplit(target.url)
-    own = _headers(dict(headers if headers is not None else pool.headers), target)
-    kwargs["assert_same_host"] = False
+    own = _headers(headers if headers is not None else pool.headers, target)
+    if not args and kwargs.get("retries") is None and kwargs.get("redirect", True):
+        kwargs["retries"] = pool.retries
+    if len(args) < 4:
+        kwargs.setdefault("timeout", pool.timeout)
     return send(_pool(address.scheme, address.netloc), method, address.path, body, own, *args, **kwargs)
 
 
@@ -65,34 +83,58 @@ def _http(
 
 
 async def _aiohttp(target: Target, send: Callable[..., Any], session: Any, method: str, url: Any, **kwargs: Any) -> Any:
-    """For ``ClientSession._request``."""
-    from aiohttp import ClientSession
+    """For ``ClientSession._request``: a copy of the session sends, without what is meant for the provider."""
+    import aiohttp
     from yarl import URL
 
-    kept = {
-        name: value for name, value in kwargs.items() if name not in ("auth", "params", "proxy", "proxy_auth", "ssl")
-    }
+    if session.closed:
+        return await send(session, method, url, **kwargs)  # raises
+    kept = {name: value for name, value in kwargs.items() if name not in FOR_THE_PROVIDER}
     kept["headers"] = _headers(dict(kwargs.get("headers") or {}), target)
-    request = method, URL(target.url, encoded=True)
-    if not session.trust_env and getattr(session, "_default_proxy", None) is None:
-        return await send(session, *request, **kept)
-    settings = {"headers": session.headers, "timeout": session.timeout, "raise_for_status": session.raise_for_status}
-    async with ClientSession(connector=session.connector, connector_owner=False, **settings) as direct:
-        return await send(direct, *request, **kept)
+    if target.url.startswith("https:"):
+        kept["ssl"] = _certificates()
+    direct = copy.copy(session)
+    unset = dict.fromkeys(("_default_proxy", "_default_proxy_auth", "_default_auth", "_base_url", "_base_url_origin"))
+    defaults = type(session.headers)(
+        (name, value) for name, value in session.headers.items() if name.lower() not in KEYS
+    )
+    jar = aiohttp.DummyCookieJar()
+    vars(direct).update(unset, _trust_env=False, _middlewares=(), _default_headers=defaults, _cookie_jar=jar)
+    if type(session.connector) is not aiohttp.TCPConnector:
+        # Its connection ends with the answer, because nobody will close the connector.
+        vars(direct).update(_connector=aiohttp.TCPConnector(force_close=True))
+    try:
+        return await send(direct, method, URL(target.url, encoded=True), **kept)
+    finally:
+        direct.detach()
 
 
-def _headers(headers: Mapping[str, str], target: Target) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in KEYS} | target.headers
+FOR_THE_PROVIDER = frozenset(
+    {
+        "auth", "compress", "cookies", "fingerprint", "middlewares", "params", "proxy", "proxy_auth", "proxy_headers",
+        "server_hostname", "ssl", "ssl_context", "verify_ssl",
+    }
+)  # fmt: skip
+"""Arguments of a request of aiohttp."""
+
+
+def _headers(headers: Mapping[Any, str], target: Target) -> dict[str, str]:
+    named = ((name.decode("latin-1") if isinstance(name, bytes) else name, value) for name, value in headers.items())
+    return {name: value for name, value in named if name.lower() not in KEYS} | target.headers
 
 
 def _socket(address: SplitResult, timeout: Any) -> socket.socket:
     port = address.port or (443 if address.scheme == "https" else 80)
     connected = socket.create_connection((address.hostname, port), timeout)
-    return (
-        _certificates().wrap_socket(connected, server_hostname=address.hostname)
-        if address.scheme == "https"
-        else connected
-    )
+    # Headers and body are two packets.
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if address.scheme != "https":
+        return connected
+    try:
+        return _certificates().wrap_socket(connected, server_hostname=address.hostname)
+    except OSError:
+        connected.close()
+        raise
 
 
 @functools.lru_cache(64)
@@ -108,7 +150,13 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-# A forked child must not send on its parent's connections.
-os.register_at_fork(after_in_child=_pool.cache_clear)
+def _after_fork() -> None:
+    # A forked child must not send on its parent's connections.
+    global _forked
+    _forked = True
+    _pool.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 SENDERS = {"httpx": _httpx, "urllib3": _urllib3, "http": _http, "aiohttp": _aiohttp}

@@ -3,8 +3,10 @@
 import asyncio
 import http.client
 import json
+import threading
 import urllib.error
 import urllib.request
+from urllib.parse import urlsplit
 
 import aiohttp
 import anthropic
@@ -13,12 +15,14 @@ import httpx
 import httpx2
 import pytest
 import requests
+import urllib3
 from http_server import serving
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import art_core as art
 from art_core.attribution import elsewhere
+from art_core.errors import CallRefused
 from art_core.plugin_api import inside_rollout
 from art_core.testing import CountingLearner, FakeEngine, check_adapter
 from art_core.types import RolloutAddress
@@ -212,6 +216,15 @@ def post_with_aiohttp(url, content, **options):
     return asyncio.run(ask())
 
 
+def post_over_socket(url, content):
+    async def ask():
+        connector = aiohttp.UnixConnector("/none")
+        async with aiohttp.ClientSession(connector=connector) as session, session.post(url, json=content) as answer:
+            return await answer.json()
+
+    return asyncio.run(ask())
+
+
 def post_with_urllib(url, content):
     request = urllib.request.Request(url, json.dumps(content).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request) as answer:
@@ -239,6 +252,11 @@ POSTS = {
     "urllib": post_with_urllib,
     "aiohttp": post_with_aiohttp,
     "aiohttp behind a proxy": lambda *call: post_with_aiohttp(*call, proxy=NOWHERE),
+    "aiohttp with a base URL": lambda *call: post_with_aiohttp(*call, base_url="https://api.groq.com/openai/"),
+    "aiohttp over a socket": post_over_socket,
+    "urllib3 without a port": lambda url, content: (
+        urllib3.HTTPSConnectionPool(urlsplit(url).hostname).request("POST", urlsplit(url).path, json=content).json()
+    ),
 }
 
 
@@ -264,6 +282,84 @@ async def test_a_call_to_a_provider_is_answered_by_the_policy_whatever_sends_it(
     assert len(trajectory.calls) == 2
 
 
+CREDENTIALS = {"Authorization": "Basic secret", "x-api-key": "secret", "api-key": "secret", "Cookie": "id=secret"}
+TITLE = "Zürich".encode()
+"""A header that isn't ASCII."""
+
+
+def with_session_keys(url, content):
+    session = requests.Session()
+    session.headers.update({**CREDENTIALS, "x-title": TITLE})
+    return session.post(url, json=content, auth=("me", "secret"), cookies={"id": "secret"}).json()
+
+
+def with_client_keys(url, content):
+    with httpx.Client(headers=[*CREDENTIALS.items(), (b"x-title", TITLE)], auth=("me", "secret")) as client:
+        return client.post(url, json=content, params={"key": "secret"}).json()
+
+
+def with_pool_keys(url, content):
+    with urllib3.PoolManager(headers={**CREDENTIALS, "x-title": TITLE}) as pool:
+        return pool.request("POST", f"{url}?key=secret", json=content).json()
+
+
+def with_aiohttp_keys(url, content):
+    async def ask():
+        kept = {"headers": CREDENTIALS | {"x-title": TITLE.decode()}, "cookies": {"id": "secret"}}
+        async with (
+            aiohttp.ClientSession(**kept) as session,
+            session.post(url, json=content, params={"key": "secret"}) as answer,
+        ):
+            return await answer.json()
+
+    return asyncio.run(ask())
+
+
+def at(url, *passthrough):
+    """A rollout's address, on a server of the test."""
+    return RolloutAddress("r1", f"{url}/rollouts/r1/v1", "key", "policy", frozenset(passthrough))
+
+
+@pytest.mark.parametrize("post", [with_session_keys, with_client_keys, with_pool_keys, with_aiohttp_keys])
+def test_the_providers_keys_stay_here(post):
+    seen = []
+
+    async def answer(request):
+        seen.append((request.url.path, str(request.url.query), dict(request.headers)))
+        return JSONResponse({"policy": True})
+
+    art_http.redirect_clients()
+    with serving(Route("/{path:path}", answer, methods=["POST"])) as url, inside_rollout(at(url)):
+        assert post(CHAT, {"model": "m", "messages": []}) == {"policy": True}
+    [(path, query, headers)] = seen
+    assert (path, query, headers["authorization"]) == ("/rollouts/r1/v1/chat/completions", "", "Bearer key")
+    assert "secret" not in json.dumps(headers)
+    assert headers["host"] == url.removeprefix("http://") and headers["x-title"].encode("latin-1") == TITLE
+
+
+async def test_a_body_that_cannot_be_read_is_refused_if_its_model_might_pass_through(run):
+    stream = [json.dumps(body("hi")).encode()]
+    trajectory = await rolled_out(run, lambda: httpx.post(CHAT, content=iter(stream)).json())
+    assert said(trajectory.output) == "four"
+    with inside_rollout(at(NOWHERE, "other")), pytest.raises(CallRefused):
+        httpx.post(CHAT, content=iter(stream))
+
+
+def test_a_time_limit_of_the_callers_pool_holds():
+    art_http.redirect_clients()
+    release = threading.Event()
+
+    def late(_):
+        release.wait(60)
+        return JSONResponse({})
+
+    pool = urllib3.PoolManager(timeout=0.2, retries=False)
+    with pool, serving(Route("/{path:path}", late, methods=["POST"])) as url, inside_rollout(at(url)):
+        with pytest.raises(urllib3.exceptions.ReadTimeoutError):
+            pool.request("POST", CHAT, json={"model": "m", "messages": []})
+        release.set()
+
+
 async def test_what_no_dialect_answers_is_refused(run):
     url = "https://generativelanguage.googleapis.com/v1beta/models/gemini-3-pro:generateContent"
     trajectory = await rolled_out(run, lambda: httpx.post(url, json={"contents": []}))
@@ -279,8 +375,7 @@ def test_a_model_that_passes_through_and_calls_outside_of_rollouts_keep_address_
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", send)
     art_http.redirect_clients()
-    address = RolloutAddress("r1", f"{NOWHERE}/rollouts/r1/v1", "key", "policy", frozenset({"other"}))
-    with inside_rollout(address):
+    with inside_rollout(at(NOWHERE, "other")):
         httpx.post(CHAT, json={"model": "other", "messages": []}, headers=KEY)
         assert elsewhere("r1")["passed"] == {"POST api.groq.com/openai/v1/chat/completions": 1}
         httpx.post(CHAT, json={"model": "m", "messages": []}, headers=KEY)
