@@ -169,7 +169,7 @@ def _check_tls(position: int) -> Function:
 
 
 @contextmanager
-def _guarding(check: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
+def _guarding(check: Function, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
     if not live or exempted.get() or _checked.get():
         yield None
     else:

@@ -43,9 +43,8 @@ class Setup:
         """Where the start weights are."""
         given = config
         if not isinstance(learner, str) and config.decay_steps is None:
-            config = dataclasses.replace(
-                config, decay_steps=0
-            )  # as the object, which was made without the run's defaults
+            # As the object, which was made without the run's defaults.
+            config = dataclasses.replace(config, decay_steps=0)
         self.config = config = with_model_defaults(config, self.model_folder)
         self.engine = PolicyEngine(engine, functools.partial(self.plugins.offer, "register_engines"))
         self.loss_name = resume_checks.loss_name_of(loss)

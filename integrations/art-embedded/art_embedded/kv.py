@@ -79,7 +79,6 @@ class PackedKeyValues:
     def __init__(self, model: PreTrainedModel, few_rows: FewRows) -> None:
         self.model, self.few_rows = model, few_rows
         self.device = model.device
-        self.reads_prefixes_once = self.device.type == "cpu"
         text_config = model.config.get_text_config()
         self.layers: int = text_config.num_hidden_layers
         self.windows = _windows(text_config)
@@ -88,6 +87,11 @@ class PackedKeyValues:
         """Keys and values, each (rows, layers, capacity, heads * head size). A row's layers are contiguous, so that a row is
         copied in one operation, and so are a token's heads, so that tokens are stored with one ``index_copy_``."""
         self.seen_windows: set[int] = set()
+
+    @property
+    def reads_prefixes_once(self) -> bool:
+        """Only on a CPU, and not with latent attention, whose values are smaller than its keys."""
+        return self.device.type == "cpu" and len({stored.shape[-1] for stored in self.stored}) == 1
 
     @property
     def token_bytes(self) -> int:
@@ -173,8 +177,7 @@ class _Step:
             for group in self.batch.shared
             if max(positions[row] + 1 for row in group.rows) <= (1 + LONGEST_REST) * group.length
         ]
-        # The values of latent attention are smaller than its keys, which SharedAttention can't compute.
-        if not groups or len({stored.shape[-1] for stored in self.kv.stored}) > 1:
+        if not groups or not self.kv.reads_prefixes_once:
             return None, [slice(0, count)]
         borders = [-1, *sorted(row for group in groups for row in group.rows), count]
         alone = [slice(a + 1, b) for a, b in pairwise(borders) if b > a + 1]

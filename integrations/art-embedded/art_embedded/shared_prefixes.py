@@ -47,10 +47,12 @@ def find_shared(history: np.ndarray, lengths: np.ndarray) -> list[Shared]:
             return _Division(outer * (end - first), tuple(order[first:end]))
         length = min(common[first : end - 1])
         cuts = [first, *(at + 1 for at in range(first, end - 1) if common[at] == length), end]
-        apart, together = (
-            _joined([divide(*part, shared) for part in pairwise(cuts)]) for shared in (outer, max(outer, length))
-        )
-        if length < SHORTEST or together.saved - length <= apart.saved:
+        parts = list(pairwise(cuts))
+        apart = _joined([divide(*part, outer) for part in parts])
+        if length < SHORTEST:
+            return apart
+        together = _joined([divide(*part, length) for part in parts])
+        if together.saved - length <= apart.saved:
             return apart
         group = Shared(tuple(sorted(together.outer)), length)
         return _Division(together.saved - length, (), (*together.groups, group))
@@ -64,7 +66,7 @@ class _Division(NamedTuple):
     saved: int
     """Tokens that needn't be read again."""
     outer: tuple[int, ...]
-    """Rows that join the outer group, or none if there is no outer group."""
+    """Rows that are in none of ``groups``; they join the outer group if there is one."""
     groups: tuple[Shared, ...] = ()
 
 

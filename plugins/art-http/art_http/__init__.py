@@ -5,6 +5,7 @@ It sends what the clients of other plugins do not redirect, whichever library or
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 from art_core import hookimpl
@@ -32,6 +33,12 @@ def path_of(path: str) -> str | None:
     if path.endswith(CHAT):
         return CHAT
     end = next((end for end in OTHERS if path.endswith(end)), None)
-    if end is None or path.endswith(UNLIKE) or importlib.util.find_spec("art_gateway") is None:
+    if end is None or path.endswith(UNLIKE) or not _gateway():
         return None
     return end.removeprefix("/v1")
+
+
+@functools.cache
+def _gateway() -> bool:
+    """Whether art-gateway is installed, with which a rollout's address answers more than chat completions."""
+    return importlib.util.find_spec("art_gateway") is not None

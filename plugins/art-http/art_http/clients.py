@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import http.client
 import os
-import socket
 import ssl
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from art_core.plugin_api import Target
 
@@ -76,8 +76,13 @@ def _http(
     is used again.
     """
     address = urlsplit(target.url)
+    if address.scheme == "https":
+        ours = http.client.HTTPSConnection(address.netloc, timeout=connection.timeout, context=_certificates())
+    else:
+        ours = http.client.HTTPConnection(address.netloc, timeout=connection.timeout)
+    ours.connect()
     connection.close()
-    connection.sock = _socket(address, connection.timeout)
+    connection.sock = ours.sock
     own = _headers(headers or {}, target) | {"Host": address.netloc, "Connection": "close"}
     send(connection, method, address.path, body, own, **kwargs)
 
@@ -121,20 +126,6 @@ FOR_THE_PROVIDER = frozenset(
 def _headers(headers: Mapping[Any, str], target: Target) -> dict[str, str]:
     named = ((name.decode("latin-1") if isinstance(name, bytes) else name, value) for name, value in headers.items())
     return {name: value for name, value in named if name.lower() not in KEYS} | target.headers
-
-
-def _socket(address: SplitResult, timeout: Any) -> socket.socket:
-    port = address.port or (443 if address.scheme == "https" else 80)
-    connected = socket.create_connection((address.hostname, port), timeout)
-    # Headers and body are two packets.
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if address.scheme != "https":
-        return connected
-    try:
-        return _certificates().wrap_socket(connected, server_hostname=address.hostname)
-    except OSError:
-        connected.close()
-        raise
 
 
 @functools.lru_cache(64)

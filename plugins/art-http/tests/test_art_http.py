@@ -137,7 +137,7 @@ def with_aiohttp():
 
 
 def with_anthropic():
-    """The SDK, which has a plugin of its own nowhere."""
+    """The SDK, which has no plugin of its own."""
 
     def blocking(base_url):
         client = anthropic.Anthropic(api_key="k", base_url=base_url.removesuffix("/v1"), max_retries=0)
