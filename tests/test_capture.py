@@ -63,6 +63,7 @@ async def test_a_call_is_answered_and_recorded_with_its_exact_tokens(desk):
         "created": 1,
         "model": "policy",
         "object": "chat.completion",
+        "service_tier": None,
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}],
     }
     [call] = desk.recorder.of("r1")

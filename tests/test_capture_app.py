@@ -2,13 +2,12 @@
 
 import json
 import logging
-import threading
 
 import pytest
-from asgi import Asked, answered, asked_of, said, under_way
+from asgi import Asked, answered, asked_of, said
 from capture_fakes import EchoEngine, ListRecorder, chat
 
-from art_core.capture import CaptureApp
+from art_core.capture import CaptureApp, Dialect
 from art_core.errors import UpstreamError
 from art_core.types import Sampling
 
@@ -175,19 +174,13 @@ async def test_without_a_frozen_model_untrained_nodes_get_the_policy_and_their_o
     assert engine.requests == [chat("f", temperature=0.5)]
 
 
-class Shouting:
+class Shouting(Dialect):
     """Another API: says ``text`` in capitals, and errors in words."""
 
-    def __init__(self) -> None:
-        self.prepared: list[str] = []
-        self.may = threading.Event()
-
-    def prepare(self):
-        self.prepared.append(threading.current_thread().name)
-        self.may.wait(10)
+    media_type = "text/plain"
 
     def to_chat(self, body):
-        return chat(body["text"], stream=body.get("stream", False))
+        return chat(body["text"], stream=body.get("stream", False), model=body.get("model"))
 
     def from_chat(self, body, completion):
         return {"asked": body["text"], "said": completion["choices"][0]["message"]["content"].upper()}
@@ -200,23 +193,16 @@ class Shouting:
         return {"oops": message}
 
 
-async def test_a_dialect_is_prepared_once_in_a_thread_while_other_calls_are_answered():
-    other = Shouting()
-    third = Shouting()
-    third.may.set()
-    app = CaptureApp(EchoEngine(), recorder := ListRecorder(), dialects={"/v1/shout": other, "/v1/third": third})
+async def test_a_dialect_translates_requests_answers_and_streams():
+    app = CaptureApp(engine := EchoEngine(), recorder := ListRecorder(), dialects={"/{model}:shout": Shouting()})
     app.open("r1", AS_ASKED)
-    first, second = (under_way(app, asked_of("r1", {"text": text}, "/v1/shout")) for text in "ab")
-    assert (await answered(app, asked_of("r1", chat("hi")))).status == 200
-    assert (await answered(app, asked_of("r1", {"text": "c"}, "/v1/third"))).status == 200
-    assert not first.done() and not second.done()
-    other.may.set()
-    assert [(await task).json for task in (first, second)] == [{"asked": it, "said": it.upper()} for it in "ab"]
-    streamed = await answered(app, asked_of("r1", {"text": "ab", "stream": True}, "/v1/shout"))
+    whole = await answered(app, asked_of("r1", {"text": "ab"}, "/v1beta/loud:shout"))
+    assert whole.json == {"asked": "ab", "said": "AB"}
+    assert engine.requests[0]["model"] == "loud"
+    streamed = await answered(app, asked_of("r1", {"text": "ab", "stream": True}, "/loud:shout"))
     assert streamed.text == "ab:A\nab:B\nab:\n"
-    [thread] = other.prepared
-    assert thread != threading.current_thread().name
-    assert len(recorder.calls) == 5 and len(third.prepared) == 1
+    assert streamed.told["content-type"] == "text/plain"
+    assert len(recorder.calls) == 2
 
 
 async def test_a_dialect_formats_the_servers_own_errors():
@@ -227,8 +213,6 @@ async def test_a_dialect_formats_the_servers_own_errors():
 
 async def test_an_answer_that_a_dialect_cannot_translate_is_not_recorded_as_answered():
     class Silent(Shouting):
-        prepare = None
-
         def from_chat(self, body, completion):
             raise ValueError("no words")
 

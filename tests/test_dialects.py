@@ -1,16 +1,14 @@
 """Made-up dialects beside chat completions: their answers, errors and raw prompts."""
 
-import asyncio
-import threading
-
 import httpx
 import pytest
-from capture_fakes import EchoEngine, ListRecorder, chat, wait_until
+from capture_fakes import EchoEngine, ListRecorder, chat
 
+from art_core.capture import Dialect
 from art_core.serving import ServingProxy
 
 
-class ShoutDialect:
+class ShoutDialect(Dialect):
     """A made-up API: ``{"say": text}`` -> ``{"loud": TEXT}``."""
 
     def to_chat(self, body):
@@ -37,16 +35,8 @@ async def test_a_dialect_is_answered_beside_chat_completions_and_recorded_like_i
     assert [bytes(call.sampled_ids) for call in recorder.of("r1")] == [b"hi", b"yo"]
 
 
-class SlowDialect(ShoutDialect):
-    """Takes a while to load, and has errors of its own."""
-
-    def __init__(self):
-        self.prepared = 0
-        self.may_go_on = threading.Event()
-
-    def prepare(self):
-        self.prepared += 1
-        assert self.may_go_on.wait(60)
+class OopsDialect(ShoutDialect):
+    """Has errors of its own."""
 
     def error(self, message, status, code):
         return {"oops": f"{status} {code}: {message}"}
@@ -55,25 +45,8 @@ class SlowDialect(ShoutDialect):
         return f"event: oops\ndata: {message}\n\n"
 
 
-async def test_a_slow_prepare_does_not_delay_other_calls():
-    dialect = SlowDialect()
-    async with await ServingProxy.start(
-        EchoEngine, ListRecorder, process=False, dialects={"/v1/shout": dialect}
-    ) as serving:
-        url = await serving.open("r1")
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-            slow = [asyncio.create_task(client.post(f"{url}/shout", json={"say": "hi"})) for _ in range(3)]
-            await asyncio.to_thread(wait_until, lambda: dialect.prepared)
-            assert (await client.post(f"{url}/chat/completions", json=chat("quick"))).status_code == 200
-            dialect.may_go_on.set()
-            assert [(await task).json() for task in slow] == [{"loud": "HI"}] * 3
-    assert dialect.prepared == 1
-
-
 async def test_a_dialect_formats_errors():
-    dialect = SlowDialect()
-    dialect.may_go_on.set()
-    dialects = {"/v1/shout": dialect}
+    dialects = {"/v1/shout": OopsDialect()}
     async with await ServingProxy.start(
         lambda: EchoEngine(0.01), ListRecorder, process=False, dialects=dialects
     ) as serving:
@@ -105,7 +78,7 @@ async def test_a_raw_prompt_is_a_text_or_token_ids(prompt):
     assert "'prompt' must be a string or a list of token ids" in refused.json()["error"]["message"]
 
 
-class Unspeakable:
+class Unspeakable(Dialect):
     """A dialect that cannot tell the client what was answered."""
 
     def to_chat(self, body):

@@ -8,7 +8,7 @@ import math
 import pytest
 from asgi import Asked
 
-from art_core.capture.dialect import as_dialect
+from art_core.capture import Dialect
 from art_core.capture.http import Exchange, Refused, error_line
 from art_core.errors import StoreError, UpstreamError
 
@@ -213,7 +213,7 @@ async def test_inside_a_stream_an_error_is_the_last_event():
 
 @pytest.mark.parametrize("kind", [str, bytes])
 async def test_errors_have_the_dialects_shape(kind):
-    class Other:
+    class Other(Dialect):
         def error(self, *said):
             return {"said": said}
 
@@ -224,7 +224,7 @@ async def test_errors_have_the_dialects_shape(kind):
     asked, streamed = Asked(), Asked()
     for each in (asked, streamed):
         exchange = exchange_of(each)
-        exchange.dialect = as_dialect(Other())
+        exchange.dialect = Other()
         async with exchange.answering_errors(log, "a call failed"):
             if each is streamed:
                 await exchange.flush()

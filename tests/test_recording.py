@@ -214,9 +214,9 @@ def test_capture_fields_are_hidden_from_clients():
         **inner,
         "choices": [{**choice, "token_ids": [1], "token_logprobs": [0.0], "forced": []}],
     }
-    assert for_client(answer) == {"id": "x", "model": "m", "choices": [choice]}
+    assert for_client(answer) == {"id": "x", "model": "m", "choices": [choice], "service_tier": None}
     assert for_client(answer, "q")["id"] == "chatcmpl-q"
-    assert for_client({"usage": {}}) == {"usage": {}, "choices": []}
+    assert for_client({"usage": {}}) == {"usage": {}, "choices": [], "service_tier": None}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from capture_fakes import EchoEngine, ListRecorder, NeverEndsWell, chat, wait_until
 
-from art_core.capture import FixedVersion
+from art_core.capture import Dialect, FixedVersion
 from art_core.errors import CaptureError, ConfigError
 from art_core.serving import ServingProxy
 from art_core.serving.service import ServingThread
@@ -302,11 +302,8 @@ async def test_a_pause_holds_new_calls_until_resume():
         assert (await answer).status_code == 200
 
 
-class Plain:
+class Plain(Dialect):
     """An API whose requests and answers are plain text."""
-
-    def prepare(self):
-        pass
 
     def to_chat(self, body):
         return chat(body["text"])

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable
+import re
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 
 import orjson
 
 from art_core.types import JsonDict
 
+MODEL = re.escape("{model}")
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class Dialect:
     """Chat completions, which need no translation.
 
-    Another API must override ``to_chat``, ``from_chat`` and ``stream_from_chat``, and may override the other methods.
+    Another API must override ``to_chat``, ``from_chat`` and ``stream_from_chat``, and may override the rest.
     """
 
-    def prepare(self) -> None:
-        """Do slow imports and other preparation. Called once, in a thread, before the first call."""
+    media_type = "text/event-stream; charset=utf-8"
+    """The content type of streams."""
+    counts_tokens = False
+    """Whether the API only counts a prompt's tokens. Of its completions one token is sampled, and nothing is recorded."""
 
     def to_chat(self, body: JsonDict) -> JsonDict:
         """Return the chat request for ``body``, or one with ``prompt`` (text or token ids) instead of ``messages``."""
@@ -29,7 +33,7 @@ class Dialect:
         return completion
 
     async def stream_from_chat(self, body: JsonDict, chunks: AsyncIterable[JsonDict]) -> AsyncGenerator[str | bytes]:
-        """Yield the answer to ``body`` as complete server-sent events, including their framing."""
+        """Yield the answer to ``body`` as complete events, including their framing."""
         async for chunk in chunks:
             yield b"data: " + orjson.dumps(chunk) + b"\n\n"
         yield b"data: [DONE]\n\n"
@@ -47,12 +51,22 @@ class Dialect:
 CHAT_COMPLETIONS = Dialect()
 
 
-def as_dialect(methods: object) -> Dialect:
-    """Return a Dialect with the methods of this object, and the defaults for those that it lacks."""
-    if isinstance(methods, Dialect):
-        return methods
-    dialect = Dialect()
-    for name in ("prepare", "to_chat", "from_chat", "stream_from_chat", "error", "error_event"):
-        if method := getattr(methods, name, None):
-            setattr(dialect, name, method)
-    return dialect
+class Paths:
+    """The paths at a rollout's address. Clients may or may not have ``/v1`` in their base URL; some add it again.
+
+    ``{model}`` in one stands for a model's name.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._patterns = {
+            path: re.compile(f"/rollouts/(.*?)(?:/v1(?:beta)?)*{re.escape(path).replace(MODEL, '([^/]+)')}", re.DOTALL)
+            for path in paths
+        }
+
+    def split(self, path: str) -> tuple[str, str, str | None] | None:
+        """Return the rollout's id, the one of the paths that this is, and the model in it. None for other paths."""
+        for known, pattern in self._patterns.items():
+            if found := pattern.fullmatch(path):
+                rollout_id, *model = found.groups()
+                return rollout_id, known, *(model or [None])
+        return None

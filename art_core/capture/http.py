@@ -103,14 +103,14 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": content})
 
     def event(self, event: str | bytes) -> None:
-        """Add a server-sent event; ``flush`` sends it."""
+        """Add an event of a stream; ``flush`` sends it."""
         self._events.append(event.encode() if isinstance(event, str) else event)
 
     async def flush(self, *, last: bool = False) -> None:
         """Send the added events in one packet. The first flush starts the answer, and ``last`` ends it."""
         if not self.started:
             self.started = True
-            head = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+            head = ((b"content-type", self.dialect.media_type.encode()), (b"cache-control", b"no-cache"))
             await self._send({"type": "http.response.start", "status": 200, "headers": head})
         events = b"".join(self._events)
         self._events.clear()

@@ -47,7 +47,8 @@ def for_client(answer: JsonDict, request_id: str | None = None) -> JsonDict:
 
     The answer's id becomes ``ANSWER`` and the ``request_id``, if set, so that clients can find its calls in the store.
     """
-    visible_answer = {key: value for key, value in answer.items() if key not in HIDDEN}
+    # Some clients read the tier, which engines leave out.
+    visible_answer = {"service_tier": None} | {key: value for key, value in answer.items() if key not in HIDDEN}
     if request_id is not None:
         visible_answer["id"] = f"{ANSWER}{request_id}"
     visible_answer["choices"] = [

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from art_core.capture.admission import CallActivity, Gate
-from art_core.capture.dialect import CHAT_COMPLETIONS, Dialect, as_dialect
+from art_core.capture.dialect import CHAT_COMPLETIONS, Dialect, Paths
 from art_core.capture.http import Exchange, Refused, error_line
 from art_core.capture.record import Recording, for_client, no_token_ids
 from art_core.capture.replay import RecordedAnswers
@@ -67,8 +67,8 @@ class _CallInFlight:
 class CaptureApp:
     """Answers ``/rollouts/{rollout_id}/v1/...`` for open rollouts. Must be used from one event loop.
 
-    ``dialects`` maps further paths (``"/v1/responses"``) to a Dialect, or to an object with at least the three methods
-    that a Dialect must override. ``max_body`` is in bytes. ``gate`` may limit how many calls are answered at a time.
+    ``dialects`` maps further paths (``"/v1/responses"``) to their Dialect. ``max_body`` is in bytes. ``gate`` may limit how
+    many calls are answered at a time.
     ``call_timeout`` is how many seconds the upstream may take for a whole answer or, in a stream, until the next chunk.
     If ``trained_nodes`` isn't empty, calls of other nodes keep the agent's own sampling settings, and ``frozen``, if
     set, answers them.
@@ -91,13 +91,13 @@ class CaptureApp:
         self.upstream = upstream
         self.recorder = recorder
         self.gate = gate or Gate()
-        self.dialects = {CHAT: CHAT_COMPLETIONS, **{path: as_dialect(api) for path, api in (dialects or {}).items()}}
+        self.dialects = {CHAT: CHAT_COMPLETIONS, **(dialects or {})}
+        self.paths = Paths([*self.dialects, MODELS])
         self._max_body = max_body
         self._model = model
         self._trained_nodes = tuple(trained_nodes)
         self._frozen = frozen
         self._rollouts: dict[str, _Rollout] = {}
-        self._prepared: dict[str, asyncio.Task[None]] = {}
         self._call_timeout = call_timeout
         self._warned = False
         self._stopping = False
@@ -153,20 +153,18 @@ class CaptureApp:
 
     async def answer(self, exchange: Exchange) -> None:
         """Answer and record a request at a rollout's address. Its errors are for ``Exchange.answering_errors``."""
-        head, _, tail = exchange.path.rpartition("/v1/")
-        # Anthropic's clients add /v1 themselves to a base URL that ends in it.
-        path, rollout_id = f"/v1/{tail}", head.removeprefix("/rollouts/").removesuffix("/v1")
+        rollout_id, path, model = self.paths.split(exchange.path) or ("", "", None)
         exchange.dialect = self.dialects.get(path, CHAT_COMPLETIONS)
         try:
-            await self._route(exchange, path, rollout_id if head.startswith("/rollouts/") else None)
+            await self._route(exchange, path, rollout_id, model)
         except Exception as error:
             if rollout := self._rollouts.get(rollout_id):
                 rollout.errors[error_line(error)] += 1
             raise
 
-    async def _route(self, exchange: Exchange, path: str, rollout_id: str | None) -> None:
+    async def _route(self, exchange: Exchange, path: str, rollout_id: str, model: str | None) -> None:
         is_models = (exchange.method, path) == ("GET", MODELS)
-        if rollout_id is None or not (is_models or (exchange.method == "POST" and path in self.dialects)):
+        if not (is_models or (exchange.method == "POST" and path in self.dialects)):
             paths = "".join(f"POST /rollouts/{{rollout_id}}{path}, " for path in self.dialects)
             raise Refused(
                 f"{exchange.method} {exchange.path} doesn't exist; use {paths}GET /rollouts/{{rollout_id}}{MODELS}",
@@ -178,18 +176,13 @@ class CaptureApp:
             return
         rollout = self._open_rollout(rollout_id)
         if is_models:
-            model = {"id": self._model, "object": "model", "created": 0, "owned_by": "art"}
-            return await exchange.answer(200, {"object": "list", "data": [model]})
-        if exchange.dialect is not CHAT_COMPLETIONS:
-            # In a thread, so that other calls are answered meanwhile.
-            if path not in self._prepared:
-                self._prepared[path] = asyncio.create_task(asyncio.to_thread(exchange.dialect.prepare))
-            await asyncio.shield(self._prepared[path])
+            policy = {"id": self._model, "object": "model", "created": 0, "owned_by": "art"}
+            return await exchange.answer(200, {"object": "list", "data": [policy]})
         try:
             request = read_object(body)
         except ValueError as error:
             raise Refused(f"the request body {error}", status=400, code="invalid_json") from None
-        await self._call(rollout_id, rollout, exchange, request)
+        await self._call(rollout_id, rollout, exchange, request if model is None else {"model": model, **request})
 
     def _open_rollout(self, rollout_id: str) -> _Rollout:
         rollout = self._rollouts.get(rollout_id)
@@ -211,6 +204,9 @@ class CaptureApp:
         request = exchange.dialect.to_chat(body)
         check_request(request)
         request = self._with_sampling(rollout.sampling if trained else Sampling(), request)
+        if exchange.dialect.counts_tokens:
+            # Every engine returns a prompt's ids with an answer, so one token is sampled and dropped.
+            request |= {"max_completion_tokens": 1, "n": 1, "stream": False}
         request_id = exchange.headers.get("x-art-request-id") or uuid.uuid4().hex
         while predecessor := rollout.in_flight.get(request_id):
             predecessor.cancel()
@@ -258,7 +254,7 @@ class CaptureApp:
         await call.exchange.answer(200, answer)
 
     async def _stream(self, call: _CallInFlight) -> None:
-        """Answer with server-sent events, and commit the call before the last one."""
+        """Answer with a stream of events, and commit the call before the last one."""
         exchange = call.exchange
         chunks: asyncio.Queue[JsonDict | None] = asyncio.Queue()
         # In its own task, because an agent that stops reading must not delay the engine's next weights.
@@ -332,6 +328,8 @@ class CaptureApp:
 
     def _record(self, call: _CallInFlight, *, aborted: bool = False) -> None:
         call.recorded = True
+        if call.exchange.dialect.counts_tokens:
+            return
         for choice in call.recording.calls(aborted=aborted):
             self.recorder.record(call.rollout_id, choice)
 

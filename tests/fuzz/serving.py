@@ -60,6 +60,9 @@ class Reply:
 
     def events(self) -> list[Any]:
         """Return the data of a stream's events as JSON, the end mark left out."""
+        if b"\n\n" not in self.body:
+            assert self.body.endswith(b"\n")
+            return [json.loads(line) for line in self.body.splitlines()]
         assert self.body.endswith(b"\n\n")
         found = []
         for event in self.body[:-2].decode().split("\n\n"):
@@ -88,7 +91,8 @@ async def ask(
     assert start["type"] == "http.response.start" and not parts[-1].get("more_body")
     head = dict(start["headers"])
     content = b"".join(part["body"] for part in parts)
-    return Reply(start["status"], head[b"content-type"].startswith(b"text/event"), content, tuple(recorder.calls))
+    stream = head[b"content-type"].startswith((b"text/event", b"application/x-ndjson"))
+    return Reply(start["status"], stream, content, tuple(recorder.calls))
 
 
 async def _messages(body: bytes) -> AsyncIterator[JsonDict]:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import orjson
 
-from art_core.capture import MODELS, CaptureApp, Dialect, Exchange, Gate, Refused, is_loopback, stopping_error
+from art_core.capture import MODELS, CaptureApp, Dialect, Exchange, Gate, Paths, Refused, is_loopback, stopping_error
 from art_core.types import Call, JsonDict, Sampling
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ SPLIT = "train"
 """The split of recorded rollouts; the default of ``art.load_trajectories``."""
 LONGEST_ID = 512
 ENCODED_V1 = re.compile(rb"%2fv1(%2f|/)", re.IGNORECASE)
+FINISH = "/finish"
 COMMANDS = frozenset({"/pause", "/resume", "/status"})
 MAX_COMMAND_BYTES = 2**20
 BACKLOG = 400
@@ -127,6 +128,7 @@ class Gateway:
         self.gate = Gate(limits.calls, limits.waiting)
         self._capture = CaptureApp(pool.route(""), self.ledger, dialects=dialects, max_body=limits.body, gate=self.gate)
         self._dialects = self._capture.dialects
+        self._paths = Paths([*self._dialects, MODELS, FINISH])
         self._key = None if api_key is None else api_key.encode()
         self._local = local
         self._sampling = sampling or Sampling()
@@ -145,7 +147,7 @@ class Gateway:
         await self._capture.close_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        rollout_id, path = split_path(scope["path"])
+        rollout_id, path = self._split(scope["path"])
         exchange = Exchange(scope, receive, send)
         exchange.dialect = self._dialects.get(path, exchange.dialect)
         async with exchange.answering_errors(log, "a request failed inside the gateway"):
@@ -158,6 +160,13 @@ class Gateway:
                 await self._call(rollout_id, exchange)
             else:
                 await self._other(exchange, rollout_id, path)
+
+    def _split(self, path: str) -> tuple[str | None, str]:
+        """Return the rollout's id and the path at its address; None and the path if it isn't at one, "" for an invalid id."""
+        found = self._paths.split(path)
+        if found is None:
+            return None, path
+        return (found[0] if len(found[0]) <= LONGEST_ID else ""), found[1]
 
     async def _call(self, rollout_id: str, exchange: Exchange) -> None:
         inside = self._inside.get(rollout_id, 0)
@@ -201,7 +210,7 @@ class Gateway:
             raise wrong_key()
         if request == ("GET", MODELS):
             return await exchange.answer(200, await self.pool.models())
-        if path in COMMANDS or (rollout_id and path == "/finish"):
+        if path in COMMANDS or (rollout_id and path == FINISH):
             return await exchange.answer(200, await self._command(exchange, rollout_id, path))
         self._refuse_path(exchange, rollout_id)
 
@@ -219,7 +228,7 @@ class Gateway:
                 "use GET /status, POST /pause, POST /resume or POST /rollouts/{rollout_id}/finish", status=405
             )
         body = read_command(await exchange.body(MAX_COMMAND_BYTES))
-        if path == "/finish":
+        if path == FINISH:
             self.ledger.finish(rollout_id, body)
         elif path == "/pause":
             await self.gate.pause()
@@ -263,19 +272,6 @@ class Gateway:
             status=404,
             code="unknown_path",
         )
-
-
-def split_path(path: str) -> tuple[str | None, str]:
-    """Return the rollout's id and the rest of the path; the id is None without one and "" if it isn't valid."""
-    if not path.startswith("/rollouts/"):
-        return None, path
-    suffix = path[len("/rollouts/") :]
-    if suffix.endswith("/finish") and "/v1/" not in suffix:
-        return suffix.removesuffix("/finish"), "/finish"
-    head, separator, tail = path.rpartition("/v1/")
-    # Anthropic's clients append /v1 even if the base URL ends in it.
-    rollout_id = head[len("/rollouts/") :].removesuffix("/v1") if separator else ""
-    return (rollout_id if len(rollout_id) <= LONGEST_ID else ""), f"/v1/{tail}"
 
 
 def check_id(scope: Scope, rollout_id: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What a client asks, in all four dialects -> an error of the dialect's own, or an answer and its calls (``capture.server``)."""
+"""What a client asks, in every dialect -> an error of the dialect's own, or an answer and its calls (``capture.server``)."""
 
 from __future__ import annotations
 
@@ -85,6 +85,35 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
         "output_config": {"effort": "low"}, "thinking": {"type": "enabled", "budget_tokens": 1024},
         "stop_sequences": ["x"],
     }),
+    ("/models/m:generateContent", {
+        "contents": [
+            {"role": "user", "parts": [{"text": "a"}]},
+            {"role": "model", "parts": [{"text": "b", "thought": True}, {"functionCall": {"id": "c", "name": "f",
+            "args": {"a": 1}}}]},
+            {"role": "user", "parts": [{"functionResponse": {"id": "c", "name": "f", "response": {"result": 1}}}]},
+        ],
+        "systemInstruction": {"parts": [{"text": "s"}]},
+        "tools": [{"functionDeclarations": [{"name": "f", "parameters": {"type": "OBJECT", "properties": {
+            "a": {"type": "STRING", "nullable": True}}}}]}],
+        "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
+        "generationConfig": {"topK": 4.0, "maxOutputTokens": 4, "stopSequences": ["x"],
+                             "thinkingConfig": {"thinkingBudget": 0, "includeThoughts": True}},
+    }),
+    ("/models/m:generateContent", {
+        "contents": [{"parts": [{"text": "a"}]}],
+        "generationConfig": {"responseMimeType": "application/json", "responseSchema": {"type": "OBJECT", "anyOf": [
+            {"type": "STRING", "maxLength": "4"}]}},
+    }),
+    ("/api/chat", {
+        "model": "m", "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "thinking": "a", "tool_calls": [{"function": {"name": "f",
+            "arguments": {"a": 1}}}]},
+            {"role": "tool", "tool_name": "f", "content": "x"},
+        ],
+        "tools": [TOOL], "format": {"type": "object"}, "think": "low",
+        "options": {"num_predict": -1, "num_ctx": 8, "repeat_penalty": 1.1, "stop": ["a"], "temperature": 0.5},
+    }),
 )  # fmt: skip
 PIECES = ('{"messages":', '[{"role":"user","content":"a"}]', "}", '"stream":true', ",", "é", "\ud83d",
 '{"prompt":"a"}', "[" * 300, "NaN",
@@ -101,18 +130,12 @@ def one_input(data: bytes) -> None:
     kind = choices.byte()
     if kind > 200:
         path = ASKED[choices.below(len(ASKED))][0]
-        bodies = [spelled(choices.rest(), PIECES).encode(errors="surrogatepass")]
+        asked = [(path, spelled(choices.rest(), PIECES).encode(errors="surrogatepass"))]
     else:
         path, good = ASKED[kind % len(ASKED)]
-        body = changed(good, choices)
-        # Asked for as a stream as well, where that is only one more word.
-        bodies = (
-            [written({**body, "stream": stream}) for stream in (False, True)]
-            if isinstance(body, dict)
-            else [written(body)]
-        )
-    replies = [run(ask(Policy(), path, body, dialects=dialects())) for body in bodies]
-    for body, reply in zip(bodies, replies, strict=True):
+        asked = _whole_and_streamed(path, changed(good, choices))
+    replies = [run(ask(Policy(), path, body, dialects=dialects())) for path, body in asked]
+    for (_, body), reply in zip(asked, replies, strict=True):
         _check(path, body, reply)
     if len(replies) == 2:
         whole, stream = replies
@@ -122,17 +145,26 @@ def one_input(data: bytes) -> None:
         assert [_plain(call) for call in whole.calls] == [_plain(call) for call in stream.calls], "and recorded as one"
 
 
+def _whole_and_streamed(path: str, body: Any) -> list[tuple[str, bytes]]:
+    if path.startswith("/models/"):
+        return [(path, written(body)), (path.replace(":generate", ":streamGenerate"), written(body))]
+    if not isinstance(body, dict):
+        return [(path, written(body))]
+    return [(path, written({**body, "stream": stream})) for stream in (False, True)]
+
+
 def _check(path: str, body: bytes, reply: Reply) -> None:
     assert reply.status in (200, 400), (reply.status, reply.body[:300])
     if reply.status == 400 or _failed(path, reply):
         assert not reply.calls
         told = json.loads(reply.body) if reply.status == 400 else reply.events()[-1]
+        error = told["error"]
         if path == "/v1/messages":
-            assert (
-                told["type"] == "error"
-                and told["error"]["type"] == "invalid_request_error"
-                and told["error"]["message"]
-            )
+            assert told["type"] == "error" and error["type"] == "invalid_request_error" and error["message"]
+        elif path == "/api/chat":
+            assert isinstance(error, str) and error
+        elif path.startswith("/models/"):
+            assert (error["code"], error["status"]) == (400, "INVALID_ARGUMENT") and error["message"]
         else:
             check_error(told)
         return

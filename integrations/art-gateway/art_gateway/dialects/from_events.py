@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Generic, Protocol, TypeVar
 
-from art_core.capture import Dialect
+from art_core.capture import Dialect, merge_delta
 from art_core.types import JsonDict
 from art_gateway.dialects.reading import event
 
@@ -34,7 +34,10 @@ class FromEvents(Dialect, Generic[E]):
 
     def _remember(self, body: JsonDict, events: E) -> None:
         """Store what later requests need, before the client has the end of the answer."""
-        raise NotImplementedError
+
+    def _framed(self, part: JsonDict) -> bytes:
+        """Return an event as it is sent."""
+        return event(part)
 
     def from_chat(self, body: JsonDict, completion: JsonDict) -> JsonDict:
         """Return the answer as one object."""
@@ -49,8 +52,22 @@ class FromEvents(Dialect, Generic[E]):
         events = self._begin(body)
         async for chunk in chunks:
             for each in events.add(chunk):
-                yield event(each)
+                yield self._framed(each)
         last = events.end()
         self._remember(body, events)
         for each in last:
-            yield event(each)
+            yield self._framed(each)
+
+
+def grow(message: JsonDict, choice: JsonDict) -> JsonDict:
+    """Add a choice of a completion or chunk to its message, and return what it adds."""
+    if choice.get("message"):
+        message.update(choice["message"])
+    else:
+        merge_delta(message, choice.get("delta") or {})
+    return choice.get("message") or choice.get("delta") or {}
+
+
+def text_in(delta: JsonDict) -> str:
+    """Return the text of a message or delta."""
+    return delta.get("content") or delta.get("refusal") or ""

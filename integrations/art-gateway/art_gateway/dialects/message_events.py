@@ -6,7 +6,6 @@ arrive, and tool calls whole at the end. A whole completion is a stream of one c
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from typing import Any
@@ -14,10 +13,8 @@ from typing import Any
 import orjson
 
 from art_core.types import JsonDict
-from art_gateway.dialects.reading import reasoning_in
+from art_gateway.dialects.reading import as_object, reasoning_in, written
 
-INVALID_JSON = "INVALID_JSON"
-"""The key for arguments that aren't a JSON object, as Anthropic advises."""
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 DELTAS = {"text": "text_delta", "thinking": "thinking_delta"}
 SIGNATURE = "policy"
@@ -106,7 +103,7 @@ class MessageEvents:
         self._emit_block("content_block_delta", delta={"type": DELTAS[kind], kind: text})
 
     def _send_call(self, call: JsonDict) -> None:
-        call_id, value = call["id"] or f"call_{uuid.uuid4().hex}", _input(call["arguments"])
+        call_id, value = call["id"] or f"call_{uuid.uuid4().hex}", as_object(call["arguments"])
         if (sent := written(value)) != call["arguments"]:
             # Some servers number their ids, so ids repeat across conversations.
             call_id += f"_art{uuid.uuid4().hex}"
@@ -142,27 +139,9 @@ class MessageEvents:
         return events
 
 
-def written(value: JsonDict) -> str:
-    """Return a tool call's input as chat's arguments."""
-    if value.keys() == {INVALID_JSON} and isinstance(value[INVALID_JSON], str):
-        return value[INVALID_JSON]
-    # With spaces, as models and templates write it: then the next prompt continues the answer as it was sampled.
-    return json.dumps(value, ensure_ascii=False)
-
-
 def sampled_id(call_id: str) -> str:
     """Return the server's id of a tool call from the client's."""
     return _OWN_ID.sub("", call_id)
-
-
-def _input(arguments: str) -> JsonDict:
-    """Return the arguments as an object; text that isn't one, or changes when sent as one, goes under ``INVALID_JSON``."""
-    try:
-        value = json.loads(arguments or "{}")
-        exact = isinstance(value, dict) and orjson.loads(orjson.dumps(value)) == value
-    except (ValueError, TypeError, RecursionError):
-        exact = False
-    return value if exact else {INVALID_JSON: arguments}
 
 
 def _usage(usage: JsonDict) -> JsonDict:

@@ -7,7 +7,7 @@ from typing import Any
 from art_core.types import JsonDict
 from art_gateway.dialects.conversations import Cache
 from art_gateway.dialects.from_events import FromEvents
-from art_gateway.dialects.message_events import MessageEvents, sampled_id, written
+from art_gateway.dialects.message_events import MessageEvents, sampled_id
 from art_gateway.dialects.reading import (
     chat_content,
     engine_settings,
@@ -20,23 +20,27 @@ from art_gateway.dialects.reading import (
     refuse_unknown,
     refused,
     text_of,
+    written,
 )
 
 REFUSED = {
     "mcp_servers": "call the MCP server from the agent and offer its tools as functions",
     "container": "containers run at Anthropic: run the code in the agent",
-    "context_management": "shorten the conversation yourself and send it as 'messages'",
     "compaction": "shorten the conversation yourself and send it as 'messages'",
     "fallbacks": "the policy always answers, whatever the model name: leave it out",
     "fallback_credit_token": "leave it out",
     "thread": "send the whole conversation as 'messages'",
 }
+KEPT = ("clear_thinking", "clear_tool_uses")
+"""Beginnings of edits of ``context_management`` that have no effect: the policy is shown the whole conversation."""
 NEUTRAL = names(
     "betas billing_policy cache_control diagnostics inference_geo metadata service_tier speed "
     "user_profile_id workspace_id"
 )
 """Parameters that don't affect sampling: accounting, routing, caches."""
-TRANSLATED = names("messages system max_tokens stop_sequences output_config output_format thinking tool_choice tools")
+TRANSLATED = names(
+    "messages system max_tokens stop_sequences output_config output_format thinking tool_choice tools context_management"
+)
 SAME = ("model", "stream", "temperature", "top_p", "top_k")
 TOOL_FIELDS = names("type name description input_schema strict cache_control eager_input_streaming")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -62,6 +66,7 @@ class Messages(FromEvents[MessageEvents]):
     def to_chat(self, body: JsonDict) -> JsonDict:
         """Return the chat request. Raises UpstreamError 400 if it can't be translated."""
         request = engine_settings(body, REFUSED, NEUTRAL | TRANSLATED | set(SAME))
+        _check_edits(object_of(body, "context_management"))
         request |= {name: body[name] for name in SAME if body.get(name) is not None}
         request["messages"] = to_messages(body.get("messages"), body.get("system"))
         for message in request["messages"]:
@@ -95,6 +100,16 @@ class Messages(FromEvents[MessageEvents]):
         sent = call["function"]["arguments"]
         sampled = self._arguments.get(f"{call['id']} {sent}")
         return sent if sampled is None else sampled.decode()
+
+
+def _check_edits(management: JsonDict) -> None:
+    """Refuse edits that change what a conversation says, instead of leaving out old parts of it."""
+    refuse_unknown(management, ("edits",), "'context_management'")
+    for edit in objects(management.get("edits") or [], "'edits'"):
+        if not (kind_of(edit, "an edit") or "").startswith(KEPT):
+            raise refused(
+                f"the edit {edit.get('type')!r}", "shorten the conversation yourself and send it as 'messages'"
+            )
 
 
 def to_messages(turns: Any, system: Any = None) -> list[JsonDict]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,6 +11,9 @@ import orjson
 
 from art_core.errors import UpstreamError
 from art_core.types import JsonDict
+
+INVALID_JSON = "INVALID_JSON"
+"""The key for a tool call's arguments that aren't a JSON object, as Anthropic advises."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -74,6 +79,11 @@ def engine_settings(body: JsonDict, refusals: Mapping[str, str], known: Iterable
     return {key: value for key, value in body.items() if key not in known and key not in refusals}
 
 
+def camel(item: JsonDict) -> JsonDict:
+    """Return an object with its fields in camel case. Google's servers accept both, and clients mix them."""
+    return {re.sub("_([a-z])", lambda found: found[1].upper(), name): value for name, value in item.items()}
+
+
 def chat_content(parts: list[JsonDict]) -> str | list[JsonDict]:
     """Return chat content: a single text as a string, for chat templates that accept nothing else."""
     if not parts:
@@ -84,6 +94,24 @@ def chat_content(parts: list[JsonDict]) -> str | list[JsonDict]:
 def reasoning_in(delta: JsonDict) -> str:
     """Return the reasoning of a message or delta; servers use either name, some both."""
     return delta.get("reasoning_content") or delta.get("reasoning") or ""
+
+
+def written(value: JsonDict) -> str:
+    """Return the arguments of a tool call as text, as chat has them."""
+    if value.keys() == {INVALID_JSON} and isinstance(value[INVALID_JSON], str):
+        return value[INVALID_JSON]
+    # With spaces, as models and templates write it: then the next prompt continues the answer as it was sampled.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def as_object(arguments: str) -> JsonDict:
+    """Return the arguments as an object; text that isn't one, or changes when sent as one, goes under ``INVALID_JSON``."""
+    try:
+        value = json.loads(arguments or "{}")
+        exact = isinstance(value, dict) and orjson.loads(orjson.dumps(value)) == value
+    except (ValueError, TypeError, RecursionError):
+        exact = False
+    return value if exact else {INVALID_JSON: arguments}
 
 
 def event(body: JsonDict) -> bytes:

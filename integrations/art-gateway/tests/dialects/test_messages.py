@@ -226,7 +226,7 @@ async def test_images_are_kept(opened):
         ({"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}, "defer_loading"),
         ({"container": "c"}, "container.*in the agent"),
         ({"extra_body": {"mcp_servers": [{"url": "http://127.0.0.1"}]}}, "mcp_servers"),
-        ({"extra_body": {"context_management": {"edits": [{}]}}}, "context_management"),
+        ({"extra_body": {"context_management": {"edits": [{"type": "compact_20260112"}]}}}, "compact_20260112"),
         ({"extra_body": {"output_config": {"task_budget": {"total": 5}}}}, "task_budget"),
         ({"messages": [*HI, {"role": "assistant", "content": "He"}]}, "prefilled"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "document"),
@@ -255,3 +255,34 @@ async def test_an_upstream_error_before_a_stream_is_raised_by_the_client(opened)
         with pytest.raises(anthropic.BadRequestError, match="too long"):
             async with desk.anthropic.messages.stream(model="m", max_tokens=9, messages=HI) as stream:
                 await stream.until_done()
+
+
+async def test_edits_that_leave_out_old_parts_have_no_effect(opened):
+    async with opened("ok") as desk:
+        edits = [{"type": "clear_thinking_20251015", "keep": "all"}, {"type": "clear_tool_uses_20250919"}]
+        await desk.anthropic.beta.messages.create(
+            model="m", max_tokens=9, messages=HI, context_management={"edits": edits}
+        )
+        assert desk.all_recorded(1)
+        assert "context_management" not in desk.engine.requests[0]
+
+
+async def test_tokens_are_counted_by_the_policy_and_nothing_is_recorded(opened, tool):
+    async with opened("ok") as desk:
+        asked = {"model": "m", "messages": HI, "tools": [tool], "tool_choice": {"type": "any"}}
+        counted = await desk.anthropic.messages.count_tokens(**asked)
+        assert not desk.calls
+        assert (desk.engine.requests[0]["max_completion_tokens"], desk.engine.requests[0].get("tool_choice")) == (
+            1,
+            None,
+        )
+        await desk.anthropic.messages.create(max_tokens=9, **asked)
+        assert counted.input_tokens == len(desk.calls[0].prompt_ids)
+
+
+async def test_counting_is_refused_as_the_request_would_be(opened):
+    async with opened("ok") as desk:
+        with pytest.raises(anthropic.BadRequestError, match="document"):
+            await desk.anthropic.messages.count_tokens(
+                model="m", messages=[{"role": "user", "content": [{"type": "document", "source": {}}]}]
+            )

@@ -246,3 +246,14 @@ async def test_agents_of_the_openai_agents_sdk_call_tools_and_hand_off(opened, t
         assert streamed.final_output == "Both sunny."
         assert desk.all_recorded(6)
         assert [call.sampled_ids for call in desk.calls[:3]] == [call.sampled_ids for call in desk.calls[3:]]
+
+
+async def test_tokens_are_counted_by_the_policy_and_nothing_is_recorded(opened):
+    async with opened("ok") as desk:
+        first = await desk.openai.responses.create(model="m", input="Hi")
+        counted = await desk.openai.responses.input_tokens.count(
+            model="m", input="And now?", previous_response_id=first.id
+        )
+        assert len(desk.calls) == 1
+        await desk.openai.responses.create(model="m", input="And now?", previous_response_id=first.id)
+        assert (counted.object, counted.input_tokens) == ("response.input_tokens", len(desk.calls[1].prompt_ids))

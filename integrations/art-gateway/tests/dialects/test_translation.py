@@ -1,6 +1,7 @@
 """The dialects by themselves: what goes through them comes out as it went in, and every chunk of a stream counts."""
 
 import asyncio
+import copy
 import json
 import pickle
 import typing
@@ -21,7 +22,9 @@ from art_gateway import dialects
 from art_gateway.dialects import messages, responses
 from art_gateway.dialects.completions import Completions
 from art_gateway.dialects.conversations import Cache, Conversations
+from art_gateway.dialects.gemini import Gemini
 from art_gateway.dialects.messages import Messages
+from art_gateway.dialects.ollama import Ollama
 from art_gateway.dialects.responses import Responses
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -76,7 +79,7 @@ def stream(dialect, *chunks):
         return [event async for event in dialect.stream_from_chat({"input": "Hi"}, relay())]
 
     events = asyncio.run(collect())
-    return [json.loads(event.split(b"data: ", 1)[1]) for event in events]
+    return [json.loads(event.split(b"data: ", 1)[-1]) for event in events]
 
 
 @settings(deadline=None)
@@ -112,6 +115,59 @@ def test_a_conversation_through_messages_is_the_conversation_in_chat(chat):
 
 
 @settings(deadline=None)
+@given(conversations(st.builds(json.dumps, ARGUMENTS) | TEXT), st.booleans(), st.booleans())
+def test_a_conversation_through_gemini_is_the_conversation_in_chat(chat, with_ids, thoughts):
+    dialect, contents = Gemini(streams=False), []
+    for message in chat:
+        if message["role"] == "assistant":
+            body = {"generation_config": {"thinking_config": {"include_thoughts": thoughts}}}
+            content = dialect.from_chat(body, completion(message))["candidates"][0]["content"]
+            calls = [part["functionCall"] for part in content["parts"] if "functionCall" in part]
+            ids = iter([(call["name"], call["id"] if with_ids else call.pop("id")) for call in calls])
+            contents.append(content)
+        elif message["role"] == "tool":
+            name, call_id = next(ids)
+            response = {"name": name, "response": {"result": message["content"]}} | (
+                {"id": call_id} if with_ids else {}
+            )
+            contents.append({"role": "user", "parts": [{"functionResponse": response}]})
+        else:
+            contents.append({"role": "user", "parts": [{"text": message["content"]}]})
+    assert dialect.to_chat({"contents": contents})["messages"] == (chat if with_ids else numbered(chat))
+
+
+@settings(deadline=None)
+@given(conversations(st.builds(json.dumps, ARGUMENTS) | TEXT))
+def test_a_conversation_through_ollama_is_the_conversation_in_chat(chat):
+    dialect, messages = Ollama(), []
+    for message in chat:
+        if message["role"] == "assistant":
+            answer = dialect.from_chat({}, completion(message))["message"]
+            calls = answer.get("tool_calls", [])
+            tools = iter([call["function"]["name"] for call in calls if call.pop("id")])
+            messages.append(answer)
+        elif message["role"] == "tool":
+            messages.append({"role": "tool", "tool_name": next(tools), "content": message["content"]})
+        else:
+            messages.append(message)
+    assert dialect.to_chat({"messages": messages})["messages"] == numbered(chat)
+
+
+def numbered(chat):
+    """The conversation with the ids that calls are given if they come back without."""
+    count, chat = 0, copy.deepcopy(chat)
+    for message in chat:
+        for call in message.get("tool_calls", ()):
+            count += 1
+            call["id"] = f"call_{count}"
+        if message["role"] == "assistant":
+            ids = iter([call["id"] for call in message.get("tool_calls", ())])
+        elif message["role"] == "tool":
+            message["tool_call_id"] = next(ids)
+    return chat
+
+
+@settings(deadline=None)
 @given(assistants(st.builds(json.dumps, ARGUMENTS)), st.integers(1, 7))
 def test_however_a_stream_is_cut_it_ends_in_the_same_response(turn, size):
     message = turn[0]
@@ -132,6 +188,14 @@ def test_however_a_stream_is_cut_it_ends_in_the_same_response(turn, size):
     assert hidden[0] != hidden[1]
     anthropic_whole = Messages().from_chat({}, completion(message))["content"]
     assert unnamed(accumulated(stream(Messages(), *chunks))) == unnamed(anthropic_whole)
+    gemini = Gemini(streams=False)
+    contents = [event["candidates"][0]["content"] for event in stream(gemini, *chunks)]
+    turns = [
+        [content] for content in (contents, [gemini.from_chat({}, completion(message))["candidates"][0]["content"]])
+    ]
+    then = {"role": "user", "parts": [{"text": "Go on."}]}
+    streamed, whole = (gemini.to_chat({"contents": [*turn[0], then]})["messages"] for turn in turns)
+    assert streamed == whole == [message, {"role": "user", "content": "Go on."}]
 
 
 def unnamed(blocks):
@@ -197,6 +261,8 @@ def test_an_answer_that_was_cut_says_so():
     assert stream(Responses(), chunk({"content": "He"}, "length"))[-1]["type"] == "response.incomplete"
     assert Messages().from_chat({}, cut)["stop_reason"] == "max_tokens"
     assert Completions().from_chat({}, cut)["choices"][0]["finish_reason"] == "length"
+    assert Gemini(streams=False).from_chat({}, cut)["candidates"][0]["finishReason"] == "MAX_TOKENS"
+    assert Ollama().from_chat({}, cut)["done_reason"] == "length"
 
 
 def test_the_stop_sequence_that_ended_an_answer_is_named():
@@ -211,6 +277,8 @@ def test_an_answer_without_anything_has_an_empty_text():
     assert Responses().from_chat({"input": "Hi"}, nothing)["output"][0]["content"][0]["text"] == ""
     assert Messages().from_chat({}, nothing)["content"] == [{"type": "text", "text": ""}]
     assert Completions().from_chat({}, nothing)["choices"][0]["text"] == ""
+    assert Gemini(streams=False).from_chat({}, nothing)["candidates"][0]["content"]["parts"] == [{"text": ""}]
+    assert Ollama().from_chat({}, nothing)["message"] == {"role": "assistant", "content": ""}
 
 
 def test_logprobs_are_given_where_they_are_asked_for():
