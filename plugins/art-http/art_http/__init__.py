@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 
 from art_core import hookimpl
 from art_core.plugin_api import redirect_requests
@@ -15,7 +16,11 @@ from art_http.clients import SENDERS
 __all__ = ["redirect_clients"]
 
 CHAT = "/chat/completions"
-OTHERS = ("/completions", "/responses", "/v1/messages")
+TRANSLATED = re.compile(
+    r"""/(completions | responses(/input_tokens)? | v1/messages(/count_tokens)? | api/chat)
+    | /models/[^/]+:(generateContent|streamGenerateContent|countTokens)""",
+    re.VERBOSE,
+)
 """Ends of the paths that art-gateway translates."""
 UNLIKE = ("/agents/completions", "/fim/completions")
 """Mistral's, which are not OpenAI's completions."""
@@ -32,10 +37,10 @@ def path_of(path: str) -> str | None:
     path = path.rstrip("/")
     if path.endswith(CHAT):
         return CHAT
-    end = next((end for end in OTHERS if path.endswith(end)), None)
+    end = re.search(f"(?:{TRANSLATED.pattern})$", path, re.VERBOSE)
     if end is None or path.endswith(UNLIKE) or not _gateway():
         return None
-    return end.removeprefix("/v1")
+    return end[0].removeprefix("/v1")
 
 
 @functools.cache

@@ -9,8 +9,6 @@ import urllib.request
 from urllib.parse import urlsplit
 
 import aiohttp
-import anthropic
-import art_http
 import httpx
 import httpx2
 import pytest
@@ -21,12 +19,13 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import art_core as art
+import art_http
 from art_core.attribution import elsewhere
 from art_core.errors import CallRefused
 from art_core.plugin_api import inside_rollout
 from art_core.testing import CountingLearner, FakeEngine, check_adapter
 from art_core.types import RolloutAddress
-from framework_table import assert_documented, failing, nested, threaded, user
+from framework_table import agents_of, assert_documented, user
 
 KEY = {"authorization": "Bearer the-providers-own"}
 
@@ -66,7 +65,7 @@ def with_httpx(library):
 
         return agent
 
-    return agents(asynchronous, blocking, streaming)
+    return agents_of(asynchronous, blocking, streaming)
 
 
 def with_requests():
@@ -83,7 +82,7 @@ def with_requests():
 
         return agent
 
-    return agents(in_thread(blocking), blocking, streaming)
+    return agents_of(in_thread(blocking), blocking, streaming)
 
 
 def with_urllib():
@@ -99,7 +98,7 @@ def with_urllib():
 
         return agent
 
-    return agents(in_thread(blocking), blocking, streaming)
+    return agents_of(in_thread(blocking), blocking, streaming)
 
 
 def lines_of(base_url, content):
@@ -133,41 +132,7 @@ def with_aiohttp():
 
         return agent
 
-    return agents(asynchronous, None, streaming)
-
-
-def with_anthropic():
-    """The SDK, which has no plugin of its own."""
-
-    def blocking(base_url):
-        client = anthropic.Anthropic(api_key="k", base_url=base_url.removesuffix("/v1"), max_retries=0)
-        return lambda text: client.messages.create(model="m", max_tokens=64, messages=user(text)).content[0].text
-
-    def client_of(base_url):
-        return anthropic.AsyncAnthropic(api_key="k", base_url=base_url.removesuffix("/v1"), max_retries=0)
-
-    def asynchronous(base_url):
-        async def agent(text):
-            async with client_of(base_url) as client:
-                return (await client.messages.create(model="m", max_tokens=64, messages=user(text))).content[0].text
-
-        return agent
-
-    def streaming(base_url):
-        async def agent(text):
-            asked = {"model": "m", "max_tokens": 64, "messages": user(text)}
-            async with client_of(base_url) as client, client.messages.stream(**asked) as stream:
-                return "".join([piece async for piece in stream.text_stream])
-
-        return agent
-
-    return agents(asynchronous, blocking, streaming)
-
-
-def agents(asynchronous, blocking, streaming):
-    made = {"async": asynchronous, "stream": streaming, "failing": failing(asynchronous)}
-    made["nested agents"] = nested(asynchronous, asynchronous)
-    return made | ({"sync": blocking, "threads": threaded(blocking)} if blocking else {})
+    return agents_of(asynchronous, None, streaming)
 
 
 def in_thread(blocking):
@@ -193,14 +158,13 @@ CLIENTS = {
     "requests": with_requests,
     "urllib": with_urllib,
     "aiohttp": with_aiohttp,
-    "Anthropic client": with_anthropic,
 }
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_agents_with_this_client_keep_every_rule_of_an_adapter(client):
-    packages = {"httpx", "requests", "aiohttp", "anthropic"}
+    packages = {"httpx", "requests", "aiohttp"}
     assert_documented(await check_adapter(CLIENTS[client](), framework=client, plugin=art_http, packages=packages))
 
 
@@ -360,10 +324,30 @@ def test_a_time_limit_of_the_callers_pool_holds():
         release.set()
 
 
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("responses", {"input": "hi"}),
+        ("responses/input_tokens", {"input": "hi"}),
+        ("messages/count_tokens", {"messages": user("hi")}),
+        ("models/gemini-3-pro:generateContent", {"contents": [{"parts": [{"text": "hi"}]}]}),
+        ("models/gemini-3-pro:countTokens", {"contents": [{"parts": [{"text": "hi"}]}]}),
+    ],
+)
+async def test_every_dialect_of_the_gateway_is_reached(run, path, content):
+    url = f"https://api.openai.com/v1/{path}"
+    trajectory = await rolled_out(
+        run, lambda: httpx.post(url, json={"model": "m", **content}).raise_for_status().json()
+    )
+    assert trajectory.error is None
+    counted = {name for name in trajectory.output if name in ("input_tokens", "totalTokens")}
+    assert len(trajectory.calls) == (0 if counted else 1)
+
+
 async def test_what_no_dialect_answers_is_refused(run):
-    url = "https://generativelanguage.googleapis.com/v1beta/models/gemini-3-pro:generateContent"
-    trajectory = await rolled_out(run, lambda: httpx.post(url, json={"contents": []}))
-    assert "gemini-3-pro" in trajectory.error and "was refused before it left" in trajectory.error
+    url = "https://bedrock-runtime.us-east-1.amazonaws.com/model/some.model/converse"
+    trajectory = await rolled_out(run, lambda: httpx.post(url, json={"messages": []}))
+    assert "some.model" in trajectory.error and "was refused before it left" in trajectory.error
 
 
 def test_a_model_that_passes_through_and_calls_outside_of_rollouts_keep_address_and_keys(monkeypatch):
