@@ -201,8 +201,9 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
         kind = int | float if fraction else int
         if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
             raise ConfigError(f"{name} must be {'a number' if fraction else 'an integer'} >= {least}, got {value!r}")
-    if "choices" in field.metadata:
-        check_choice(name, value)
+    if "choices" in field.metadata and value not in (choices := field.metadata["choices"]):
+        *others, last = map(repr, choices)
+        raise ConfigError(f"{name} must be {', '.join(others)} or {last}, got {value!r}")
     if field.type == "bool" and not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, got {value!r}")
     if "example" in field.metadata and not isinstance(value, Mapping):
@@ -232,14 +233,6 @@ def _check_together(config: TrainConfig, values: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"temperature={config.temperature}: training samples, so it must be above 0 (0.6 to 1.0 is usual)"
         )
-
-
-def check_choice(name: str, value: object) -> None:
-    """Raise ConfigError if ``value`` is not one of the values of the setting ``name``."""
-    choices = FIELDS[name].metadata["choices"]
-    if value not in choices:
-        *others, last = map(repr, choices)
-        raise ConfigError(f"{name} must be {', '.join(others)} or {last}, got {value!r}")
 
 
 def check_settings(settings: Mapping[str, Any], caller: Callable[..., Any]) -> None:

@@ -22,20 +22,16 @@ hookspec = pluggy.HookspecMarker("art")
 hookimpl = pluggy.HookimplMarker("art")
 
 
-def _no_op() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Offer:
     """What a plugin registers under a name."""
 
     thing: Any
     """A factory; for a loss or a dialect the thing itself."""
-    check: Callable[[], None] = _no_op
+    check: Callable[[], None] = lambda: None
     """Called first if a run uses the name; raises ConfigError if it can't work here, for example because a key is missing.
     Engines, learners, trackers."""
-    prepare: Callable[[], None] = _no_op
+    prepare: Callable[[], None] = lambda: None
     """Called in a thread while the engine starts, to import libraries. Learners."""
     install: Callable[[Callable[[str], None]], None] | None = None
     """``install(say)`` installs what it needs, for ``art doctor --install NAME``. Engines, task suites."""
@@ -49,16 +45,18 @@ class Register(Protocol):
     def __call__(self, name: str, thing: Any, **options: Any) -> None:
         """Offer ``thing`` as ``name``; ``options`` are the other fields of ``Offer``. Registering a name twice raises a
         PluginError that names both plugins."""
-        ...
 
 
 @hookspec(firstresult=True)
-def adapt_agent(agent: object) -> RunAgent | None:
+def adapt_agent(agent: object, shared: bool) -> RunAgent | None:
     """Turn ``agent`` into a function that runs it once, or return None if it is not yours.
 
-    Called once, when a run starts, with the object that the user passed; the first answer that is not None wins. The function
-    is ``async def run(input, address) -> output``; ``address`` is the rollout's ``RolloutAddress``. An exception that it raises
-    is the agent's failure and becomes ``Trajectory.error``. If your type is more specific than another plugin's, use
+    Called when a run starts, with the object that the user passed, and ``shared`` is true: concurrent rollouts run it. If the
+    user passed a function without parameters, called in each rollout with what it returns. Leave out ``shared`` if it makes no
+    difference. The first answer that is not None wins.
+
+    The function is ``async def run(input, address) -> output``; ``address`` is the rollout's ``RolloutAddress``. What it
+    raises is the agent's failure and becomes ``Trajectory.error``. If your type is more specific than another plugin's, use
     ``@hookimpl(tryfirst=True)``.
     """
 
@@ -155,10 +153,8 @@ def register_commands(app: typer.Typer) -> None:
 def register_dialects(register: Register) -> None:
     """Answer another path at every rollout's address: ``register("/v1/responses", dialect)``.
 
-    Called once, when a run starts, in the process that runs the agents; the dialect is sent to the process that captures. A
-    dialect has ``to_chat(body) -> chat request``, ``from_chat(body, completion) -> response body`` and
-    ``stream_from_chat(body, chunks) -> async iterator of SSE events``, and may have ``prepare``, ``error`` and ``error_event``
-    (``art_core.capture.Dialect``). The return value is ignored.
+    Called once, when a run starts, in the process that runs the agents; the dialect, an ``art_core.capture.Dialect``, is sent to
+    the process that captures. ``{model}`` in a path stands for a model's name. The return value is ignored.
     """
 
 

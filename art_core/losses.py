@@ -37,6 +37,7 @@ Every loss raises ValueError if ``kl`` is nonzero without reference logprobs, or
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from art_core.types import Loss, LossInputs, LossOutputs
@@ -81,14 +82,8 @@ def dr_grpo(
     The paper's advantage is ``"mean"``.
     """
     rows = _trained(inputs)
-    return _clipped(
-        rows,
-        _log_ratio(rows).exp(),
-        rows.weights / (max_tokens * _trajectories(rows)),
-        (clip_low, clip_high),
-        kl,
-        importance_cap,
-    )
+    share = rows.weights / (max_tokens * _trajectories(rows))
+    return _clipped(rows, _log_ratio(rows).exp(), share, (clip_low, clip_high), kl, importance_cap)
 
 
 def dapo(
@@ -168,18 +163,8 @@ def drops_overlong(loss: Loss) -> bool:
 def _trained(inputs: LossInputs) -> LossInputs:
     """Drop the rows of weight 0: their values, which may be NaN, must not reach the loss."""
     keep = inputs.weights != 0
-    return LossInputs(
-        logprobs=inputs.logprobs[keep],
-        old_logprobs=inputs.old_logprobs[keep],
-        ref_logprobs=None if inputs.ref_logprobs is None else inputs.ref_logprobs[keep],
-        advantages=inputs.advantages[keep],
-        weights=inputs.weights[keep],
-        trajectory=inputs.trajectory[keep],
-        call=inputs.call[keep],
-        step_trajectories=inputs.step_trajectories,
-        step_weight=inputs.step_weight,
-        proximal_logprobs=None if inputs.proximal_logprobs is None else inputs.proximal_logprobs[keep],
-    )
+    rows = {name: value for name, value in vars(inputs).items() if value is not None and not name.startswith("step_")}
+    return replace(inputs, **{name: value[keep] for name, value in rows.items()})
 
 
 def _log_ratio(rows: LossInputs) -> Tensor:

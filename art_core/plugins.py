@@ -19,7 +19,7 @@ import pluggy
 from art_core import builtin, hookspecs
 from art_core.errors import AgentError, ArtError, ConfigError, PluginError
 from art_core.hookspecs import Offer
-from art_core.types import RunAgent
+from art_core.types import RolloutAddress, RunAgent
 
 GROUP = "art"
 KINDS = {"register_losses": "loss", "register_tasks": "task suite"}
@@ -179,16 +179,26 @@ class Plugins:
         suggestions = (self._call(name, caller, kind=kind, wanted=wanted) for name, caller in self._callers("suggest"))
         return next(filter(None, suggestions), None)
 
-    def adapt(self, agent: object) -> RunAgent:
-        """Return the function that runs ``agent`` once. Raises AgentError if no plugin adapts it."""
+    def adapt(self, agent: object, *, shared: bool = True) -> RunAgent:
+        """Return the function that runs ``agent`` once. Raises AgentError if no plugin adapts it.
+
+        A function without parameters returns a new agent for each rollout; other agents are ``shared`` by all.
+        """
+        if inspect.isfunction(agent) and not inspect.signature(agent).parameters:
+
+            async def run_new(task_input: Any, address: RolloutAddress) -> Any:
+                return await self.adapt(agent(), shared=False)(task_input, address)
+
+            return run_new
         for name, caller in self._callers("adapt_agent"):
-            run = self._call(name, caller, agent=agent)
+            run = self._call(name, caller, agent=agent, shared=shared)
             if run is not None:
                 return run
         adapters = {plugin.distribution for plugin in self.installed() if "adapt_agent" in plugin.hooks}
         advice = self._suggestion("agent", agent) or "wrap it in a function of one task, def agent(task)"
+        made = "" if shared else ", which a function without parameters made"
         raise AgentError(
-            f"no installed plugin adapts an agent of type {type(agent).__module__}.{type(agent).__qualname__}; "
+            f"no installed plugin adapts an agent of type {type(agent).__module__}.{type(agent).__qualname__}{made}; "
             f"{advice}. Installed adapters: {', '.join(sorted(adapters))}."
         )
 

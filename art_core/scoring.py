@@ -137,13 +137,11 @@ def of_nodes(group: Group, nodes: Sequence[str]) -> Group:
     """
     if not nodes:
         return group
-    advantages = tuple(
+    by_call = tuple(
         tuple(advantage for advantage, call in zip(of_calls, t.calls, strict=True) if call.made_by(*nodes))
         for of_calls, t in zip(group.call_advantages, group.trajectories, strict=bool(group.call_advantages))
     )
-    return replace(
-        group, trajectories=tuple(calls_of(t, nodes) for t in group.trajectories), call_advantages=advantages
-    )
+    return replace(group, trajectories=tuple(calls_of(t, nodes) for t in group.trajectories), call_advantages=by_call)
 
 
 def has_contrast(group: Group) -> bool:

@@ -139,11 +139,9 @@ def _by_call(
     """Return one advantage per call, in the order of trajectories and calls."""
     sizes = [len(trajectory.calls) for trajectory in trajectories]
     if len(call_advantages):
-        counts = [len(numbers) for numbers in call_advantages]
-        if counts != sizes:
-            raise ValueError(
-                f"call advantages for {counts} calls of trajectories with {sizes} calls; pass one per call"
-            )
+        given = [len(numbers) for numbers in call_advantages]
+        if given != sizes:
+            raise ValueError(f"call advantages for {given} calls of trajectories with {sizes} calls; pass one per call")
         return _concatenate(call_advantages, np.float32)
     if len(advantages) not in (0, len(trajectories)):
         raise ValueError(

@@ -337,11 +337,18 @@ async def test_an_agent_whose_own_calls_fail_uncaptured_is_told_of_plugins(tmp_p
             await run.collect(agent, ["x"], group_size=2)
 
 
-@pytest.mark.parametrize("agent", [lambda: "x", lambda a, b, c: "x"], ids=["none", "three"])
-async def test_a_function_that_takes_no_task_is_refused_before_it_runs(tmp_path, agent):
+async def test_a_function_that_takes_no_task_is_refused_before_it_runs(tmp_path):
     async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
         with pytest.raises(AgentError, match="a function of a task"):
-            await run.collect(agent, ["x"], group_size=2)
+            await run.collect(lambda a, b, c: "x", ["x"], group_size=2)
+
+
+async def test_what_a_function_without_parameters_made_must_be_an_agent(tmp_path):
+    async with art.open_run(tmp_path / "run", engine=FakeEngine(), learner=CountingLearner()) as run:
+        with pytest.raises(
+            CaptureError, match="of type builtins.str, which a function without parameters made; wrap it"
+        ):
+            await run.collect(lambda: "x", ["x"], group_size=2)
 
 
 async def test_a_learner_that_cannot_be_made_leaves_no_run_folder_where_there_was_none(tmp_path):

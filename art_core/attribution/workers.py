@@ -154,9 +154,7 @@ wrap_while_live(
     "concurrent.futures.thread:ThreadPoolExecutor.submit",
     "concurrent.futures.process:ProcessPoolExecutor.submit",
 )
-wrap_while_live(
-    _replacing("processes", 1, lambda same: same, starts_workers=True), "multiprocessing.pool:Pool.__init__"
-)
+wrap_while_live(_replacing("processes", 1, lambda it: it, starts_workers=True), "multiprocessing.pool:Pool.__init__")
 wrap_while_live(_replacing("func", 1, carrying), *(f"multiprocessing.pool:Pool.{method}" for method in POOL_METHODS))
 wrap_while_live(_carrying_process, "multiprocessing.process:BaseProcess.start")
 wrap_while_live(_replacing("env", ENV_OF_POPEN, _with_variables), "subprocess:Popen.__init__")

@@ -93,6 +93,5 @@ def best_step(store: Store, steps: list[int]) -> int | None:
     successes: dict[int, list[float]] = defaultdict(list)
     for evaluation in store.meta("evaluations", []):
         successes[evaluation["step"]].append(evaluation["success"])
-    return max(
-        (step for step in steps if step in successes), key=lambda step: (fmean(successes[step]), step), default=None
-    )
+    evaluated = [step for step in steps if step in successes]
+    return max(evaluated, key=lambda step: (fmean(successes[step]), step), default=None)

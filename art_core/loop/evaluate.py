@@ -117,9 +117,8 @@ class Evaluator:
         result = {"name": name, "step": step, **report.as_json()}
         rows = run.store.meta("evaluations", [])
         others = [row for row in rows if (row["name"], row["temperature"]) != (name, temperature)]
-        run.store.set_meta(
-            "evaluations", [*others, {**result, "rollout_ids": [t.rollout_id for t in report.trajectories]}]
-        )
+        stored = {**result, "rollout_ids": [t.rollout_id for t in report.trajectories]}
+        run.store.set_meta("evaluations", [*others, stored])
         self.notify("log_groups", step, groups, "eval")
         self.notify("log_evaluation", step, result)
         return report
@@ -156,10 +155,7 @@ async def evaluate(
     setup.expected = ExpectedExperiment(names=())
     scored_by = setup.rewards.find(reward)  # refuses a misspelt name and what isn't a reward before anything runs
     convert = {"to_input": to_input, "to_output": to_output}
-    identities = experiment(agent, tasks, scored_by, **convert) | {
-        "temperature": temperature,
-        "weights": str(weights),
-    }
+    identities = experiment(agent, tasks, scored_by, **convert) | {"temperature": temperature, "weights": str(weights)}
     with screen:
         if weights is None and recorded_settings(model).get("model") == config.model:
             screen.say(f"{model} has no checkpoint yet: evaluating its start weights")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,16 @@ from art_core.runtime.threads import in_thread
 from art_core.serving import ServingProxy
 from art_core.store import Store
 from art_core.store.run_folder import checkpoints
-from art_core.types import Learner, LearnerBase, Loss, TokenTree, Trajectory, with_defaults
+from art_core.types import Learner, LearnerBase, with_defaults
 
 
 class Learning:
-    """Loads the learner at first use. Hold it (``async with``) during a step, so that steps run one at a time."""
+    """Loads the learner at first use. Hold ``lock`` during a step, so that steps run one at a time."""
 
     def __init__(self, setup: Setup, store: Store, serving: ServingProxy, watch: Watchdog) -> None:
         self._setup, self._store, self._serving, self._watch = setup, store, serving, watch
         self._checkpoints = Checkpoints(setup.run_dir, store, setup.config.keep_checkpoints)
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._learner: Any = None
         self.step = 0
         """Steps done, those that taught nothing included."""
@@ -32,13 +31,6 @@ class Learning:
         """The learner's version after the last of them. If it has another, a failed step has changed its weights."""
         self._saved: int | None = None
         """The step of the newest checkpoint."""
-
-    async def __aenter__(self) -> Learning:
-        await self._lock.acquire()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
 
     @property
     def loaded(self) -> bool:
@@ -52,7 +44,7 @@ class Learning:
             learner = await self._watch.during("the learner to load the model", loading)
             self._learner = with_defaults(learner, LearnerBase)
             self.version = learner.version
-            self._updater = Updater(
+            self.updater = Updater(
                 self._learner, self._serving, self._store, self._setup.run_dir,
                 ahead=self._setup.config.max_staleness, from_files=self._setup.engine.loads_files,
             )  # fmt: skip
@@ -68,13 +60,7 @@ class Learning:
             if saved:
                 self.step = self._saved = await self._checkpoints.restore(learner)
                 self.version = learner.version
-            await self._updater.resume()
-
-    async def take_step(
-        self, trees: Sequence[TokenTree], trajectories: Sequence[Trajectory], *, loss: Loss | None, step: int
-    ) -> dict[str, float]:
-        """Take one optimizer step on ``trees`` and serve its weights, as ``Updater.take_step`` does."""
-        return await self._updater.take_step(trees, trajectories, loss=loss, step=step)
+            await self.updater.resume()
 
     async def checkpoint_if_due(self) -> None:
         """Note the version that the last step ended with, and save a checkpoint every ``checkpoint_every`` steps."""
@@ -95,7 +81,7 @@ class Learning:
 
     async def close(self) -> None:
         """Save a checkpoint of the last finished step, unless a later one has changed the weights, and close the learner."""
-        async with self:
+        async with self.lock:
             try:
                 if self.step and self.loaded and self._learner.version == self.version:
                     await self.checkpoint()

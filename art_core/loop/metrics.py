@@ -86,22 +86,10 @@ def of_learner(metrics: Mapping[str, float], name: str) -> float:
     return metrics.get(f"learner/{name}", metrics.get(name, 0.0))
 
 
-def largest_staleness(group: Group, version: int) -> int:
-    """Return how many optimizer steps lie between the weights that sampled the group's oldest call and ``version``."""
-    return int(staleness([group], version)["staleness_max"])
-
-
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Return the mean and maximum, over all calls, of the optimizer steps between the weights that sampled and ``version``."""
     ages = [version - call.policy_version for g in groups for t in g.trajectories for call in t.calls]
     return {"staleness": sum(ages) / max(1, len(ages)), "staleness_max": float(max(ages, default=0))}
-
-
-def seconds_of_step(spent: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds with their sum. If the groups were made beside another step, only the wait for them counts."""
-    waited = spent.get("wait_seconds")
-    total = sum(spent.values()) if waited is None else waited + spent["learn_seconds"]
-    return {**spent, "seconds": total}
 
 
 class Timer:
@@ -125,6 +113,12 @@ class Timer:
         """Return the seconds since the last call."""
         spent, self._spent = self._spent, {}
         return spent
+
+    def taken_by_step(self, groups: Mapping[str, float]) -> dict[str, float]:
+        """Return ``groups`` and ``taken()`` with their sum. If the groups were made beside another step, only the wait counts."""
+        spent = {**groups, **self.taken()}
+        waited = spent.get("wait_seconds")
+        return {**spent, "seconds": sum(spent.values()) if waited is None else waited + spent["learn_seconds"]}
 
 
 @contextmanager

@@ -146,8 +146,7 @@ def _changes(store: Store, passed: Experiment) -> dict[str, list[Any]]:
 def _refusal(store: Store, run_dir: Path, changes: Mapping[str, list[Any]]) -> str:
     rows = [("setting", "recorded", "passed"), *((name, *map(str, values)) for name, values in changes.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    table = "\n".join(lines)
+    table = "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     steps = max((step for step, _ in store.steps()), default=0)
     edited = any("(source " in str(old) and "(source " in str(new) for old, new in changes.values())
     hint = ", which is right if an edit of the source does not change what it computes" if edited else ""

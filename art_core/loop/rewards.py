@@ -86,17 +86,13 @@ class Weighted:
             if isinstance(outcome, BaseException):
                 raise outcome
         sums = [
-            self._sum(
-                trajectory, [copy.trajectories[index] for copy in copies], [rewards[index] for rewards in outcomes]
-            )
-            for index, trajectory in enumerate(group.trajectories)
+            self._sum(t, [copy.trajectories[index] for copy in copies], [rewards[index] for rewards in outcomes])
+            for index, t in enumerate(group.trajectories)
         ]
         self._add_metrics_and_notes(group, copies)
         return sums
 
-    def _sum(
-        self, trajectory: Trajectory, copies: Sequence[Trajectory], rewards: Sequence[float | None]
-    ) -> float | None:
+    def _sum(self, trajectory: Trajectory, copies: Sequence[Trajectory], rewards: list[float | None]) -> float | None:
         """Return a rollout's weighted sum and add its parts to ``trajectory``, or the reasons why there is no sum."""
         total, reasons = 0.0, []
         for (name, (weight, _)), copy, reward in zip(self.parts.items(), copies, rewards, strict=True):
@@ -176,10 +172,8 @@ class Rewards:
 
 def _made(name: str, factory: Callable[[], Reward | GroupReward]) -> Reward | GroupReward:
     """Return what a registered factory makes. Raises ConfigError if a plugin registered the reward itself."""
-    required = [
-        p for p in inspect.signature(factory).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
-    ]
-    if required:
+    parameters = inspect.signature(factory).parameters.values()
+    if any(p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in parameters):
         raise ConfigError(
             f"the plugin of the reward {name!r} registered {reward_name(factory)}, which needs arguments; it must register a "
             f"factory: register({name!r}, lambda: {reward_name(factory)})"

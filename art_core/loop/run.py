@@ -15,16 +15,7 @@ from art_core.config import TrainConfig, check_tasks
 from art_core.loop import sft
 from art_core.loop.capture_checks import check_captured, check_sampled, note_elsewhere
 from art_core.loop.learning import Learning
-from art_core.loop.metrics import (
-    Throughput,
-    Timer,
-    group_metrics,
-    largest_staleness,
-    merge_metrics,
-    seconds_of_step,
-    staleness,
-    untrained_shares,
-)
+from art_core.loop.metrics import Throughput, Timer, group_metrics, merge_metrics, staleness, untrained_shares
 from art_core.loop.metrics_file import append_metrics, write_metrics
 from art_core.loop.resume_plans import finished_trajectories, group_id, resume_plans
 from art_core.loop.rewards import keep_scores, reward_name, score_all
@@ -37,7 +28,7 @@ from art_core.runtime.memory import used_memory
 from art_core.runtime.threads import finished, in_thread
 from art_core.serving import ServingProxy
 from art_core.store import Store
-from art_core.store.run_folder import checkpoint_of
+from art_core.store.run_folder import checkpoint_step, last_checkpoint
 from art_core.token_tree import group_tree
 from art_core.types import Group, GroupReward, Learner, Loss, Reward, Sampling, TokenTree, Trajectory
 
@@ -216,7 +207,7 @@ class Run:
         teachable = self.teachable(groups)
         check_sampled(teachable)
         metrics = {**group_metrics(groups), "groups_with_contrast": float(len(teachable))}
-        async with self._learning:
+        async with self._learning.lock:
             with self._timer.timed("learn_seconds"), self.watch.doing(f"step {self.step + 1} to be learned"):
                 if teachable:
                     metrics = await self._update_within_bound(teachable, metrics)
@@ -243,7 +234,7 @@ class Run:
         return [await finished(self._imitate(groups)) for groups in sft.batches(good, epochs, batch_size, seed)]
 
     async def _imitate(self, groups: Sequence[Group]) -> dict[str, float]:
-        async with self._learning:
+        async with self._learning.lock:
             with self._timer.timed("learn_seconds"), self.watch.doing(f"step {self.step + 1} to be learned"):
                 learned = await self._update(groups, sft.tree, losses.sft)
             # Other weights may have sampled these, at another temperature: the gap would mean nothing.
@@ -251,7 +242,7 @@ class Run:
             return await self._finish_step(merge_metrics(group_metrics(groups), learned), {})
 
     async def _finish_step(self, metrics: dict[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-        metrics |= seconds_of_step({**seconds, **self._timer.taken()})
+        metrics |= self._timer.taken_by_step(seconds)
         metrics = merge_metrics(metrics, self.rewards.account(), "account")
         metrics["memory_bytes"] = float(used_memory())
         metrics |= {k: v for k, v in (await self._throughput.taken()).items() if k == "cache_hit_rate"}
@@ -275,7 +266,7 @@ class Run:
     async def _update_within_bound(self, teachable: Sequence[Group], metrics: dict[str, float]) -> dict[str, float]:
         """Train on the groups that are recent enough for ``max_staleness``, and add the metrics of the update."""
         version, bound = (await self.learner()).version, self.config.max_staleness
-        trained = [group for group in teachable if not bound or largest_staleness(group, version) <= bound]
+        trained = [g for g in teachable if not bound or staleness([g], version)["staleness_max"] <= bound]
         if bound:
             metrics |= {"groups_stale": float(len(teachable) - len(trained))}
         if trained:
@@ -289,7 +280,7 @@ class Run:
         trees = await in_thread(lambda: [tree(group) for group in groups])
         await self.learner()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        learned = await self._learning.take_step(trees, trajectories, loss=loss, step=self.step + 1)
+        learned = await self._learning.updater.take_step(trees, trajectories, loss=loss, step=self.step + 1)
         return learned | untrained_shares(trees, trajectories)
 
     def write_metrics(self) -> None:
@@ -303,9 +294,10 @@ class Run:
     @property
     def checkpointed(self) -> Path | None:
         """The checkpoint of the current weights, if there is one."""
-        return checkpoint_of(self.run_dir, self.step)
+        newest = last_checkpoint(self.run_dir)
+        return newest if newest is not None and checkpoint_step(newest) == self.step else None
 
     async def checkpoint(self) -> Path:
         """Save weights, optimizer and random states under ``checkpoints/``, once per step; drop old ones, but not the best."""
-        async with self._learning:
+        async with self._learning.lock:
             return await self._learning.checkpoint()

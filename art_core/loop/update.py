@@ -28,8 +28,8 @@ class Updater:
     ) -> None:
         self._learner, self._serving, self._store, self._run_dir = learner, serving, store, run_dir
         self._ahead, self._from_files = ahead, from_files
-        keep = functools.partial(store.set_meta, "sentinel")
-        self._sentinel = Sentinel(serving.score, self._score, store.meta("sentinel"), keep)
+        score, keep = functools.partial(in_thread, learner.score), functools.partial(store.set_meta, "sentinel")
+        self._sentinel = Sentinel(serving.score, score, store.meta("sentinel"), keep)
 
     async def take_step(
         self, trees: Sequence[TokenTree], trajectories: Sequence[Trajectory], *, loss: Loss | None, step: int
@@ -98,6 +98,3 @@ class Updater:
             if old.name.isdecimal() and int(old.name) <= oldest:
                 remove_old(old)
         return weights
-
-    async def _score(self, ids: Sequence[int]) -> list[float] | None:
-        return await in_thread(self._learner.score, ids)

@@ -90,9 +90,8 @@ class ServingProxy:
         """
         server = early_or_new() if process else ServingThread()
         try:
-            return cls(
-                server, await _await_reply(timeout, "start", server.start(engine, recorder, **settings)), timeout
-            )
+            address = await _await_reply(timeout, "start", server.start(engine, recorder, **settings))
+            return cls(server, address, timeout)
         except BaseException:
             # What stopping raises must not replace this error.
             await asyncio.shield(asyncio.gather(asyncio.wrap_future(server.stop()), return_exceptions=True))

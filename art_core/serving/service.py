@@ -33,12 +33,7 @@ class Serving:
         """The version of every open rollout that doesn't follow the newest one."""
 
     async def open(
-        self,
-        rollout_id: str,
-        sampling: Sampling | None = None,
-        *,
-        newest: bool = False,
-        replayed: Sequence[Call] = (),
+        self, rollout_id: str, sampling: Sampling | None = None, *, newest: bool = False, replayed: Sequence[Call] = ()
     ) -> str:
         """Answer a rollout's calls from now on and return its base URL, for any OpenAI-compatible client.
 

@@ -17,13 +17,7 @@ import numpy as np
 from art_core.store.digest import call_digest, chain_digest, parts_of
 from art_core.store.recent import Recent, References, RolloutTail, WrittenCall
 from art_core.store.schema import DAMAGED
-from art_core.store.values import (
-    floats_from_bytes,
-    from_json,
-    ids_from_bytes,
-    request_to_json,
-    text_to_column,
-)
+from art_core.store.values import floats_from_bytes, from_json, ids_from_bytes, request_to_json, text_to_column
 from art_core.types import Call, JsonDict
 
 

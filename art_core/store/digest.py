@@ -16,7 +16,6 @@ from art_core.types import Call
 SIZE = 16
 """Bytes per digest."""
 
-
 Parts = tuple[bytes, bytes, bytes, bytes]
 
 
@@ -42,6 +41,6 @@ def call_digest(call: Call, parts: Parts | None = None) -> bytes:
 
 
 def chain_digest(rollout_id: str, previous: bytes | None, digest: bytes) -> bytes:
-    """Return what is stored with a call: its digest chain_digest to that of the rollout's call before it, None for the first."""
+    """Return what is stored with a call: its digest chained to that of the rollout's call before it, None for the first."""
     before = rollout_id.encode("utf-8", "surrogatepass") if previous is None else previous
     return hashlib.blake2b(before + digest, digest_size=SIZE).digest()

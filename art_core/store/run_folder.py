@@ -41,10 +41,8 @@ def claimed(run_dir: Path) -> Iterator[bool]:
 
     Raises StoreError if it cannot be created, ConfigError if another process holds it or it is a folder of runs.
     """
-    runs = (
-        [] if (run_dir / "run.sqlite").exists() else sorted(file.parent.name for file in run_dir.glob("*/run.sqlite"))
-    )
-    if runs:
+    runs = sorted(file.parent.name for file in run_dir.glob("*/run.sqlite"))
+    if runs and not (run_dir / "run.sqlite").exists():
         raise ConfigError(
             f"{run_dir} is a folder of runs ({', '.join(runs[:3])}{', ...' * (len(runs) > 3)}); give a run one of its own, such "
             f"as run_dir={str(run_dir / 'my-run')!r}"
@@ -156,12 +154,6 @@ def checkpoints(run_dir: Path) -> list[Path]:
 def last_checkpoint(run_dir: Path) -> Path | None:
     """Return the newest checkpoint folder, or None."""
     return next(reversed(checkpoints(run_dir)), None)
-
-
-def checkpoint_of(run_dir: Path, step: int) -> Path | None:
-    """Return the newest checkpoint folder if it is that of ``step``, else None."""
-    newest = last_checkpoint(run_dir)
-    return newest if newest is not None and checkpoint_step(newest) == step else None
 
 
 def checkpoint_step(folder: Path) -> int:

@@ -69,9 +69,7 @@ BROKEN = (sqlite3.Error, *DAMAGED)
 """What reading a damaged file may raise; ``unreadable`` makes a StoreError of it."""
 
 _DECLARED = re.findall(r"(\w+) (INTEGER|REAL|TEXT|BLOB)( NOT NULL| PRIMARY KEY)?", TABLES)
-_KINDS = {
-    name: {"INTEGER": int, "REAL": float, "TEXT": str, "BLOB": bytes}[declared] for name, declared, _ in _DECLARED
-}
+_KINDS = {name: {"INTEGER": int, "REAL": float, "TEXT": str, "BLOB": bytes}[kind] for name, kind, _ in _DECLARED}
 _NULLABLE = {name for name, _, constraint in _DECLARED if not constraint} | {"started", "metrics"}
 """``started`` and ``metrics`` are null if a LEFT JOIN finds no row."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,7 +41,8 @@ def untouched(before: Sequence[ProviderRequest], after: Sequence[ProviderRequest
 def leaves_others_alone(adapt_agent: Callable[..., object]) -> Iterator[str]:
     """``adapt_agent`` returns None for agents of other frameworks."""
     for agent in (object(), lambda task: task):
-        if adapt_agent(agent=agent) is not None:
+        told = {"agent": agent, "shared": False}
+        if adapt_agent(**{name: told[name] for name in inspect.signature(adapt_agent).parameters}) is not None:
             yield (
                 f"adapt_agent adapts {agent!r}, which is no agent of the framework: return None unless the agent is an instance "
                 "of the framework's own class, because other plugins aren't asked after yours"

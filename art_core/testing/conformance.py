@@ -176,7 +176,9 @@ class _Check:
             before = {kind: await self._plain(kind, agent, task(0)) for kind, agent in agents.items()}
             settings: dict[str, Any] = {"rollout_timeout": TIMEOUT, "max_concurrent": self.runs + 1}
             parts = {"engine": self.served, "learner": CountingLearner(), "plugins": self.plugins}
-            async with open_run(Path(folder) / "run", **parts, **settings) as run:
+            # Nothing loads this model, and none need be installed.
+            (Path(folder) / "config.json").write_text("{}")
+            async with open_run(Path(folder) / "run", model=folder, **parts, **settings) as run:
                 for kind, agent in agents.items():
                     try:
                         broken = await self._kind(run, kind, agent, before[kind])

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from art_core.capture.dialect import Dialect
+from art_core.capture.dialect import Dialect, Paths
 from art_core.capture.listening import address_of, http_server, listen
 from art_core.capture.record import for_client
+from art_core.capture.server import CHAT
 from art_core.errors import UpstreamError
 from art_core.testing.fakes import FakeEngine
 from art_core.types import JsonDict
@@ -49,7 +50,8 @@ class PlainProvider:
 
     def __init__(self, engine: FakeEngine, dialects: Mapping[str, Dialect]) -> None:
         self._engine = engine
-        self._dialects = {"/v1/chat/completions": Dialect(), **dialects}
+        self._dialects = {CHAT: Dialect(), **dialects}
+        self._paths = Paths(self._dialects)
         self.base_url = ""
         """``http://127.0.0.1:PORT/v1``, set by ``running``."""
         self.requests: list[ProviderRequest] = []
@@ -98,18 +100,18 @@ class PlainProvider:
         raw = (await request.body()).decode()
         headers = tuple(sorted((name, masked(value)) for name, value in request.headers.items()))
         self.requests.append(ProviderRequest(request.url.path, headers, masked(raw)))
-        dialect = self._dialects.get(request.url.path)
-        if dialect is None:
+        found = self._paths.split(f"/rollouts/plain{request.url.path}")
+        if found is None:
             error = {"message": f"there is no {request.url.path} here"}
             return JSONResponse({"error": error}, status_code=404, headers=_CLOSE)
-        body = json.loads(raw)
+        dialect, body = self._dialects[found[1]], json.loads(raw)
         try:
             chat = dialect.to_chat(body)
             if chat.get("stream"):
                 chunks = self._engine.stream(chat)
                 # Wait for the first chunk, because a refusal is a status and not an event.
                 events = dialect.stream_from_chat(body, _visible_chunks(await anext(chunks), chunks))
-                return StreamingResponse(events, media_type="text/event-stream", headers=_CLOSE)
+                return StreamingResponse(events, media_type=dialect.media_type, headers=_CLOSE)
             return JSONResponse(dialect.from_chat(body, for_client(await self._engine.chat(chat))), headers=_CLOSE)
         except UpstreamError as error:
             refusal = {"error": {"message": str(error), "code": error.code}}

@@ -33,15 +33,12 @@ class Recorder(Protocol):
 
     def record(self, rollout_id: str, call: Call) -> None:
         """Accept a call without waiting for the disk; later failures are reported by ``saved``. Raises StoreError if closed."""
-        ...
 
     def saved(self) -> Future[None]:
         """Return a future that completes when everything accepted would survive this process; StoreError if it can't."""
-        ...
 
     def flush(self) -> None:
         """Return when that future would be complete."""
-        ...
 
     def close(self) -> None: ...
 
@@ -74,11 +71,9 @@ class Engine(Upstream, Protocol):
 
     async def start(self) -> None:
         """Load what is needed to answer the first request."""
-        ...
 
     async def load(self, weights: Weights) -> None:
         """Serve these weights from the next request on. Called while no request is in flight."""
-        ...
 
     async def stop(self) -> None: ...
 
@@ -137,27 +132,22 @@ class Learner(Protocol):
 
         If no step was taken, or this raises, ``version`` says whether weights changed; NotFiniteError drops the step.
         """
-        ...
 
     def measure(self, trees: Sequence[TokenTree]) -> float:
         """Do the work of a step without changing the weights, and return its duration in seconds; for a dry run."""
-        ...
 
     def weights(self) -> Weights:
         """Return what to serve. Called while no request is in flight.
 
         With ``max_staleness`` in the config, requests are answered while ``step`` runs, so ``step`` must not change these.
         """
-        ...
 
     def publish(self, folder: Path) -> Weights:
         """Write only the weights, for an engine that loads files; return them with the ``path`` of the model's or adapter's
         folder: ``folder`` itself or a folder in it."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and random state; nothing in the folder needs unpickling."""
-        ...
 
     def restore(self, folder: Path) -> None: ...
 
@@ -195,7 +185,6 @@ class GroupReward(Protocol):
     async def score(self, group: Group) -> list[float | None]:
         """Return one number per trajectory, in order; None for a trajectory that could not be scored, with the reason in
         ``trajectory.notes["unscored"]``."""
-        ...
 
 
 @runtime_checkable
@@ -204,16 +193,13 @@ class MeteredReward(GroupReward, Protocol):
 
     def begin(self, run_dir: Path) -> None:
         """Called once per run, before the first scoring; the reward may keep files in the run folder."""
-        ...
 
     def account(self) -> Mapping[str, float]:
         """Return what this run has cost so far, such as ``{"judge/cost": 1.25}``. Every step's metrics include these totals."""
-        ...
 
     def exhausted(self) -> str | None:
         """Return why nothing more can be scored, and what to change; None while it can. Training with this reward then ends
         after the step, and its evaluations are skipped."""
-        ...
 
 
 class Tasks(list[Any]):
@@ -236,11 +222,9 @@ class TaskSuite(Protocol):
 
     def names(self) -> Sequence[str]:
         """Return what can be loaded. Raises ConfigError, with what to do, if the suite isn't installed."""
-        ...
 
     def load(self, name: str, split: str, **options: Any) -> Tasks:
         """Return the ``"train"`` or ``"test"`` tasks of ``name``, the same every time. Raises ConfigError."""
-        ...
 
 
 Loss = Callable[[LossInputs], LossOutputs]

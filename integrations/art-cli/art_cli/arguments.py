@@ -93,9 +93,9 @@ def load_object(where: str) -> Any:
 
 
 def load_agent(where: str) -> Any:
-    """Return the agent that ``where`` names; a function without arguments is called to create it."""
+    """Return the agent that ``where`` names."""
     stand_in_key()
-    return _called(load_object(where))
+    return load_object(where)
 
 
 def _called(thing: Any) -> Any:

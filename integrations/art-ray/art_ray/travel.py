@@ -31,7 +31,7 @@ class Agent:
             if ":" not in agent:
                 raise AgentError(
                     f"{agent!r} doesn't name an agent; pass 'MODULE:NAME' or 'FILE.py:NAME' of the agent, or of a function "
-                    "without arguments that creates it, which every node of the cluster can import"
+                    "without parameters that makes one, which every node of the cluster can import"
                 )
             return cls(name=agent)
         try:
@@ -40,7 +40,7 @@ class Agent:
             raise AgentError(
                 f"the agent ({type(agent).__module__}.{type(agent).__qualname__}) can't be sent to other processes: "
                 f"{type(error).__name__}: {error}. Pass a name instead, 'MODULE:NAME' or 'FILE.py:NAME', of the agent or of a "
-                "function without arguments that creates it: every Ray worker then creates its own"
+                "function without parameters that makes one: every Ray worker then imports its own"
             ) from error
 
     def load(self) -> object:

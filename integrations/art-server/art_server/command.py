@@ -78,7 +78,7 @@ def worker(
     agent: Annotated[
         str | None,
         typer.Option(
-            help="MODULE:NAME or FILE.py:NAME of the agent, or of a function without arguments that creates it."
+            help="MODULE:NAME or FILE.py:NAME of the agent, or of a function without parameters that makes one for every rollout."
         ),
     ] = None,
     workers: Annotated[
