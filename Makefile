@@ -29,9 +29,12 @@ MUTATION := .mutation
 OPENAI2 := .openai2
 # The fuzzer, which has wheels for Linux only.
 FUZZ := .fuzz
+# An environment for each framework that doesn't fit into .venv. art-langgraph is in both: deepagents doesn't fit, LangGraph does.
+APART := $(patsubst plugins/%/apart,.apart/%/.ready,$(wildcard plugins/*/apart))
+ELSEWHERE := $(filter-out plugins/art-langgraph/pyproject.toml,$(APART:.apart/%/.ready=plugins/%/pyproject.toml))
 MANIFESTS := $(wildcard pyproject.toml plugins/*/pyproject.toml integrations/*/pyproject.toml)
 # By their manifests: once a test has run, plugins/ has a __pycache__ as well.
-LOCAL := $(filter-out pyproject.toml,$(MANIFESTS))
+LOCAL := $(filter-out pyproject.toml $(ELSEWHERE),$(MANIFESTS))
 LOCAL := $(LOCAL:/pyproject.toml=)
 EDITABLE := -e '.[train,chart]' $(addprefix -e ./,$(LOCAL))
 SEED ?= 0
@@ -40,7 +43,7 @@ WORKERS ?= 3
 # The processes share two cores: with one thread each, torch takes 5 % less time than with two.
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=20 --durations-min=1
 # What the tests of engines need: the folders, and the variables that lead there. A folder that is missing does no harm.
-NEEDED := $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready
+NEEDED := $(VENV)/.ready $(ENGINES)/.ready $(OPENAI2)/.ready $(VLLM)/.ready $(APART)
 with_engines = ART_VLLM_ENV="$(CURDIR)/$(VLLM)" PYTHONPATH="$(CURDIR)/$(ENGINES):$(CURDIR)/$(FUZZ):$$PYTHONPATH"
 export OMP_WAIT_POLICY ?= PASSIVE
 # Without bytecode on disk every process compiles what it imports: seconds for torch, and the tests start hundreds.
@@ -117,6 +120,14 @@ $(OPENAI2)/.ready: $(VENV)/.ready
 $(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt
 	rm -rf $(VLLM)
 	$(uv_settings) PATH="$(CURDIR)/$(UV)/bin:$$PATH" ART_VLLM_ENV="$(CURDIR)/$(VLLM)" $(BIN)/art doctor --install vllm
+	touch $@
+
+# What a framework needs is of one day, because no constraints could hold for all of them.
+.apart/%/.ready: plugins/%/pyproject.toml $(VENV)/.ready
+	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(@D)
+	$(uv_settings) $(UV)/bin/uv pip install --quiet --python $(@D)/bin/python --exclude-newer 2026-11-26 \
+	  $(foreach it,. integrations/art-cli integrations/art-gateway plugins/art-http plugins/art-openai $(if $(filter art-langgraph,$*),plugins/art-langchain) plugins/$*,-e ./$(it)) \
+	  --group plugins/$*/pyproject.toml:apart pytest pytest-asyncio pytest-timeout
 	touch $@
 
 # The dashboard is tested in a real one.

@@ -74,6 +74,13 @@ def failing(asynchronous: Make) -> Make:
     return make
 
 
+def agents_of(asynchronous: Make, blocking: Make | None, streaming: Make) -> dict[str, Make]:
+    """Return the kinds of agents that these make, alone and together."""
+    made = {"async": asynchronous, "stream": streaming, "failing": failing(asynchronous)}
+    made["nested agents"] = nested(asynchronous, asynchronous)
+    return made | ({"sync": blocking, "threads": threaded(blocking)} if blocking else {})
+
+
 def assert_documented(report: AdapterReport) -> None:
     """The report is a row of the documented table, so the table cannot say anything else than what was checked."""
     assert AdapterReport.header().splitlines()[0] in TABLE

@@ -120,13 +120,20 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def node() -> str | None:
-    """Return the path of the running node, such as ``researcher/model`` in a sub-graph; None outside a graph."""
-    namespace = _config().get("metadata", {}).get("langgraph_checkpoint_ns")
+    """Return the path of the running node, such as ``researcher/model`` in a sub-graph; None outside a graph.
+
+    An agent that isn't a node itself, because a tool runs it, is named before its node: ``tools/researcher/model``.
+    """
+    metadata = _config().get("metadata", {})
+    namespace = metadata.get("langgraph_checkpoint_ns")
     if not namespace:
         return None
     # In "researcher:ID|1|model:ID", the bare number counts a node's runs of one sub-graph.
-    steps = (step.partition(":")[0] for step in namespace.split("|"))
-    return "/".join(step for step in steps if not step.isdecimal())
+    steps = [step.partition(":")[0] for step in namespace.split("|")]
+    *outer, last = [step for step in steps if not step.isdecimal()]
+    agent = metadata.get("lc_agent_name")
+    named = [agent] if agent and outer and agent not in outer else []
+    return "/".join([*outer, *named, last])
 
 
 def thread() -> str | None:

@@ -1,0 +1,37 @@
+"""Plugins of frameworks that need an environment of their own: the tests in ``plugins/*/apart`` pass there."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLUGINS = sorted(folder.parent for folder in ROOT.glob("plugins/*/apart"))
+README = """
+import sys
+from pathlib import Path
+from doc_blocks import blocks_of
+from doc_python import Names
+
+names = Names()
+wrong = [it for block in blocks_of(Path(sys.argv[1])) if block.language == "python" for it in names.check(block.code)]
+sys.exit("; ".join(wrong) or None)
+"""
+"""Checks the imports and calls of a page."""
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_the_plugin_keeps_every_rule_in_its_environment(plugin):
+    python = ROOT / ".apart" / plugin.name / "bin" / "python"
+    assert python.exists(), f"make .apart/{plugin.name}/.ready"
+    tests = plugin / "apart"
+    # Without what this process was told about packages.
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    for command in (
+        [python, "-m", "pytest", "-p", "no:cacheprovider", f"--confcutdir={tests}", tests],
+        [python, "-c", README, plugin / "README.md"],
+    ):
+        ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-1000:]
