@@ -6,6 +6,19 @@ import importlib.metadata
 
 from art_cli.variables import NO_OPENPIPE
 
+FRAMEWORKS = {
+    "agent_framework": "art-agent-framework",
+    "agno": "art-agno",
+    "autogen_agentchat": "art-autogen",
+    "crewai": "art-crewai",
+    "dspy": "art-dspy",
+    "google.adk": "art-adk",
+    "haystack": "art-haystack",
+    "llama_index": "art-llama-index",
+    "smolagents": "art-smolagents",
+    "strands": "art-strands",
+}
+"""Package of an agent's class -> the distribution that adapts it, on top of art-http."""
 ADAPTERS = {
     "langgraph": "art-langgraph",
     "langchain": "art-langchain",
@@ -13,20 +26,13 @@ ADAPTERS = {
     "openai": "art-openai",
     "agents": "art-openai",
     "pydantic_ai": "art-pydantic-ai",
+    **dict.fromkeys(("anthropic", "google.genai", "ollama", "litellm", "mistralai"), "art-http"),
+    **FRAMEWORKS,
 }
-"""Top-level package of an agent's class -> the distribution that adapts it."""
+"""Package of an agent's class, or of a model's client -> the distribution that adapts it."""
 WITHOUT_PLUGIN = {
-    "agno": "OpenAIChat(id=...)",
-    "autogen_agentchat": "OpenAIChatCompletionClient(model=...)",
-    "crewai": "LLM(model='openai/...')",
-    "dspy": "dspy.LM('openai/...')",
-    "google.adk": "LiteLlm(model='openai/...')",
-    "haystack": "OpenAIChatGenerator(model=...)",
     "instructor": "instructor.from_openai(...)",
-    "llama_index": "llama_index.llms.openai.OpenAI(model=...)",
     "semantic_kernel": "OpenAIChatCompletion(ai_model_id=...)",
-    "smolagents": "OpenAIModel(model_id=...)",
-    "strands": "strands.models.openai.OpenAIModel(model_id=...)",
 }
 """Package of a known framework that needs no plugin -> its model that calls the OpenAI client."""
 PROVIDERS = {
@@ -44,6 +50,8 @@ NEEDS = {
     ADAPTERS["langgraph"]: ADAPTERS["langchain"],
     ADAPTERS["langchain"]: ADAPTERS["openai"],
     ADAPTERS["pydantic_ai"]: ADAPTERS["openai"],
+    "art-http": "art-gateway",
+    **dict.fromkeys(FRAMEWORKS.values(), "art-http"),
     "art-langfuse": "art-embedded",
     "art-vllm": "art-embedded",
     "art-server": "art-classic",
@@ -68,12 +76,12 @@ def as_function(model: str) -> str:
 
 def for_agent(agent: object) -> str | None:
     """Return what to do about an agent that no installed plugin adapts; None if its framework is unknown."""
-    module = type(agent).__module__
-    adapter = ADAPTERS.get(module.partition(".")[0])
-    if adapter is not None and not _is_installed(adapter):
-        return f"in the checkout of art, run: {how_to_install(adapter)}"
+    module = f"{type(agent).__module__}."
+    for package, adapter in ADAPTERS.items():
+        if module.startswith(f"{package}.") and not _is_installed(adapter):
+            return f"in the checkout of art, run: {how_to_install(adapter)}"
     for package, model in WITHOUT_PLUGIN.items():
-        if module == package or module.startswith(f"{package}."):
+        if module.startswith(f"{package}."):
             return f"wrap it in a function of one task, def agent(task), {as_function(model)}"
     return None
 

@@ -35,7 +35,7 @@ app = typer.Typer(
 )
 RunDir = Annotated[Path | None, typer.Option(help="Run folder. An interrupted run in it is resumed.")]
 AGENT = typer.Argument(
-    help="The agent, as MODULE:NAME or FILE.py:NAME; may also name a function without arguments that returns it."
+    help="MODULE:NAME or FILE.py:NAME of the agent, or of a function without parameters that makes one for every rollout."
 )
 TASKS = typer.Argument(
     help="A .jsonl file with one task per line, or MODULE:NAME of a list or of a function that returns one."
@@ -271,15 +271,21 @@ def new_plugin(
     Console(highlight=False, soft_wrap=True).print(plugin.next_steps(), markup=False)
 
 
-@app.command(epilog="Example: `art doctor`; `art doctor --install smollm2`")
+@app.command(epilog="Example: `art doctor`; `art doctor --install smollm2`; `art doctor --agent app.py:agent`")
 def doctor(
     install: Annotated[
         str | None, typer.Option(help="The engine vllm, the model smollm2 or the tasks bfcl; needs the network.")
     ] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Run this agent once with made-up answers, and show where its model calls go.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="Its task; a text that is JSON is read as such.")] = "Say hello.",
 ) -> None:
     """Show what is installed, what is missing and for which plugin, and whether a GPU is usable."""
     from art_cli import doctor as examination
 
+    if agent is not None:
+        return _show_calls(agent, task)
     if install is not None:
         say = Console(highlight=False, soft_wrap=True).print
         return examination.install(install, lambda text: say(text, markup=False))
@@ -294,6 +300,21 @@ def doctor(
     console.print(parts)
     console.print(variables)
     if any(finding.broken for finding in findings):
+        raise typer.Exit(1)
+
+
+def _show_calls(agent: str, task: str) -> None:
+    from art_cli.agent_calls import POLICY, calls_of
+
+    calls, error = calls_of(agent, task)
+    table = Table("calls", "model", "by", Column("where they go", overflow="fold"))
+    for call, number in calls.items():
+        table.add_row(str(number), *call)
+    console = Console(markup=False, soft_wrap=True)
+    console.print(table if calls else "the agent made no model call that was seen")
+    if error:
+        console.print(f"the agent failed: {error}")
+    if error or {call.where for call in calls} != {POLICY}:
         raise typer.Exit(1)
 
 

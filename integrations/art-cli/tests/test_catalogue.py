@@ -28,18 +28,26 @@ def test_an_agent_of_a_known_framework_gets_the_name_of_its_plugin(monkeypatch):
 
 
 def test_an_agent_of_a_framework_without_a_plugin_is_told_how_it_works_as_a_function():
-    Alien = type("Agent", (), {"__module__": "google.adk.agents"})
+    Alien = type("Agent", (), {"__module__": "semantic_kernel.agents"})
     with pytest.raises(
-        AgentError, match=r"def agent\(task\), with LiteLlm.*art-openai, or with any client and address"
+        AgentError, match=r"def agent\(task\), with OpenAIChatCompletion.*art-openai, or with any client and address"
+    ):
+        adapt(Alien())
+
+
+def test_an_agent_of_a_framework_whose_plugin_is_missing_is_told_how_to_install_it():
+    Alien = type("LlmAgent", (), {"__module__": "google.adk.agents"})
+    with pytest.raises(
+        AgentError, match="pip install -e integrations/art-gateway -e plugins/art-http -e plugins/art-adk"
     ):
         adapt(Alien())
 
 
 def test_frameworks_are_listed_with_what_they_need(monkeypatch):
-    there = {"crewai", "pydantic_ai", "google"}
+    there = {"instructor", "pydantic_ai", "google"}
 
     def find_spec(name):
-        if name == "dspy":
+        if name == "google.adk":
             raise ModuleNotFoundError("as where the package around it is missing")
         return name if name in there else None
 
@@ -50,7 +58,7 @@ def test_frameworks_are_listed_with_what_they_need(monkeypatch):
         "pydantic_ai",
         "pip install -e plugins/art-openai -e plugins/art-pydantic-ai",
     )
-    assert (function.name, function.state) == ("crewai", "works as a function")
+    assert (function.name, function.state) == ("instructor", "works as a function")
     assert "address.base_url" in function.advice
     installed, _ = frameworks(["art-pydantic-ai"])
     assert (installed.state, installed.advice) == ("art-pydantic-ai", "")
