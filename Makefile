@@ -127,7 +127,7 @@ $(VLLM)/.ready: $(VENV)/.ready integrations/art-vllm/art_vllm/cpu.txt
 	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(@D)
 	$(uv_settings) $(UV)/bin/uv pip install --quiet --python $(@D)/bin/python --exclude-newer 2026-11-26 \
 	  $(foreach it,. integrations/art-cli integrations/art-gateway plugins/art-http plugins/art-openai $(if $(filter art-langgraph,$*),plugins/art-langchain) plugins/$*,-e ./$(it)) \
-	  --group plugins/$*/pyproject.toml:apart pytest pytest-asyncio pytest-timeout
+	  --group plugins/$*/pyproject.toml:apart pytest pytest-asyncio pytest-timeout trustme
 	touch $@
 
 # The dashboard is tested in a real one.

@@ -1,16 +1,15 @@
 """What holds for every test, and the rule that keeps the quick tests quick."""
 
 import asyncio
-import os
 import platform
 import resource
 import signal
-from pathlib import Path
 
 import pytest
 import uvicorn
 import warm
 from hypothesis import HealthCheck, settings
+from trap_network import trap_network  # noqa: F401 - a fixture; sets the authority before any client is imported
 
 from art_core.runtime.memory import no_garbage_collection
 from art_core.serving import process
@@ -21,10 +20,6 @@ settings.load_profile("without a clock")
 
 # A shell that starts the tests in the background makes them ignore SIGINT, and so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# Every HTTP client reads all certificate authorities when it is made: 25 ms, though it talks to 127.0.0.1 without TLS.
-# One authority takes less than 1 ms, and child processes inherit the variable.
-os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "tests" / "authority.pem")
 
 
 async def _main_loop(server: uvicorn.Server) -> None:

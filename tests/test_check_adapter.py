@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("not_at_the_wire")  # or it would send what
 
 
 @pytest.mark.system
+@pytest.mark.usefixtures("trap_network")
 async def test_functions_that_use_the_openai_client_keep_every_rule():
     agents = {
         "sync": blocking,

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PLUGINS = sorted(folder.parent for folder in ROOT.glob("plugins/*/apart"))
+TRAP = ("-p", "trap_network", "-o", "usefixtures=trap_network")
 README = """
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def test_the_plugin_keeps_every_rule_in_its_environment(plugin):
     # Without what this process was told about packages.
     env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     for command in (
-        [python, "-m", "pytest", "-p", "no:cacheprovider", f"--confcutdir={tests}", tests],
+        [python, "-m", "pytest", "-p", "no:cacheprovider", *TRAP, f"--confcutdir={tests}", tests],
         [python, "-c", README, plugin / "README.md"],
     ):
         ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

@@ -79,6 +79,7 @@ def agents_of(model):  # noqa: C901 - a list of small agents
 @pytest.mark.parametrize(
     ("framework", "model"), [("LangChain, ChatOpenAI", openai_model), ("LangChain, ChatAnthropic", anthropic_model)]
 )
+@pytest.mark.usefixtures("trap_network")
 async def test_runnables_keep_every_rule(framework, model):
     report = await check_adapter(
         agents_of(model),

@@ -84,6 +84,7 @@ def failing(base_url):
 
 @pytest.mark.smoke
 @pytest.mark.system
+@pytest.mark.usefixtures("trap_network")
 async def test_graphs_keep_every_rule():
     agents = {
         "sync": blocking,

@@ -72,6 +72,7 @@ class Sdk:
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # run_sync leaves the loops that it makes open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("trap_network")
 async def test_agents_of_the_sdk_keep_every_rule(framework, api):
     set_trace_processors([])  # traces would be sent to OpenAI
     sdk = Sdk(api)

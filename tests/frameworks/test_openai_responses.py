@@ -74,6 +74,7 @@ def structured(base_url):
 
 
 @pytest.mark.smoke
+@pytest.mark.usefixtures("trap_network")
 async def test_functions_that_use_the_responses_api_keep_every_rule():
     agents = {
         "sync": blocking,

@@ -163,6 +163,7 @@ CLIENTS = {
 
 @pytest.mark.system
 @pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.usefixtures("trap_network")
 async def test_agents_with_this_client_keep_every_rule_of_an_adapter(client):
     packages = {"httpx", "requests", "aiohttp"}
     assert_documented(await check_adapter(CLIENTS[client](), framework=client, plugin=art_http, packages=packages))

@@ -170,6 +170,7 @@ SDKS = {"Anthropic client": AnthropicAgents, "google-genai": GenaiAgents, "Ollam
 @pytest.mark.system
 @pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")  # google-genai's
 @pytest.mark.parametrize("sdk", SDKS)
+@pytest.mark.usefixtures("trap_network")
 async def test_agents_with_this_sdk_keep_every_rule_of_an_adapter(sdk):
     packages, of = {"anthropic", "google", "ollama"}, SDKS[sdk]
     agents = agents_of(of.asynchronous, of.blocking, of.streaming)

@@ -146,6 +146,7 @@ def failing(base_url):
 
 
 @pytest.mark.system
+@pytest.mark.usefixtures("trap_network")
 async def test_pydantic_ai_agents_keep_every_rule():
     agents = {
         "sync": blocking,
