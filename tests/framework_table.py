@@ -1,7 +1,9 @@
 """The table of frameworks in ``docs/frameworks.md``, and the agents' parts that every framework's tests share."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,34 @@ from art_core.testing import AdapterReport
 Make = Callable[[str], Callable[[str], Any]]
 """Makes an agent that asks at a base URL."""
 
-TABLE = (Path(__file__).parent.parent / "docs" / "frameworks.md").read_text().splitlines()
+PAGE = Path(__file__).parent.parent / "docs" / "frameworks.md"
+DISTRIBUTIONS = {
+    "OpenAI client": "openai",
+    "OpenAI client, Responses": "openai",
+    "OpenAI Agents SDK, chat completions": "openai-agents",
+    "OpenAI Agents SDK, Responses": "openai-agents",
+    "LangChain, ChatOpenAI": "langchain-openai",
+    "LangChain, ChatAnthropic": "langchain-anthropic",
+    "LangGraph": "langgraph",
+    "PydanticAI": "pydantic-ai-slim",
+    "Anthropic client": "anthropic",
+    "google-genai": "google-genai",
+    "Ollama client": "ollama",
+    "CrewAI": "crewai",
+    "ADK, Gemini": "google-adk",
+    "ADK, LiteLLM": "google-adk",
+    "LlamaIndex": "llama-index-core",
+    "smolagents": "smolagents",
+    "DSPy": "dspy",
+    "Agno": "agno",
+    "AutoGen": "autogen-agentchat",
+    "Microsoft Agent Framework": "agent-framework-core",
+    "Haystack": "haystack-ai",
+    "Deep Agents": "deepagents",
+    "Strands": "strands-agents",
+}
+"""Framework -> what is installed of it. Those that are missing here are called as their distribution is."""
+WRITE = os.environ.get("WRITE_FRAMEWORKS") == "1"
 
 
 class City(pydantic.BaseModel):
@@ -82,6 +111,17 @@ def agents_of(asynchronous: Make, blocking: Make | None, streaming: Make) -> dic
 
 
 def assert_documented(report: AdapterReport) -> None:
-    """The report is a row of the documented table, so the table cannot say anything else than what was checked."""
-    assert AdapterReport.header().splitlines()[0] in TABLE
-    assert str(report) in TABLE
+    """The report is a row of the documented table, so the table cannot say anything else than what was checked.
+
+    With ``WRITE_FRAMEWORKS=1`` the row is written there, in the place of the one before.
+    """
+    distribution = DISTRIBUTIONS.get(report.framework, report.framework)
+    installed = "Python's" if distribution == "urllib" else version(distribution)
+    row = f"{report} {'yes' if report.checks['agent names'] == 'yes' else 'no'} | {installed} |"
+    page = PAGE.read_text()
+    if WRITE:
+        before = next(line for line in page.splitlines() if line.startswith(f"| {report.framework} | "))
+        PAGE.write_text(page.replace(before, row))
+    else:
+        assert f"{AdapterReport.header().splitlines()[0]} agent names | version |\n" in page
+        assert f"\n{row}\n" in page, "WRITE_FRAMEWORKS=1 writes it into the table"

@@ -28,6 +28,7 @@ import art_openai
 import art_pydantic_ai
 from art_core.errors import CaptureError
 from art_core.testing import CountingLearner, FakeEngine, check_adapter, scripted_reply
+from framework_table import assert_documented
 
 art_openai.redirect_clients()
 EARLY = TestModel()
@@ -165,7 +166,7 @@ async def test_pydantic_ai_agents_keep_every_rule():
         packages=["pydantic_ai", "openai"],
         agent_names=["boss", "expert"],
     )
-    assert str(report) == "| PydanticAI | yes | yes | yes | yes | yes | yes | yes |"
+    assert_documented(report)
     assert report.checks == {"agent names": "yes", "light import": "yes"}
 
 
