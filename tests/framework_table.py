@@ -24,6 +24,7 @@ DISTRIBUTIONS = {
     "LangChain, ChatAnthropic": "langchain-anthropic",
     "LangGraph": "langgraph",
     "PydanticAI": "pydantic-ai-slim",
+    "LiteLLM": "litellm",
     "Anthropic client": "anthropic",
     "google-genai": "google-genai",
     "Ollama client": "ollama",
